@@ -1,0 +1,62 @@
+"""Packages tfrs_embed; the tools' settings are in pyproject.toml."""
+
+import runpy
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+
+# Run rather than imported: the package needs TensorFlow, a build does not.
+VERSION = runpy.run_path(str(ROOT / "tfrs_embed" / "version.py"))["__version__"]
+
+EXTRAS = {
+    "test": [
+        "hypothesis",
+        "pytest>=8",
+        "pytest-xdist",
+        "tensorflow-recommenders",
+    ],
+    "examples": ["matplotlib", "tensorflow-recommenders"],
+    # Pinned: a new release of either may find fault with unchanged code.
+    "lint": ["mypy==2.4.1", "ruff==0.17.5"],
+}
+EXTRAS["dev"] = sorted({r for extra in EXTRAS.values() for r in extra})
+
+setup(
+    name="tfrs_embed",
+    version=VERSION,
+    description="One embedding configuration for TPUs, GPUs and CPUs: "
+    "TensorFlow Recommenders' embedding layers, the same everywhere.",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license_expression="Apache-2.0",
+    license_files=["LICENSE"],
+    packages=find_packages(include=["tfrs_embed", "tfrs_embed.*"]),
+    package_data={"tfrs_embed": ["py.typed"]},
+    zip_safe=False,  # Type checkers look for py.typed in a folder.
+    python_requires=">=3.10",
+    install_requires=[
+        "numpy",
+        "tensorflow>=2.16",
+        "tf-keras>=2.16",  # Each release asks for the TensorFlow it matches.
+    ],
+    extras_require=EXTRAS,
+    # setuptools' own choice, build/, is Bazel's BUILD where case is ignored.
+    options={"build": {"build_base": ".build"}},
+    keywords="tensorflow keras recommender embedding tpu sparsecore",
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: OS Independent",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)

@@ -1,0 +1,64 @@
+"""Random ids of every kind, for tests."""
+
+import numpy as np
+from reference import Ragged, Sparse
+
+#: Each kind of ids, and the options of a feature that takes them.
+KINDS = {
+    "scalar": lambda batch: {},
+    "dense": lambda batch: {},
+    "matrix": lambda batch: {},
+    "combined": lambda batch: {"output_shape": (batch,)},
+    "combined_cube": lambda batch: {"output_shape": (batch, 2)},
+    "ragged": lambda batch: {},
+    "sparse": lambda batch: {},
+    "ragged_sequence": lambda batch: {"max_sequence_length": 3},
+    "sparse_sequence": lambda batch: {"max_sequence_length": 3},
+    "ragged_shaped": lambda batch: {"output_shape": (batch,)},
+    "ragged_positions": lambda batch: {"output_shape": (batch, 4)},
+}
+
+_DENSE_SHAPES = {
+    "scalar": lambda batch: (),
+    "dense": lambda batch: (batch,),
+    "matrix": lambda batch: (batch, 4),
+    "combined": lambda batch: (batch, 4),
+    "combined_cube": lambda batch: (batch, 2, 3),
+}
+
+
+def make_ids(rng, kind, batch, rows, low=0):
+    """Random ids in [low, rows): duplicates and empty rows included."""
+
+    def draw(*size):
+        return rng.integers(low, rows, size)
+
+    if kind in _DENSE_SHAPES:
+        shape = _DENSE_SHAPES[kind](batch)
+        dtype = np.int32 if kind == "matrix" else np.int64
+        return np.asarray(draw(*shape), dtype)
+    lengths = rng.integers(0, 6, batch)
+    lengths[rng.integers(batch)] = 0
+    if kind.startswith("ragged"):
+        return Ragged([draw(n).tolist() for n in lengths])
+    cells = {}
+    for row, length in enumerate(lengths):
+        for column in rng.choice(6, size=length, replace=False):
+            cells[row, int(column)] = int(draw())
+    return Sparse(cells, (batch, 6))
+
+
+def make_weights(rng, ids):
+    """Random weights for ids: some negative, some zero."""
+
+    def draw(*size):
+        values = rng.uniform(-0.5, 2.0, size)
+        return np.where(rng.random(size) < 0.1, 0.0, values)
+
+    if isinstance(ids, np.ndarray):
+        return np.asarray(draw(*ids.shape), np.float32)
+    if isinstance(ids, Ragged):
+        rows = [draw(len(row)).tolist() for row in ids.rows]
+        return Ragged(rows, "float32")
+    cells = {key: float(draw()) for key in ids.cells}
+    return Sparse(cells, ids.shape, "float32")

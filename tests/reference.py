@@ -1,0 +1,310 @@
+"""The numpy reference: what every engine must compute.
+
+It is written id by id and row by row, in float64, with no thought of speed and
+nothing taken from the library, so that it can be read as the definition.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+
+import numpy as np
+import tensorflow as tf
+
+
+@dataclasses.dataclass
+class Ragged:
+    """Ragged ids or weights: a list of rows."""
+
+    rows: list
+    dtype: str = "int64"
+
+    def to_tf(self):
+        return tf.ragged.constant(
+            self.rows, dtype=self.dtype, ragged_rank=1, row_splits_dtype=tf.int64
+        )
+
+
+@dataclasses.dataclass
+class Sparse:
+    """Sparse ids or weights: (row, column) -> value, sorted by key."""
+
+    cells: dict
+    shape: tuple
+    dtype: str = "int64"
+
+    def to_tf(self):
+        keys = sorted(self.cells)
+        return tf.SparseTensor(
+            np.array(keys, np.int64).reshape(-1, 2),
+            tf.constant([self.cells[k] for k in keys], self.dtype, [len(keys)]),
+            self.shape,
+        )
+
+
+def to_tf(value):
+    """Ids or weights of the reference as TensorFlow has them."""
+    if value is None or isinstance(value, (np.ndarray, np.generic)):
+        return value if value is None else tf.constant(value)
+    return value.to_tf()
+
+
+@dataclasses.dataclass
+class Feature:
+    """A feature: its table, and how its ids become vectors."""
+
+    table: str
+    max_sequence_length: int = 0
+    output_shape: tuple | None = None
+
+
+@dataclasses.dataclass
+class Table:
+    """A table: rows, slots, and what trains it.
+
+    `rate(step)` is the learning rate, `step` the number of updates made.
+    """
+
+    rows: np.ndarray
+    combiner: str = "sum"
+    rule: str | None = None
+    settings: dict = dataclasses.field(default_factory=dict)
+    rate: object = lambda step: 0.01  # noqa: E731
+    slots: dict = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        self.rows = np.array(self.rows, np.float64)
+        start = {
+            None: {},
+            "SGD": {},
+            "Adagrad": {
+                "accumulators": self.settings.get(
+                    "initial_accumulator_value", 0.1
+                )
+            },
+            "AdagradMomentum": {"accumulators": 0.0, "momenta": 0.0},
+            "Adam": {"momenta": 0.0, "velocities": 0.0},
+            "FTRL": {
+                "accumulators": self.settings.get(
+                    "initial_accumulator_value", 0.1
+                ),
+                "linears": 0.0,
+            },
+        }[self.rule]
+        for name, value in start.items():
+            self.slots[name] = np.full(self.rows.shape, value, np.float64)
+
+
+class Reference:
+    """Tables looked up and trained one id and one row at a time."""
+
+    def __init__(self, features, tables, invalid_ids="error"):
+        self.features = features
+        self.tables = tables
+        self.invalid_ids = invalid_ids
+        self.step = 0
+
+    def bags(self, name, ids, weights):
+        """The feature's output shape and its bags of (id, weight) pairs."""
+        feature = self.features[name]
+        if isinstance(ids, np.ndarray):
+            return self._dense_bags(feature, ids, weights)
+        if isinstance(ids, Ragged):
+            cells = {
+                (r, c): v
+                for r, row in enumerate(ids.rows)
+                for c, v in enumerate(row)
+            }
+            num_rows = len(ids.rows)
+            weight = None if weights is None else (
+                lambda key: weights.rows[key[0]][key[1]]
+            )
+        else:
+            cells, num_rows = ids.cells, ids.shape[0]
+            weight = None if weights is None else weights.cells.__getitem__
+        weight = weight or (lambda key: 1.0)
+        length = feature.max_sequence_length
+        if feature.output_shape is not None and len(feature.output_shape) == 2:
+            length = feature.output_shape[1]
+        if length:
+            shape = (num_rows, length)
+            bags = [[] for _ in range(num_rows * length)]
+            for (r, c), v in sorted(cells.items()):
+                if c < length:
+                    bags[r * length + c].append((v, weight((r, c))))
+        else:
+            shape = (num_rows,)
+            bags = [[] for _ in range(num_rows)]
+            for (r, c), v in sorted(cells.items()):
+                bags[r].append((v, weight((r, c))))
+        return shape, self._without_invalid(feature, bags)
+
+    def _dense_bags(self, feature, ids, weights):
+        if weights is None:
+            weights = np.ones(ids.shape)
+        shape = ids.shape
+        if (
+            feature.output_shape is not None
+            and len(feature.output_shape) == ids.ndim - 1
+        ):
+            shape = ids.shape[:-1]
+        bags = [
+            list(zip(i, w, strict=True))
+            for i, w in zip(
+                ids.reshape(int(np.prod(shape)), -1).tolist(),
+                weights.reshape(int(np.prod(shape)), -1).tolist(),
+                strict=True,
+            )
+        ]
+        return shape, self._without_invalid(feature, bags)
+
+    def _without_invalid(self, feature, bags):
+        size = len(self.tables[feature.table].rows)
+        valid = [[(i, w) for i, w in bag if 0 <= i < size] for bag in bags]
+        assert self.invalid_ids == "zero" or valid == bags
+        return valid
+
+    def gains(self, combiner, bag):
+        """What each id's row is multiplied by in its bag's vector."""
+        total = {
+            "sum": 1.0,
+            "mean": sum(w for _, w in bag),
+            "sqrtn": math.sqrt(sum(w * w for _, w in bag)),
+        }[combiner]
+        return [w / total if total else 0.0 for _, w in bag]
+
+    def lookup(self, ids, weights):
+        """Each feature's activations."""
+        outputs = {}
+        for name in self.features:
+            table = self.tables[self.features[name].table]
+            shape, bags = self.bags(name, ids[name], weights[name])
+            vectors = np.zeros((len(bags), table.rows.shape[1]))
+            for b, bag in enumerate(bags):
+                gains = self.gains(table.combiner, bag)
+                for (i, _), gain in zip(bag, gains, strict=True):
+                    vectors[b] += gain * table.rows[i]
+            outputs[name] = vectors.reshape(*shape, -1)
+        return outputs
+
+    def row_gradients(self, ids, weights, gradients):
+        """Each table's rows' gradients, by id, summed over all features."""
+        sums = {name: {} for name in self.tables}
+        for name, feature in self.features.items():
+            table = self.tables[feature.table]
+            _, bags = self.bags(name, ids[name], weights[name])
+            gradient = np.asarray(gradients[name], np.float64)
+            gradient = gradient.reshape(len(bags), -1)
+            for b, bag in enumerate(bags):
+                gains = self.gains(table.combiner, bag)
+                for (i, _), gain in zip(bag, gains, strict=True):
+                    row = sums[feature.table].setdefault(
+                        i, np.zeros(table.rows.shape[1])
+                    )
+                    row += gain * gradient[b]
+        return sums
+
+    def update(self, sums, step=None):
+        """Updates each row that was looked up, once."""
+        for name, rows in sums.items():
+            table = self.tables[name]
+            rate = table.rate(self.step if step is None else step)
+            for i, g in rows.items():
+                _UPDATES[table.rule](table, i, g, rate, **table.settings)
+        self.step += 1
+
+    def copy(self):
+        """An independent copy."""
+        return copy.deepcopy(self)
+
+
+def _no_update(table, i, g, rate):
+    pass
+
+
+def _sgd(table, i, g, rate):
+    table.rows[i] -= rate * g
+
+
+def _adagrad(table, i, g, rate, initial_accumulator_value=0.1):
+    a = table.slots["accumulators"]
+    a[i] += g**2
+    table.rows[i] -= rate * g / np.sqrt(a[i])
+
+
+def _adagrad_momentum(
+    table,
+    i,
+    g,
+    rate,
+    momentum=0.0,
+    use_nesterov=False,
+    exponent=2.0,
+    beta2=1.0,
+    epsilon=1e-10,
+):
+    a, m = table.slots["accumulators"], table.slots["momenta"]
+    a[i] = a[i] + g**2 if beta2 == 1 else beta2 * a[i] + (1 - beta2) * g**2
+    s = (a[i] + epsilon) ** (-1 / exponent) * g
+    m[i] = momentum * m[i] + s
+    table.rows[i] -= rate * (momentum * m[i] + s if use_nesterov else m[i])
+
+
+def _adam(
+    table,
+    i,
+    g,
+    rate,
+    beta_1=0.9,
+    beta_2=0.999,
+    epsilon=1e-7,
+    sum_inside_sqrt=True,
+):
+    m, v = table.slots["momenta"], table.slots["velocities"]
+    m[i] = beta_1 * m[i] + (1 - beta_1) * g
+    v[i] = beta_2 * v[i] + (1 - beta_2) * g**2
+    if sum_inside_sqrt:
+        table.rows[i] -= rate * m[i] / np.sqrt(v[i] + epsilon**2)
+    else:
+        table.rows[i] -= rate * m[i] / (np.sqrt(v[i]) + epsilon)
+
+
+def _ftrl(
+    table,
+    i,
+    g,
+    rate,
+    learning_rate_power=-0.5,
+    l1_regularization_strength=0.0,
+    l2_regularization_strength=0.0,
+    beta=0.0,
+    initial_accumulator_value=0.1,
+    multiply_linear_by_learning_rate=False,
+):
+    a, linear = table.slots["accumulators"], table.slots["linears"]
+    p, w = learning_rate_power, table.rows[i]
+    l1, l2 = l1_regularization_strength, l2_regularization_strength
+    new = a[i] + g**2
+    d = new**-p - a[i] ** -p
+    if multiply_linear_by_learning_rate:
+        linear[i] += rate * g - d * w
+        bound = rate * l1
+        denominator = new**-p + 2 * rate * l2 + beta
+    else:
+        linear[i] += g - d * w / rate
+        bound = l1
+        denominator = (new**-p + beta) / rate + 2 * l2
+    a[i] = new
+    table.rows[i] = (np.clip(linear[i], -bound, bound) - linear[i]) / denominator
+
+
+_UPDATES = {
+    None: _no_update,
+    "SGD": _sgd,
+    "Adagrad": _adagrad,
+    "AdagradMomentum": _adagrad_momentum,
+    "Adam": _adam,
+    "FTRL": _ftrl,
+}

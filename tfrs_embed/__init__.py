@@ -1,0 +1,18 @@
+"""Embedding layers: one configuration for every accelerator."""
+
+from tfrs_embed.configs import FeatureConfig, TableConfig
+from tfrs_embed.layers.embedding import Embedding, embedding_lookup
+from tfrs_embed.layers.partial_tpu_embedding import PartialTPUEmbedding
+from tfrs_embed.placement import Placement, TablePlacement
+from tfrs_embed.version import __version__
+
+__all__ = [
+    "Embedding",
+    "FeatureConfig",
+    "PartialTPUEmbedding",
+    "Placement",
+    "TableConfig",
+    "TablePlacement",
+    "__version__",
+    "embedding_lookup",
+]

@@ -1,0 +1,408 @@
+"""What the user declares, and the one immutable form it is turned into.
+
+`TableConfig` and `FeatureConfig` have the signatures of keras_rs's. TF's own
+`tf.tpu.experimental.embedding` configs are accepted wherever they are. Both
+become an `EmbeddingSpec`, which the rest of the library reads and trusts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tfrs_embed.structure import Structure
+
+COMBINERS = ("sum", "mean", "sqrtn")
+PLACEMENTS = ("auto", "default_device", "sparsecore", "sharded")
+
+_tpu = tf.tpu.experimental.embedding
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableConfig:
+    """Declares an embedding table of shape `[vocabulary_size, embedding_dim]`.
+
+    Two tables are the same table only if they are the same object: features
+    share a table by naming one `TableConfig`.
+
+    Attributes:
+        name: the table's name, unique within a layer.
+        vocabulary_size: number of rows; valid ids are 0 to one less.
+        embedding_dim: width of a row.
+        initializer: a `tf_keras` initializer instance, or a callable taking
+            `(shape, dtype)`, or a name that `tf_keras.initializers.get` knows.
+            None stands for `VarianceScaling(mode="fan_out")`, one instance per
+            table, so that tables of one shape start with different values.
+        optimizer: the table's own optimizer, in any form that a layer's
+            `optimizer` has; it wins over the layer's. None: the layer's.
+        combiner: how several ids of one sample become one vector: "sum",
+            "mean" = sum(w x) / sum(w), or "sqrtn" = sum(w x) / sqrt(sum(w^2)).
+        placement: "auto" leaves the choice to the layer; "default_device",
+            "sharded" and "sparsecore" demand a place.
+        max_ids_per_partition: SparseCore's limit of ids, ignored elsewhere.
+        max_unique_ids_per_partition: SparseCore's limit of unique ids, ignored
+            elsewhere.
+
+    Raises:
+        ValueError: a value is out of its range.
+        TypeError: a value is of the wrong kind.
+    """
+
+    name: str
+    vocabulary_size: int
+    embedding_dim: int
+    initializer: Any = None
+    optimizer: Any = None
+    combiner: str = "mean"
+    placement: str = "auto"
+    max_ids_per_partition: int = 256
+    max_unique_ids_per_partition: int = 256
+
+    def __post_init__(self) -> None:
+        """Checks and normalises the fields."""
+        if not isinstance(self.name, str) or not self.name:
+            raise TypeError(
+                f"A table's name must be a non-empty string, got {self.name!r}."
+            )
+        where = f"Table '{self.name}'"
+        for field in (
+            "vocabulary_size",
+            "embedding_dim",
+            "max_ids_per_partition",
+            "max_unique_ids_per_partition",
+        ):
+            value = _positive_int(getattr(self, field), where, field)
+            object.__setattr__(self, field, value)
+        _check_choice(self.combiner, COMBINERS, where, "combiner")
+        _check_choice(self.placement, PLACEMENTS, where, "placement")
+        initializer = self.initializer
+        if isinstance(initializer, (str, dict)):
+            initializer = tf_keras.initializers.get(initializer)
+            object.__setattr__(self, "initializer", initializer)
+        _check_initializer(initializer, where)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FeatureConfig:
+    """Declares a feature: ids that are looked up in a table.
+
+    Attributes:
+        name: the feature's name.
+        table: its `TableConfig`.
+        input_shape: shape of the ids, batch first, or None.
+        output_shape: shape of the activations, batch first and the table's
+            `embedding_dim` last, or None: decided by the ids. Dense ids with
+            one dimension more than `output_shape[:-1]` are combined over it.
+        max_sequence_length: if positive, ragged and sparse ids are not
+            combined: each becomes a position of a `[batch,
+            max_sequence_length, embedding_dim]` sequence, zero padded, cut at
+            that length.
+
+    Raises:
+        ValueError: a value is out of its range.
+        TypeError: a value is of the wrong kind.
+    """
+
+    name: str
+    table: TableConfig
+    input_shape: Sequence[int | None] | None = None
+    output_shape: Sequence[int | None] | None = None
+    max_sequence_length: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks and normalises the fields."""
+        if not isinstance(self.name, str) or not self.name:
+            raise TypeError(
+                "A feature's name must be a non-empty string, got "
+                f"{self.name!r}."
+            )
+        where = f"Feature '{self.name}'"
+        if not isinstance(self.table, (TableConfig, _tpu.TableConfig)):
+            raise TypeError(
+                f"{where}: table must be a TableConfig, got "
+                f"{type(self.table).__name__}."
+            )
+        for field in ("input_shape", "output_shape"):
+            shape = _as_shape(getattr(self, field), where, field)
+            object.__setattr__(self, field, shape)
+        length = self.max_sequence_length
+        if not _is_int(length) or length < 0:
+            raise ValueError(
+                f"{where}: max_sequence_length must be an integer >= 0, got "
+                f"{length!r}."
+            )
+        dim = _table_dim(self.table)
+        if self.output_shape is not None and (
+            len(self.output_shape) < 2 or self.output_shape[-1] != dim
+        ):
+            raise ValueError(
+                f"{where}: output_shape must be [batch, ..., {dim}], its last "
+                "dimension the table's embedding_dim, got "
+                f"{list(self.output_shape)}."
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableSpec:
+    """A table, checked.
+
+    Attributes:
+        name: unique within the layer.
+        vocabulary_size: number of rows.
+        dim: width of a row.
+        initializer: a callable taking (shape, dtype).
+        optimizer: as the user gave it; None: the layer's.
+        combiner: one of `COMBINERS`.
+        placement: one of `PLACEMENTS`.
+        max_ids_per_partition: SparseCore's limit.
+        max_unique_ids_per_partition: SparseCore's limit.
+        source: the user's own config object.
+    """
+
+    name: str
+    vocabulary_size: int
+    dim: int
+    initializer: Any
+    optimizer: Any
+    combiner: str
+    placement: str
+    max_ids_per_partition: int
+    max_unique_ids_per_partition: int
+    source: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FeatureSpec:
+    """A feature, checked.
+
+    Attributes:
+        name: what error messages and reports call it: its path in the
+            configuration, else its own name.
+        table: the table its ids are looked up in.
+        max_sequence_length: 0, or the length of the sequence it becomes.
+        output_shape: shape of its activations without the embedding dim, batch
+            first, None where any size will do; or None: decided by the ids.
+        source: the user's own config object.
+    """
+
+    name: str
+    table: TableSpec
+    max_sequence_length: int
+    output_shape: tuple[int | None, ...] | None
+    source: Any
+
+    def __str__(self) -> str:
+        """Names the feature in an error message."""
+        return f"Feature '{self.name}' (table '{self.table.name}')"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EmbeddingSpec:
+    """A whole configuration, checked.
+
+    Attributes:
+        structure: the nesting the features were declared in.
+        features: the features, in the structure's order.
+        tables: the tables, in the order of their first feature.
+    """
+
+    structure: Structure
+    features: tuple[FeatureSpec, ...]
+    tables: tuple[TableSpec, ...]
+
+
+def parse(feature_config: Any) -> EmbeddingSpec:
+    """Turns any accepted configuration into its immutable form.
+
+    Args:
+        feature_config: a `FeatureConfig`, ours or TF's, or any nesting of
+            dicts, lists and tuples of them.
+
+    Returns:
+        The checked configuration.
+
+    Raises:
+        ValueError: no features, two tables of one name, or a setting that
+            cannot be honoured.
+        TypeError: something else than a feature config in the nesting.
+    """
+    structure, configs = Structure.of(
+        feature_config,
+        lambda node: isinstance(node, (FeatureConfig, _tpu.FeatureConfig)),
+    )
+    if not configs:
+        raise ValueError("The feature configuration has no features.")
+    tables: dict[int, TableSpec] = {}
+    features = []
+    for config, path in zip(configs, structure.paths, strict=True):
+        source = config.table
+        if id(source) not in tables:
+            tables[id(source)] = _table_spec(source, len(tables))
+        features.append(
+            _feature_spec(
+                config,
+                path or config.name or "feature",
+                tables[id(source)],
+            )
+        )
+    by_name: dict[str, TableSpec] = {}
+    for table in tables.values():
+        if table.name in by_name:
+            raise ValueError(
+                f"Two different tables are named '{table.name}'. Features "
+                "share a table by using the same TableConfig object; different "
+                "tables need different names."
+            )
+        by_name[table.name] = table
+    return EmbeddingSpec(structure, tuple(features), tuple(tables.values()))
+
+
+def _table_spec(config: Any, index: int) -> TableSpec:
+    if isinstance(config, TableConfig):
+        initializer = config.initializer
+        if initializer is None:
+            initializer = tf_keras.initializers.VarianceScaling(mode="fan_out")
+        return TableSpec(
+            name=config.name,
+            vocabulary_size=config.vocabulary_size,
+            dim=config.embedding_dim,
+            initializer=initializer,
+            optimizer=config.optimizer,
+            combiner=config.combiner,
+            placement=config.placement,
+            max_ids_per_partition=config.max_ids_per_partition,
+            max_unique_ids_per_partition=config.max_unique_ids_per_partition,
+            source=config,
+        )
+    # TF lets names be left out, and numbers such tables in this way too.
+    name = config.name or f"table_{index}"
+    where = f"Table '{name}'"
+    if config.dtype != tf.float32:
+        raise ValueError(f"{where}: dtype {config.dtype.name} is unsupported.")
+    for setting in ("quantization_config", "layout"):
+        if getattr(config, setting) is not None:
+            raise ValueError(f"{where}: {setting} is unsupported.")
+    # TF checks these when a config is made, but its fields can be assigned.
+    _check_choice(config.combiner, COMBINERS, where, "combiner")
+    initializer = config.initializer
+    _check_initializer(initializer, where)
+    if initializer is None:
+        initializer = tf_keras.initializers.TruncatedNormal(
+            stddev=1 / math.sqrt(config.dim)
+        )
+    return TableSpec(
+        name=name,
+        vocabulary_size=_positive_int(
+            config.vocabulary_size, where, "vocabulary_size"
+        ),
+        dim=_positive_int(config.dim, where, "dim"),
+        initializer=initializer,
+        optimizer=config.optimizer,
+        combiner=config.combiner,
+        placement="auto",
+        max_ids_per_partition=256,
+        max_unique_ids_per_partition=256,
+        source=config,
+    )
+
+
+def _feature_spec(config: Any, name: str, table: TableSpec) -> FeatureSpec:
+    output_shape: tuple[int | None, ...] | None
+    if isinstance(config, FeatureConfig):
+        # keras_rs counts the embedding dim, TF does not. Its batch is the
+        # global one, which the last, partial batch of an epoch need not have.
+        output_shape = config.output_shape and (
+            None,
+            *config.output_shape[1:-1],
+        )
+    elif config.output_shape.rank is None:
+        output_shape = None
+    else:
+        output_shape = tuple(config.output_shape.as_list())
+        if not output_shape:
+            raise ValueError(
+                f"Feature '{name}': output_shape must have a batch dimension, "
+                "got []."
+            )
+    length = config.max_sequence_length
+    if (
+        length
+        and output_shape is not None
+        and (len(output_shape) < 2 or output_shape[-1] != length)
+    ):
+        raise ValueError(
+            f"Feature '{name}' (table '{table.name}'): max_sequence_length="
+            f"{length} contradicts output_shape={list(output_shape)}; a "
+            f"sequence has the output_shape [batch, {length}]."
+        )
+    return FeatureSpec(name, table, length, output_shape, config)
+
+
+def _table_dim(table: Any) -> int:
+    return table.embedding_dim if isinstance(table, TableConfig) else table.dim
+
+
+def _is_int(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _positive_int(value: Any, where: str, field: str) -> int:
+    if not _is_int(value) or value < 1:
+        raise ValueError(
+            f"{where}: {field} must be an integer >= 1, got {value!r}."
+        )
+    return operator.index(value)
+
+
+def _check_choice(
+    value: Any, choices: Sequence[str], where: str, field: str
+) -> None:
+    if value not in choices:
+        raise ValueError(
+            f"{where}: {field} must be one of {list(choices)}, got {value!r}."
+        )
+
+
+def _check_initializer(initializer: Any, where: str) -> None:
+    if isinstance(initializer, type):
+        raise TypeError(
+            f"{where}: initializer must be an instance, got the class "
+            f"{initializer.__name__}; write {initializer.__name__}()."
+        )
+    if initializer is not None and not callable(initializer):
+        raise TypeError(
+            f"{where}: initializer must be callable, got "
+            f"{type(initializer).__name__}."
+        )
+
+
+def _as_shape(
+    shape: Any, where: str, field: str
+) -> tuple[int | None, ...] | None:
+    if isinstance(shape, tf.TensorShape):
+        shape = None if shape.rank is None else shape.as_list()
+    if shape is None:
+        return None
+    try:
+        dims = tuple(shape)
+    except TypeError:
+        dims = (shape,)
+    for dim in dims:
+        if dim is not None and (not _is_int(dim) or dim < 1):
+            raise ValueError(
+                f"{where}: {field} must hold positive integers or None, got "
+                f"{shape!r}."
+            )
+    return tuple(None if d is None else operator.index(d) for d in dims)

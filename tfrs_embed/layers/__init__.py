@@ -1,0 +1,1 @@
+"""Keras layers: thin, without table logic."""

@@ -1,0 +1,183 @@
+"""The Keras layer around an engine: its place in a model's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tfrs_embed import loss_scaling
+from tfrs_embed.engines.engine import Engine, Tables
+from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.lookup import reshape_output
+
+
+class EngineLayer(tf_keras.layers.Layer):
+    """Looks up an engine's tables, and trains them in the backward pass.
+
+    The tables are not trainable variables: Keras would make dense or
+    all-reduced gradients of them. Instead the lookup is a custom gradient of
+    one scalar trainable weight, whose backward pass hands the activations'
+    gradients to the engine. The weight's own gradient is zero.
+
+    The layer has no training if no table has an optimizer.
+
+    Args:
+        engine: the engine.
+        **kwargs: `name`, `dtype`, `trainable`, as in every Keras layer.
+    """
+
+    def __init__(self, engine: Engine, **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self._supports_ragged_inputs = True
+        self._engine = engine
+        self.tables = Tables(list(engine.states.values()))
+        self._learns = any(o is not None for o in engine.optimizers.values())
+        loss_scaling.install()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine."""
+        return self._engine
+
+    @property
+    def embedding_tables(self) -> dict[Any, tf.Variable]:
+        """The tables by the user's own table configs, pending updates applied.
+
+        Shapes are [vocabulary_size, dim].
+        """
+        self.ensure_built()
+        self._drain_eagerly()
+        return {
+            state.spec.source: state.parameters
+            for state in self._engine.states.values()
+        }
+
+    def ensure_built(self) -> None:
+        """Creates the variables if they aren't there yet."""
+        if not self.built:
+            self.build(None)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the tables, their slots and the scalar weight."""
+        self._engine.build()
+        self._non_trainable_weights.extend(self._engine.variables)
+        # Attributes, so that a SavedModel finds them.
+        self.step = self._engine.step
+        self.pending = getattr(self._engine, "pending", None)
+        if self._learns:
+            self.gradient_trigger = self.add_weight(
+                name="gradient_trigger",
+                shape=(),
+                initializer="zeros",
+                dtype=tf.float32,
+                experimental_autocast=False,
+            )
+        super().build(input_shape)
+
+    @tf.autograph.experimental.do_not_convert
+    def call(
+        self, bags: Sequence[Bags], training: bool | None = None
+    ) -> list[tf.Tensor]:
+        """Looks up the features.
+
+        Args:
+            bags: each feature's bags.
+            training: whether this is a training step; a pipelined engine's
+                lookup only runs ahead of its updates in one.
+
+        Returns:
+            Each feature's activations in its output shape, in the layer's
+            compute dtype.
+        """
+        if not (self._learns and self.trainable):
+            vectors, _ = self._engine.lookup(bags, training=False)
+            return self._outputs(vectors, bags)
+
+        @tf.custom_gradient
+        def lookup(trigger: tf.Tensor) -> Any:
+            vectors, residuals = self._engine.lookup(bags, bool(training))
+
+            def backward(*gradients: tf.Tensor) -> tf.Tensor:
+                return self._apply(
+                    residuals,
+                    [
+                        tf.reshape(tf.cast(g, tf.float32), tf.shape(v))
+                        for g, v in zip(gradients, vectors, strict=True)
+                    ],
+                    trigger,
+                )
+
+            return self._outputs(vectors, bags), backward
+
+        outputs = lookup(self.gradient_trigger)
+        return outputs if isinstance(outputs, (list, tuple)) else [outputs]
+
+    def _outputs(
+        self, vectors: Sequence[tf.Tensor], bags: Sequence[Bags]
+    ) -> list[tf.Tensor]:
+        return [
+            tf.cast(
+                reshape_output(vector, b, feature.table.dim),
+                self.compute_dtype,
+            )
+            for vector, b, feature in zip(
+                vectors, bags, self._engine.features, strict=True
+            )
+        ]
+
+    def _apply(
+        self,
+        residuals: Any,
+        gradients: list[tf.Tensor],
+        trigger: tf.Tensor,
+    ) -> tf.Tensor:
+        """Updates the tables and returns the scalar weight's gradient."""
+        scaled_by = loss_scaling.current()
+        if scaled_by is None:
+            self._engine.apply_gradients(residuals, gradients)
+            return tf.zeros_like(trigger)
+        scale = tf.cast(scaled_by.loss_scale, tf.float32)
+        gradients = [g / scale for g in gradients]
+        if not scaled_by.dynamic:
+            self._engine.apply_gradients(residuals, gradients)
+            return tf.zeros_like(trigger)
+        # Where the scale was too large Keras skips the step and lowers it. It
+        # has to know: an infinite gradient of the scalar weight tells it.
+        finite = tf.reduce_all(
+            [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
+        )
+
+        def update() -> tf.Tensor:
+            self._engine.apply_gradients(residuals, gradients)
+            return tf.zeros_like(trigger)
+
+        return tf.cond(
+            finite, update, lambda: tf.fill(tf.shape(trigger), float("inf"))
+        )
+
+    @property
+    def non_trainable_weights(self) -> list[tf.Variable]:
+        """The tables, slots and step, pending updates applied."""
+        self._drain_eagerly()
+        return super().non_trainable_weights
+
+    def _drain_eagerly(self) -> None:
+        # A function that is being traced must not apply updates as a side
+        # effect of being asked for its variables.
+        if self.built and tf.executing_eagerly():
+            self._engine.drain()
+
+    @tf.autograph.experimental.do_not_convert
+    def drain(self) -> None:
+        """Applies the updates that pipelining has put off."""
+        if self.built:
+            self._engine.drain()
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        self._drain_eagerly()
+        return super()._trackable_children(save_type, **kwargs)

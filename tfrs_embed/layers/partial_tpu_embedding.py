@@ -1,0 +1,425 @@
+"""One embedding layer for tables of every size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tfrs_embed import configs, optimizers, placement, serialization
+from tfrs_embed.engines.engine import Tables, TableState
+from tfrs_embed.engines.one_device import OneDeviceEngine
+from tfrs_embed.layers.embedding import Embedding, lookup_trainable
+from tfrs_embed.layers.engine_layer import EngineLayer
+from tfrs_embed.ops.bags import to_bags
+from tfrs_embed.placement import Placement, TablePlacement
+
+INVALID_IDS = ("error", "zero")
+
+
+class PartialTPUEmbedding(tf_keras.layers.Layer):
+    """Looks features up in tables, each placed by its size.
+
+    Tables with more than `size_threshold` rows are large: an engine for the
+    hardware holds them, and updates just the rows that a step touches, with
+    the table's own optimizer. The others are Keras `Embedding` layers, trained
+    by the model's optimizer. Shapes, combiners and errors are the same on both
+    routes; `placement` says which table took which.
+
+    ```python
+    table = tfrs_embed.TableConfig("movie", 1_000_000, 64)
+    layer = tfrs_embed.PartialTPUEmbedding(
+        {"movie": tfrs_embed.FeatureConfig("movie", table)},
+        optimizer=tf_keras.optimizers.Adagrad(0.05),
+    )
+    layer({"movie": tf.constant([3, 5])})["movie"]  # [2, 64]
+    ```
+
+    Args:
+        feature_config: a `FeatureConfig`, of this library or of
+            `tf.tpu.experimental.embedding`, or any nesting of dicts, lists and
+            tuples of them. Features that name the same table object share it.
+        optimizer: trains the large tables: a `tf_keras` SGD, Adagrad, Adam or
+            Ftrl, whose learning rate is read at each step; a
+            `tf.tpu.experimental.embedding` optimizer; or the name of one
+            ("sgd", "adagrad", "adagrad_momentum", "adam", "ftrl"). A table's
+            own optimizer wins over it. None: such tables have no slots and are
+            not trained.
+        pipeline_execution_with_tensor_core: whether the tables' updates overlap
+            the next training step. Lookup i then sees the updates of steps 0
+            to i - 2. Reading tables, saving, evaluating and `drain()` apply
+            what is pending.
+        batch_size: the global batch size. Read where TPU hardware needs it;
+            elsewhere the inputs have theirs.
+        size_threshold: number of rows above which a table is large. 0 makes
+            every table large, None none.
+        sparse_core_embedding_config: read on SparseCore only.
+        embedding_feature: read on TPUs only.
+        invalid_ids: what an id outside its table does: "error", or "zero": it
+            counts as absent, so alone it gives a zero vector, and combiners
+            leave it out.
+        **kwargs: `name`, `dtype`, `trainable`, as in every Keras layer.
+
+    Call arguments:
+        inputs: ids in the nesting of `feature_config`: integers of any dtype,
+            each a Tensor of any rank, a RaggedTensor of rank 2, or a
+            SparseTensor of rank 2 in row-major order.
+        weights: None, or weights in the same nesting, each None or of the kind,
+            shape, row splits or indices of its ids. They get no gradient.
+        training: as in every Keras layer; it matters to pipelining only.
+
+    Output shape:
+        The nesting of `feature_config`. Dense ids give shape(ids) + [dim].
+        Ragged and sparse ids give [batch, dim], combined by the table's
+        combiner, or [batch, max_sequence_length, dim] for a sequence feature,
+        zero padded. A feature's output_shape wins: output_shape + [dim], where
+        dense ids of shape output_shape + [k] are combined over k. All in the
+        layer's compute dtype.
+
+    Raises:
+        ValueError: a setting is out of range or can't be honoured, or two
+            tables have one name.
+        TypeError: something is of a wrong kind.
+        NotImplementedError: large tables under a strategy that has no engine
+            for them.
+        RuntimeError: the layer is called under another strategy than it was
+            made under.
+    """
+
+    def __init__(
+        self,
+        feature_config: Any,
+        optimizer: Any,
+        pipeline_execution_with_tensor_core: bool = False,
+        batch_size: int | None = None,
+        size_threshold: int | None = 10_000,
+        *,
+        sparse_core_embedding_config: Any = None,
+        embedding_feature: Any = None,
+        invalid_ids: str = "error",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self._supports_ragged_inputs = True
+        _check_integer(size_threshold, "size_threshold")
+        _check_integer(batch_size, "batch_size", minimum=1)
+        if invalid_ids not in INVALID_IDS:
+            raise ValueError(
+                f"invalid_ids must be one of {list(INVALID_IDS)}, got "
+                f"{invalid_ids!r}."
+            )
+        self._arguments = _Arguments(
+            optimizer=optimizer,
+            pipeline_execution_with_tensor_core=bool(
+                pipeline_execution_with_tensor_core
+            ),
+            batch_size=batch_size,
+            size_threshold=size_threshold,
+            sparse_core_embedding_config=sparse_core_embedding_config,
+            embedding_feature=embedding_feature,
+            invalid_ids=invalid_ids,
+        )
+        self._spec = configs.parse(feature_config)
+        self._strategy = tf.distribute.get_strategy()
+        routes = placement.route(self._spec, size_threshold, self._strategy)
+        large = [
+            t for t in self._spec.tables if routes[t.name][0] != placement.KERAS
+        ]
+        table_optimizers = _table_optimizers(large, optimizer)
+        self._placement = _placement(self._spec, routes, table_optimizers)
+        self.tables = Tables()
+        self._engine_layer: EngineLayer | None = None
+        if large:
+            self._engine_layer = EngineLayer(
+                OneDeviceEngine(
+                    [f for f in self._spec.features if f.table in large],
+                    table_optimizers,
+                    pipelined=pipeline_execution_with_tensor_core,
+                    device=_device(self._strategy),
+                ),
+                name="tpu_embedding",
+                dtype=self._dtype_policy,
+            )
+            for state in self._engine_layer.engine.states.values():
+                self.tables.add(state)
+        self._keras_layers: dict[str, Embedding] = {}
+        for table in self._spec.tables:
+            if table in large:
+                continue
+            self._keras_layers[table.name] = Embedding(
+                table.vocabulary_size,
+                table.dim,
+                embeddings_initializer=table.initializer,
+                name=table.name,
+                dtype=self._dtype_policy,
+            )
+            self.tables.add(TableState(table))
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates all tables."""
+        with self._strategy.scope():
+            if self._engine_layer is not None:
+                self._engine_layer.ensure_built()
+                self.step = self._engine_layer.step
+            for name, layer in self._keras_layers.items():
+                if not layer.built:
+                    with tf.name_scope(name):
+                        layer.build(None)
+                self.tables[name].add("parameters", layer.embeddings)
+        super().build(input_shape)
+
+    # AutoGraph has nothing to convert here, and would take its time over it.
+    @tf.autograph.experimental.do_not_convert
+    def call(
+        self, inputs: Any, weights: Any = None, training: bool | None = None
+    ) -> Any:
+        """Looks the features up; see the class."""
+        self._check_strategy()
+        spec = self._spec
+        ids = spec.structure.flatten(inputs, "inputs")
+        flat_weights = [None] * len(ids)
+        if weights is not None:
+            flat_weights = spec.structure.flatten(weights, "weights")
+        bags = to_bags(
+            spec.features, ids, flat_weights, self._arguments.invalid_ids
+        )
+        by_engine = [
+            i
+            for i, f in enumerate(spec.features)
+            if f.table.name not in self._keras_layers
+        ]
+        outputs: list[Any] = [None] * len(ids)
+        if self._engine_layer is not None:
+            found = self._engine_layer(
+                [bags[i] for i in by_engine], training=training
+            )
+            for i, output in zip(by_engine, found, strict=True):
+                outputs[i] = output
+        for i, feature in enumerate(spec.features):
+            layer = self._keras_layers.get(feature.table.name)
+            if layer is not None:
+                outputs[i] = tf.cast(
+                    lookup_trainable(layer.embeddings, bags[i]),
+                    self.compute_dtype,
+                )
+        return spec.structure.pack(outputs)
+
+    @property
+    def tpu_embedding(self) -> EngineLayer | None:
+        """The layer that holds the large tables, or None if there are none.
+
+        Its `embedding_tables` maps the user's table configs to variables.
+        """
+        return self._engine_layer
+
+    @property
+    def keras_embedding_layers(self) -> dict[Any, Embedding]:
+        """The Keras layers of the features with small tables.
+
+        Keyed as the features are in a flat dict, else by the features' paths.
+        Features that share a table share its layer.
+        """
+        structure = self._spec.structure
+        flat = isinstance(structure.template, dict) and all(
+            isinstance(node, int) for node in structure.template.values()
+        )
+        keys = structure.keys if flat else [f.name for f in self._spec.features]
+        return {
+            key: self._keras_layers[feature.table.name]
+            for key, feature in zip(keys, self._spec.features, strict=True)
+            if feature.table.name in self._keras_layers
+        }
+
+    @property
+    def embedding_tables(self) -> dict[str, tf.Variable]:
+        """All tables, of both routes, by name; pending updates applied.
+
+        Shapes are [vocabulary_size, dim].
+        """
+        if not self.built:
+            self.build(None)
+        if tf.executing_eagerly():
+            self.drain()
+        return {
+            table.name: self.tables[table.name].parameters
+            for table in self._spec.tables
+        }
+
+    @property
+    def table_optimizers(self) -> dict[str, optimizers.TableOptimizer]:
+        """The large tables' optimizers by table name.
+
+        Assigning an optimizer's `learning_rate` takes effect at the next step.
+        """
+        if self._engine_layer is None:
+            return {}
+        return {
+            name: optimizer
+            for name, optimizer in self._engine_layer.engine.optimizers.items()
+            if optimizer is not None
+        }
+
+    @property
+    def placement(self) -> Placement:
+        """Where each table is and why; prints as a readable table."""
+        return self._placement
+
+    def drain(self) -> None:
+        """Applies the updates that pipelining has put off."""
+        if self._engine_layer is not None:
+            self._engine_layer.drain()
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, JSON-able.
+
+        Raises:
+            ValueError: an optimizer's learning rate can't be stored.
+        """
+        arguments = self._arguments
+        config = super().get_config()
+        config.update(
+            feature_config=serialization.features_to_config(self._spec),
+            optimizer=optimizers.serialize(arguments.optimizer),
+            pipeline_execution_with_tensor_core=(
+                arguments.pipeline_execution_with_tensor_core
+            ),
+            batch_size=arguments.batch_size,
+            size_threshold=arguments.size_threshold,
+            sparse_core_embedding_config=serialization.dataclass_to_config(
+                arguments.sparse_core_embedding_config
+            ),
+            embedding_feature=getattr(
+                arguments.embedding_feature, "name", None
+            ),
+            invalid_ids=arguments.invalid_ids,
+        )
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> PartialTPUEmbedding:
+        """Makes the layer of what `get_config` returned, which is not changed."""
+        config = dict(config)
+        config["feature_config"] = serialization.features_from_config(
+            config["feature_config"]
+        )
+        config["optimizer"] = optimizers.deserialize(config["optimizer"])
+        config["sparse_core_embedding_config"] = (
+            serialization.sparse_core_from_config(
+                config["sparse_core_embedding_config"]
+            )
+        )
+        feature = config["embedding_feature"]
+        if feature is not None:
+            kinds = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
+            config["embedding_feature"] = kinds[feature]
+        return cls(**config)
+
+    def get_build_config(self) -> dict[str, Any]:
+        """Nothing: the variables do not depend on the inputs."""
+        return {}
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Creates all tables."""
+        if not self.built:
+            self.build(None)
+
+    def _check_strategy(self) -> None:
+        if not tf.distribute.has_strategy():
+            return
+        current = tf.distribute.get_strategy()
+        if current is not self._strategy:
+            raise RuntimeError(
+                f"Layer '{self.name}' was made under "
+                f"{type(self._strategy).__name__} but is called under "
+                f"{type(current).__name__}. Make it inside the scope of the "
+                "strategy that runs it."
+            )
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        if tf.executing_eagerly():
+            self.drain()
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "checkpoint":
+            # Tables and slots by name: the same keys whatever the route.
+            children = {
+                k: v for k, v in children.items() if k in ("tables", "step")
+            }
+        return children
+
+
+class _Arguments:
+    """The constructor's arguments, out of reach of Keras's tracking."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.__dict__.update(arguments)
+
+
+def _check_integer(value: Any, name: str, minimum: int | None = None) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer or None, got {value!r}.")
+    if minimum is not None and value < minimum:
+        raise ValueError(f"{name} must be >= {minimum}, got {value}.")
+
+
+def _table_optimizers(
+    tables: list[configs.TableSpec], optimizer: Any
+) -> dict[str, optimizers.TableOptimizer | None]:
+    """Each table's optimizer: its own, else the layer's; one per object."""
+    converted: dict[int, optimizers.TableOptimizer | None] = {}
+    result = {}
+    for table in tables:
+        given = optimizer if table.optimizer is None else table.optimizer
+        if id(given) not in converted:
+            where = (
+                "PartialTPUEmbedding's optimizer"
+                if table.optimizer is None
+                else f"Table '{table.name}'"
+            )
+            converted[id(given)] = optimizers.convert(given, where)
+        result[table.name] = converted[id(given)]
+    return result
+
+
+def _device(strategy: tf.distribute.Strategy) -> str | None:
+    if tf.distribute.get_strategy() is strategy and (
+        tf.distribute.has_strategy()
+    ):
+        return strategy.extended.worker_devices[0]
+    return None
+
+
+def _placement(
+    spec: configs.EmbeddingSpec,
+    routes: dict[str, tuple[str, str]],
+    table_optimizers: dict[str, optimizers.TableOptimizer | None],
+) -> Placement:
+    entries = []
+    for table in spec.tables:
+        engine, reason = routes[table.name]
+        optimizer = table_optimizers.get(table.name)
+        slots = len(optimizer.rule.slots()) if optimizer else 0
+        if engine == placement.KERAS:
+            trained_by = "the model's"
+        else:
+            trained_by = "none" if optimizer is None else str(optimizer)
+        size = table.vocabulary_size * table.dim * tf.float32.size
+        entries.append(
+            TablePlacement(
+                table=table.name,
+                rows=table.vocabulary_size,
+                dim=table.dim,
+                bytes=size * (1 + slots),
+                features=tuple(
+                    f.name for f in spec.features if f.table is table
+                ),
+                engine=engine,
+                optimizer=trained_by,
+                reason=reason,
+            )
+        )
+    return Placement(tuple(entries))

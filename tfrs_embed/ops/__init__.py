@@ -1,0 +1,1 @@
+"""Functions of tensors: ids to bags, bags to activations, gradients to rows."""

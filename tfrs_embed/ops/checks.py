@@ -1,0 +1,79 @@
+"""Conditions on the values of tensors, checked before anything depends on them.
+
+A condition that only the running graph can decide is collected here with a
+function that words the error. All of a call's conditions are then checked by
+one branch, which costs a few reductions when all is well, and every tensor of
+the call is made to wait for it: when one feature is bad, no table is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def message(*parts: Any) -> tf.Tensor:
+    """Joins strings and tensors into the text of an error.
+
+    Args:
+        *parts: strings, and tensors that are printed as `tf.print` does.
+
+    Returns:
+        A scalar string tensor.
+    """
+    return tf.strings.join(
+        [
+            part if isinstance(part, str) else tf.strings.format("{}", part)
+            for part in parts
+        ]
+    )
+
+
+class Checks:
+    """Collects a call's conditions."""
+
+    def __init__(self) -> None:
+        self._checks: list[tuple[tf.Tensor, Callable[[], tf.Tensor]]] = []
+
+    def require(self, ok: tf.Tensor, text: Callable[[], tf.Tensor]) -> None:
+        """Adds a condition.
+
+        Args:
+            ok: a scalar bool tensor.
+            text: called where the condition failed; returns the error's text,
+                as `message` makes it.
+
+        Raises:
+            tf.errors.InvalidArgumentError: when executing eagerly, at once.
+        """
+        if not tf.executing_eagerly():
+            self._checks.append((ok, text))
+        elif not bool(ok):
+            raise tf.errors.InvalidArgumentError(
+                None, None, text().numpy().decode()
+            )
+
+    def guard(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the tensors, which now exist only if all conditions hold."""
+        if not self._checks:
+            return list(tensors)
+
+        def fail() -> tf.Operation:
+            # A text may only be worded where its own condition failed.
+            return tf.group(
+                [
+                    tf.cond(
+                        ok,
+                        tf.no_op,
+                        lambda text=text: tf.debugging.Assert(False, [text()]),
+                    )
+                    for ok, text in self._checks
+                ]
+            )
+
+        all_ok = tf.reduce_all(tf.stack([ok for ok, _ in self._checks]))
+        check = tf.cond(all_ok, tf.no_op, fail)
+        with tf.control_dependencies([check]):
+            return [tf.identity(t) for t in tensors]

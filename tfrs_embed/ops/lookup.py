@@ -1,0 +1,106 @@
+"""Rows to activations, and activations' gradients to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfrs_embed.ops.bags import Bags
+
+
+def combine(rows: tf.Tensor, index: tf.Tensor | None, bags: Bags) -> tf.Tensor:
+    """Combines rows into the bags' vectors.
+
+    Args:
+        rows: [m, dim] float32 or float64.
+        index: [n] int32, the row of each id; None: row i is id i's.
+        bags: the bags of the n ids.
+
+    Returns:
+        [count, dim] of that dtype; a bag without ids is zero.
+    """
+    bag = bags.bag
+    if bags.weights is not None:
+        if index is not None:
+            rows, index = tf.gather(rows, index), None
+        rows *= tf.cast(bags.weights, rows.dtype)[:, None]
+    if bag is None:
+        if index is not None:
+            rows = tf.gather(rows, index)
+    else:
+        if index is None:
+            index = tf.range(tf.shape(rows)[0])
+        rows = tf.raw_ops.SparseSegmentSumWithNumSegments(
+            data=rows, indices=index, segment_ids=bag, num_segments=bags.count
+        )
+    if bags.scale is not None:
+        rows *= tf.cast(bags.scale, rows.dtype)[:, None]
+    return rows
+
+
+def spread(
+    gradients: Sequence[tf.Tensor],
+    bags: Sequence[Bags],
+    index: tf.Tensor,
+    num_rows: tf.Tensor,
+) -> tf.Tensor:
+    """Sums the gradients of several features' bags into rows.
+
+    The transpose of `combine`, over all features of a table at once.
+
+    Args:
+        gradients: each feature's [count, dim] float32.
+        bags: each feature's bags.
+        index: [sum of n] int32, the row of each id, feature after feature.
+        num_rows: scalar int32.
+
+    Returns:
+        [num_rows, dim] float32.
+    """
+    scaled = [
+        g if b.scale is None else g * tf.cast(b.scale, g.dtype)[:, None]
+        for g, b in zip(gradients, bags, strict=True)
+    ]
+    gradient = _concat(scaled)
+    if all(b.bag is None and b.weights is None for b in bags):
+        return tf.math.unsorted_segment_sum(gradient, index, num_rows)
+    # Number the bags of all features in one row.
+    first = tf.constant(0)
+    numbers = []
+    for b in bags:
+        numbers.append(b.bag_of_id() + first)
+        first += b.count
+    bag = _concat(numbers)
+    if all(b.weights is None for b in bags):
+        return _spread_unweighted(gradient, index, bag, num_rows)
+    weights = _concat(
+        [
+            tf.ones(tf.shape(b.ids), tf.float32)
+            if b.weights is None
+            else b.weights
+            for b in bags
+        ]
+    )
+    weights = tf.cast(weights, gradient.dtype)
+    per_id = tf.gather(gradient, bag) * weights[:, None]
+    return tf.math.unsorted_segment_sum(per_id, index, num_rows)
+
+
+def _spread_unweighted(
+    gradient: tf.Tensor, index: tf.Tensor, bag: tf.Tensor, num_rows: tf.Tensor
+) -> tf.Tensor:
+    """rows[index[i]] += gradient[bag[i]], without a copy per id."""
+    return tf.raw_ops.SparseSegmentSumGrad(
+        grad=gradient, indices=index, segment_ids=bag, output_dim0=num_rows
+    )
+
+
+def reshape_output(vectors: tf.Tensor, bags: Bags, dim: int) -> tf.Tensor:
+    """Returns [count, dim] vectors in the feature's output shape."""
+    output = tf.reshape(vectors, tf.concat([bags.shape, [dim]], 0))
+    return tf.ensure_shape(output, bags.static_shape + tf.TensorShape([dim]))
+
+
+def _concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0)

@@ -1,0 +1,195 @@
+"""Which engine holds which table, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfrs_embed.configs import EmbeddingSpec, TableSpec
+
+KERAS = "Keras"
+ONE_DEVICE = "one device"
+
+
+@dataclasses.dataclass(frozen=True)
+class TablePlacement:
+    """Where a table is.
+
+    Attributes:
+        table: the table's name.
+        rows: its vocabulary size.
+        dim: the width of a row.
+        bytes: its size with the slots that its engine holds. A table on the
+            Keras route has its slots in the model's optimizer; they are not
+            counted.
+        features: the names of the features that are looked up in it.
+        engine: what holds and trains it.
+        optimizer: the name of its update rule, "the model's" on the Keras
+            route, "none" for a table that is not trained.
+        reason: why it is there.
+    """
+
+    table: str
+    rows: int
+    dim: int
+    bytes: int
+    features: tuple[str, ...]
+    engine: str
+    optimizer: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where all tables of a layer are; prints as a table.
+
+    Attributes:
+        tables: one entry per table, in the order of the configuration.
+    """
+
+    tables: tuple[TablePlacement, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all tables, with the slots counted."""
+        return sum(t.bytes for t in self.tables)
+
+    @property
+    def total_rows(self) -> int:
+        """Rows of all tables."""
+        return sum(t.rows for t in self.tables)
+
+    def __str__(self) -> str:
+        """The report: a line per table, totals below."""
+        head = (
+            "table",
+            "rows",
+            "dim",
+            "size",
+            "engine",
+            "optimizer",
+            "features",
+            "reason",
+        )
+        lines = [
+            (
+                t.table,
+                f"{t.rows:,}",
+                str(t.dim),
+                format_bytes(t.bytes),
+                t.engine,
+                t.optimizer,
+                ", ".join(t.features),
+                t.reason,
+            )
+            for t in self.tables
+        ]
+        features = sum(len(t.features) for t in self.tables)
+        total = (
+            f"{len(self.tables)} tables",
+            f"{self.total_rows:,}",
+            "",
+            format_bytes(self.total_bytes),
+            "",
+            "",
+            f"{features} features",
+            "",
+        )
+        widths = [max(map(len, column)) for column in zip(head, *lines, total)]
+        right = (False, True, True, True, False, False, False, False)
+
+        def text(cells: Sequence[str]) -> str:
+            padded = [
+                cell.rjust(width) if r else cell.ljust(width)
+                for cell, width, r in zip(cells, widths, right)
+            ]
+            return "  ".join(padded).rstrip()
+
+        rule = "  ".join("-" * width for width in widths)
+        return "\n".join(
+            [text(head), rule, *map(text, lines), rule, text(total)]
+        )
+
+
+def route(
+    spec: EmbeddingSpec,
+    size_threshold: int | None,
+    strategy: tf.distribute.Strategy,
+) -> dict[str, tuple[str, str]]:
+    """Chooses an engine for each table.
+
+    Args:
+        spec: the configuration.
+        size_threshold: tables with more rows are large; None: none is.
+        strategy: the strategy the tables are created under.
+
+    Returns:
+        The engine and the reason for it, by the table's name.
+
+    Raises:
+        ValueError: a table asks for a place that the strategy doesn't have.
+        NotImplementedError: large tables under a strategy that has no engine
+            for them yet.
+    """
+    return {
+        table.name: _route(table, size_threshold, strategy)
+        for table in spec.tables
+    }
+
+
+def _route(
+    table: TableSpec,
+    size_threshold: int | None,
+    strategy: tf.distribute.Strategy,
+) -> tuple[str, str]:
+    if table.placement in ("sparsecore", "sharded"):
+        raise ValueError(
+            f"Table '{table.name}': placement='{table.placement}' is not "
+            f"available under {type(strategy).__name__}."
+        )
+    if table.placement == "default_device":
+        return KERAS, "placement='default_device'"
+    if size_threshold is None:
+        return KERAS, "size_threshold is None"
+    if table.vocabulary_size <= size_threshold:
+        return KERAS, f"rows <= size_threshold {size_threshold:,}"
+    reason = f"rows > size_threshold {size_threshold:,}"
+    if is_tpu(strategy):
+        raise NotImplementedError(
+            f"Table '{table.name}': {reason}, but large tables under "
+            "TPUStrategy are not supported yet; size_threshold=None keeps all "
+            "tables in Keras layers."
+        )
+    if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
+        raise NotImplementedError(
+            f"Table '{table.name}': {reason}, but large tables under "
+            "ParameterServerStrategy are not supported; size_threshold=None "
+            "keeps all tables in Keras layers."
+        )
+    if strategy.num_replicas_in_sync > 1:
+        raise NotImplementedError(
+            f"Table '{table.name}': {reason}, but large tables on several "
+            f"replicas ({type(strategy).__name__} has "
+            f"{strategy.num_replicas_in_sync}) are not supported yet; "
+            "size_threshold=None keeps all tables in Keras layers."
+        )
+    return ONE_DEVICE, f"{reason}, one replica"
+
+
+def is_tpu(strategy: tf.distribute.Strategy) -> bool:
+    """Tells a TPUStrategy."""
+    return isinstance(
+        strategy,
+        (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy),
+    )
+
+
+def format_bytes(size: float) -> str:
+    """Returns a size in the binary unit that suits it, e.g. "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,154 @@
+"""Feature configurations as JSON-able dicts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tfrs_embed import optimizers
+from tfrs_embed.configs import (
+    EmbeddingSpec,
+    FeatureConfig,
+    FeatureSpec,
+    TableConfig,
+    TableSpec,
+)
+
+
+_tpu = tf.tpu.experimental.embedding
+
+
+def features_to_config(spec: EmbeddingSpec) -> dict[str, Any]:
+    """Returns a configuration as a JSON-able dict.
+
+    Args:
+        spec: the configuration.
+
+    Returns:
+        Its tables, its features, each naming its table by position, and its
+        nesting, each leaf a feature's position.
+
+    Raises:
+        ValueError: an optimizer's learning rate can't be stored.
+    """
+    return {
+        "tables": [_table_to_config(table) for table in spec.tables],
+        "features": [
+            _feature_to_config(f, spec.tables.index(f.table))
+            for f in spec.features
+        ],
+        "structure": _encode(spec.structure.template),
+    }
+
+
+def features_from_config(config: Any) -> Any:
+    """Returns the nesting of FeatureConfigs that was stored.
+
+    Args:
+        config: what `features_to_config` returned.
+
+    Returns:
+        The nesting; features that shared a table share one again.
+    """
+    tables = [_table_from_config(table) for table in config["tables"]]
+    features = [_feature_from_config(f, tables) for f in config["features"]]
+    return _decode(config["structure"], features)
+
+
+def dataclass_to_config(value: Any) -> dict[str, Any] | None:
+    """Returns a dataclass as a dict, None for None."""
+    return None if value is None else dataclasses.asdict(value)
+
+
+def sparse_core_from_config(config: dict[str, Any] | None) -> Any:
+    """Returns the SparseCoreEmbeddingConfig that was stored, or None."""
+    if not isinstance(config, Mapping):
+        return config
+    return tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(**config)
+
+
+def _table_to_config(table: TableSpec) -> dict[str, Any]:
+    config = {
+        "name": table.source.name,
+        "vocabulary_size": table.vocabulary_size,
+        "initializer": tf_keras.saving.serialize_keras_object(
+            table.source.initializer
+        ),
+        "optimizer": optimizers.serialize(table.optimizer),
+        "combiner": table.combiner,
+    }
+    if not isinstance(table.source, TableConfig):
+        return {"kind": "tpu", "dim": table.dim, **config}
+    return {
+        "kind": "own",
+        "embedding_dim": table.dim,
+        "placement": table.placement,
+        "max_ids_per_partition": table.max_ids_per_partition,
+        "max_unique_ids_per_partition": table.max_unique_ids_per_partition,
+        **config,
+    }
+
+
+def _table_from_config(config: Mapping[str, Any]) -> Any:
+    arguments = dict(config)
+    kind = arguments.pop("kind")
+    arguments["initializer"] = tf_keras.saving.deserialize_keras_object(
+        arguments["initializer"]
+    )
+    arguments["optimizer"] = optimizers.deserialize(arguments["optimizer"])
+    return (TableConfig if kind == "own" else _tpu.TableConfig)(**arguments)
+
+
+def _feature_to_config(feature: FeatureSpec, table: int) -> dict[str, Any]:
+    source = feature.source
+    config = {
+        "name": source.name,
+        "table": table,
+        "max_sequence_length": source.max_sequence_length,
+    }
+    if isinstance(source, FeatureConfig):
+        return {
+            "kind": "own",
+            "input_shape": source.input_shape,
+            "output_shape": source.output_shape,
+            **config,
+        }
+    return {
+        "kind": "tpu",
+        "output_shape": feature.output_shape,
+        "validate_weights_and_indices": source.validate_weights_and_indices,
+        **config,
+    }
+
+
+def _feature_from_config(config: Mapping[str, Any], tables: list[Any]) -> Any:
+    arguments = dict(config)
+    kind = arguments.pop("kind")
+    arguments["table"] = tables[arguments["table"]]
+    return (FeatureConfig if kind == "own" else _tpu.FeatureConfig)(**arguments)
+
+
+def _encode(template: Any) -> Any:
+    """A nesting as JSON keeps it: JSON has no tuples and no integer keys."""
+    if isinstance(template, int):
+        return template
+    if isinstance(template, dict):
+        return {
+            "dict": [[key, _encode(node)] for key, node in template.items()]
+        }
+    kind = "tuple" if isinstance(template, tuple) else "list"
+    return {kind: [_encode(node) for node in template]}
+
+
+def _decode(config: Any, leaves: list[Any]) -> Any:
+    if isinstance(config, int):
+        return leaves[config]
+    [(kind, nodes)] = config.items()
+    if kind == "dict":
+        return {key: _decode(node, leaves) for key, node in nodes}
+    children = [_decode(node, leaves) for node in nodes]
+    return tuple(children) if kind == "tuple" else children

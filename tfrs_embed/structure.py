@@ -1,0 +1,171 @@
+"""The nesting of a feature configuration.
+
+A configuration may be one `FeatureConfig` or any nesting of dicts, lists and
+tuples of them. `Structure` is that nesting with the leaves taken out: it turns
+an input of the same nesting into a flat list, and a flat list of outputs back
+into the nesting.
+
+`tf.nest` is not used because it reorders dicts, and because its error messages
+show whole structures where a user needs the one key that is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """A nesting whose leaves are numbered in the order they were declared.
+
+    Attributes:
+        template: the nesting, with each leaf replaced by its position.
+        paths: the path of each leaf, e.g. `"user/id"`; `""` for a single leaf.
+        keys: the last dict key or index on each leaf's path; None for a single
+            leaf.
+    """
+
+    template: Any
+    paths: tuple[str, ...]
+    keys: tuple[Any, ...]
+
+    @classmethod
+    def of(
+        cls, value: Any, is_leaf: Callable[[Any], bool]
+    ) -> tuple[Structure, list[Any]]:
+        """Splits `value` into its structure and its leaves.
+
+        Args:
+            value: the nesting.
+            is_leaf: tells a leaf; anything that is neither a leaf nor a dict,
+                list or tuple is an error.
+
+        Returns:
+            The structure and the leaves in order.
+
+        Raises:
+            TypeError: something in the nesting is not a leaf.
+        """
+        leaves: list[Any] = []
+        paths: list[str] = []
+        keys: list[Any] = []
+
+        def visit(node: Any, path: str, key: Any) -> Any:
+            if is_leaf(node):
+                leaves.append(node)
+                paths.append(path)
+                keys.append(key)
+                return len(leaves) - 1
+            if isinstance(node, Mapping):
+                return {k: visit(v, _join(path, k), k) for k, v in node.items()}
+            if isinstance(node, (list, tuple)):
+                children = [
+                    visit(v, _join(path, i), i) for i, v in enumerate(node)
+                ]
+                return _like(node, children)
+            where = f" at '{path}'" if path else ""
+            raise TypeError(
+                "Expected a FeatureConfig or a dict, list or tuple of them"
+                f"{where}, got {_describe(node)}."
+            )
+
+        template = visit(value, "", None)
+        return cls(template, tuple(paths), tuple(keys)), leaves
+
+    def flatten(self, value: Any, what: str) -> list[Any]:
+        """Returns the leaves of `value`, which must have this structure.
+
+        Args:
+            value: the nesting; lists and tuples stand for each other.
+            what: what the value is, for error messages: "inputs", "weights".
+
+        Returns:
+            The leaves, in this structure's order.
+
+        Raises:
+            ValueError: a key is missing or unknown, or a length differs.
+            TypeError: a node has another kind than in this structure.
+        """
+        flat: list[Any] = [None] * len(self.paths)
+
+        def visit(template: Any, node: Any, path: str) -> None:
+            where = f"{what}['{path}']" if path else what
+            if isinstance(template, int):
+                if isinstance(node, Mapping):
+                    raise TypeError(
+                        f"{where} must be one feature's tensor, got a dict "
+                        f"with the keys {list(node)}."
+                    )
+                flat[template] = node
+            elif isinstance(template, dict):
+                if not isinstance(node, Mapping):
+                    raise TypeError(
+                        f"{where} must be a dict with the keys "
+                        f"{list(template)}, got {_describe(node)}."
+                    )
+                missing = [k for k in template if k not in node]
+                unknown = [k for k in node if k not in template]
+                if missing or unknown:
+                    problems = []
+                    if unknown:
+                        problems.append(f"unknown keys {unknown}")
+                    if missing:
+                        problems.append(f"missing keys {missing}")
+                    raise ValueError(
+                        f"{where} has {' and '.join(problems)}; the feature "
+                        f"configuration has the keys {list(template)}."
+                    )
+                for key, child in template.items():
+                    visit(child, node[key], _join(path, key))
+            else:
+                if not isinstance(node, (list, tuple)):
+                    raise TypeError(
+                        f"{where} must be a list or tuple of {len(template)} "
+                        f"entries, got {_describe(node)}."
+                    )
+                if len(node) != len(template):
+                    raise ValueError(
+                        f"{where} must have {len(template)} entries, got "
+                        f"{len(node)}."
+                    )
+                for i, (child, entry) in enumerate(
+                    zip(template, node, strict=True)
+                ):
+                    visit(child, entry, _join(path, i))
+
+        visit(self.template, value, "")
+        return flat
+
+    def pack(self, leaves: Sequence[Any]) -> Any:
+        """Returns the nesting with `leaves` in their places."""
+
+        def build(template: Any) -> Any:
+            if isinstance(template, int):
+                return leaves[template]
+            if isinstance(template, dict):
+                return {k: build(v) for k, v in template.items()}
+            return _like(template, [build(v) for v in template])
+
+        return build(self.template)
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}/{key}" if path else str(key)
+
+
+def _like(sequence: Any, children: list[Any]) -> Any:
+    """Returns `children` as the kind of sequence that `sequence` is."""
+    if isinstance(sequence, tuple):
+        if hasattr(sequence, "_fields"):
+            return type(sequence)(*children)
+        return tuple(children)
+    return children
+
+
+def _describe(value: Any) -> str:
+    text = repr(value)
+    if len(text) > 60:
+        text = text[:57] + "..."
+    return f"{type(value).__name__} {text}"
