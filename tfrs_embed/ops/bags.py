@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.ops.checks import Checks, message
+from tfrs_embed.ops.checks import Checks, first, message
 
 
 class Bags(NamedTuple):
@@ -244,7 +244,7 @@ def _draft_sparse(
         tf.reduce_all(inside),
         lambda: message(
             f"{feature}: sparse ids have the index ",
-            tf.boolean_mask(indices, ~inside)[0],
+            first(indices, ~inside),
             " outside their dense shape ",
             size,
             ".",
@@ -423,7 +423,7 @@ def _require_valid(
         tf.reduce_all(valid),
         lambda: message(
             f"{feature}: id ",
-            tf.boolean_mask(ids, ~valid)[0],
+            first(ids, ~valid),
             f" is out of range; the table has {vocabulary_size} rows, valid "
             f"ids are 0 to {vocabulary_size - 1}.",
         ),
@@ -464,14 +464,11 @@ def _require_equal(
     actual_name: str,
     expected_name: str,
 ) -> None:
-    same_shape = tf.reduce_all(
+    # The first comparison is needed because the second one broadcasts.
+    equal = tf.reduce_all(
         tf.equal(tf.shape(expected), tf.shape(actual))
-    )
-    # The values can only be compared where the shapes are equal.
-    equal = tf.cond(
-        same_shape,
-        lambda: tf.reduce_all(tf.equal(expected, actual)),
-        lambda: tf.constant(False),
+    ) & tf.reduce_all(
+        tf.raw_ops.Equal(x=expected, y=actual, incompatible_shape_error=False)
     )
     checks.require(
         equal,
@@ -488,12 +485,11 @@ def _require_equal(
 def _order_message(
     feature: FeatureSpec, indices: tf.Tensor, ascending: tf.Tensor
 ) -> tf.Tensor:
-    first = tf.where(~ascending)[0, 0]
     return message(
         f"{feature}: sparse ids must have unique indices in row-major order; ",
-        indices[first + 1],
+        first(indices[1:], ~ascending),
         " follows ",
-        indices[first],
+        first(indices[:-1], ~ascending),
         ". tf.sparse.reorder sorts them.",
     )
 

@@ -31,6 +31,11 @@ def message(*parts: Any) -> tf.Tensor:
     )
 
 
+def first(values: tf.Tensor, where: tf.Tensor) -> tf.Tensor:
+    """Returns the first of the values that `where` marks; if none, zeros."""
+    return tf.reduce_sum(tf.boolean_mask(values, where)[:1], 0)
+
+
 class Checks:
     """Collects a call's conditions."""
 
@@ -42,8 +47,8 @@ class Checks:
 
         Args:
             ok: a scalar bool tensor.
-            text: called where the condition failed; returns the error's text,
-                as `message` makes it.
+            text: called where any condition failed, this one or another;
+                returns the error's text, as `message` makes it.
 
         Raises:
             tf.errors.InvalidArgumentError: when executing eagerly, at once.
@@ -60,20 +65,12 @@ class Checks:
         if not self._checks:
             return list(tensors)
 
-        def fail() -> tf.Operation:
-            # A text may only be worded where its own condition failed.
-            return tf.group(
-                [
-                    tf.cond(
-                        ok,
-                        tf.no_op,
-                        lambda text=text: tf.debugging.Assert(False, [text()]),
-                    )
-                    for ok, text in self._checks
-                ]
-            )
+        oks = tf.stack([ok for ok, _ in self._checks])
 
-        all_ok = tf.reduce_all(tf.stack([ok for ok, _ in self._checks]))
-        check = tf.cond(all_ok, tf.no_op, fail)
+        def fail() -> tf.Operation:
+            texts = tf.stack([text() for _, text in self._checks])
+            return tf.debugging.Assert(False, [tf.boolean_mask(texts, ~oks)[0]])
+
+        check = tf.cond(tf.reduce_all(oks), tf.no_op, fail)
         with tf.control_dependencies([check]):
             return [tf.identity(t) for t in tensors]
