@@ -1,6 +1,8 @@
-"""Random ids of every kind, for tests."""
+"""What tests share: random ids of every kind, training, a layer's state."""
 
 import numpy as np
+import tensorflow as tf
+
 from reference import Ragged, Sparse
 
 #: Each kind of ids, and the options of a feature that takes them.
@@ -62,3 +64,37 @@ def make_weights(rng, ids):
         return Ragged(rows, "float32")
     cells = {key: float(draw()) for key in ids.cells}
     return Sparse(cells, ids.shape, "float32")
+
+
+def train(layer, inputs, gradients):
+    """Trains a layer once, with these gradients of its activations."""
+    with tf.GradientTape() as tape:
+        outputs = tf.nest.flatten(layer(inputs, training=True))
+        products = [
+            tf.reduce_sum(output * gradient)
+            for output, gradient in zip(
+                outputs, tf.nest.flatten(gradients), strict=True
+            )
+        ]
+        loss = tf.add_n(products)
+    tape.gradient(loss, layer.trainable_variables)
+
+
+def state(layer):
+    """Copies of all that training may change: tables, slots, the step."""
+    copies = {
+        f"{table}/{name}": variable.numpy()
+        for table in layer.embedding_tables
+        for name, variable in layer.tables[table].variables.items()
+    }
+    if layer.tpu_embedding is not None:
+        copies["step"] = layer.tpu_embedding.step.numpy()
+    return copies
+
+
+def assert_unchanged(layer, before):
+    """Asserts that a layer's state is what it was, bit for bit."""
+    after = state(layer)
+    assert list(after) == list(before)
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)

@@ -23,7 +23,10 @@ class Ragged:
 
     def to_tf(self):
         return tf.ragged.constant(
-            self.rows, dtype=self.dtype, ragged_rank=1, row_splits_dtype=tf.int64
+            self.rows,
+            dtype=self.dtype,
+            ragged_rank=1,
+            row_splits_dtype=tf.int64,
         )
 
 
@@ -71,7 +74,7 @@ class Table:
     combiner: str = "sum"
     rule: str | None = None
     settings: dict = dataclasses.field(default_factory=dict)
-    rate: object = lambda step: 0.01  # noqa: E731
+    rate: object = lambda step: 0.01
     slots: dict = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
@@ -118,8 +121,10 @@ class Reference:
                 for c, v in enumerate(row)
             }
             num_rows = len(ids.rows)
-            weight = None if weights is None else (
-                lambda key: weights.rows[key[0]][key[1]]
+            weight = (
+                None
+                if weights is None
+                else (lambda key: weights.rows[key[0]][key[1]])
             )
         else:
             cells, num_rows = ids.cells, ids.shape[0]
@@ -297,7 +302,9 @@ def _ftrl(
         bound = l1
         denominator = (new**-p + beta) / rate + 2 * l2
     a[i] = new
-    table.rows[i] = (np.clip(linear[i], -bound, bound) - linear[i]) / denominator
+    table.rows[i] = (
+        np.clip(linear[i], -bound, bound) - linear[i]
+    ) / denominator
 
 
 _UPDATES = {

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import KINDS, make_ids, make_weights
-from reference import Feature, Reference, Table, to_tf
 
 import tfrs_embed
+from helpers import KINDS, make_ids, make_weights
+from reference import Feature, Reference, Table, to_tf
 
 tpu = tf.tpu.experimental.embedding
 BATCH, ROWS, DIMS = 6, {"x": 50, "y": 7}, {"x": 5, "y": 3}

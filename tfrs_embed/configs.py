@@ -317,10 +317,9 @@ def _feature_spec(config: Any, name: str, table: TableSpec) -> FeatureSpec:
     if isinstance(config, FeatureConfig):
         # keras_rs counts the embedding dim, TF does not. Its batch is the
         # global one, which the last, partial batch of an epoch need not have.
-        output_shape = config.output_shape and (
-            None,
-            *config.output_shape[1:-1],
-        )
+        output_shape = None
+        if config.output_shape is not None:
+            output_shape = (None, *config.output_shape[1:-1])
     elif config.output_shape.rank is None:
         output_shape = None
     else:

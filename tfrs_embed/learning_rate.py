@@ -20,20 +20,19 @@ class LearningRate:
         read: takes the number of updates made so far, a scalar int64 tensor,
             and returns the rate, a scalar.
         write: assigns a new rate; None if it is computed and can't be assigned.
-        config: what `get_config` of a layer stores for it; None if it can't be
-            stored.
+        variable: returns the variable that holds the rate, if one does.
     """
 
     def __init__(
         self,
         read: Callable[[tf.Tensor], Any],
         write: Callable[[Any], Any] | None = None,
-        config: Any = None,
+        variable: Callable[[], Any] = lambda: None,
     ) -> None:
         self._read = read
         self._write = write
+        self._variable = variable
         self._factors: tuple[Factor, ...] = ()
-        self.config = config
 
     @classmethod
     def of(cls, value: Any, where: str) -> LearningRate:
@@ -54,9 +53,9 @@ class LearningRate:
             TypeError: none of the above.
         """
         if isinstance(value, tf.Variable):
-            return cls(lambda step: value, value.assign)
+            return cls(lambda step: value, value.assign, lambda: value)
         if is_schedule(value):
-            return cls(value, config=value)
+            return cls(value)
         if callable(value):
             return cls(lambda step: call(value))
         if isinstance(value, tf.Tensor) and tf.executing_eagerly():
@@ -74,13 +73,22 @@ class LearningRate:
             variable = tf.Variable(
                 rate, dtype=tf.float32, trainable=False, name="learning_rate"
             )
-        return cls(lambda step: variable, variable.assign, rate)
+        return cls(lambda step: variable, variable.assign, lambda: variable)
 
     def times(self, factor: Factor) -> LearningRate:
         """Returns this rate times `factor(step)`; assigning it sets this."""
-        rate = LearningRate(self._read, self._write, self.config)
+        rate = LearningRate(self._read, self._write, self._variable)
         rate._factors = (*self._factors, factor)
         return rate
+
+    @property
+    def variable(self) -> tf.Variable | None:
+        """The variable that holds the rate, or None if it is computed.
+
+        A SavedModel must contain it: the functions it holds read it.
+        """
+        variable = self._variable()
+        return variable if isinstance(variable, tf.Variable) else None
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the rate after `step` updates, a scalar float32 tensor."""

@@ -311,7 +311,8 @@ def _by_name(name: str, where: str) -> Any:
             f"{where}: unknown optimizer {name!r}; known names are "
             f"{sorted(kinds)}."
         )
-    return kinds[name.lower()]()
+    kind: Any = kinds[name.lower()]
+    return kind()
 
 
 def _sgd(o: Any) -> UpdateRule:
@@ -386,11 +387,9 @@ def _from_tpu(optimizer: Any, where: str, source: Any) -> TableOptimizer:
         optimizer, _tpu.SGD
     ):
         _refuse(where, "use_gradient_accumulation", False)
-    for kind, rule in _TPU_RULES.items():
-        if isinstance(optimizer, kind):
-            rate = LearningRate.of(optimizer.learning_rate, where)
-            return TableOptimizer(rule(optimizer), rate, source)
-    raise AssertionError(optimizer)
+    rate = LearningRate.of(optimizer.learning_rate, where)
+    rules = [r for k, r in _TPU_RULES.items() if isinstance(optimizer, k)]
+    return TableOptimizer(rules[0](optimizer), rate, source)
 
 
 _KERAS_RULES = ("SGD", "Adagrad", "Adam", "Ftrl")
@@ -424,12 +423,12 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
     where = f"{where}: Keras {kind}"
     legacy = isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
     config = optimizer.get_config()
-    for setting in _KERAS_FOREIGN:
-        value = config.get(setting, getattr(optimizer, setting, None))
+    for foreign in _KERAS_FOREIGN:
+        value = config.get(foreign, getattr(optimizer, foreign, None))
         if callable(value):  # A method that happens to have that name.
             continue
         if value is not None and np.any(value):
-            _refuse(where, setting, value)
+            _refuse(where, foreign, value)
 
     def setting(name: str) -> float:
         return float(config[name])
@@ -507,7 +506,7 @@ def _keras_rate(optimizer: Any, legacy: bool, where: str) -> LearningRate:
     def write(value: Any) -> None:
         optimizer.learning_rate = value
 
-    return LearningRate(read, write)
+    return LearningRate(read, write, given)
 
 
 def serialize(optimizer: Any) -> Any:
@@ -537,8 +536,8 @@ def serialize(optimizer: Any) -> Any:
     }
     rate = arguments["learning_rate"]
     if is_schedule(rate):
-        arguments["learning_rate"] = (
-            tf_keras.optimizers.schedules.serialize(rate)
+        arguments["learning_rate"] = tf_keras.optimizers.schedules.serialize(
+            rate
         )
     elif callable(rate) or isinstance(rate, tf.Variable):
         raise ValueError(
@@ -561,10 +560,8 @@ def deserialize(config: Any) -> Any:
         return tf_keras.optimizers.deserialize(dict(config["config"]))
     arguments = dict(config["config"])
     if isinstance(arguments["learning_rate"], Mapping):
-        arguments["learning_rate"] = (
-            tf_keras.optimizers.schedules.deserialize(
-                dict(arguments["learning_rate"])
-            )
+        arguments["learning_rate"] = tf_keras.optimizers.schedules.deserialize(
+            dict(arguments["learning_rate"])
         )
     kinds = {kind.__name__: kind for kind in _TPU_RULES}
     return kinds[config["class_name"]](**arguments)

@@ -97,13 +97,16 @@ class Placement:
             f"{features} features",
             "",
         )
-        widths = [max(map(len, column)) for column in zip(head, *lines, total)]
+        widths = [
+            max(map(len, column))
+            for column in zip(head, *lines, total, strict=True)
+        ]
         right = (False, True, True, True, False, False, False, False)
 
         def text(cells: Sequence[str]) -> str:
             padded = [
                 cell.rjust(width) if r else cell.ljust(width)
-                for cell, width, r in zip(cells, widths, right)
+                for cell, width, r in zip(cells, widths, right, strict=True)
             ]
             return "  ".join(padded).rstrip()
 

@@ -18,7 +18,6 @@ from tfrs_embed.configs import (
     TableSpec,
 )
 
-
 _tpu = tf.tpu.experimental.embedding
 
 
@@ -75,9 +74,7 @@ def _table_to_config(table: TableSpec) -> dict[str, Any]:
     config = {
         "name": table.source.name,
         "vocabulary_size": table.vocabulary_size,
-        "initializer": tf_keras.saving.serialize_keras_object(
-            table.source.initializer
-        ),
+        "initializer": _initializer_to_config(table.source.initializer),
         "optimizer": optimizers.serialize(table.optimizer),
         "combiner": table.combiner,
     }
@@ -96,11 +93,26 @@ def _table_to_config(table: TableSpec) -> dict[str, Any]:
 def _table_from_config(config: Mapping[str, Any]) -> Any:
     arguments = dict(config)
     kind = arguments.pop("kind")
-    arguments["initializer"] = tf_keras.saving.deserialize_keras_object(
+    arguments["initializer"] = _initializer_from_config(
         arguments["initializer"]
     )
     arguments["optimizer"] = optimizers.deserialize(arguments["optimizer"])
     return (TableConfig if kind == "own" else _tpu.TableConfig)(**arguments)
+
+
+def _initializer_to_config(initializer: Any) -> Any:
+    if isinstance(initializer, tf_keras.initializers.Initializer):
+        return tf_keras.initializers.serialize(initializer)
+    return tf_keras.saving.serialize_keras_object(initializer)
+
+
+def _initializer_from_config(config: Any) -> Any:
+    # Keras's HDF5 format has no module names, and TensorFlow's own
+    # initializers are only found by theirs.
+    module = config.get("module", "keras") if config else "keras"
+    if module.split(".")[0] in ("keras", "tf_keras"):
+        return tf_keras.initializers.deserialize(config)
+    return tf_keras.saving.deserialize_keras_object(config)
 
 
 def _feature_to_config(feature: FeatureSpec, table: int) -> dict[str, Any]:

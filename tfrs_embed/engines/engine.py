@@ -34,8 +34,8 @@ class TableState(tf.__internal__.tracking.Trackable):
         self._track_trackable(variable, name, overwrite=True)
 
     @property
-    def parameters(self) -> tf.Variable:
-        """The table, [vocabulary_size, dim] float32."""
+    def table(self) -> tf.Variable:
+        """The rows, [vocabulary_size, dim] float32."""
         return self.variables["parameters"]
 
     @property
@@ -130,10 +130,16 @@ class Engine(abc.ABC):
         """Applies the updates that pipelining has put off."""
         return
 
+    def drop_pending(self) -> None:
+        """Forgets the updates that pipelining has put off."""
+        return
+
     @property
     def variables(self) -> list[tf.Variable]:
         """All variables: tables, their slots, the step."""
-        variables = [v for s in self.states.values() for v in s.variables.values()]
+        variables = [
+            v for s in self.states.values() for v in s.variables.values()
+        ]
         return [*variables, self.step]
 
 

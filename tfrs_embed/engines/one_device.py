@@ -16,6 +16,21 @@ from tfrs_embed.ops.bags import Bags
 from tfrs_embed.optimizers import TableOptimizer
 
 
+class _Step(ResourceVariable):
+    """The number of updates made.
+
+    Restoring it drops the pending update: that belonged to the tables that are
+    being replaced.
+    """
+
+    pending: _Pending | None = None
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        if self.pending is not None:
+            self.pending.exists.assign(False)
+        return super()._restore_from_tensors(restored_tensors)
+
+
 class _Pending(tf.__internal__.tracking.AutoTrackable):
     """The update that a pipelined step has put off to the next one.
 
@@ -89,9 +104,10 @@ class OneDeviceEngine(Engine):
                 for slot, value in slots.items():
                     filled = tf.fill(rows.shape, value)
                     state.add(slot, _variable(filled, f"{name}/{slot}"))
-            self._step = _variable(tf.constant(0, tf.int64), "step")
+            self._step = _variable(tf.constant(0, tf.int64), "step", kind=_Step)
             if self._pipelined:
                 self.pending = _Pending(self.states, len(self._distinct))
+                self._step.pending = self.pending
         for optimizer in self._distinct:
             optimizer.follow(lambda: self.step)
 
@@ -108,7 +124,7 @@ class OneDeviceEngine(Engine):
             self.drain()
         activations = []
         for feature, b in zip(self.features, bags, strict=True):
-            table = self.states[feature.table.name].parameters
+            table = self.states[feature.table.name].table
             # A gather from the variable reads rows; anything else would read,
             # and copy, the whole table.
             rows = tf.gather(table, b.ids)
@@ -121,7 +137,9 @@ class OneDeviceEngine(Engine):
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
         """See the base class."""
-        rates = [o.rate.at(tf.convert_to_tensor(self.step)) for o in self._distinct]
+        rates = [
+            o.rate.at(tf.convert_to_tensor(self.step)) for o in self._distinct
+        ]
         for name, state in self.states.items():
             if self.optimizers[name] is None:
                 continue
@@ -140,6 +158,11 @@ class OneDeviceEngine(Engine):
         if self.pending is not None:
             self.pending.rates.assign(tf.stack(rates))
             self.pending.exists.assign(True)
+
+    def drop_pending(self) -> None:
+        """See the base class."""
+        if self.pending is not None:
+            self.pending.exists.assign(False)
 
     def drain(self) -> None:
         """See the base class."""
@@ -176,10 +199,10 @@ class OneDeviceEngine(Engine):
         rows, slots = optimizer.rule.update(
             rate,
             gradients,
-            tf.gather(state.parameters, ids),
+            tf.gather(state.table, ids),
             {k: tf.gather(v, ids) for k, v in state.slots.items()},
         )
-        update_ops.scatter_update(state.parameters, ids, rows)
+        update_ops.scatter_update(state.table, ids, rows)
         for slot, variable in state.slots.items():
             update_ops.scatter_update(variable, ids, slots[slot])
 
@@ -190,7 +213,20 @@ def _id_dtype(state: TableState) -> tf.DType:
 
 
 def _variable(
-    value: tf.Tensor, name: str, shape: Any = None
+    value: tf.Tensor,
+    name: str,
+    shape: Any = None,
+    kind: type = ResourceVariable,
 ) -> tf.Variable:
-    # The class itself, so that a strategy does not mirror the variable.
-    return ResourceVariable(value, trainable=False, name=name, shape=shape)
+    # The class itself, so that a strategy does not mirror the variable; Keras
+    # wants to see that it was made in the strategy's scope all the same.
+    strategy = (
+        tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+    )
+    return kind(
+        value,
+        trainable=False,
+        name=name,
+        shape=shape,
+        distribute_strategy=strategy,
+    )

@@ -91,9 +91,7 @@ def embedding_lookup(
     return lookup_trainable(param, bags)
 
 
-def lookup_trainable(
-    param: tf.Tensor | tf.Variable, bags: Bags
-) -> tf.Tensor:
+def lookup_trainable(param: tf.Tensor | tf.Variable, bags: Bags) -> tf.Tensor:
     """Looks bags up in a table that Keras's optimizer trains.
 
     Args:

@@ -51,7 +51,7 @@ class EngineLayer(tf_keras.layers.Layer):
         self.ensure_built()
         self._drain_eagerly()
         return {
-            state.spec.source: state.parameters
+            state.spec.source: state.table
             for state in self._engine.states.values()
         }
 
@@ -67,6 +67,10 @@ class EngineLayer(tf_keras.layers.Layer):
         # Attributes, so that a SavedModel finds them.
         self.step = self._engine.step
         self.pending = getattr(self._engine, "pending", None)
+        for name, optimizer in self._engine.optimizers.items():
+            rate = optimizer and optimizer.rate.variable
+            if rate is not None:
+                self._track_trackable(rate, f"{name}_learning_rate")
         if self._learns:
             self.gradient_trigger = self.add_weight(
                 name="gradient_trigger",
@@ -113,7 +117,9 @@ class EngineLayer(tf_keras.layers.Layer):
             return self._outputs(vectors, bags), backward
 
         outputs = lookup(self.gradient_trigger)
-        return outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        return (
+            list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+        )
 
     def _outputs(
         self, vectors: Sequence[tf.Tensor], bags: Sequence[Bags]
@@ -175,6 +181,23 @@ class EngineLayer(tf_keras.layers.Layer):
         """Applies the updates that pipelining has put off."""
         if self.built:
             self._engine.drain()
+
+    def save_own_variables(self, store: Any) -> None:
+        """Stores tables and slots by name, pending updates applied."""
+        self._drain_eagerly()
+        for state in self._engine.states.values():
+            for name, variable in state.variables.items():
+                store[f"{state.spec.name}/{name}"] = variable.numpy()
+        store["step"] = self._engine.step.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what `save_own_variables` stored."""
+        # A pending update belongs to the tables that are being replaced.
+        self._engine.drop_pending()
+        for state in self._engine.states.values():
+            for name, variable in state.variables.items():
+                variable.assign(store[f"{state.spec.name}/{name}"])
+        self._engine.step.assign(store["step"])
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -70,12 +72,13 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         training: as in every Keras layer; it matters to pipelining only.
 
     Output shape:
-        The nesting of `feature_config`. Dense ids give shape(ids) + [dim].
-        Ragged and sparse ids give [batch, dim], combined by the table's
-        combiner, or [batch, max_sequence_length, dim] for a sequence feature,
-        zero padded. A feature's output_shape wins: output_shape + [dim], where
-        dense ids of shape output_shape + [k] are combined over k. All in the
-        layer's compute dtype.
+        The nesting of `feature_config`; an empty dict gives an empty dict.
+        Dense ids give shape(ids) + [dim]. Ragged and sparse ids give
+        [batch, dim], combined by the table's combiner, or
+        [batch, max_sequence_length, dim] for a sequence feature, zero padded.
+        A feature's output_shape wins: output_shape + [dim], where dense ids of
+        shape output_shape + [k] are combined over k. All in the layer's
+        compute dtype.
 
     Raises:
         ValueError: a setting is out of range or can't be honoured, or two
@@ -128,6 +131,7 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         ]
         table_optimizers = _table_optimizers(large, optimizer)
         self._placement = _placement(self._spec, routes, table_optimizers)
+        self._has_tables = False
         self.tables = Tables()
         self._engine_layer: EngineLayer | None = None
         if large:
@@ -158,7 +162,17 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates all tables."""
-        with self._strategy.scope():
+        # A call with no features has no use for tables: see `call`.
+        if not (isinstance(input_shape, Mapping) and not input_shape):
+            self._ensure_tables()
+        super().build(input_shape)
+
+    def _ensure_tables(self) -> None:
+        """Creates the tables' variables if they aren't there yet."""
+        if self._has_tables:
+            return
+        self._has_tables = True
+        with tf.init_scope(), self._strategy.scope():
             if self._engine_layer is not None:
                 self._engine_layer.ensure_built()
                 self.step = self._engine_layer.step
@@ -167,7 +181,6 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
                     with tf.name_scope(name):
                         layer.build(None)
                 self.tables[name].add("parameters", layer.embeddings)
-        super().build(input_shape)
 
     # AutoGraph has nothing to convert here, and would take its time over it.
     @tf.autograph.experimental.do_not_convert
@@ -177,6 +190,17 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         """Looks the features up; see the class."""
         self._check_strategy()
         spec = self._spec
+        if (
+            isinstance(inputs, Mapping)
+            and not inputs
+            and not weights
+            and isinstance(spec.structure.template, dict)
+        ):
+            # TF-models' ranking task passes all its features by another way
+            # and an empty dict to this layer. Tables made for it would be
+            # trainable variables without gradients.
+            return {}
+        self._ensure_tables()
         ids = spec.structure.flatten(inputs, "inputs")
         flat_weights = [None] * len(ids)
         if weights is not None:
@@ -237,12 +261,11 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
 
         Shapes are [vocabulary_size, dim].
         """
-        if not self.built:
-            self.build(None)
+        self._ensure_tables()
         if tf.executing_eagerly():
             self.drain()
         return {
-            table.name: self.tables[table.name].parameters
+            table.name: self.tables[table.name].table
             for table in self._spec.tables
         }
 
@@ -298,7 +321,7 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PartialTPUEmbedding:
-        """Makes the layer of what `get_config` returned, which is not changed."""
+        """Makes the layer of what `get_config` returned; leaves that alone."""
         config = dict(config)
         config["feature_config"] = serialization.features_from_config(
             config["feature_config"]
@@ -321,8 +344,7 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Creates all tables."""
-        if not self.built:
-            self.build(None)
+        self.build(None)
 
     def _check_strategy(self) -> None:
         if not tf.distribute.has_strategy():
@@ -350,11 +372,17 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         return children
 
 
+@dataclasses.dataclass(frozen=True)
 class _Arguments:
     """The constructor's arguments, out of reach of Keras's tracking."""
 
-    def __init__(self, **arguments: Any) -> None:
-        self.__dict__.update(arguments)
+    optimizer: Any
+    pipeline_execution_with_tensor_core: bool
+    batch_size: int | None
+    size_threshold: int | None
+    sparse_core_embedding_config: Any
+    embedding_feature: Any
+    invalid_ids: str
 
 
 def _check_integer(value: Any, name: str, minimum: int | None = None) -> None:

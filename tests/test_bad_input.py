@@ -1,0 +1,756 @@
+"""Bad input is a clear error, on both routes, and changes nothing."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfrs_embed
+from helpers import assert_unchanged, state
+from tfrs_embed import configs
+from tfrs_embed.ops.bags import to_bags
+
+tpu = tf.tpu.experimental.embedding
+InvalidArgument = tf.errors.InvalidArgumentError
+
+BOTH_ROUTES = pytest.mark.parametrize(
+    "threshold", [0, None], ids=["engine", "keras"]
+)
+BOTH_MODES = pytest.mark.parametrize(
+    "graph", [False, True], ids=["eager", "graph"]
+)
+
+
+def ragged(rows, dtype=tf.int64, **kwargs):
+    return tf.ragged.constant(rows, dtype, **kwargs)
+
+
+def sparse(indices, values, shape, dtype=tf.int64):
+    return tf.SparseTensor(
+        np.reshape(indices, [-1, len(shape)]), tf.constant(values, dtype), shape
+    )
+
+
+@functools.cache
+def make_trainer(threshold):
+    """A layer that shares its tables among features of all kinds."""
+    user = tpu.TableConfig(10, 2, name="user", combiner="sum")
+    movie = tpu.TableConfig(6, 2, name="movie")
+    layer = tfrs_embed.PartialTPUEmbedding(
+        {
+            "dense": tpu.FeatureConfig(user),
+            "grid": tpu.FeatureConfig(user, output_shape=[3]),
+            "bag": tpu.FeatureConfig(movie),
+            "rows": tpu.FeatureConfig(movie, output_shape=[3]),
+            "sequence": tpu.FeatureConfig(movie, max_sequence_length=2),
+        },
+        tpu.Adam(0.1),
+        size_threshold=threshold,
+    )
+    layer.build(None)
+    return Trainer(layer)
+
+
+GOOD = {
+    "dense": tf.constant([0, 9, 9]),
+    "grid": tf.constant([[0, 9], [1, 1], [2, 3]]),
+    "bag": ragged([[5, 0], [], [1]]),
+    "rows": ragged([[5, 0], [], [1]]),
+    "sequence": ragged([[5, 0, 3], [], [1]]),
+}
+
+
+class Trainer:
+    """Trains a layer's tables, on whichever route each of them is."""
+
+    def __init__(self, layer):
+        self.layer = layer
+        self.optimizer = tf_keras.optimizers.SGD(0.1)
+        self.optimizer.build(layer.trainable_variables)
+
+    def train(self, inputs, weights=None):
+        with tf.GradientTape() as tape:
+            outputs = self.layer(inputs, weights=weights, training=True)
+            loss = tf.add_n([tf.reduce_sum(o) for o in outputs.values()])
+        variables = self.layer.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    def train_in_function(self, inputs, weights=None):
+        """Trains in a function that knows no more than its inputs' ranks."""
+        given = {"inputs": inputs, "weights": weights or {}}
+        tensors = {
+            (kind, name): value
+            for kind, values in given.items()
+            for name, value in values.items()
+            if tf.is_tensor(value)
+        }
+
+        @tf.function(input_signature=[[unknown(t) for t in tensors.values()]])
+        def train(traced):
+            values = {kind: dict(v) for kind, v in given.items()}
+            for (kind, name), tensor in zip(tensors, traced, strict=True):
+                values[kind][name] = tensor
+            self.train(values["inputs"], values["weights"] or None)
+
+        train(list(tensors.values()))
+
+    def run(self, graph, inputs, weights=None):
+        train = self.train_in_function if graph else self.train
+        train(inputs, weights)
+
+
+def unknown(tensor):
+    """What a function may know of a tensor: its rank and its dtype."""
+    shape = [None] * tensor.shape.rank
+    if isinstance(tensor, tf.RaggedTensor):
+        return tf.RaggedTensorSpec(
+            shape,
+            tensor.dtype,
+            tensor.ragged_rank,
+            tensor.row_splits.dtype,
+        )
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.SparseTensorSpec(shape, tensor.dtype)
+    return tf.TensorSpec(shape, tensor.dtype)
+
+
+@dataclasses.dataclass
+class Bad:
+    """Bad ids or weights of one feature, and what the error says of them."""
+
+    feature: str
+    ids: Any
+    error: type[Exception]
+    says: tuple[str, ...]
+    weights: Any = None
+
+
+DENSE, GRID, BAG = GOOD["dense"], GOOD["grid"], GOOD["bag"]
+COO = sparse([[0, 0], [0, 1], [2, 0]], [5, 0, 1], [3, 2])
+USER_RANGE = ("10 rows", "valid ids are 0 to 9")
+MOVIE_RANGE = ("6 rows", "valid ids are 0 to 5")
+
+BAD = {
+    # Ids outside the table.
+    "id_too_large": Bad(
+        "dense",
+        tf.constant([1, 10, 12]),
+        InvalidArgument,
+        ("id 10 is out of range", *USER_RANGE),
+    ),
+    "id_negative": Bad(
+        "dense",
+        tf.constant([1, -1, 12]),
+        InvalidArgument,
+        ("id -1 is out of range", *USER_RANGE),
+    ),
+    "id_of_a_scalar": Bad(
+        "dense",
+        tf.constant(10),
+        InvalidArgument,
+        ("id 10 is out of range", *USER_RANGE),
+    ),
+    "id_of_a_combined_row": Bad(
+        "grid",
+        tf.constant([[0, 9], [1, 10], [2, 3]]),
+        InvalidArgument,
+        ("id 10 is out of range", *USER_RANGE),
+    ),
+    "id_of_a_ragged_row": Bad(
+        "bag",
+        ragged([[5], [], [0, 6]]),
+        InvalidArgument,
+        ("id 6 is out of range", *MOVIE_RANGE),
+    ),
+    "id_of_a_sparse_row": Bad(
+        "bag",
+        sparse([[0, 0], [2, 1]], [5, -7], [3, 2]),
+        InvalidArgument,
+        ("id -7 is out of range", *MOVIE_RANGE),
+    ),
+    "id_of_a_ragged_sequence": Bad(
+        "sequence",
+        ragged([[5], [], [0, 6]]),
+        InvalidArgument,
+        ("id 6 is out of range", *MOVIE_RANGE),
+    ),
+    "id_of_a_sparse_sequence": Bad(
+        "sequence",
+        sparse([[0, 0], [2, 1]], [5, 6], [3, 2]),
+        InvalidArgument,
+        ("id 6 is out of range", *MOVIE_RANGE),
+    ),
+    "id_of_weight_zero": Bad(
+        "dense",
+        tf.constant([1, 10, 2]),
+        InvalidArgument,
+        ("id 10 is out of range", *USER_RANGE),
+        weights=tf.constant([1.0, 0.0, 1.0]),
+    ),
+    # Ids of a wrong dtype.
+    "float_ids": Bad(
+        "dense",
+        tf.constant([1.0, 2.0, 3.0]),
+        TypeError,
+        ("ids must be integers, got float32",),
+    ),
+    "float_ragged_ids": Bad(
+        "bag",
+        ragged([[1.0], [], [2.0]], tf.float64),
+        TypeError,
+        ("ids must be integers, got float64",),
+    ),
+    "half_sparse_ids": Bad(
+        "bag",
+        sparse([[0, 0]], [1.0], [3, 2], tf.float16),
+        TypeError,
+        ("ids must be integers, got float16",),
+    ),
+    "bool_ids": Bad(
+        "dense",
+        tf.constant([True, False, True]),
+        TypeError,
+        ("ids must be integers, got bool",),
+    ),
+    "string_ids": Bad(
+        "bag",
+        ragged([["a"], [], ["b"]], tf.string),
+        TypeError,
+        ("ids must be integers, got string",),
+    ),
+    # Ids that are no tensor.
+    "no_ids": Bad("dense", None, TypeError, ("ids must be", "NoneType")),
+    "ids_of_no_shape": Bad(
+        "dense", [[1], [2, 3]], TypeError, ("ids must be", "list")
+    ),
+    # Ids of a wrong rank or shape.
+    "ragged_ids_of_rank_3": Bad(
+        "bag",
+        ragged([[[1]], [], [[2, 3], [4]]]),
+        ValueError,
+        ("ragged ids must have rank 2", "(3, None, None)"),
+    ),
+    "sparse_ids_of_rank_3": Bad(
+        "bag",
+        sparse([[0, 0, 0]], [1], [3, 2, 2]),
+        ValueError,
+        ("sparse ids must have rank 2", "(3, 2, 2)"),
+    ),
+    "sparse_ids_of_rank_1": Bad(
+        "bag",
+        sparse([[0]], [1], [3]),
+        ValueError,
+        ("sparse ids must have rank 2", "(3,)"),
+    ),
+    "dense_ids_of_too_low_a_rank": Bad(
+        "grid",
+        tf.constant(1),
+        ValueError,
+        ("shape [3] of output_shape", "()"),
+    ),
+    "dense_ids_of_too_high_a_rank": Bad(
+        "grid",
+        tf.ones([3, 2, 2], tf.int32),
+        ValueError,
+        ("shape [3] of output_shape", "(3, 2, 2)"),
+    ),
+    "dense_ids_of_another_batch": Bad(
+        "grid", GRID[:2], ValueError, ("output_shape is [3]", "2")
+    ),
+    "dense_ids_of_another_batch_not_combined": Bad(
+        "grid", DENSE[:2], ValueError, ("output_shape is [3]", "2")
+    ),
+    "ragged_ids_of_another_batch": Bad(
+        "rows",
+        ragged([[1], [2]]),
+        InvalidArgument,
+        ("output_shape=[3] needs 3 rows", "got 2"),
+    ),
+    "sparse_ids_of_another_batch": Bad(
+        "rows",
+        sparse([[3, 0]], [1], [4, 2]),
+        InvalidArgument,
+        ("output_shape=[3] needs 3 rows", "got 4"),
+    ),
+    # Sparse ids whose indices are not as they should be.
+    "unsorted_rows": Bad(
+        "bag",
+        sparse([[0, 0], [2, 0], [1, 0]], [1, 2, 3], [3, 2]),
+        InvalidArgument,
+        ("row-major order", "[1 0] follows [2 0]", "tf.sparse.reorder"),
+    ),
+    "unsorted_columns": Bad(
+        "sequence",
+        sparse([[0, 0], [2, 1], [2, 0]], [1, 2, 3], [3, 2]),
+        InvalidArgument,
+        ("row-major order", "[2 0] follows [2 1]"),
+    ),
+    "duplicate_indices": Bad(
+        "bag",
+        sparse([[0, 0], [2, 1], [2, 1]], [1, 2, 3], [3, 2]),
+        InvalidArgument,
+        ("unique indices", "[2 1] follows [2 1]"),
+    ),
+    "row_outside_dense_shape": Bad(
+        "bag",
+        sparse([[0, 0], [3, 1]], [1, 2], [3, 2]),
+        InvalidArgument,
+        ("index [3 1] outside their dense shape [3 2]",),
+    ),
+    "column_outside_dense_shape": Bad(
+        "bag",
+        sparse([[0, 0], [1, 2]], [1, 2], [3, 2]),
+        InvalidArgument,
+        ("index [1 2] outside their dense shape [3 2]",),
+    ),
+    "negative_row": Bad(
+        "sequence",
+        sparse([[-1, 0], [1, 1]], [1, 2], [3, 2]),
+        InvalidArgument,
+        ("index [-1 0] outside their dense shape [3 2]",),
+    ),
+    # Weights of another kind.
+    "ragged_weights_of_dense_ids": Bad(
+        "dense",
+        DENSE,
+        TypeError,
+        ("weights must be a Tensor like the ids, got RaggedTensor",),
+        ragged([[1.0], [1.0], [1.0]], tf.float32),
+    ),
+    "dense_weights_of_ragged_ids": Bad(
+        "bag",
+        BAG,
+        TypeError,
+        ("weights must be a RaggedTensor like the ids, got",),
+        tf.ones([3]),
+    ),
+    "sparse_weights_of_ragged_ids": Bad(
+        "bag",
+        BAG,
+        TypeError,
+        ("weights must be a RaggedTensor like the ids, got SparseTensor",),
+        sparse([[0, 0]], [1.0], [3, 2], tf.float32),
+    ),
+    "ragged_weights_of_sparse_ids": Bad(
+        "bag",
+        COO,
+        TypeError,
+        ("weights must be a SparseTensor like the ids, got RaggedTensor",),
+        ragged([[1.0, 1.0], [], [1.0]], tf.float32),
+    ),
+    "string_weights": Bad(
+        "dense",
+        DENSE,
+        TypeError,
+        ("weights must be numbers, got string",),
+        tf.constant(["a", "b", "c"]),
+    ),
+    "bool_weights": Bad(
+        "bag",
+        BAG,
+        TypeError,
+        ("weights must be numbers, got bool",),
+        BAG.with_values(tf.constant([True, False, True])),
+    ),
+    "complex_weights": Bad(
+        "dense",
+        DENSE,
+        TypeError,
+        ("weights must be numbers, got complex64",),
+        tf.constant([1, 2, 3], tf.complex64),
+    ),
+    # Weights of another shape, row splits or indices.
+    "too_few_weights": Bad(
+        "dense",
+        DENSE,
+        ValueError,
+        ("weights", "2", "3"),
+        tf.ones([2]),
+    ),
+    "weights_that_would_broadcast": Bad(
+        "grid", GRID, ValueError, ("weights", "1", "2"), tf.ones([3, 1])
+    ),
+    "weights_of_another_rank": Bad(
+        "grid", GRID, ValueError, ("weights", "(6,)"), tf.ones([6])
+    ),
+    "other_row_splits": Bad(
+        "bag",
+        BAG,
+        InvalidArgument,
+        ("row splits of the weights [0 1 2 3]", "ids [0 2 2 3]"),
+        ragged([[1.0], [1.0], [1.0]], tf.float32),
+    ),
+    "other_number_of_rows": Bad(
+        "bag",
+        BAG,
+        InvalidArgument,
+        ("row splits of the weights [0 2 3]", "ids [0 2 2 3]"),
+        ragged([[1.0, 1.0], [1.0]], tf.float32),
+    ),
+    "fewer_ragged_weights_in_a_sequence": Bad(
+        "sequence",
+        ragged([[5, 0], [1], [2, 3]]),
+        InvalidArgument,
+        ("row splits of the weights [0 1 2 3]", "ids [0 2 3 5]"),
+        ragged([[1.0], [1.0], [1.0]], tf.float32),
+    ),
+    "ragged_weights_of_rank_3": Bad(
+        "bag",
+        BAG,
+        ValueError,
+        ("ragged weights must have rank 2", "(3, None, None)"),
+        ragged([[[1.0], [1.0]], [], [[1.0]]], tf.float32),
+    ),
+    "other_indices": Bad(
+        "bag",
+        COO,
+        InvalidArgument,
+        ("indices of the weights", "[2 1]", "indices of the ids", "[2 0]"),
+        sparse([[0, 0], [0, 1], [2, 1]], [1.0, 1.0, 1.0], [3, 2], tf.float32),
+    ),
+    "fewer_indices": Bad(
+        "bag",
+        COO,
+        InvalidArgument,
+        ("indices of the weights", "indices of the ids", "[2 0]"),
+        sparse([[0, 0], [0, 1]], [1.0, 1.0], [3, 2], tf.float32),
+    ),
+    "fewer_indices_in_a_sequence": Bad(
+        "sequence",
+        COO,
+        InvalidArgument,
+        ("indices of the weights", "indices of the ids", "[2 0]"),
+        sparse([[0, 0]], [1.0], [3, 2], tf.float32),
+    ),
+    "other_dense_shape": Bad(
+        "bag",
+        COO,
+        InvalidArgument,
+        ("dense shape", "[4 2]", "[3 2]"),
+        tf.SparseTensor(COO.indices, tf.ones([3]), [4, 2]),
+    ),
+}
+TABLES = {
+    "dense": "user",
+    "grid": "user",
+    "bag": "movie",
+    "rows": "movie",
+    "sequence": "movie",
+}
+
+
+@BOTH_ROUTES
+@BOTH_MODES
+def test_a_good_step_changes_all_that_a_bad_one_must_not(threshold, graph):
+    trainer = make_trainer(threshold)
+    before = state(trainer.layer)
+    trainer.run(graph, GOOD)
+    after = state(trainer.layer)
+    assert len(after) == (2 if threshold is None else 7)
+    for name, value in before.items():
+        assert not np.array_equal(after[name], value), name
+
+
+@BOTH_ROUTES
+@BOTH_MODES
+@pytest.mark.parametrize("name", BAD)
+def test_one_bad_feature_is_an_error_and_changes_nothing(
+    name, threshold, graph
+):
+    bad, trainer = BAD[name], make_trainer(threshold)
+    before = state(trainer.layer)
+    # A shape that tracing doesn't know is checked by the running graph.
+    errors = (bad.error, InvalidArgument) if graph else bad.error
+    with pytest.raises(errors) as caught:
+        trainer.run(
+            graph,
+            {**GOOD, bad.feature: bad.ids},
+            bad.weights if bad.weights is None else weights_with(bad),
+        )
+    message = str(caught.value)
+    where = f"Feature '{bad.feature}' (table '{TABLES[bad.feature]}')"
+    for part in (where, *bad.says):
+        if not graph or bad.error is not ValueError:
+            assert part in message
+    assert where in message
+    assert_unchanged(trainer.layer, before)
+
+
+def weights_with(bad):
+    """Weights that are bad for one feature, and left out for the others."""
+    return {**dict.fromkeys(GOOD), bad.feature: bad.weights}
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("feature", ["dense", "bag"])
+def test_a_bad_feature_of_one_route_changes_nothing_on_the_other(
+    feature, graph
+):
+    # The table "user" is large, "movie" is not.
+    trainer = make_trainer(8)
+    assert trainer.layer.placement.tables[0].engine == "one device"
+    assert trainer.layer.placement.tables[1].engine == "Keras"
+    before = state(trainer.layer)
+    bad = tf.fill([3], 10) if feature == "dense" else ragged([[10], [], []])
+    with pytest.raises(InvalidArgument, match=f"'{feature}'.* id 10 "):
+        trainer.run(graph, {**GOOD, feature: bad})
+    assert_unchanged(trainer.layer, before)
+
+
+@BOTH_MODES
+def test_training_goes_on_after_a_bad_step(graph):
+    table = tpu.TableConfig(3, 1, tf.zeros_initializer(), name="t")
+    layer = tfrs_embed.PartialTPUEmbedding(
+        {"f": tpu.FeatureConfig(table)}, tpu.SGD(1.0), size_threshold=0
+    )
+    layer.build(None)
+    step = Trainer(layer).train
+    step = tf.function(step, reduce_retracing=True) if graph else step
+    step({"f": tf.constant([0, 1])})
+    with pytest.raises(InvalidArgument, match="id 3 "):
+        step({"f": tf.constant([0, 3])})
+    step({"f": tf.constant([0, 2])})
+    np.testing.assert_array_equal(
+        layer.embedding_tables["t"], [[-2.0], [-1.0], [-1.0]]
+    )
+
+
+@BOTH_MODES
+def test_a_bad_step_keeps_the_update_that_pipelining_has_put_off(graph):
+    table = tpu.TableConfig(3, 1, tf.zeros_initializer(), name="t")
+    layer = tfrs_embed.PartialTPUEmbedding(
+        {"f": tpu.FeatureConfig(table)},
+        tpu.SGD(1.0),
+        size_threshold=0,
+        pipeline_execution_with_tensor_core=True,
+    )
+    layer.build(None)
+    step = Trainer(layer).train
+    step = tf.function(step, reduce_retracing=True) if graph else step
+    step({"f": tf.constant([0, 1])})
+    with pytest.raises(InvalidArgument, match="id 3 "):
+        step({"f": tf.constant([0, 3])})
+    np.testing.assert_array_equal(
+        layer.embedding_tables["t"], [[-1.0], [-1.0], [0.0]]
+    )
+    assert int(layer.step) == 1
+
+
+# Dtypes of ids.
+
+INTEGERS = {
+    d.name: d
+    for d in (
+        tf.int8,
+        tf.int16,
+        tf.int32,
+        tf.int64,
+        tf.uint8,
+        tf.uint16,
+        tf.uint32,
+        tf.uint64,
+    )
+}
+
+
+@functools.cache
+def counting_lookup(threshold, graph, rows):
+    """A function of ids to the activations of a table whose row i is [i]."""
+    values = tf_keras.initializers.Constant(np.arange(rows)[:, None])
+    table = tfrs_embed.TableConfig("user", rows, 1, values)
+    layer = tfrs_embed.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("id", table), "sgd", size_threshold=threshold
+    )
+    layer.build(None)
+    return tf.function(layer) if graph else layer
+
+
+@BOTH_ROUTES
+@BOTH_MODES
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_ids_of_any_integer_dtype_are_looked_up(dtype, threshold, graph):
+    dtype = INTEGERS[dtype]
+    # More rows than an 8-bit id can name.
+    lookup = counting_lookup(threshold, graph, 300)
+    ids = [0, 127, min(299, dtype.max)]
+    outputs = lookup(tf.constant(ids, dtype))
+    np.testing.assert_array_equal(outputs[:, 0], ids)
+    bags = lookup(tf.ragged.constant([ids, []], dtype))
+    np.testing.assert_allclose(bags[:, 0], [np.mean(ids), 0], rtol=1e-6)
+
+
+@BOTH_ROUTES
+@BOTH_MODES
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_the_largest_id_of_any_dtype_is_an_error_that_shows_it(
+    dtype, threshold, graph
+):
+    dtype = INTEGERS[dtype]
+    lookup = counting_lookup(threshold, graph, 10)
+    with pytest.raises(InvalidArgument, match=f" id {dtype.max} .*0 to 9"):
+        lookup(tf.constant([1, dtype.max], dtype))
+
+
+@BOTH_ROUTES
+@BOTH_MODES
+@pytest.mark.parametrize("rows", [10, 300])
+@pytest.mark.parametrize(
+    "dtype", [name for name, dtype in INTEGERS.items() if dtype.min < 0]
+)
+def test_the_smallest_id_of_any_signed_dtype_is_an_error_that_shows_it(
+    dtype, rows, threshold, graph
+):
+    dtype = INTEGERS[dtype]
+    lookup = counting_lookup(threshold, graph, rows)
+    with pytest.raises(InvalidArgument, match=f" id {dtype.min} .*{rows - 1}"):
+        lookup(tf.constant([1, dtype.min], dtype))
+
+
+@pytest.mark.parametrize("value", [2**63, 2**63 + 5, 2**64 - 1])
+@pytest.mark.parametrize("rows", [10, 2**40])
+def test_an_unsigned_id_of_64_bits_never_wraps_around(value, rows):
+    with pytest.raises(InvalidArgument, match=f" id {value} .* {rows - 1}"):
+        bags_of(rows, tf.constant([1, value], tf.uint64))
+
+
+def bags_of(rows, ids, invalid_ids="error"):
+    """The bags of a feature whose table would be too large to make."""
+    table = tfrs_embed.TableConfig("user", rows, 1)
+    spec = configs.parse(tfrs_embed.FeatureConfig("id", table))
+    [bags] = to_bags(spec.features, [ids], [None], invalid_ids)
+    return bags
+
+
+def test_rows_beyond_32_bits_have_ids_of_64():
+    ids = tf.constant([0, 2**31, 2**40 - 1], tf.int64)
+    bags = bags_of(2**40, ids)
+    np.testing.assert_array_equal(bags.ids, ids)
+    with pytest.raises(InvalidArgument, match=f" id {2**40} "):
+        bags_of(2**40, tf.constant([0, 2**40], tf.int64))
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.uint32])
+def test_a_table_may_have_more_rows_than_the_ids_dtype_can_name(dtype):
+    bags = bags_of(2**40, tf.constant([0, dtype.max], dtype))
+    assert bags.ids.dtype == tf.int64
+    np.testing.assert_array_equal(bags.ids, [0, dtype.max])
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_invalid_ids_of_any_dtype_can_count_as_absent(dtype):
+    dtype = INTEGERS[dtype]
+    ids = tf.constant([1, dtype.max, dtype.min, 9], dtype)
+    bags = bags_of(10, ids, invalid_ids="zero")
+    valid = [i for i in (1, dtype.max, dtype.min, 9) if 0 <= i < 10]
+    np.testing.assert_array_equal(bags.ids, valid)
+
+
+# Strategies.
+
+
+def one_device():
+    return tf.distribute.OneDeviceStrategy("/cpu:0")
+
+
+def simple_layer(threshold):
+    table = tpu.TableConfig(10, 2, name="user")
+    return tfrs_embed.PartialTPUEmbedding(
+        {"id": tpu.FeatureConfig(table)},
+        "adam",
+        size_threshold=threshold,
+        name="embeddings",
+    )
+
+
+@BOTH_ROUTES
+@pytest.mark.parametrize("built", [False, True], ids=["unbuilt", "built"])
+@pytest.mark.parametrize("run", [False, True], ids=["scope", "run"])
+def test_a_layer_is_not_called_under_a_strategy_it_was_not_made_under(
+    threshold, built, run
+):
+    layer, strategy = simple_layer(threshold), one_device()
+    if built:
+        layer.build(None)
+    inputs = {"id": tf.constant([1])}
+    message = "'embeddings' was made under .*Default.* OneDeviceStrategy"
+    with strategy.scope(), pytest.raises(RuntimeError, match=message):
+        if run:
+            strategy.run(layer, args=(inputs,))
+        else:
+            layer(inputs)
+
+
+@BOTH_ROUTES
+def test_a_layer_is_not_called_under_another_strategy_of_the_same_kind(
+    threshold,
+):
+    first, second = one_device(), one_device()
+    with first.scope():
+        layer = simple_layer(threshold)
+        layer.build(None)
+    before = state(layer)
+    trainer = Trainer(layer)
+    inputs = {"id": tf.constant([1])}
+    with (
+        second.scope(),
+        pytest.raises(RuntimeError, match="'embeddings' was made under"),
+    ):
+        second.run(trainer.train, args=(inputs,))
+    assert_unchanged(layer, before)
+    with first.scope():
+        first.run(trainer.train, args=(inputs,))
+    assert not np.array_equal(
+        before["user/parameters"], layer.embedding_tables["user"]
+    )
+
+
+TWO_REPLICAS = textwrap.dedent(
+    """
+    import tensorflow as tf
+    import tfrs_embed
+
+    [cpu] = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * 2
+    )
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    table = tfrs_embed.TableConfig("user", 10, 2, "ones")
+    feature = tfrs_embed.FeatureConfig("id", table)
+    with strategy.scope():
+        try:
+            tfrs_embed.PartialTPUEmbedding(feature, "sgd", size_threshold=5)
+        except NotImplementedError as error:
+            print("refused:", error)
+        small = tfrs_embed.PartialTPUEmbedding(feature, "sgd")
+    outputs = strategy.run(tf.function(small), args=(tf.constant([1, 9]),))
+    for output in strategy.experimental_local_results(outputs):
+        print("looked up:", output.numpy().tolist())
+    """
+)
+
+
+def test_large_tables_are_refused_on_two_replicas_and_small_ones_are_not():
+    # In a process of its own: TensorFlow's devices are set before its first op.
+    root = pathlib.Path(tfrs_embed.__file__).parents[1]
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(
+        [sys.executable, "-c", TWO_REPLICAS],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    refused, *looked_up = result.stdout.splitlines()
+    assert refused.startswith("refused: Table 'user': rows > size_threshold 5")
+    assert "MirroredStrategy has 2" in refused
+    assert looked_up == ["looked up: [[1.0, 1.0], [1.0, 1.0]]"] * 2

@@ -1,0 +1,612 @@
+"""What a configuration may be, and what is refused when it is made."""
+
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tfrs_embed import FeatureConfig, PartialTPUEmbedding, TableConfig, configs
+
+tpu = tf.tpu.experimental.embedding
+initializers = tf_keras.initializers
+Pair = collections.namedtuple("Pair", "first second")
+
+BOTH_ROUTES = pytest.mark.parametrize(
+    "threshold", [0, None], ids=["engine", "keras"]
+)
+TABLE = TableConfig("user", 10, 4)
+IDS = tf.constant([1, 2])
+
+
+def table(**changes):
+    arguments = {"name": "user", "vocabulary_size": 10, "embedding_dim": 4}
+    return TableConfig(**{**arguments, **changes})
+
+
+def feature(**changes):
+    return FeatureConfig(**{"name": "id", "table": TABLE, **changes})
+
+
+def make_layer(feature_config, threshold=0):
+    return PartialTPUEmbedding(feature_config, "sgd", size_threshold=threshold)
+
+
+def values(layer):
+    return {k: v.numpy() for k, v in layer.embedding_tables.items()}
+
+
+# A table.
+
+
+@pytest.mark.parametrize("name", ["", None, 3])
+def test_a_table_needs_a_name(name):
+    with pytest.raises(TypeError, match=rf"table's name .*{name!r}"):
+        table(name=name)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, 10.0, True, "10", None])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "vocabulary_size",
+        "embedding_dim",
+        "max_ids_per_partition",
+        "max_unique_ids_per_partition",
+    ],
+)
+def test_a_tables_sizes_are_positive_integers(field, size):
+    with pytest.raises(ValueError, match=f"'user': {field} .*>= 1.*{size!r}"):
+        table(**{field: size})
+
+
+def test_a_tables_sizes_may_be_numpy_integers():
+    config = table(vocabulary_size=np.int64(7), embedding_dim=np.uint8(3))
+    assert (config.vocabulary_size, config.embedding_dim) == (7, 3)
+    assert type(config.vocabulary_size) is int
+
+
+@pytest.mark.parametrize("combiner", ["max", "SUM", "", None, 1])
+def test_an_unknown_combiner_is_an_error_that_lists_the_known_ones(combiner):
+    with pytest.raises(ValueError, match="'user': combiner") as e:
+        table(combiner=combiner)
+    assert "['sum', 'mean', 'sqrtn']" in str(e.value)
+    assert repr(combiner) in str(e.value)
+
+
+def test_an_unknown_placement_is_an_error_that_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"'user': placement .*'auto'.*'tpu'"):
+        table(placement="tpu")
+
+
+@pytest.mark.parametrize(
+    "kind", [initializers.RandomNormal, tf.random_normal_initializer]
+)
+def test_an_initializer_class_is_an_error_that_asks_for_an_instance(kind):
+    message = rf"'user': initializer .*{kind.__name__}\(\)"
+    with pytest.raises(TypeError, match=message):
+        table(initializer=kind)
+    config = tpu.TableConfig(10, 4, kind, name="user")
+    with pytest.raises(TypeError, match=message):
+        make_layer(tpu.FeatureConfig(config))
+
+
+def test_an_initializer_that_cannot_be_called_is_an_error():
+    with pytest.raises(TypeError, match=r"'user': initializer .*list"):
+        table(initializer=[0.0])
+
+
+def test_an_unknown_initializer_name_is_an_error_that_shows_it():
+    with pytest.raises(ValueError, match="nonesuch"):
+        table(initializer="nonesuch")
+
+
+def test_a_table_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        table().combiner = "max"
+
+
+def test_tables_are_equal_only_to_themselves():
+    first, second = table(), table()
+    assert first == first
+    assert first != second
+    assert len({first, second}) == 2
+
+
+# A feature.
+
+
+@pytest.mark.parametrize("name", ["", None, 3])
+def test_a_feature_needs_a_name(name):
+    with pytest.raises(TypeError, match=rf"feature's name .*{name!r}"):
+        feature(name=name)
+
+
+@pytest.mark.parametrize("other", ["user", None, TableConfig, (10, 4)])
+def test_a_features_table_is_a_table_config(other):
+    with pytest.raises(TypeError, match="'id': table must be a TableConfig"):
+        feature(table=other)
+
+
+@pytest.mark.parametrize("length", [-1, 1.5, True, "3", None])
+def test_a_sequences_length_is_an_integer_that_is_not_negative(length):
+    message = rf"'id': max_sequence_length .*>= 0.*{length!r}"
+    with pytest.raises(ValueError, match=message):
+        feature(max_sequence_length=length)
+
+
+@pytest.mark.parametrize("field", ["input_shape", "output_shape"])
+@pytest.mark.parametrize("shape", [[0, 4], [-1, 4], [1.5, 4], ["a", 4]])
+def test_a_features_shapes_hold_positive_integers(field, shape):
+    with pytest.raises(ValueError, match=f"'id': {field} ") as e:
+        feature(**{field: shape})
+    assert repr(shape) in str(e.value)
+
+
+@pytest.mark.parametrize("shape", [[4], [8, 5], [8, None], [4, 8]])
+def test_an_output_shape_ends_in_the_tables_dim(shape):
+    with pytest.raises(ValueError, match=r"'id': output_shape .*\.\.\., 4\]"):
+        feature(output_shape=shape)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: feature(output_shape=[8, 2, 4], max_sequence_length=3),
+        lambda: feature(output_shape=[8, 4], max_sequence_length=3),
+        lambda: tpu.FeatureConfig(
+            tpu.TableConfig(10, 4, name="user"),
+            output_shape=[8, 2],
+            max_sequence_length=3,
+            name="id",
+        ),
+    ],
+)
+def test_a_sequence_that_contradicts_its_output_shape_is_an_error(make):
+    message = r"'id' \(table 'user'\).*max_sequence_length=3 .*output_shape"
+    with pytest.raises(ValueError, match=message):
+        make_layer(make())
+
+
+# TensorFlow's own configs.
+
+
+def test_tf_and_own_configs_give_the_same_activations():
+    rows = np.arange(40, dtype=np.float32).reshape(10, 4)
+    initializer = initializers.Constant(rows)
+    own = TableConfig("own", 10, 4, initializer, combiner="sqrtn")
+    theirs = tpu.TableConfig(10, 4, initializer, None, "sqrtn", "theirs")
+    layer = make_layer(
+        [
+            FeatureConfig("bag", own),
+            tpu.FeatureConfig(theirs),
+            FeatureConfig("sequence", own, max_sequence_length=2),
+            tpu.FeatureConfig(theirs, max_sequence_length=2),
+            FeatureConfig("shaped", own, output_shape=[2, 4]),
+            tpu.FeatureConfig(theirs, output_shape=[2]),
+        ]
+    )
+    bag = tf.ragged.constant([[1, 2, 3], []])
+    dense = tf.constant([[1, 2, 3], [4, 5, 6]])
+    outputs = layer([bag, bag, bag, bag, dense, dense])
+    for ours, tfs in zip(outputs[::2], outputs[1::2], strict=True):
+        np.testing.assert_array_equal(ours, tfs)
+    assert [o.shape.as_list() for o in outputs[::2]] == [
+        [2, 4],
+        [2, 2, 4],
+        [2, 4],
+    ]
+
+
+def test_an_own_feature_may_name_a_tf_table():
+    theirs = tpu.TableConfig(10, 4, name="theirs")
+    layer = make_layer(FeatureConfig("id", theirs, output_shape=[2, 4]))
+    assert layer(IDS).shape == [2, 4]
+
+
+def test_tf_tables_without_a_name_are_numbered():
+    unnamed = [tpu.TableConfig(10, 4) for _ in range(2)]
+    layer = make_layer([tpu.FeatureConfig(t) for t in (*unnamed, unnamed[0])])
+    assert sorted(layer.embedding_tables) == ["table_0", "table_1"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("dtype", tf.int32),
+        ("quantization_config", tpu.QuantizationConfig(8, -1.0, 1.0)),
+        ("layout", object()),
+    ],
+)
+def test_a_tf_tables_setting_that_is_unsupported_is_an_error(setting, value):
+    config = tpu.TableConfig(10, 4, name="user", **{setting: value})
+    with pytest.raises(ValueError, match=rf"'user': {setting} "):
+        make_layer(tpu.FeatureConfig(config))
+
+
+def test_a_tf_custom_combiner_is_an_error():
+    combiner = tpu.CustomCombiner(tf.function(lambda n, v: v[0]), 4)
+    config = tpu.TableConfig(10, 4, combiner=combiner, name="user")
+    with pytest.raises(ValueError, match="'user': combiner"):
+        make_layer(tpu.FeatureConfig(config))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("vocabulary_size", 0), ("dim", -1), ("combiner", "max")],
+)
+def test_a_tf_tables_field_that_was_assigned_is_checked(field, value):
+    config = tpu.TableConfig(10, 4, name="user")
+    setattr(config, field, value)
+    with pytest.raises(ValueError, match=rf"'user': {field} .*{value!r}"):
+        make_layer(tpu.FeatureConfig(config))
+
+
+def test_a_tf_features_output_shape_has_a_batch():
+    theirs = tpu.TableConfig(10, 4, name="user")
+    config = tpu.FeatureConfig(theirs, output_shape=[], name="id")
+    with pytest.raises(ValueError, match=r"'id': output_shape .*batch"):
+        make_layer(config)
+
+
+# Nestings.
+
+NESTINGS = {
+    "single": lambda leaf: leaf(0),
+    "dict": lambda leaf: {"b": leaf(0), "a": leaf(1), "c": leaf(2)},
+    "dict_of_integers": lambda leaf: {2: leaf(0), 1: leaf(1)},
+    "list": lambda leaf: [leaf(0), leaf(1)],
+    "tuple": lambda leaf: (leaf(0), leaf(1)),
+    "tuple_of_one": lambda leaf: (leaf(0),),
+    "namedtuple": lambda leaf: Pair(leaf(0), leaf(1)),
+    "mixed": lambda leaf: {
+        "user": [leaf(0), (leaf(1), leaf(2))],
+        "movie": Pair(leaf(3), {"z": leaf(4), "a": leaf(5)}),
+    },
+    "deep": lambda leaf: [{"a": ({"b": [[leaf(0)], leaf(1)]}, leaf(2))}],
+}
+
+
+def assert_same_nesting(actual, expected):
+    """Same containers, keys in the same order, equal arrays."""
+    if isinstance(expected, np.ndarray):
+        np.testing.assert_array_equal(actual, expected)
+        return
+    assert type(actual) is type(expected)
+    if isinstance(expected, dict):
+        assert list(actual) == list(expected)
+        actual, expected = actual.values(), expected.values()
+    for a, e in zip(actual, expected, strict=True):
+        assert_same_nesting(a, e)
+
+
+def numbered_feature(i):
+    """A feature whose rows are all `i`; every second one has a large table."""
+    rows = 100 if i % 2 else 10
+    config = TableConfig(f"t{i}", rows, 1, initializers.Constant(i))
+    return FeatureConfig(f"f{i}", config)
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+def test_outputs_are_nested_as_the_config_is(nesting):
+    nest = NESTINGS[nesting]
+    layer = make_layer(nest(numbered_feature), threshold=50)
+    outputs = layer(nest(lambda i: IDS))
+    assert_same_nesting(outputs, nest(lambda i: np.full([2, 1], i, np.float32)))
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+def test_weights_are_nested_as_the_config_is(nesting):
+    nest = NESTINGS[nesting]
+    config = TableConfig("t", 10, 1, initializers.Ones(), combiner="sum")
+    layer = make_layer(nest(lambda i: FeatureConfig(f"f{i}", config)))
+    outputs = layer(
+        nest(lambda i: IDS),
+        weights=nest(lambda i: tf.fill([2], float(i)) if i else None),
+    )
+    assert_same_nesting(
+        outputs, nest(lambda i: np.full([2, 1], i or 1, np.float32))
+    )
+
+
+def test_keys_of_the_inputs_may_come_in_any_order():
+    layer = make_layer({"a": numbered_feature(1), "b": numbered_feature(2)})
+    outputs = layer({"b": IDS, "a": IDS})
+    assert list(outputs) == ["a", "b"]
+    assert float(outputs["b"][0, 0]) == 2.0
+
+
+def test_lists_and_tuples_of_inputs_stand_for_each_other():
+    layer = make_layer([numbered_feature(0), numbered_feature(1)])
+    assert isinstance(layer((IDS, IDS)), list)
+
+
+def test_a_config_that_is_changed_later_does_not_change_the_layer():
+    nested = {"a": numbered_feature(0), "b": [numbered_feature(1)]}
+    layer = make_layer(nested)
+    nested["b"].clear()
+    nested["c"] = numbered_feature(2)
+    assert list(layer({"a": IDS, "b": [IDS]})) == ["a", "b"]
+
+
+@pytest.mark.parametrize("empty", [{}, [], (), {"a": [], "b": {}}])
+def test_a_config_without_features_is_an_error(empty):
+    with pytest.raises(ValueError, match="no features"):
+        make_layer(empty)
+
+
+@pytest.mark.parametrize("leaf", [TABLE, None, "id", 3, FeatureConfig])
+def test_a_config_of_something_else_is_an_error_that_says_where(leaf):
+    with pytest.raises(TypeError, match=r"FeatureConfig or .* at 'a/1/b'"):
+        make_layer({"a": [feature(), {"b": leaf}]})
+
+
+# The structure of inputs and weights.
+
+STRUCTURE = {
+    "a": feature(),
+    "b": [feature(), {"x": feature(), "y": feature()}],
+}
+WRONG_STRUCTURES = {
+    "missing key": (
+        {"a": IDS},
+        ValueError,
+        r"missing keys \['b'\].*has the keys \['a', 'b'\]",
+    ),
+    "unknown key": (
+        {"a": IDS, "b": [IDS, {"x": IDS, "y": IDS}], "c": IDS},
+        ValueError,
+        r"unknown keys \['c'\]",
+    ),
+    "misspelt key": (
+        {"a": IDS, "b": [IDS, {"x": IDS, "Y": IDS}]},
+        ValueError,
+        r"\['b/1'\] has unknown keys \['Y'\] and missing keys \['y'\]",
+    ),
+    "too short": (
+        {"a": IDS, "b": [IDS]},
+        ValueError,
+        r"\['b'\] must have 2 entries, got 1",
+    ),
+    "too long": (
+        {"a": IDS, "b": [IDS, {"x": IDS, "y": IDS}, IDS]},
+        ValueError,
+        r"\['b'\] must have 2 entries, got 3",
+    ),
+    "dict for a leaf": (
+        {"a": {"z": IDS}, "b": [IDS, {"x": IDS, "y": IDS}]},
+        TypeError,
+        r"\['a'\] must be one feature's tensor, .* keys \['z'\]",
+    ),
+    "list for a dict": (
+        {"a": IDS, "b": [IDS, [IDS, IDS]]},
+        TypeError,
+        r"\['b/1'\] must be a dict with the keys \['x', 'y'\], got list",
+    ),
+    "dict for a list": (
+        {"a": IDS, "b": {"0": IDS, "1": IDS}},
+        TypeError,
+        r"\['b'\] must be a list or tuple of 2 entries, got dict",
+    ),
+    "tensor for a list": (
+        {"a": IDS, "b": IDS},
+        TypeError,
+        r"\['b'\] must be a list or tuple of 2 entries, got",
+    ),
+    "tensor for the whole": (IDS, TypeError, "must be a dict with the keys"),
+}
+
+
+@pytest.fixture(scope="module")
+def structured():
+    return make_layer(STRUCTURE)
+
+
+@pytest.mark.parametrize("name", WRONG_STRUCTURES)
+def test_inputs_of_another_structure_are_an_error_that_says_where(
+    structured, name
+):
+    inputs, error, message = WRONG_STRUCTURES[name]
+    with pytest.raises(error, match=f"inputs.*{message}"):
+        structured(inputs)
+
+
+@pytest.mark.parametrize("name", WRONG_STRUCTURES)
+def test_weights_of_another_structure_are_an_error_that_says_where(
+    structured, name
+):
+    weights, error, message = WRONG_STRUCTURES[name]
+    with pytest.raises(error, match=f"weights.*{message}"):
+        structured(
+            {"a": IDS, "b": [IDS, {"x": IDS, "y": IDS}]}, weights=weights
+        )
+
+
+def test_a_dict_for_a_single_feature_is_an_error():
+    with pytest.raises(TypeError, match="inputs must be one feature's tensor"):
+        make_layer(feature())({"id": IDS})
+
+
+# Tables of a layer.
+
+
+@pytest.mark.parametrize(
+    "second",
+    [lambda: table(), lambda: tpu.TableConfig(10, 4, name="user")],
+    ids=["own", "tf"],
+)
+def test_two_tables_of_one_name_are_an_error_that_names_it(second):
+    with pytest.raises(ValueError, match="named 'user'"):
+        make_layer([FeatureConfig("a", table()), FeatureConfig("b", second())])
+
+
+@BOTH_ROUTES
+def test_features_that_name_one_config_share_one_table(threshold):
+    config = table()
+    layer = make_layer(
+        {name: FeatureConfig(name, config) for name in "ab"}, threshold
+    )
+    outputs = layer({"a": IDS, "b": IDS})
+    np.testing.assert_array_equal(outputs["a"], outputs["b"])
+    assert list(layer.embedding_tables) == ["user"]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "large"),
+    [(9, True), (10, False), (0, True), (-1, True), (None, False)],
+)
+def test_a_table_is_large_above_the_threshold(threshold, large):
+    layer = make_layer(feature(), threshold)
+    assert (layer.tpu_embedding is not None) == large
+
+
+def test_default_device_keeps_a_large_table_in_keras():
+    config = table(placement="default_device")
+    assert make_layer(FeatureConfig("id", config)).tpu_embedding is None
+
+
+@pytest.mark.parametrize("place", ["sparsecore", "sharded"])
+@BOTH_ROUTES
+def test_a_place_that_is_not_there_is_an_error(place, threshold):
+    config = FeatureConfig("id", table(placement=place))
+    with pytest.raises(ValueError, match=f"'user': placement='{place}'"):
+        make_layer(config, threshold)
+
+
+@pytest.mark.parametrize("threshold", [1.5, "0", True])
+def test_a_threshold_that_is_no_integer_is_an_error(threshold):
+    with pytest.raises(TypeError, match=f"size_threshold .*{threshold!r}"):
+        make_layer(feature(), threshold)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "error"),
+    [(0, ValueError), (-8, ValueError), (8.0, TypeError)],
+)
+def test_a_batch_size_is_a_positive_integer(batch_size, error):
+    with pytest.raises(error, match=f"batch_size .*{batch_size!r}"):
+        PartialTPUEmbedding(feature(), "sgd", batch_size=batch_size)
+
+
+def test_an_unknown_treatment_of_invalid_ids_is_an_error():
+    with pytest.raises(ValueError, match=r"invalid_ids .*'zero'.*'clip'"):
+        PartialTPUEmbedding(feature(), "sgd", invalid_ids="clip")
+
+
+# Initial values.
+
+
+def features_of(tables):
+    return [FeatureConfig(t.name, t) for t in tables]
+
+
+@BOTH_ROUTES
+def test_tables_without_an_initializer_start_different(threshold):
+    tables = [TableConfig(name, 10, 4) for name in "ab"]
+    found = values(make_layer(features_of(tables), threshold))
+    assert not np.allclose(found["a"], found["b"])
+
+
+@BOTH_ROUTES
+@pytest.mark.parametrize(
+    "make",
+    [initializers.RandomNormal, tf.random_normal_initializer],
+    ids=["keras", "tf"],
+)
+def test_tables_that_share_an_unseeded_initializer_start_different(
+    make, threshold
+):
+    shared = make()
+    tables = [TableConfig(name, 10, 4, shared) for name in "ab"]
+    found = values(make_layer(features_of(tables), threshold))
+    assert not np.allclose(found["a"], found["b"])
+
+
+def test_a_shared_unseeded_initializer_gives_different_values_on_two_routes():
+    shared = initializers.RandomNormal()
+    tables = [
+        TableConfig("a", 10, 4, shared),
+        TableConfig("b", 10, 4, shared, placement="default_device"),
+    ]
+    found = values(make_layer(features_of(tables)))
+    assert not np.allclose(found["a"], found["b"])
+
+
+@BOTH_ROUTES
+def test_tables_that_share_a_seeded_initializer_start_equal(threshold):
+    shared = initializers.RandomNormal(seed=1)
+    tables = [TableConfig(name, 10, 4, shared) for name in "ab"]
+    found = values(make_layer(features_of(tables), threshold))
+    np.testing.assert_array_equal(found["a"], found["b"])
+    assert found["a"].std() > 0
+
+
+def test_initial_values_do_not_depend_on_the_route():
+    config = table(initializer=initializers.RandomNormal(seed=1))
+    by_route = [
+        values(make_layer(FeatureConfig("id", config), threshold))["user"]
+        for threshold in (0, None)
+    ]
+    np.testing.assert_array_equal(*by_route)
+
+
+@BOTH_ROUTES
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        lambda shape: tf.fill(shape, 3.0),
+        lambda shape, dtype: tf.fill(shape, tf.cast(3, dtype)),
+        lambda shape, dtype=None, **kwargs: np.full(shape, 3.0, np.float32),
+        initializers.Constant(3.0),
+        tf.constant_initializer(3.0),
+    ],
+    ids=["shape", "shape_dtype", "optional_dtype", "keras", "tf"],
+)
+def test_any_function_of_a_shape_initializes_a_table(initializer, threshold):
+    config = FeatureConfig("id", table(initializer=initializer))
+    np.testing.assert_array_equal(
+        values(make_layer(config, threshold))["user"], np.full([10, 4], 3.0)
+    )
+
+
+def test_an_initializer_may_be_a_name():
+    config = FeatureConfig("id", table(initializer="ones"))
+    np.testing.assert_array_equal(
+        values(make_layer(config))["user"], np.ones([10, 4])
+    )
+
+
+@BOTH_ROUTES
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        lambda shape, dtype=None, **kwargs: tf.zeros([4, 10]),
+        lambda shape, dtype=None, **kwargs: tf.zeros([10]),
+        lambda shape, dtype=None, **kwargs: tf.zeros(shape, tf.int32),
+    ],
+    ids=["transposed", "rank", "dtype"],
+)
+def test_an_initializer_of_a_wrong_shape_is_an_error_that_names_the_table(
+    initializer, threshold
+):
+    layer = make_layer(
+        FeatureConfig("id", table(initializer=initializer)), threshold
+    )
+    for _ in range(2):  # A second attempt finds nothing half built.
+        with pytest.raises(ValueError, match=r"'user'.*\(10, 4\)"):
+            layer.build(None)
+
+
+def test_parsing_keeps_the_order_of_features_and_tables():
+    first, second = table(name="z"), table(name="a")
+    spec = configs.parse(
+        {
+            "b": FeatureConfig("1", first),
+            "a": FeatureConfig("2", second),
+            "c": FeatureConfig("3", first),
+        }
+    )
+    assert [f.name for f in spec.features] == ["b", "a", "c"]
+    assert [t.name for t in spec.tables] == ["z", "a"]

@@ -1,0 +1,569 @@
+"""The layers inside Keras: models, loops, precision, saving."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfrs_embed
+from tfrs_embed import FeatureConfig, PartialTPUEmbedding, TableConfig
+
+
+def make_layer(optimizer="adagrad", threshold=50, **kwargs):
+    """Two features share a large table, two have small ones."""
+    big = TableConfig(
+        "big", 100, 8, tf_keras.initializers.RandomUniform(seed=1)
+    )
+    small = TableConfig(
+        "small", 10, 4, tf_keras.initializers.RandomUniform(seed=2)
+    )
+    tiny = TableConfig(
+        "tiny", 5, 2, tf_keras.initializers.RandomUniform(seed=3)
+    )
+    return PartialTPUEmbedding(
+        {
+            "user": FeatureConfig("user", big),
+            "history": FeatureConfig("history", big),
+            "genre": FeatureConfig("genre", small),
+            "age": FeatureConfig("age", tiny),
+        },
+        optimizer=optimizer,
+        size_threshold=threshold,
+        **kwargs,
+    )
+
+
+def make_data(n=64, seed=0):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 5, n)
+    genre_lengths = rng.integers(0, 3, n)
+    inputs = {
+        "user": tf.constant(rng.integers(0, 100, n)),
+        "history": tf.RaggedTensor.from_row_lengths(
+            rng.integers(0, 100, lengths.sum()), lengths
+        ),
+        "genre": tf.RaggedTensor.from_row_lengths(
+            rng.integers(0, 10, genre_lengths.sum()), genre_lengths
+        ),
+        "age": tf.constant(rng.integers(0, 5, n), tf.int32),
+    }
+    return inputs, tf.constant(rng.normal(size=n), tf.float32)
+
+
+def functional(layer):
+    inputs = {
+        "user": tf_keras.Input((), dtype=tf.int64, name="user"),
+        "history": tf_keras.Input(
+            (None,), dtype=tf.int64, ragged=True, name="history"
+        ),
+        "genre": tf_keras.Input(
+            (None,), dtype=tf.int64, ragged=True, name="genre"
+        ),
+        "age": tf_keras.Input((), dtype=tf.int32, name="age"),
+    }
+    outputs = layer(inputs)
+    x = tf_keras.layers.Concatenate()(list(outputs.values()))
+    x = tf_keras.layers.Dense(
+        1, kernel_initializer=tf_keras.initializers.GlorotUniform(seed=4)
+    )(x)
+    return tf_keras.Model(inputs, x)
+
+
+class Subclassed(tf_keras.Model):
+    def __init__(self, layer):
+        super().__init__()
+        self.embeddings = layer
+        self.dense = tf_keras.layers.Dense(
+            1, kernel_initializer=tf_keras.initializers.GlorotUniform(seed=4)
+        )
+
+    def call(self, inputs):
+        outputs = self.embeddings(inputs)
+        return self.dense(tf.concat(list(outputs.values()), -1))
+
+
+MODELS = pytest.mark.parametrize("model_of", [functional, Subclassed])
+
+
+def tables_of(layer):
+    return {k: v.numpy() for k, v in layer.embedding_tables.items()}
+
+
+def assert_equal(a, b, **kwargs):
+    assert list(a) == list(b)
+    for key in a:
+        np.testing.assert_allclose(a[key], b[key], err_msg=key, **kwargs)
+
+
+def train_by_hand(layer, model, inputs, labels, steps):
+    """Plain eager steps: the behaviour that all other loops must have."""
+    optimizer = tf_keras.optimizers.SGD(0.1)
+    for _ in range(steps):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(
+                tf_keras.losses.mse(labels[:, None], model(inputs))
+            )
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return tables_of(layer)
+
+
+@MODELS
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_fit_trains_as_plain_steps_do(model_of, steps_per_execution):
+    inputs, labels = make_data()
+    layer = make_layer()
+    expected = train_by_hand(layer, model_of(layer), inputs, labels, steps=6)
+
+    layer = make_layer()
+    before = tables_of(layer)
+    model = model_of(layer)
+    model.compile(
+        tf_keras.optimizers.SGD(0.1),
+        "mse",
+        steps_per_execution=steps_per_execution,
+    )
+    dataset = tf.data.Dataset.from_tensors((inputs, labels)).repeat(6)
+    model.fit(dataset, verbose=0)
+    after = tables_of(layer)
+    assert_equal(after, expected, rtol=1e-4, atol=1e-6)
+    for name in before:
+        assert np.abs(after[name] - before[name]).max() > 1e-4, name
+    assert int(layer.step) == 6
+
+
+@MODELS
+def test_evaluate_and_predict_change_nothing(model_of):
+    inputs, labels = make_data()
+    layer = make_layer()
+    model = model_of(layer)
+    model.compile("sgd", "mse")
+    dataset = tf.data.Dataset.from_tensors((inputs, labels))
+    before = tables_of(layer)
+    model.evaluate(dataset, verbose=0)
+    model.predict(dataset, verbose=0)
+    model(inputs, training=True)
+    assert_equal(tables_of(layer), before, rtol=0)
+    assert int(layer.step) == 0
+
+
+def test_uneven_last_batch_is_trained():
+    inputs, labels = make_data(n=10)
+    layer = make_layer()
+    model = functional(layer)
+    model.compile("sgd", "mse")
+    dataset = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(4)
+    model.fit(dataset, verbose=0)
+    assert int(layer.step) == 3
+
+
+def test_frozen_layer_is_not_trained():
+    inputs, labels = make_data()
+    layer = make_layer()
+    layer.trainable = False
+    model = functional(layer)
+    model.compile("sgd", "mse")
+    before = tables_of(layer)
+    model.fit(inputs, labels, verbose=0)
+    assert layer.trainable_weights == []
+    assert_equal(tables_of(layer), before, rtol=0)
+
+
+def test_tables_are_weights_but_not_trainable_ones():
+    layer = make_layer()
+    layer.build(None)
+    trainable = [v.name for v in layer.trainable_weights]
+    assert [n.split("/")[-1] for n in trainable] == [
+        "gradient_trigger:0",
+        "embeddings:0",
+        "embeddings:0",
+    ]
+    names = [v.name for v in layer.weights]
+    assert len(set(names)) == len(names)
+    assert any(n.endswith("big/parameters:0") for n in names)
+    assert any(n.endswith("big/accumulators:0") for n in names)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
+def test_loss_scale_does_not_reach_the_tables(legacy):
+    """A scaled loss trains as the same loss unscaled."""
+    optimizers = tf_keras.optimizers.legacy if legacy else tf_keras.optimizers
+    inputs, labels = make_data()
+    results = {}
+    for scaled in (False, True):
+        layer = make_layer("sgd")
+        model = functional(layer)
+        optimizer = optimizers.SGD(0.1)
+        if scaled:
+            optimizer = tf_keras.mixed_precision.LossScaleOptimizer(
+                optimizer, initial_scale=1024
+            )
+        model.compile(optimizer, "mse")
+        model.fit(inputs, labels, epochs=3, verbose=0, batch_size=64)
+        results[scaled] = tables_of(layer)
+    assert_equal(results[True], results[False], rtol=1e-4, atol=1e-6)
+
+
+def test_overflowing_step_is_skipped_and_lowers_the_scale():
+    inputs, labels = make_data()
+    layer = make_layer("sgd")
+    model = functional(layer)
+    optimizer = tf_keras.mixed_precision.LossScaleOptimizer(
+        tf_keras.optimizers.SGD(0.1), initial_scale=2.0**120
+    )
+    model.compile(optimizer, "mse")
+    before = tables_of(layer)
+    kernel = model.trainable_variables[-2].numpy()
+    # The loss, scaled, is far above float32's largest number.
+    model.fit(inputs, labels * 1e10, verbose=0, batch_size=64)
+    assert_equal(tables_of(layer), before, rtol=0)
+    assert int(layer.step) == 0
+    assert float(optimizer.loss_scale) == 2.0**119
+    np.testing.assert_array_equal(model.trainable_variables[-2], kernel)
+
+
+def test_custom_loop_with_loss_scale_in_a_function():
+    inputs, labels = make_data()
+    layer = make_layer("sgd")
+    model = Subclassed(layer)
+    expected_layer = make_layer("sgd")
+    expected = train_by_hand(
+        expected_layer, Subclassed(expected_layer), inputs, labels, steps=2
+    )
+    optimizer = tf_keras.mixed_precision.LossScaleOptimizer(
+        tf_keras.optimizers.SGD(0.1), initial_scale=256
+    )
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(
+                tf_keras.losses.mse(labels[:, None], model(inputs))
+            )
+            scaled = optimizer.get_scaled_loss(loss)
+        variables = model.trainable_variables
+        gradients = tape.gradient(scaled, variables)
+        gradients = optimizer.get_unscaled_gradients(gradients)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    step()
+    step()
+    assert_equal(tables_of(layer), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(policy):
+    """Outputs are in the compute dtype on both routes, tables in float32."""
+    half = policy.removeprefix("mixed_")
+    inputs, labels = make_data()
+    layer = make_layer("sgd", dtype=policy)
+    outputs = layer(inputs)
+    assert {k: v.dtype.name for k, v in outputs.items()} == dict.fromkeys(
+        outputs, half
+    )
+    assert {v.dtype for v in layer.embedding_tables.values()} == {tf.float32}
+    full = make_layer("sgd")
+    for name, output in full(inputs).items():
+        np.testing.assert_allclose(
+            tf.cast(outputs[name], tf.float32), output, atol=1e-3, rtol=1e-2
+        )
+    tf_keras.mixed_precision.set_global_policy(policy)
+    try:
+        layer = make_layer("sgd")
+        model = functional(layer)
+        model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+        model.fit(inputs, labels, epochs=2, verbose=0, batch_size=64)
+    finally:
+        tf_keras.mixed_precision.set_global_policy("float32")
+    expected = train_by_hand(full, functional(full), inputs, labels, steps=2)
+    assert_equal(tables_of(layer), expected, rtol=0.05, atol=2e-3)
+
+
+def predictions_and_next_steps(model, inputs, labels):
+    """What a reloaded model must reproduce."""
+    before = model.predict(inputs, verbose=0)
+    model.fit(inputs, labels, epochs=2, verbose=0, batch_size=64)
+    return before, model.predict(inputs, verbose=0)
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("format", ["keras", "weights.h5", "h5", "tf", "ckpt"])
+def test_saved_model_continues_training_equally(tmp_path, format, pipelined):
+    inputs, labels = make_data()
+
+    def make():
+        layer = make_layer(
+            tf_keras.optimizers.Adam(0.1),
+            pipeline_execution_with_tensor_core=pipelined,
+        )
+        model = functional(layer)
+        # Without state: not every format holds that of Keras's optimizers.
+        model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    model = make()
+    model.fit(inputs, labels, epochs=3, verbose=0, batch_size=64)
+    path = str(tmp_path / f"model.{format}")
+    if format in ("keras", "h5", "tf"):
+        model.save(path, save_format=format)
+        reloaded = tf_keras.models.load_model(
+            path, custom_objects={"PartialTPUEmbedding": PartialTPUEmbedding}
+        )
+    else:
+        model.save_weights(path)
+        reloaded = make()
+        if format == "weights.h5":
+            # That format expects the metrics' variables, made by training.
+            reloaded.fit(inputs, labels, epochs=3, verbose=0, batch_size=64)
+        reloaded.load_weights(path)
+    for found, expected in zip(
+        predictions_and_next_steps(reloaded, inputs, labels),
+        predictions_and_next_steps(model, inputs, labels),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_exported_model_serves(tmp_path, pipelined):
+    inputs, labels = make_data()
+    layer = make_layer(pipeline_execution_with_tensor_core=pipelined)
+    model = functional(layer)
+    model.compile("sgd", "mse")
+    model.fit(inputs, labels, verbose=0, batch_size=64)
+    expected = model(inputs)
+    signature = {
+        name: (
+            tf.RaggedTensorSpec([None, None], ids.dtype)
+            if isinstance(ids, tf.RaggedTensor)
+            else tf.TensorSpec([None], ids.dtype)
+        )
+        for name, ids in inputs.items()
+    }
+    module = tf.Module()
+    module.model = model
+    module.serve = tf.function(model, input_signature=[signature])
+    tf.saved_model.save(module, str(tmp_path))
+    served = tf.saved_model.load(str(tmp_path))
+    np.testing.assert_allclose(served.serve(inputs), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize("threshold", [0, 50, None])
+def test_checkpoint_restores_whatever_the_threshold(tmp_path, built, threshold):
+    inputs, labels = make_data()
+    layer = make_layer()
+    train_by_hand(layer, functional(layer), inputs, labels, steps=2)
+    path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "ckpt"))
+    names = {name for name, _ in tf.train.list_variables(path)}
+    suffix = "/.ATTRIBUTES/VARIABLE_VALUE"
+    assert {n for n in names if n.startswith("layer/")} == {
+        f"layer/{n}{suffix}"
+        for n in (
+            "step",
+            "tables/big/parameters",
+            "tables/big/accumulators",
+            "tables/small/parameters",
+            "tables/tiny/parameters",
+        )
+    }
+
+    other = make_layer(threshold=threshold)
+    if built:
+        other.build(None)
+    status = tf.train.Checkpoint(layer=other).restore(path)
+    assert_equal(tables_of(other), tables_of(layer), rtol=0)
+    status.expect_partial()
+    if threshold == 50:
+        status.assert_existing_objects_matched()
+        slots = other.tables["big"].slots["accumulators"]
+        np.testing.assert_array_equal(
+            slots, layer.tables["big"].slots["accumulators"]
+        )
+        assert int(other.step) == 2
+
+
+def test_saving_applies_what_is_pending(tmp_path):
+    inputs, labels = make_data()
+    layer = make_layer(pipeline_execution_with_tensor_core=True)
+    model = functional(layer)
+    model.compile("sgd", "mse")
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    before = tables_of(layer)["big"]
+    for _ in range(2):  # TensorFlow treats a second save differently.
+        model.fit(inputs, labels, verbose=0, batch_size=64)
+        path = checkpoint.save(str(tmp_path / "ckpt"))
+        saved = tf.train.load_variable(
+            path, "layer/tables/big/parameters/.ATTRIBUTES/VARIABLE_VALUE"
+        )
+        assert np.abs(saved - before).max() > 1e-4
+        np.testing.assert_array_equal(saved, tables_of(layer)["big"])
+        before = saved
+
+
+@pytest.mark.parametrize("as_config", ["own", "tpu"])
+def test_config_round_trip(as_config):
+    if as_config == "own":
+        layer = make_layer(tf_keras.optimizers.Adam(0.1), name="embeddings")
+    else:
+        tpu = tf.tpu.experimental.embedding
+        table = tpu.TableConfig(
+            100, 8, optimizer=tpu.FTRL(0.2, beta=0.1), combiner="sum"
+        )
+        layer = PartialTPUEmbedding(
+            [
+                tpu.FeatureConfig(table, output_shape=[4]),
+                (tpu.FeatureConfig(table, max_sequence_length=3),),
+            ],
+            tpu.Adagrad(
+                tf_keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+            ),
+            size_threshold=10,
+            invalid_ids="zero",
+            pipeline_execution_with_tensor_core=True,
+            batch_size=4,
+            dtype="mixed_bfloat16",
+        )
+    config = layer.get_config()
+    kept = str(config)
+    other = PartialTPUEmbedding.from_config(config)
+    assert str(config) == kept
+    assert str(other.get_config()) == kept
+    assert str(other.placement) == str(layer.placement)
+    if as_config == "own":
+        inputs, _ = make_data()
+        assert_equal(other(inputs), layer(inputs), rtol=1e-6)
+    else:
+        inputs = [
+            tf.constant([1, 2, 3, -4]),
+            (tf.ragged.constant([[1], [2, 3, 4, 5]]),),
+        ]
+        a, (b,) = other(inputs)
+        assert a.shape == (4, 8) and b.shape == (2, 3, 8)
+        assert a.dtype == tf.bfloat16
+
+
+@pytest.mark.parametrize(
+    "make_strategy",
+    [
+        lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
+        lambda: tf.distribute.MirroredStrategy(["/cpu:0"]),
+    ],
+    ids=["one_device", "mirrored"],
+)
+def test_one_replica_strategies_train_alike(make_strategy):
+    inputs, labels = make_data()
+    layer = make_layer()
+    expected = train_by_hand(layer, functional(layer), inputs, labels, steps=3)
+    with make_strategy().scope():
+        layer = make_layer()
+        model = functional(layer)
+        model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+    model.fit(inputs, labels, epochs=3, verbose=0, batch_size=64)
+    assert_equal(tables_of(layer), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_tfrs_ranking_with_composite_optimizer():
+    tfrs = pytest.importorskip("tensorflow_recommenders")
+    big = TableConfig("big", 100, 16)
+    small = TableConfig("small", 10, 16)
+    layer = PartialTPUEmbedding(
+        {
+            "big": FeatureConfig("big", big),
+            "small": FeatureConfig("small", small),
+        },
+        tf_keras.optimizers.legacy.Adagrad(0.1),
+        size_threshold=50,
+    )
+    model = tfrs.experimental.models.Ranking(
+        layer,
+        bottom_stack=tfrs.layers.blocks.MLP([16]),
+        top_stack=tfrs.layers.blocks.MLP([8, 1], final_activation="sigmoid"),
+    )
+    optimizer = tfrs.experimental.optimizers.CompositeOptimizer(
+        [
+            (
+                tf_keras.optimizers.legacy.Adagrad(0.1),
+                lambda: model.embedding_trainable_variables,
+            ),
+            (
+                tf_keras.optimizers.legacy.Adam(),
+                lambda: model.dense_trainable_variables,
+            ),
+        ]
+    )
+    model.compile(optimizer, steps_per_execution=2)
+    rng = np.random.default_rng(0)
+    features = {
+        "dense_features": rng.normal(size=(64, 4)).astype(np.float32),
+        "sparse_features": {
+            "big": rng.integers(0, 100, 64),
+            "small": rng.integers(0, 10, 64),
+        },
+    }
+    labels = rng.integers(0, 2, 64)
+    before = tables_of(layer)
+    dataset = tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
+    model.fit(dataset, epochs=1, verbose=0)
+    after = tables_of(layer)
+    assert int(layer.step) == 4
+    assert int(optimizer.iterations) == 4
+    for name in before:
+        assert np.abs(after[name] - before[name]).max() > 1e-3, name
+
+
+def test_empty_dict_looks_nothing_up():
+    layer = make_layer()
+    assert layer({}) == {}
+    assert layer.trainable_variables == []
+    assert sorted(layer(make_data()[0])) == ["age", "genre", "history", "user"]
+
+
+def test_placement_report():
+    layer = make_layer("adam")
+    report = layer.placement
+    assert [t.table for t in report.tables] == ["big", "small", "tiny"]
+    big, small, _ = report.tables
+    assert (big.engine, small.engine) == ("one device", "Keras")
+    assert big.features == ("user", "history")
+    assert big.bytes == 100 * 8 * 4 * 3  # The table, two slots.
+    assert big.optimizer == "Adam" and small.optimizer == "the model's"
+    assert report.total_rows == 115
+    assert report.total_bytes == big.bytes + (10 * 4 + 5 * 2) * 4
+    text = str(report)
+    assert "rows > size_threshold 50" in text
+    assert "3 tables" in text.splitlines()[-1]
+    assert "4 features" in text.splitlines()[-1]
+
+
+def test_keras_layers_and_engine_are_reachable():
+    layer = make_layer()
+    assert sorted(layer.keras_embedding_layers) == ["age", "genre"]
+    genre = layer.keras_embedding_layers["genre"]
+    assert isinstance(genre, tfrs_embed.Embedding)
+    assert (genre.input_dim, genre.output_dim) == (10, 4)
+    [(config, table)] = layer.tpu_embedding.embedding_tables.items()
+    assert config.name == "big" and table.shape == (100, 8)
+    assert make_layer(threshold=None).tpu_embedding is None
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "weights"])
+def test_restoring_drops_what_is_pending(tmp_path, how):
+    inputs, labels = make_data()
+    layer = make_layer(pipeline_execution_with_tensor_core=True)
+    model = functional(layer)
+    model.compile("sgd", "mse")
+    model.evaluate(inputs, labels, verbose=0)
+    before = tables_of(layer)["big"]
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    if how == "checkpoint":
+        path = checkpoint.save(str(tmp_path / "ckpt"))
+        restore = checkpoint.restore
+    else:
+        path = str(tmp_path / "model.weights.h5")
+        model.save_weights(path)
+        restore = model.load_weights
+    model.fit(inputs, labels, verbose=0, batch_size=64)
+    restore(path)
+    np.testing.assert_array_equal(tables_of(layer)["big"], before)

@@ -1,0 +1,682 @@
+"""What becomes a table optimizer, and that it trains as its original does."""
+
+import itertools
+import json
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_recommenders as tfrs
+import tf_keras
+
+import tfrs_embed
+from helpers import assert_unchanged, state, train
+from tfrs_embed import optimizers as rules
+from tfrs_embed.optimizers import convert
+
+tpu = tf.tpu.experimental.embedding
+new, legacy = tf_keras.optimizers, tf_keras.optimizers.legacy
+schedules = tf_keras.optimizers.schedules
+MODULES = {"new": new, "legacy": legacy}
+
+BOTH_MODES = pytest.mark.parametrize(
+    "graph", [False, True], ids=["eager", "graph"]
+)
+
+
+def make_layer(optimizer, rows=4, dim=3, table_optimizer=None, **kwargs):
+    """A layer of one large table, "t"."""
+    table = tfrs_embed.TableConfig(
+        "t",
+        rows,
+        dim,
+        initializer=tf_keras.initializers.RandomNormal(seed=1),
+        optimizer=table_optimizer,
+    )
+    return tfrs_embed.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("f", table),
+        optimizer,
+        size_threshold=0,
+        **kwargs,
+    )
+
+
+class Probe:
+    """Trains a row with the gradient 1 by SGD, and tells the rate it took."""
+
+    def __init__(self, optimizer, graph, **kwargs):
+        self.layer = make_layer(optimizer, rows=1, dim=1, **kwargs)
+        self.table = self.layer.embedding_tables["t"]
+        self._step = tf.function(self._train) if graph else self._train
+
+    def _train(self):
+        train(self.layer, tf.constant([0]), tf.ones([1, 1]))
+
+    def rate(self):
+        """Makes a step and returns its learning rate."""
+        self.table.assign([[0.0]])
+        self._step()
+        return -self.table.numpy().item()
+
+
+# What is accepted.
+
+FORMS = {
+    "sgd": (lambda: "sgd", rules.SGD(), 0.01),
+    "adagrad": (lambda: "adagrad", rules.Adagrad(), 0.001),
+    "adagrad_momentum": (
+        lambda: "adagrad_momentum",
+        rules.AdagradMomentum(),
+        0.001,
+    ),
+    "adam": (lambda: "adam", rules.Adam(), 0.001),
+    "ftrl": (lambda: "ftrl", rules.FTRL(), 0.001),
+    "Adam": (lambda: "Adam", rules.Adam(), 0.001),
+    "tpu_sgd": (lambda: tpu.SGD(0.3), rules.SGD(), 0.3),
+    "tpu_sgd_not_accumulated": (
+        lambda: tpu.SGD(0.3, use_gradient_accumulation=False),
+        rules.SGD(),
+        0.3,
+    ),
+    "tpu_adagrad": (
+        lambda: tpu.Adagrad(0.3, initial_accumulator_value=0.2),
+        rules.Adagrad(0.2),
+        0.3,
+    ),
+    "tpu_adagrad_momentum": (
+        lambda: tpu.AdagradMomentum(
+            0.3,
+            momentum=0.8,
+            use_nesterov=True,
+            exponent=3,
+            beta2=0.9,
+            epsilon=1e-3,
+        ),
+        rules.AdagradMomentum(0.8, True, 3.0, 0.9, 1e-3),
+        0.3,
+    ),
+    "tpu_adam": (
+        lambda: tpu.Adam(
+            0.3, beta_1=0.7, beta_2=0.8, epsilon=1e-3, sum_inside_sqrt=False
+        ),
+        rules.Adam(0.7, 0.8, 1e-3, sum_inside_sqrt=False),
+        0.3,
+    ),
+    "tpu_ftrl": (
+        lambda: tpu.FTRL(
+            0.3,
+            learning_rate_power=-0.6,
+            l1_regularization_strength=0.1,
+            l2_regularization_strength=0.2,
+            beta=0.4,
+            initial_accumulator_value=0.5,
+            multiply_linear_by_learning_rate=True,
+        ),
+        rules.FTRL(-0.6, 0.1, 0.2, 0.4, 0.5, True),
+        0.3,
+    ),
+    "new_adagrad": (
+        # sqrt(a + epsilon) is sqrt(a) of a larger initial accumulator.
+        lambda: new.Adagrad(0.3, initial_accumulator_value=0.25, epsilon=0.5),
+        rules.Adagrad(0.75),
+        0.3,
+    ),
+    "legacy_adagrad": (
+        lambda: legacy.Adagrad(0.3, initial_accumulator_value=0.25),
+        rules.Adagrad(0.25),
+        0.3,
+    ),
+    **{
+        f"{name}_sgd": (lambda m=module: m.SGD(0.3), rules.SGD(), 0.3)
+        for name, module in MODULES.items()
+    },
+    **{
+        f"{name}_adam": (
+            lambda m=module: m.Adam(0.3, beta_1=0.7, beta_2=0.8, epsilon=1e-3),
+            rules.Adam(0.7, 0.8, 1e-3, sum_inside_sqrt=False),
+            0.3,
+        )
+        for name, module in MODULES.items()
+    },
+    **{
+        f"{name}_ftrl": (
+            lambda m=module: m.Ftrl(
+                0.3,
+                learning_rate_power=-0.6,
+                l1_regularization_strength=0.1,
+                l2_regularization_strength=0.2,
+                beta=0.4,
+                initial_accumulator_value=0.5,
+            ),
+            rules.FTRL(-0.6, 0.1, 0.2, 0.4, 0.5),
+            0.3,
+        )
+        for name, module in MODULES.items()
+    },
+    **{
+        f"{name}_loss_scaled": (
+            lambda m=module: tf_keras.mixed_precision.LossScaleOptimizer(
+                m.SGD(0.3)
+            ),
+            rules.SGD(),
+            0.3,
+        )
+        for name, module in MODULES.items()
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_accepted_form_becomes_its_rule_and_rate(form):
+    make, rule, rate = FORMS[form]
+    optimizer = convert(make(), "Table 't'")
+    assert optimizer.rule == rule
+    assert optimizer.learning_rate == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_stored_as_json_becomes_the_same_rule_and_rate(form):
+    make, rule, rate = FORMS[form]
+    stored = json.loads(json.dumps(rules.serialize(make())))
+    optimizer = convert(stored, "Table 't'")
+    assert optimizer.rule == rule
+    assert optimizer.learning_rate == pytest.approx(rate)
+
+
+# What a Keras optimizer does to a table is what it does to a variable.
+
+SCHEDULE = schedules.ExponentialDecay(0.3, decay_steps=2, decay_rate=0.5)
+KERAS = {
+    "sgd": lambda m: m.SGD(0.3),
+    "sgd_scheduled": lambda m: m.SGD(SCHEDULE),
+    "adagrad": lambda m: m.Adagrad(0.3, initial_accumulator_value=0.2),
+    "adagrad_scheduled": lambda m: m.Adagrad(SCHEDULE),
+    "adam": lambda m: m.Adam(0.1),
+    "adam_settings": lambda m: m.Adam(
+        0.1, beta_1=0.7, beta_2=0.8, epsilon=1e-2
+    ),
+    "adam_scheduled": lambda m: m.Adam(SCHEDULE),
+    "ftrl": lambda m: m.Ftrl(0.3),
+    "ftrl_beta": lambda m: m.Ftrl(0.3, beta=0.4),
+    "ftrl_l1": lambda m: m.Ftrl(0.3, l1_regularization_strength=0.5),
+    "ftrl_l2": lambda m: m.Ftrl(0.3, l2_regularization_strength=0.5),
+    "ftrl_all": lambda m: m.Ftrl(
+        0.3,
+        learning_rate_power=-0.6,
+        initial_accumulator_value=0.4,
+        l1_regularization_strength=0.2,
+        l2_regularization_strength=0.3,
+        beta=0.4,
+    ),
+    "ftrl_scheduled": lambda m: m.Ftrl(SCHEDULE, beta=0.4),
+}
+ORIGINALS = {
+    **{
+        f"{module}_{name}": (
+            lambda m=MODULES[module], make=KERAS[name]: make(m)
+        )
+        for module, name in itertools.product(MODULES, KERAS)
+    },
+    "new_adagrad_epsilon": lambda: new.Adagrad(0.3, epsilon=0.1),
+    "legacy_sgd_decay": lambda: legacy.SGD(0.3, decay=0.5),
+    "legacy_adagrad_decay": lambda: legacy.Adagrad(0.3, decay=0.5),
+    "legacy_adam_decay": lambda: legacy.Adam(0.3, decay=0.5),
+    "legacy_ftrl_decay": lambda: legacy.Ftrl(0.3, decay=0.5),
+    "legacy_sgd_scheduled_decay": lambda: legacy.SGD(SCHEDULE, decay=0.5),
+}
+
+
+def assert_trains_as(original, make, graph=False):
+    """Trains a table and a variable, each row in every step, and compares."""
+    layer = make_layer(make())
+    variable = tf.Variable(layer.embedding_tables["t"])
+    rng = np.random.default_rng(0)
+    step = tf.function(train) if graph else train
+    start = variable.numpy()
+    for _ in range(5):
+        order = rng.permutation(variable.shape[0])
+        gradient = rng.normal(size=variable.shape).astype(np.float32)
+        # Each row is looked up twice; its gradient is the sum of both.
+        step(
+            layer,
+            tf.constant([order, order]),
+            tf.stack([0.25 * gradient[order], 0.75 * gradient[order]]),
+        )
+        original.apply_gradients([(tf.constant(gradient), variable)])
+    assert not np.allclose(variable, start, atol=1e-2)
+    np.testing.assert_allclose(
+        layer.embedding_tables["t"], variable, rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_a_keras_optimizer_trains_a_table_as_it_trains_a_variable(name):
+    make = ORIGINALS[name]
+    assert_trains_as(make(), make)
+
+
+@pytest.mark.parametrize(
+    "name", ["new_adam_scheduled", "legacy_adam_decay", "legacy_ftrl_all"]
+)
+def test_a_keras_optimizer_trains_alike_in_a_function(name):
+    make = ORIGINALS[name]
+    assert_trains_as(make(), make, graph=True)
+
+
+def test_a_loss_scale_optimizer_trains_as_its_inner_optimizer():
+    assert_trains_as(
+        new.Adam(0.1),
+        lambda: tf_keras.mixed_precision.LossScaleOptimizer(new.Adam(0.1)),
+    )
+
+
+def test_rows_that_are_not_looked_up_keep_values_and_slots():
+    layer = make_layer(new.Adam(0.1))
+    train(layer, tf.constant([0, 1, 2, 3]), tf.ones([4, 3]))
+    before = state(layer)
+    train(layer, tf.constant([1]), tf.ones([1, 3]))
+    after = state(layer)
+    for name in ("t/parameters", "t/momenta", "t/velocities"):
+        changed = (before[name] != after[name]).all(axis=1)
+        np.testing.assert_array_equal(changed, [False, True, False, False])
+
+
+# What is refused.
+
+
+class OwnSGD(new.SGD):
+    """A subclass, whose update could be anything."""
+
+
+REFUSED_SETTINGS = {
+    **{
+        f"{name}_{setting}": (make, setting)
+        for name, m in MODULES.items()
+        for setting, make in {
+            "momentum": lambda m=m: m.SGD(0.1, momentum=0.9),
+            "nesterov": lambda m=m: m.SGD(0.1, nesterov=True),
+            "amsgrad": lambda m=m: m.Adam(0.1, amsgrad=True),
+            "clipnorm": lambda m=m: m.SGD(0.1, clipnorm=1.0),
+            "clipvalue": lambda m=m: m.Adagrad(0.1, clipvalue=1.0),
+            "global_clipnorm": lambda m=m: m.Adam(0.1, global_clipnorm=1.0),
+            "l2_shrinkage_regularization_strength": lambda m=m: m.Ftrl(
+                0.1, l2_shrinkage_regularization_strength=0.1
+            ),
+        }.items()
+    },
+    "new_weight_decay": (
+        lambda: new.Adam(0.1, weight_decay=0.01),
+        "weight_decay",
+    ),
+    "new_use_ema": (lambda: new.SGD(0.1, use_ema=True), "use_ema"),
+    "legacy_epsilon": (lambda: legacy.Adagrad(0.1, epsilon=1e-3), "epsilon"),
+    "legacy_gradient_transformers": (
+        lambda: legacy.SGD(0.1, gradient_transformers=[lambda pairs: pairs]),
+        "gradient_transformers",
+    ),
+    "loss_scaled_momentum": (
+        lambda: tf_keras.mixed_precision.LossScaleOptimizer(
+            new.SGD(0.1, momentum=0.9)
+        ),
+        "momentum",
+    ),
+    **{
+        f"tpu_{kind.__name__}_{setting}": (
+            lambda kind=kind, setting=setting, value=value: kind(
+                0.1, **{setting: value}
+            ),
+            setting,
+        )
+        for kind in (
+            tpu.SGD,
+            tpu.Adagrad,
+            tpu.AdagradMomentum,
+            tpu.Adam,
+            tpu.FTRL,
+        )
+        for setting, value in {
+            "clip_weight_min": -1.0,
+            "clip_weight_max": 1.0,
+            "weight_decay_factor": 0.01,
+            "clipvalue": 1.0,
+        }.items()
+    },
+    "tpu_one_sided_clipvalue": (
+        lambda: tpu.SGD(0.1, clipvalue=(None, 1.0)),
+        "clipvalue",
+    ),
+    "tpu_lazy_adam": (lambda: tpu.Adam(0.1, lazy_adam=False), "lazy_adam"),
+    **{
+        f"tpu_{kind.__name__}_{setting}": (
+            lambda kind=kind, setting=setting, value=value: kind(
+                0.1, **{setting: value}
+            ),
+            setting,
+        )
+        for kind in (tpu.Adagrad, tpu.AdagradMomentum, tpu.Adam, tpu.FTRL)
+        for setting, value in {
+            "use_gradient_accumulation": False,
+            "slot_variable_creation_fn": lambda *args: {},
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_SETTINGS)
+def test_a_setting_that_no_rule_honours_is_an_error_that_names_it(name):
+    make, setting = REFUSED_SETTINGS[name]
+    with pytest.raises(ValueError, match=rf"Table 't': .*\b{setting}=") as e:
+        make_layer(None, table_optimizer=make())
+    # What it was given for, what it is.
+    assert type(getattr(make(), "inner_optimizer", make())).__name__ in str(
+        e.value
+    )
+
+
+REFUSED_KINDS = {
+    "RMSprop": lambda: new.RMSprop(0.1),
+    "legacy RMSprop": lambda: legacy.RMSprop(0.1),
+    "AdamW": lambda: new.AdamW(0.1),
+    "Nadam": lambda: legacy.Nadam(0.1),
+    "OwnSGD": lambda: OwnSGD(0.1),
+    "Keras 3": lambda: keras.optimizers.Adam(0.1),
+    "CompositeOptimizer": lambda: (
+        tfrs.experimental.optimizers.CompositeOptimizer(
+            [(legacy.SGD(0.1), list)]
+        )
+    ),
+    "CustomOptimizer": lambda: tpu.CustomOptimizer(tf.function(lambda: None)),
+    "float": lambda: 0.1,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_KINDS)
+def test_another_optimizer_is_an_error_that_names_it(name):
+    with pytest.raises(TypeError, match="PartialTPUEmbedding's optimizer") as e:
+        make_layer(REFUSED_KINDS[name]())
+    assert name.split()[-1] in str(e.value)
+
+
+@pytest.mark.parametrize("kind", [tpu.FTRL, new.Ftrl, legacy.Ftrl, new.RMSprop])
+def test_an_optimizer_class_is_an_error_that_asks_for_an_instance(kind):
+    with pytest.raises(TypeError, match=rf"class {kind.__name__}\b"):
+        make_layer(kind)
+
+
+@pytest.mark.parametrize("threshold", [0, None], ids=["engine", "keras"])
+@pytest.mark.parametrize("own", [False, True], ids=["layer's", "table's"])
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones(own, threshold):
+    with pytest.raises(ValueError, match=r"'adamax'.*'adagrad_momentum'"):
+        table = tfrs_embed.TableConfig(
+            "t", 4, 3, optimizer="adamax" if own else None
+        )
+        tfrs_embed.PartialTPUEmbedding(
+            tfrs_embed.FeatureConfig("f", table),
+            "sgd" if own else "adamax",
+            size_threshold=threshold,
+        )
+
+
+# Learning rates.
+
+
+@BOTH_MODES
+def test_a_number_is_the_rate_of_every_step(graph):
+    probe = Probe(tpu.SGD(0.5), graph)
+    assert [probe.rate() for _ in range(3)] == [0.5, 0.5, 0.5]
+
+
+@BOTH_MODES
+def test_a_variable_is_read_at_each_step(graph):
+    rate = tf.Variable(0.5)
+    probe = Probe(tpu.SGD(rate), graph)
+    assert probe.rate() == 0.5
+    rate.assign(0.25)
+    assert probe.rate() == 0.25
+
+
+@BOTH_MODES
+def test_a_callable_that_returns_a_tensor_is_called_at_each_step(graph):
+    half = tf.Variable(0.25)
+    probe = Probe(tpu.SGD(lambda: 2.0 * half), graph)
+    assert probe.rate() == 0.5
+    half.assign(0.5)
+    assert probe.rate() == 1.0
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("number", [float, int, np.float64])
+def test_a_callable_that_returns_a_number_is_called_at_each_step(number, graph):
+    rates = {"now": number(2)}
+    probe = Probe(tpu.SGD(lambda: rates["now"]), graph)
+    assert probe.rate() == 2.0
+    rates["now"] = number(1)
+    assert probe.rate() == 1.0
+
+
+@BOTH_MODES
+def test_a_legacy_keras_optimizers_callable_is_called_at_each_step(graph):
+    rates = {"now": 0.5}
+    probe = Probe(legacy.SGD(lambda: rates["now"]), graph)
+    assert probe.rate() == 0.5
+    rates["now"] = 0.25
+    assert probe.rate() == 0.25
+
+
+@BOTH_MODES
+@pytest.mark.parametrize(
+    "make", [tpu.SGD, new.SGD, legacy.SGD], ids=["tpu", "new", "legacy"]
+)
+def test_a_schedule_advances_once_a_step(make, graph):
+    probe = Probe(
+        make(schedules.PiecewiseConstantDecay([0, 1], [4.0, 2.0, 1.0])), graph
+    )
+    assert [probe.rate() for _ in range(4)] == [4.0, 2.0, 1.0, 1.0]
+
+
+def test_a_schedule_advances_once_a_step_however_many_tables_it_serves():
+    optimizer = new.SGD(
+        schedules.PiecewiseConstantDecay([0, 1], [4.0, 2.0, 1.0])
+    )
+    tables = [
+        tfrs_embed.TableConfig(name, 1, 1, initializer="zeros")
+        for name in ("a", "b")
+    ]
+    layer = tfrs_embed.PartialTPUEmbedding(
+        [tfrs_embed.FeatureConfig("f", t) for t in (*tables, *tables)],
+        optimizer,
+        size_threshold=0,
+    )
+    ids = [tf.constant([0])] * 4
+    total = 0.0
+    for rate in (4.0, 2.0, 1.0):
+        train(layer, ids, [tf.ones([1, 1])] * 4)
+        total -= 2 * rate  # Two features a table.
+        for table in layer.embedding_tables.values():
+            assert table.numpy().item() == total
+
+
+@BOTH_MODES
+def test_a_legacy_decay_advances_once_a_step(graph):
+    probe = Probe(legacy.SGD(1.0, decay=1.0), graph)
+    assert [probe.rate() for _ in range(3)] == pytest.approx([1, 1 / 2, 1 / 3])
+
+
+@BOTH_MODES
+@pytest.mark.parametrize(
+    "make",
+    [
+        new.SGD,
+        legacy.SGD,
+        lambda rate: tf_keras.mixed_precision.LossScaleOptimizer(new.SGD(rate)),
+    ],
+    ids=["new", "legacy", "loss_scaled"],
+)
+def test_assigning_a_keras_optimizers_rate_takes_effect(make, graph):
+    optimizer = make(0.5)
+    probe = Probe(optimizer, graph)
+    assert probe.rate() == 0.5
+    optimizer.learning_rate = 0.25
+    assert probe.rate() == 0.25
+    assert probe.layer.table_optimizers["t"].learning_rate == 0.25
+
+
+ASSIGNABLE = {
+    "name": lambda: "sgd",
+    "number": lambda: tpu.SGD(0.5),
+    "variable": lambda: tpu.SGD(tf.Variable(0.5)),
+    "new": lambda: new.SGD(0.5),
+    "legacy": lambda: legacy.SGD(0.5),
+    "decayed": lambda: legacy.SGD(0.5, decay=1e-9),
+}
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("form", ASSIGNABLE)
+def test_assigning_a_table_optimizers_rate_takes_effect(form, graph):
+    probe = Probe(ASSIGNABLE[form](), graph)
+    probe.rate()
+    optimizer = probe.layer.table_optimizers["t"]
+    optimizer.learning_rate = 0.125
+    assert optimizer.learning_rate == 0.125
+    assert probe.rate() == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_assigning_a_table_optimizers_rate_assigns_the_keras_optimizers(module):
+    optimizer = MODULES[module].SGD(0.5)
+    layer = make_layer(optimizer)
+    layer.table_optimizers["t"].learning_rate = 0.25
+    assert float(optimizer.learning_rate) == 0.25
+
+
+def test_assigning_a_keras_adams_rate_keeps_its_bias_correction():
+    optimizer, original = new.Adam(0.1), new.Adam(0.1)
+    layer = make_layer(optimizer)
+    variable = tf.Variable(layer.embedding_tables["t"])
+    for rate in (0.1, 0.2, 0.4):
+        layer.table_optimizers["t"].learning_rate = rate
+        original.learning_rate = rate
+        train(layer, tf.range(4), tf.ones([4, 3]))
+        original.apply_gradients([(tf.ones([4, 3]), variable)])
+        assert layer.table_optimizers["t"].learning_rate == pytest.approx(rate)
+    np.testing.assert_allclose(layer.embedding_tables["t"], variable, rtol=1e-5)
+
+
+COMPUTED = {
+    "schedule": lambda: tpu.SGD(SCHEDULE),
+    "callable": lambda: tpu.SGD(lambda: 0.5),
+    "new_schedule": lambda: new.SGD(SCHEDULE),
+    "legacy_schedule": lambda: legacy.SGD(SCHEDULE),
+    "legacy_callable": lambda: legacy.SGD(lambda: 0.5),
+}
+
+
+@pytest.mark.parametrize("form", COMPUTED)
+def test_assigning_a_computed_rate_is_an_error_and_changes_nothing(form):
+    probe = Probe(COMPUTED[form](), graph=False)
+    optimizer = probe.layer.table_optimizers["t"]
+    before = optimizer.learning_rate
+    with pytest.raises(AttributeError, match="schedule or a callable"):
+        optimizer.learning_rate = 0.125
+    assert optimizer.learning_rate == before
+    assert probe.rate() == pytest.approx(before)
+
+
+@pytest.mark.parametrize("rate", [-0.1, math.nan, math.inf])
+@pytest.mark.parametrize(
+    "make", [tpu.SGD, new.Adagrad, legacy.Adam], ids=["tpu", "new", "legacy"]
+)
+def test_a_rate_that_is_no_rate_is_an_error(make, rate):
+    with pytest.raises(ValueError, match=rf"learning_rate .*{rate}"):
+        make_layer(make(rate))
+
+
+@pytest.mark.parametrize("rate", [-0.1, math.nan, math.inf])
+@pytest.mark.parametrize("form", ASSIGNABLE)
+def test_assigning_what_is_no_rate_is_an_error(form, rate):
+    optimizer = make_layer(ASSIGNABLE[form]()).table_optimizers["t"]
+    before = optimizer.learning_rate
+    with pytest.raises(ValueError, match=rf"learning_rate .*{rate}"):
+        optimizer.learning_rate = rate
+    assert optimizer.learning_rate == before
+
+
+@pytest.mark.parametrize("rate", ["0.1", [0.1], True, 1j, None])
+def test_a_rate_of_a_wrong_type_is_an_error_that_shows_it(rate):
+    with pytest.raises(TypeError, match="learning_rate") as e:
+        make_layer(tpu.SGD(rate))
+    assert repr(rate) in str(e.value)
+
+
+# A table's own optimizer, and none.
+
+
+def two_tables(optimizer, own):
+    """A layer of the tables "a", with its own optimizer, and "b"."""
+    tables = [
+        tfrs_embed.TableConfig("a", 2, 1, initializer="zeros", optimizer=own),
+        tfrs_embed.TableConfig("b", 2, 1, initializer="zeros"),
+    ]
+    return tfrs_embed.PartialTPUEmbedding(
+        [tfrs_embed.FeatureConfig("f", t) for t in tables],
+        optimizer,
+        size_threshold=0,
+    )
+
+
+def train_two(layer):
+    ids = tf.constant([0])
+    train(layer, [ids, ids], [tf.ones([1, 1]), tf.ones([1, 1])])
+    return [float(t[0, 0]) for t in layer.embedding_tables.values()]
+
+
+def test_a_tables_own_optimizer_wins_over_the_layers():
+    layer = two_tables(tpu.SGD(0.5), own=tpu.SGD(0.25))
+    assert train_two(layer) == [-0.25, -0.5]
+
+
+def test_a_tables_own_rate_of_zero_keeps_it_as_it_is():
+    layer = two_tables(tpu.SGD(0.5), own=tpu.SGD(0.0))
+    assert train_two(layer) == [0.0, -0.5]
+
+
+def test_a_tables_own_rule_decides_its_slots():
+    assert sorted(state(two_tables(tpu.SGD(0.5), own=tpu.Adam(0.25)))) == [
+        "a/momenta",
+        "a/parameters",
+        "a/velocities",
+        "b/parameters",
+        "step",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layers", "own"),
+    [(tpu.SGD(0.5), tpu.SGD(0.5)), ("sgd", "sgd")],
+    ids=["objects", "names"],
+)
+def test_assigning_a_tables_own_rate_leaves_the_layers(layers, own):
+    layer = two_tables(layers, own)
+    before = layer.table_optimizers["b"].learning_rate
+    layer.table_optimizers["a"].learning_rate = 0.125
+    assert layer.table_optimizers["b"].learning_rate == before
+    assert train_two(layer) == pytest.approx([-0.125, -before])
+
+
+def test_without_an_optimizer_nothing_is_trained():
+    layer = make_layer(None)
+    before = state(layer)
+    assert sorted(before) == ["step", "t/parameters"]
+    assert layer.trainable_variables == []
+    assert layer.table_optimizers == {}
+    train(layer, tf.constant([0, 1]), tf.ones([2, 3]))
+    assert_unchanged(layer, before)
+
+
+def test_without_a_layers_optimizer_a_tables_own_still_trains_it():
+    layer = two_tables(None, own=tpu.SGD(0.25))
+    assert list(layer.table_optimizers) == ["a"]
+    assert train_two(layer) == [-0.25, 0.0]

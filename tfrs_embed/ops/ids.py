@@ -1,0 +1,411 @@
+"""The ids and weights of one feature: what is given, checked.
+
+Every kind of ids is brought to one draft: ids in a row, the bag of each, their
+weights, and the shape that the bags are laid out in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.ops.checks import Checks, first, message
+
+
+@dataclasses.dataclass
+class Draft:
+    """A feature's ids on their way to bags; weights are not yet combined.
+
+    `combine` says whether bags may hold several ids.
+    """
+
+    ids: tf.Tensor
+    bag: tf.Tensor | None
+    weights: tf.Tensor | None
+    shape: Any
+    static_shape: tf.TensorShape
+    combine: bool
+
+
+def make_draft(
+    feature: FeatureSpec, ids: Any, weights: Any, checks: Checks
+) -> Draft:
+    """Checks a feature's ids and weights, and brings them to a draft.
+
+    Args:
+        feature: the feature.
+        ids: its ids, as `to_bags` takes them.
+        weights: their weights, or None.
+        checks: takes the conditions that depend on values.
+
+    Returns:
+        The draft, valid once the checks hold.
+
+    Raises:
+        TypeError: a wrong dtype or kind.
+        ValueError: a wrong rank or static shape.
+    """
+    if isinstance(ids, tf.RaggedTensor):
+        return _draft_ragged(feature, ids, weights, checks)
+    if isinstance(ids, tf.SparseTensor):
+        return _draft_sparse(feature, ids, weights, checks)
+    return _draft_dense(feature, ids, weights, checks)
+
+
+def _draft_dense(
+    feature: FeatureSpec, ids: Any, weights: Any, checks: Checks
+) -> Draft:
+    ids = _to_tensor(ids, f"{feature}: ids")
+    _check_ids_dtype(feature, ids.dtype)
+    if weights is not None:
+        if isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
+            _refuse_weights(feature, "a Tensor", weights)
+        weights = _as_float32(
+            feature, _to_tensor(weights, f"{feature}: weights")
+        )
+        if not ids.shape.is_compatible_with(weights.shape):
+            raise ValueError(
+                f"{feature}: weights have the shape {weights.shape}, ids "
+                f"{ids.shape}; they must be equal."
+            )
+        _require_equal(
+            feature,
+            checks,
+            tf.shape(ids),
+            tf.shape(weights),
+            "shape of the weights",
+            "shape of the ids",
+        )
+        weights = tf.reshape(weights, [-1])
+    flat = tf.reshape(ids, [-1])
+    shape, static = tf.shape(ids), ids.shape
+    wanted = feature.output_shape
+    if wanted is None:
+        return Draft(flat, None, weights, shape, static, False)
+    rank = static.rank
+    if rank is None or rank not in (len(wanted), len(wanted) + 1):
+        raise ValueError(
+            f"{feature}: dense ids must have the shape {list(wanted)} of "
+            f"output_shape, or one more dimension to combine over; got "
+            f"{static}."
+        )
+    combine = rank == len(wanted) + 1
+    prefix, prefix_static = shape[: len(wanted)], static[: len(wanted)]
+    _require_output_shape(feature, checks, prefix, prefix_static)
+    prefix_static = prefix_static.merge_with(tf.TensorShape(wanted))
+    if not combine:
+        return Draft(flat, None, weights, prefix, prefix_static, False)
+    if static[-1] == 1:
+        bag = None
+    else:
+        bag = tf.repeat(tf.range(tf.reduce_prod(prefix)), shape[-1])
+    return Draft(flat, bag, weights, prefix, prefix_static, True)
+
+
+def _draft_ragged(
+    feature: FeatureSpec,
+    ids: tf.RaggedTensor,
+    weights: Any,
+    checks: Checks,
+) -> Draft:
+    _check_ids_dtype(feature, ids.dtype)
+    if ids.shape.rank != 2:
+        raise ValueError(
+            f"{feature}: ragged ids must have rank 2, [batch, None], got "
+            f"shape {ids.shape}."
+        )
+    values = None
+    if weights is not None:
+        if not isinstance(weights, tf.RaggedTensor):
+            _refuse_weights(feature, "a RaggedTensor", weights)
+        if weights.shape.rank != 2:
+            raise ValueError(
+                f"{feature}: ragged weights must have rank 2, got shape "
+                f"{weights.shape}."
+            )
+        if weights.row_splits is not ids.row_splits:
+            _require_equal(
+                feature,
+                checks,
+                tf.cast(ids.row_splits, tf.int64),
+                tf.cast(weights.row_splits, tf.int64),
+                "row splits of the weights",
+                "row splits of the ids",
+            )
+        values = _as_float32(feature, weights.values)
+    rows = tf.cast(ids.nrows(), tf.int32)
+    bag = tf.cast(ids.value_rowids(), tf.int32)
+    starts = tf.cast(ids.row_splits, tf.int32)
+
+    def column() -> tf.Tensor:
+        return tf.range(tf.size(bag)) - tf.gather(starts, bag)
+
+    return _by_rows(
+        feature, checks, ids.values, bag, column, values, rows, ids.shape[0]
+    )
+
+
+def _draft_sparse(
+    feature: FeatureSpec,
+    ids: tf.SparseTensor,
+    weights: Any,
+    checks: Checks,
+) -> Draft:
+    _check_ids_dtype(feature, ids.dtype)
+    if ids.shape.rank != 2:
+        raise ValueError(
+            f"{feature}: sparse ids must have rank 2, [batch, columns], got "
+            f"shape {ids.shape}."
+        )
+    indices = ids.indices
+    row, column = indices[:, 0], indices[:, 1]
+    later_row = row[1:] > row[:-1]
+    later_column = (row[1:] == row[:-1]) & (column[1:] > column[:-1])
+    ascending = later_row | later_column
+    checks.require(
+        tf.reduce_all(ascending),
+        lambda: _order_message(feature, indices, ascending),
+    )
+    size = ids.dense_shape
+    inside = (row >= 0) & (row < size[0]) & (column >= 0) & (column < size[1])
+    checks.require(
+        tf.reduce_all(inside),
+        lambda: message(
+            f"{feature}: sparse ids have the index ",
+            first(indices, ~inside),
+            " outside their dense shape ",
+            size,
+            ".",
+        ),
+    )
+    values = None
+    if weights is not None:
+        if not isinstance(weights, tf.SparseTensor):
+            _refuse_weights(feature, "a SparseTensor", weights)
+        if weights.indices is not indices:
+            _require_equal(
+                feature,
+                checks,
+                indices,
+                weights.indices,
+                "indices of the weights",
+                "indices of the ids",
+            )
+        values = _as_float32(feature, weights.values)
+    return _by_rows(
+        feature,
+        checks,
+        ids.values,
+        tf.cast(row, tf.int32),
+        lambda: tf.cast(column, tf.int32),
+        values,
+        tf.cast(size[0], tf.int32),
+        ids.shape[0],
+    )
+
+
+def _by_rows(
+    feature: FeatureSpec,
+    checks: Checks,
+    ids: tf.Tensor,
+    row: tf.Tensor,
+    column: Any,
+    weights: tf.Tensor | None,
+    rows: tf.Tensor,
+    static_rows: int | None,
+) -> Draft:
+    """Bags of ragged or sparse ids: a row each, or a position each."""
+    wanted = feature.output_shape
+    length = feature.max_sequence_length
+    if wanted is None and not length:
+        return Draft(
+            ids, row, weights, rows[None], tf.TensorShape([static_rows]), True
+        )
+    if wanted is None:
+        wanted = (static_rows, length)
+    if _is_sequence(wanted, static_rows):
+        length = wanted[1] or 0
+        _require_output_shape(
+            feature,
+            checks,
+            tf.stack([rows, length]),
+            tf.TensorShape([static_rows, length]),
+            wanted,
+        )
+        position = column()
+        kept = tf.where(position < length)[:, 0]
+        if weights is not None:
+            weights = tf.gather(weights, kept)
+        return Draft(
+            tf.gather(ids, kept),
+            tf.gather(row * length + position, kept),
+            weights,
+            tf.stack([rows, length]),
+            tf.TensorShape([static_rows]).merge_with([wanted[0]])
+            + tf.TensorShape([length]),
+            False,
+        )
+    # The rows fill output_shape in order; one unknown dimension is inferred.
+    shape = tf.stack([-1 if d is None else d for d in wanted])
+    if sum(d is None for d in wanted) > 1:
+        raise ValueError(
+            f"{feature}: rows of ragged or sparse ids can't be laid out in "
+            f"output_shape={list(wanted)}, which has more than one unknown "
+            "dimension."
+        )
+    known = int(np.prod([d for d in wanted if d is not None]))
+    if None in wanted:
+        ok, need = rows % known == 0, f"a multiple of {known}"
+        shape = tf.where(shape < 0, rows // known, shape)
+    else:
+        ok, need = tf.equal(rows, known), f"{known}"
+    checks.require(
+        ok,
+        lambda: message(
+            f"{feature}: output_shape={list(wanted)} needs {need} rows of "
+            "ids, got ",
+            rows,
+            ".",
+        ),
+    )
+    return Draft(ids, row, weights, shape, tf.TensorShape(wanted), True)
+
+
+def _is_sequence(
+    wanted: tuple[int | None, ...], static_rows: int | None
+) -> bool:
+    """Whether rows are sequences: [batch, length], with `batch` rows."""
+    if len(wanted) != 2 or wanted[1] is None:
+        return False
+    if static_rows is None or wanted[0] is None:
+        return True
+    return static_rows != wanted[0] * wanted[1] or wanted[1] == 1
+
+
+def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
+    """[n] bool: which ids are in [0, vocabulary_size)."""
+    if ids.dtype.is_unsigned or ids.dtype.size < 4:
+        # uint64's upper half becomes negative, and stays invalid.
+        ids = tf.cast(ids, tf.int64)
+    if vocabulary_size > ids.dtype.max:
+        return ids >= 0
+    return (ids >= 0) & (ids < vocabulary_size)
+
+
+def require_valid(feature: FeatureSpec, ids: tf.Tensor, checks: Checks) -> None:
+    """Requires all ids to be in the feature's table."""
+    vocabulary_size = feature.table.vocabulary_size
+    inside = valid(ids, vocabulary_size)
+    checks.require(
+        tf.reduce_all(inside),
+        lambda: message(
+            f"{feature}: id ",
+            first(ids, ~inside),
+            f" is out of range; the table has {vocabulary_size} rows, valid "
+            f"ids are 0 to {vocabulary_size - 1}.",
+        ),
+    )
+
+
+def _require_output_shape(
+    feature: FeatureSpec,
+    checks: Checks,
+    shape: tf.Tensor,
+    static: tf.TensorShape,
+    wanted: tuple[int | None, ...] | None = None,
+) -> None:
+    wanted = feature.output_shape if wanted is None else wanted
+    assert wanted is not None
+    if not static.is_compatible_with(wanted):
+        raise ValueError(
+            f"{feature}: ids for an output of shape {static}, but output_shape "
+            f"is {list(wanted)}."
+        )
+    for i, dim in enumerate(wanted):
+        if dim is not None and static[i] is None:
+            checks.require(
+                tf.equal(shape[i], dim),
+                lambda: message(
+                    f"{feature}: ids for an output of shape ",
+                    shape,
+                    f", but output_shape is {list(wanted)}.",
+                ),
+            )
+
+
+def _require_equal(
+    feature: FeatureSpec,
+    checks: Checks,
+    expected: tf.Tensor,
+    actual: tf.Tensor,
+    actual_name: str,
+    expected_name: str,
+) -> None:
+    # The first comparison is needed because the second one broadcasts.
+    equal = tf.reduce_all(
+        tf.equal(tf.shape(expected), tf.shape(actual))
+    ) & tf.reduce_all(
+        tf.raw_ops.Equal(x=expected, y=actual, incompatible_shape_error=False)
+    )
+    checks.require(
+        equal,
+        lambda: message(
+            f"{feature}: the {actual_name} ",
+            actual,
+            f" differ from the {expected_name} ",
+            expected,
+            ".",
+        ),
+    )
+
+
+def _order_message(
+    feature: FeatureSpec, indices: tf.Tensor, ascending: tf.Tensor
+) -> tf.Tensor:
+    return message(
+        f"{feature}: sparse ids must have unique indices in row-major order; ",
+        first(indices[1:], ~ascending),
+        " follows ",
+        first(indices[:-1], ~ascending),
+        ". tf.sparse.reorder sorts them.",
+    )
+
+
+def _to_tensor(value: Any, what: str) -> tf.Tensor:
+    if tf.is_tensor(value):
+        return value
+    try:
+        return tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{what} must be a Tensor, RaggedTensor or SparseTensor, or "
+            f"convert to a Tensor; got {type(value).__name__}: {error}"
+        ) from error
+
+
+def _check_ids_dtype(feature: FeatureSpec, dtype: tf.DType) -> None:
+    if not dtype.is_integer:
+        raise TypeError(
+            f"{feature}: ids must be integers, got {dtype.name}. Cast them "
+            "where they are made: a float32 can't hold every id above 2^24."
+        )
+
+
+def _as_float32(feature: FeatureSpec, weights: tf.Tensor) -> tf.Tensor:
+    if not (weights.dtype.is_floating or weights.dtype.is_integer):
+        raise TypeError(
+            f"{feature}: weights must be numbers, got {weights.dtype.name}."
+        )
+    # Weights are data, on every engine: the TPU's give them no gradient.
+    return tf.stop_gradient(tf.cast(weights, tf.float32))
+
+
+def _refuse_weights(feature: FeatureSpec, wanted: str, weights: Any) -> None:
+    raise TypeError(
+        f"{feature}: weights must be {wanted} like the ids, got "
+        f"{type(weights).__name__}."
+    )
