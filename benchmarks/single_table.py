@@ -72,7 +72,7 @@ def make_step(layer, ids, optimizer=None):
         variables = layer.trainable_variables
         gradients = tape.gradient(loss, variables)
         if optimizer is not None:
-            optimizer.apply_gradients(zip(gradients, variables))
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
     return step
 
@@ -166,9 +166,7 @@ def main():
     for name, seconds in times.items():
         median = statistics.median(seconds)
         kind = "ragged" if "ragged" in name or "combined" in name else "dense"
-        ratio = (
-            f"{median / reference[kind]:.2f}" if kind in reference else ""
-        )
+        ratio = f"{median / reference[kind]:.2f}" if kind in reference else ""
         print(
             f"| {name} | {median * 1e3:.1f} | {min(seconds) * 1e3:.1f} "
             f"| {ratio} |"

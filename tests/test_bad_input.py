@@ -76,6 +76,7 @@ class Trainer:
         self.layer = layer
         self.optimizer = tf_keras.optimizers.SGD(0.1)
         self.optimizer.build(layer.trainable_variables)
+        self._traced = {}
 
     def train(self, inputs, weights=None):
         with tf.GradientTape() as tape:
@@ -94,15 +95,19 @@ class Trainer:
             for name, value in values.items()
             if tf.is_tensor(value)
         }
+        signature = [unknown(tensor) for tensor in tensors.values()]
+        known = (*tensors, *signature)
+        if known not in self._traced:
 
-        @tf.function(input_signature=[[unknown(t) for t in tensors.values()]])
-        def train(traced):
-            values = {kind: dict(v) for kind, v in given.items()}
-            for (kind, name), tensor in zip(tensors, traced, strict=True):
-                values[kind][name] = tensor
-            self.train(values["inputs"], values["weights"] or None)
+            @tf.function(input_signature=[signature])
+            def train(traced):
+                values = {kind: dict(v) for kind, v in given.items()}
+                for (kind, name), tensor in zip(tensors, traced, strict=True):
+                    values[kind][name] = tensor
+                self.train(values["inputs"], values["weights"] or None)
 
-        train(list(tensors.values()))
+            self._traced[known] = train
+        self._traced[known](list(tensors.values()))
 
     def run(self, graph, inputs, weights=None):
         train = self.train_in_function if graph else self.train
@@ -238,31 +243,31 @@ BAD = {
         "bag",
         ragged([[[1]], [], [[2, 3], [4]]]),
         ValueError,
-        ("ragged ids must have rank 2", "(3, None, None)"),
+        ("ragged ids must have rank 2", "got shape ("),
     ),
     "sparse_ids_of_rank_3": Bad(
         "bag",
         sparse([[0, 0, 0]], [1], [3, 2, 2]),
         ValueError,
-        ("sparse ids must have rank 2", "(3, 2, 2)"),
+        ("sparse ids must have rank 2", "got shape ("),
     ),
     "sparse_ids_of_rank_1": Bad(
         "bag",
         sparse([[0]], [1], [3]),
         ValueError,
-        ("sparse ids must have rank 2", "(3,)"),
+        ("sparse ids must have rank 2", "got shape ("),
     ),
     "dense_ids_of_too_low_a_rank": Bad(
         "grid",
         tf.constant(1),
         ValueError,
-        ("shape [3] of output_shape", "()"),
+        ("shape [3] of output_shape", "got ()"),
     ),
     "dense_ids_of_too_high_a_rank": Bad(
         "grid",
         tf.ones([3, 2, 2], tf.int32),
         ValueError,
-        ("shape [3] of output_shape", "(3, 2, 2)"),
+        ("shape [3] of output_shape", "got ("),
     ),
     "dense_ids_of_another_batch": Bad(
         "grid", GRID[:2], ValueError, ("output_shape is [3]", "2")
@@ -374,14 +379,14 @@ BAD = {
         "dense",
         DENSE,
         ValueError,
-        ("weights", "2", "3"),
+        ("of the weights [2]", "of the ids [3]"),
         tf.ones([2]),
     ),
     "weights_that_would_broadcast": Bad(
         "grid", GRID, ValueError, ("weights", "1", "2"), tf.ones([3, 1])
     ),
     "weights_of_another_rank": Bad(
-        "grid", GRID, ValueError, ("weights", "(6,)"), tf.ones([6])
+        "grid", GRID, ValueError, ("weights have the shape (",), tf.ones([6])
     ),
     "other_row_splits": Bad(
         "bag",
@@ -408,7 +413,7 @@ BAD = {
         "bag",
         BAG,
         ValueError,
-        ("ragged weights must have rank 2", "(3, None, None)"),
+        ("ragged weights must have rank 2", "got shape ("),
         ragged([[[1.0], [1.0]], [], [[1.0]]], tf.float32),
     ),
     "other_indices": Bad(
@@ -477,12 +482,10 @@ def test_one_bad_feature_is_an_error_and_changes_nothing(
             {**GOOD, bad.feature: bad.ids},
             bad.weights if bad.weights is None else weights_with(bad),
         )
-    message = str(caught.value)
+    message = str(caught.value).replace("\\", "")
     where = f"Feature '{bad.feature}' (table '{TABLES[bad.feature]}')"
     for part in (where, *bad.says):
-        if not graph or bad.error is not ValueError:
-            assert part in message
-    assert where in message
+        assert part in message
     assert_unchanged(trainer.layer, before)
 
 
@@ -502,7 +505,7 @@ def test_a_bad_feature_of_one_route_changes_nothing_on_the_other(
     assert trainer.layer.placement.tables[1].engine == "Keras"
     before = state(trainer.layer)
     bad = tf.fill([3], 10) if feature == "dense" else ragged([[10], [], []])
-    with pytest.raises(InvalidArgument, match=f"'{feature}'.* id 10 "):
+    with pytest.raises(InvalidArgument, match=rf"'{feature}\\?'.* id 10 "):
         trainer.run(graph, {**GOOD, feature: bad})
     assert_unchanged(trainer.layer, before)
 

@@ -8,6 +8,7 @@ import functools
 import re
 
 import pytest
+import tensorflow as tf
 from tensorflow_recommenders.experimental.layers import embedding
 
 import tfrs_embed
@@ -27,6 +28,8 @@ def pytest_configure(config):
     embedding.partial_tpu_embedding.PartialTPUEmbedding = (
         tfrs_embed.PartialTPUEmbedding
     )
+    # Warnings at Python's exit would hide pytest's closing lines.
+    tf.get_logger().setLevel("ERROR")
     config.pluginmanager.register(_Watch(config.option.without_layer))
 
 

@@ -1,0 +1,248 @@
+"""NVIDIA's `Embedding` and `embedding_lookup`, without their defects."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tfrs_embed import Embedding, embedding_lookup
+
+TABLE = np.arange(20, dtype=np.float32).reshape(10, 2) + 1
+RAGGED = [[1, 2, 2], [], [7]]
+
+
+def param():
+    return tf.Variable(TABLE)
+
+
+def combined(rows, combiner, weights=None):
+    """The vectors of rows of ids, in numpy."""
+    out = np.zeros((len(rows), 2))
+    for i, row in enumerate(rows):
+        w = np.ones(len(row)) if weights is None else np.array(weights[i])
+        total = {
+            "sum": 1.0,
+            "mean": w.sum(),
+            "sqrtn": np.sqrt((w**2).sum()),
+        }[combiner]
+        for j, x in zip(row, w, strict=True):
+            out[i] += x / total * TABLE[j] if total else 0
+    return out
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 4), (2, 3, 4)], ids=str)
+def test_dense_ids_without_combiner(shape):
+    ids = np.random.default_rng(0).integers(0, 10, shape)
+    output = embedding_lookup(param(), tf.constant(ids))
+    assert output.shape == (*shape, 2)
+    np.testing.assert_array_equal(output, TABLE[ids])
+
+
+def test_ragged_ids_without_combiner_stay_ragged():
+    output = embedding_lookup(param(), tf.ragged.constant(RAGGED))
+    assert isinstance(output, tf.RaggedTensor)
+    assert output.to_list() == [TABLE[row].tolist() for row in RAGGED]
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_combiner_reduces_the_last_dimension(combiner, weighted):
+    rng = np.random.default_rng(0)
+    dense = rng.integers(0, 10, (2, 3, 4))
+    w = rng.uniform(size=dense.shape).astype(np.float32) if weighted else None
+    output = embedding_lookup(param(), tf.constant(dense), combiner, w)
+    expected = combined(
+        dense.reshape(6, 4),
+        combiner,
+        None if w is None else w.reshape(6, 4),
+    )
+    np.testing.assert_allclose(output, expected.reshape(2, 3, 2), rtol=1e-5)
+
+    w = [[0.5, 1.0, -2.0], [], [3.0]] if weighted else None
+    ragged = tf.ragged.constant(RAGGED)
+    weights = None if w is None else tf.ragged.constant(w)
+    expected = combined(RAGGED, combiner, w)
+    output = embedding_lookup(param(), ragged, combiner, weights)
+    np.testing.assert_allclose(output, expected, rtol=1e-5)
+    if weights is None:
+        output = embedding_lookup(param(), ragged.to_sparse(), combiner)
+    else:
+        # to_sparse would make new indices, equal but not the same.
+        output = embedding_lookup(
+            param(), ragged.to_sparse(), combiner, weights.to_sparse()
+        )
+    np.testing.assert_allclose(output, expected, rtol=1e-5)
+
+
+def test_one_id_a_row_by_chance_is_not_taken_for_one_hot():
+    """As many ids as rows, but not one a row."""
+    ids = tf.ragged.constant([[1, 2], [], [3]])
+    np.testing.assert_array_equal(
+        embedding_lookup(param(), ids, "sum"),
+        [TABLE[1] + TABLE[2], [0, 0], TABLE[3]],
+    )
+
+
+@pytest.mark.parametrize("kind", ["variable", "tensor"])
+@pytest.mark.parametrize("combiner", [None, "mean"])
+def test_gradient_is_over_sorted_unique_ids(kind, combiner):
+    table = param() if kind == "variable" else tf.constant(TABLE)
+    ids = tf.constant([[7, 2], [2, 9], [7, 7]])
+    with tf.GradientTape() as tape:
+        tape.watch(table)
+        loss = tf.reduce_sum(embedding_lookup(table, ids, combiner))
+    gradient = tape.gradient(loss, table)
+    assert isinstance(gradient, tf.IndexedSlices)
+    assert gradient.indices.numpy().tolist() == [2, 7, 9]
+    times = np.array([2, 3, 1]) * (1.0 if combiner is None else 0.5)
+    np.testing.assert_allclose(gradient.values, np.stack([times, times], 1))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_param_dtype_is_kept(dtype):
+    table = tf.Variable(tf.cast(TABLE, dtype))
+    ids = tf.ragged.constant(RAGGED)
+    with tf.GradientTape() as tape:
+        output = embedding_lookup(table, ids, "mean")
+        loss = tf.reduce_sum(output)
+    assert output.dtype == table.dtype
+    assert tape.gradient(loss, table).dtype == table.dtype
+    np.testing.assert_allclose(
+        tf.cast(output, tf.float32), combined(RAGGED, "mean"), rtol=1e-2
+    )
+
+
+def test_ids_outside_the_table_are_an_error():
+    for ids in ([3, 10], [-1, 2]):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"id (10|-1) is out of range"
+        ):
+            embedding_lookup(param(), tf.constant(ids))
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "arguments"),
+    [
+        (TypeError, "param must be Tensor", ([[1.0]], [0])),
+        (ValueError, "combiner must be", (None, [[1]], "max")),
+        (ValueError, "1D input with combiner is ambiguous", (None, [1], "sum")),
+        (ValueError, "weights need a combiner", (None, [1], None, [1.0])),
+        (TypeError, "ids must be integers", (None, [1.0])),
+        (
+            ValueError,
+            "Only support 2D input",
+            (None, tf.ragged.constant([[[1]]]), "sum"),
+        ),
+        (
+            ValueError,
+            "Sparse ids need a combiner",
+            (None, tf.sparse.from_dense([[1]])),
+        ),
+        (
+            ValueError,
+            "weights have the shape",
+            (None, [[1, 2]], "sum", [[1.0, 2.0, 3.0]]),
+        ),
+    ],
+)
+def test_bad_arguments(error, match, arguments):
+    table = param() if arguments[0] is None else arguments[0]
+    with pytest.raises(error, match=match):
+        embedding_lookup(table, *arguments[1:])
+
+
+def test_layer_trains_as_keras_does():
+    ids = np.random.default_rng(0).integers(0, 10, (32, 4))
+    tables = []
+    for layer in (
+        Embedding(10, 2, "ones", combiner="sum"),
+        tf_keras.Sequential(
+            [
+                tf_keras.layers.Embedding(10, 2, "ones"),
+                tf_keras.layers.Lambda(lambda x: tf.reduce_sum(x, 1)),
+            ]
+        ),
+    ):
+        model = tf_keras.Sequential([layer])
+        model.compile(tf_keras.optimizers.Adam(0.1), "mse")
+        model.fit(ids, np.ones((32, 2)), epochs=3, shuffle=False, verbose=0)
+        tables.append(model.weights[0].numpy())
+    np.testing.assert_allclose(*tables, rtol=1e-4)
+
+
+def test_layer_in_a_functional_model_with_weights():
+    ids = tf_keras.Input((None,), dtype=tf.int32, ragged=True)
+    weights = tf_keras.Input((None,), dtype=tf.float32, ragged=True)
+    layer = Embedding(10, 2, combiner="mean")
+    model = tf_keras.Model([ids, weights], layer(ids, weights=weights))
+    w = [[0.5, 1.0, -2.0], [], [3.0]]
+    layer.set_weights([TABLE])
+    output = model([tf.ragged.constant(RAGGED), tf.ragged.constant(w)])
+    np.testing.assert_allclose(output, combined(RAGGED, "mean", w), rtol=1e-5)
+
+
+def test_layer_of_a_keras_config():
+    config = tf_keras.layers.Embedding(
+        10, 2, input_length=4, mask_zero=True, name="words"
+    ).get_config()
+    kept = str(config)
+    layer = Embedding.from_config(config)
+    assert str(config) == kept
+    assert (layer.name, layer.input_dim, layer.output_dim) == ("words", 10, 2)
+    mask = layer.compute_mask(tf.constant([[0, 3]]))
+    assert mask.numpy().tolist() == [[False, True]]
+    assert Embedding.from_config(layer.get_config()).mask_zero
+
+
+def test_layer_round_trip(tmp_path):
+    layer = Embedding(
+        10,
+        2,
+        tf_keras.initializers.RandomNormal(seed=1),
+        embeddings_regularizer="l2",
+        combiner="sqrtn",
+        dtype="mixed_bfloat16",
+    )
+    model = tf_keras.Sequential([tf_keras.Input((3,), dtype=tf.int32), layer])
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    other = tf_keras.models.load_model(path, {"Embedding": Embedding})
+    ids = np.array([[1, 2, 3]])
+    np.testing.assert_array_equal(
+        tf.cast(model(ids), tf.float32), tf.cast(other(ids), tf.float32)
+    )
+    assert other(ids).dtype == tf.bfloat16
+    assert other.layers[-1].get_config() == layer.get_config()
+    assert layer.compute_output_shape((None, 3)).as_list() == [None, 2]
+
+
+@pytest.mark.parametrize("dims", [(0, 2), (3, -1)])
+def test_layer_needs_positive_dimensions(dims):
+    with pytest.raises(ValueError, match="input_dim and output_dim"):
+        Embedding(*dims)
+
+
+def test_mask_zero_and_combiner_exclude_each_other():
+    with pytest.raises(ValueError, match="mask_zero"):
+        Embedding(3, 2, mask_zero=True, combiner="sum")
+
+
+def test_import_needs_nothing_but_tensorflow():
+    """No environment variable, and no tensorflow_recommenders."""
+    code = (
+        "import sys, tfrs_embed; "
+        "assert 'tensorflow_recommenders' not in sys.modules; "
+        "print(sorted(tfrs_embed.__all__))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": ":".join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "PartialTPUEmbedding" in result.stdout
