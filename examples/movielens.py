@@ -89,7 +89,7 @@ class MovieLens:
     ) -> tf.data.Dataset:
         """Batches of features and "rating", shuffled if a seed is given."""
 
-        def join(rows: tf.Tensor) -> dict[str, tf.Tensor]:
+        def inputs(rows: tf.Tensor) -> dict[str, tf.Tensor]:
             user = tf.gather(ratings.user, rows)
             movie = tf.gather(ratings.movie, rows)
             rating = tf.gather(ratings.rating, rows)
@@ -98,8 +98,8 @@ class MovieLens:
         dataset = tf.data.Dataset.range(len(ratings))
         if shuffle_seed is not None:
             dataset = dataset.shuffle(len(ratings), shuffle_seed)
-        # Joined after batching: a few gathers per batch, not per rating.
-        return dataset.batch(batch_size).map(join).prefetch(tf.data.AUTOTUNE)
+        # Mapped after batching: a few gathers per batch, not per rating.
+        return dataset.batch(batch_size).map(inputs).prefetch(tf.data.AUTOTUNE)
 
     def __str__(self) -> str:
         lengths = {
@@ -165,9 +165,10 @@ def load(folder: pathlib.Path, seed: int = 0) -> MovieLens:
     held_out = int(TEST_PART * len(ratings))
     train, test = ratings[order[held_out:]], ratings[order[:held_out]]
 
-    # What a user rated tells more than how: SVD++ (Koren 2008). Ratings held
-    # out must not show in it. `order` makes these random, not the first, 50.
-    history = [[] for _ in user_ids]
+    # That a user rated a movie tells something beyond the stars (SVD++, Koren
+    # 2008). What is held out must not show; `order` has it in random order, so
+    # a long history becomes a sample.
+    history: list[list[int]] = [[] for _ in user_ids]
     for user, movie in zip(train.user, train.movie, strict=True):
         if len(history[user]) < MAX_HISTORY:
             history[user].append(movie)
@@ -189,7 +190,7 @@ def load(folder: pathlib.Path, seed: int = 0) -> MovieLens:
             "movie": _one(movie_ids),
             "year": _one(year),
             "genres": _many([g.split() for g in genres]),
-            # A word of one title only is a second id of that movie.
+            # A word of a single title tells no more than the movie's id.
             "title": _many(
                 [re.findall(r"[a-z0-9']+", t.lower()) for t in title],
                 min_count=2,
@@ -208,7 +209,7 @@ def _read(path: pathlib.Path) -> Iterable[tuple[str, ...]]:
         return zip(*reader, strict=True)
 
 
-def _rows(ids: Sequence[str], all_ids: Sequence[str]) -> np.ndarray:
+def _rows(ids: Sequence[Hashable], all_ids: Sequence[Hashable]) -> np.ndarray:
     row = {id_: i for i, id_ in enumerate(all_ids)}
     return np.array([row[id_] for id_ in ids], np.int32)
 

@@ -30,36 +30,35 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 import tf_keras
+from tf_keras.optimizers import schedules
 
 import tfrs_embed
 
 FACTORS = 32
 PENALTY = 0.05
 
-Schedule = tf_keras.optimizers.schedules.LearningRateSchedule
-
 
 def main() -> None:
     """Trains, evaluates, plots and exports the model."""
     flags = parse_flags()
-    output = flags.output or pathlib.Path(tempfile.mkdtemp(prefix="movielens_"))
-    output.mkdir(parents=True, exist_ok=True)
     tf_keras.utils.set_random_seed(flags.seed)
-
     try:
         data = movielens.load(flags.data or movielens.find())
-    except FileNotFoundError as error:
+        output = flags.output or pathlib.Path(
+            tempfile.mkdtemp(prefix="movielens_")
+        )
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
         raise SystemExit(error) from None
+
     print(data)
     train = data.dataset(data.train, flags.batch_size, shuffle_seed=flags.seed)
     test = data.dataset(data.test, flags.batch_size)
 
-    def decay(learning_rate: float) -> Schedule:
+    def decay(learning_rate: float) -> schedules.LearningRateSchedule:
         """Falls linearly, to zero at the end of training."""
         steps = flags.epochs * len(train)
-        return tf_keras.optimizers.schedules.PolynomialDecay(
-            learning_rate, steps, end_learning_rate=0.0
-        )
+        return schedules.PolynomialDecay(learning_rate, steps, 0.0)
 
     model = RankingModel(
         data,
@@ -91,14 +90,18 @@ def main() -> None:
 def feature_configs(
     data: movielens.MovieLens,
 ) -> dict[str, tfrs_embed.FeatureConfig]:
-    """Declares all features; a movie in a history has the movie's own row."""
+    """Declares all features.
+
+    A movie has the same embedding in a user's history as by itself, because
+    both features name one table.
+    """
     tables = {
         name: tfrs_embed.TableConfig(
             name,
             feature.vocabulary_size,
             FACTORS + 1,  # The last column is the bias.
             initializer=tf_keras.initializers.RandomNormal(stddev=0.03),
-            # For the histories, see SVD++; one id is the same in all combiners.
+            # SVD++'s, for histories; a single movie is itself in any combiner.
             combiner="sqrtn" if name == "movie" else "mean",
         )
         for name, feature in data.features.items()
@@ -147,7 +150,7 @@ class RankingModel(tfrs.models.Model):
         self, features: dict[str, tf.Tensor], training: bool = False
     ) -> tf.Tensor:
         vectors = self.embeddings(features, training=training)
-        # Decay of the rows in use only. Weight decay proper would touch all.
+        # In place of weight decay, which would touch every row of a table.
         for vector in vectors.values():
             squares = tf.reduce_sum(tf.square(vector), axis=-1)
             self.add_loss(PENALTY * tf.reduce_mean(squares))
@@ -198,9 +201,10 @@ class Server(tf.Module):
 
     def __init__(self, model: RankingModel, data: movielens.MovieLens) -> None:
         super().__init__()
-        # Of the model itself, Keras would save each layer's call over again.
+        # Variables must be tracked to be saved. Not through the model: Keras
+        # would trace all of its layers for a loader of its own.
         self.model_variables = model.variables
-        # Without a row for unknown ids, they are errors.
+        # No row for unknown ids: they are errors.
         user_row, movie_row = self.lookups = [
             tf_keras.layers.IntegerLookup(vocabulary=ids, num_oov_indices=0)
             for ids in (data.user_ids, data.movie_ids)
@@ -226,7 +230,9 @@ def export(
         AssertionError: they are not the model's.
     """
     server = Server(model, data)
-    tf.saved_model.save(server, path, signatures=server.serve)
+    # For serving only: the tables' updates, custom gradients, stay behind.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    tf.saved_model.save(server, path, server.serve, options)
     serve = tf.saved_model.load(path).signatures["serving_default"]
 
     rows = data.test[np.arange(1000)]
@@ -250,46 +256,65 @@ def export(
 def parse_flags() -> argparse.Namespace:
     """Reads the command line."""
 
-    def count(text: str) -> int:
+    def positive_int(text: str) -> int:
         if int(text) < 1:
             raise ValueError
         return int(text)
 
     def threshold(text: str) -> int | None:
-        return None if text.lower() == "none" else int(text)
+        return None if text == "none" else int(text)
 
     parser = argparse.ArgumentParser(
-        description="Trains a ranking model on MovieLens-100K.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description="Trains a ranking model on MovieLens-100K."
     )
     add = parser.add_argument
     add(
         "--data",
         type=pathlib.Path,
-        help="folder of ml-100k.inter, .user and "
-        ".item; without it, the one in the package recbole",
+        metavar="FOLDER",
+        help="where the files ml-100k.* are [the installed recbole]",
     )
     add(
         "--output",
         type=pathlib.Path,
-        help="folder for the model and the "
-        "training curve; without it, a temporary one",
+        metavar="FOLDER",
+        help="where the model and the training curve go [a temporary folder]",
     )
-    add("--epochs", type=count, default=12, help="passes over the ratings")
-    add("--batch_size", type=count, default=1000, help="ratings per step")
+    add(
+        "--epochs",
+        type=positive_int,
+        default=12,
+        metavar="N",
+        help="passes over the ratings [%(default)s]",
+    )
+    add(
+        "--batch_size",
+        type=positive_int,
+        default=1000,
+        metavar="N",
+        help="ratings per step [%(default)s]",
+    )
     add(
         "--steps_per_execution",
-        type=count,
+        type=positive_int,
         default=1,
-        help="steps that Keras runs in one call",
+        metavar="N",
+        help="steps that Keras runs at once [%(default)s]",
     )
     add(
         "--size_threshold",
         type=threshold,
         default=500,
-        help="rows above which a table is large; 0: all are, none: none is",
+        metavar="ROWS",
+        help="tables with more rows are large; none: no table is [%(default)s]",
     )
-    add("--seed", type=int, default=0, help="of initial values and shuffling")
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of initial values and shuffling [%(default)s]",
+    )
     return parser.parse_args()
 
 

@@ -66,14 +66,16 @@ def make_weights(rng, ids):
     return Sparse(cells, ids.shape, "float32")
 
 
-def train(layer, inputs, gradients):
+def train(layer, inputs, gradients, weights=None):
     """Trains a layer once, with these gradients of its activations."""
     with tf.GradientTape() as tape:
-        outputs = tf.nest.flatten(layer(inputs, training=True))
+        outputs = layer(inputs, weights=weights, training=True)
         products = [
             tf.reduce_sum(output * gradient)
             for output, gradient in zip(
-                outputs, tf.nest.flatten(gradients), strict=True
+                tf.nest.flatten(outputs),
+                tf.nest.flatten(gradients),
+                strict=True,
             )
         ]
         loss = tf.add_n(products)

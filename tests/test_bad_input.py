@@ -96,7 +96,13 @@ class Trainer:
             if tf.is_tensor(value)
         }
         signature = [unknown(tensor) for tensor in tensors.values()]
-        known = (*tensors, *signature)
+        others = {
+            (kind, name): repr(value)
+            for kind, values in given.items()
+            for name, value in values.items()
+            if not tf.is_tensor(value)
+        }
+        known = (*tensors, *signature, *others.items())
         if known not in self._traced:
 
             @tf.function(input_signature=[signature])
@@ -379,7 +385,7 @@ BAD = {
         "dense",
         DENSE,
         ValueError,
-        ("of the weights [2]", "of the ids [3]"),
+        ("weights", "shape", "2", "3"),
         tf.ones([2]),
     ),
     "weights_that_would_broadcast": Bad(

@@ -452,13 +452,14 @@ def test_config_round_trip(as_config):
     ],
     ids=["one_device", "mirrored"],
 )
-def test_one_replica_strategies_train_alike(make_strategy):
+@MODELS
+def test_one_replica_strategies_train_alike(make_strategy, model_of):
     inputs, labels = make_data()
     layer = make_layer()
-    expected = train_by_hand(layer, functional(layer), inputs, labels, steps=3)
+    expected = train_by_hand(layer, model_of(layer), inputs, labels, steps=3)
     with make_strategy().scope():
         layer = make_layer()
-        model = functional(layer)
+        model = model_of(layer)
         model.compile(tf_keras.optimizers.SGD(0.1), "mse")
     model.fit(inputs, labels, epochs=3, verbose=0, batch_size=64)
     assert_equal(tables_of(layer), expected, rtol=1e-4, atol=1e-6)

@@ -283,10 +283,12 @@ def _table_spec(config: Any, index: int) -> TableSpec:
     # TF lets names be left out, and numbers such tables in this way too.
     name = config.name or f"table_{index}"
     where = f"Table '{name}'"
-    if config.dtype != tf.float32:
-        raise ValueError(f"{where}: dtype {config.dtype.name} is unsupported.")
+    # Older versions of TensorFlow do not have all of these settings.
+    dtype = getattr(config, "dtype", tf.float32)
+    if dtype != tf.float32:
+        raise ValueError(f"{where}: dtype {dtype.name} is unsupported.")
     for setting in ("quantization_config", "layout"):
-        if getattr(config, setting) is not None:
+        if getattr(config, setting, None) is not None:
             raise ValueError(f"{where}: {setting} is unsupported.")
     # TF checks these when a config is made, but its fields can be assigned.
     _check_choice(config.combiner, COMBINERS, where, "combiner")

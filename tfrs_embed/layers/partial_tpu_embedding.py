@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -172,7 +173,10 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         if self._has_tables:
             return
         self._has_tables = True
-        with tf.init_scope(), self._strategy.scope():
+        # A replica that builds the layer is inside the scope, and can't enter.
+        inside = tf.distribute.get_strategy() is self._strategy
+        scope = nullcontext() if inside else self._strategy.scope()
+        with tf.init_scope(), scope:
             if self._engine_layer is not None:
                 self._engine_layer.ensure_built()
                 self.step = self._engine_layer.step
