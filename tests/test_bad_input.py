@@ -500,6 +500,43 @@ def weights_with(bad):
     return {**dict.fromkeys(GOOD), bad.feature: bad.weights}
 
 
+@BOTH_ROUTES
+@BOTH_MODES
+@pytest.mark.parametrize(
+    "ids",
+    [
+        tf.ones([2], tf.int32),
+        tf.ones([2, 2], tf.int32),
+        ragged([[1], [2, 3]]),
+        sparse([[1, 0]], [1], [2, 2]),
+    ],
+    ids=["dense", "matrix", "ragged", "sparse"],
+)
+@pytest.mark.parametrize("length", [0, 2], ids=["combined", "sequence"])
+def test_the_batch_that_an_output_shape_demands_is_not_taken_for_granted(
+    length, ids, threshold, graph
+):
+    # What comes after a lookup may need that shape; its being there must not
+    # let TensorFlow optimise the check away.
+    table = tpu.TableConfig(10, 2, name="user")
+    shape = [3, length] if length else [3]
+    layer = tfrs_embed.PartialTPUEmbedding(
+        tpu.FeatureConfig(table, output_shape=shape, name="id"),
+        "sgd",
+        size_threshold=threshold,
+    )
+    layer.build(None)
+
+    def call(ids):
+        return tf.ensure_shape(layer(ids), [*shape, 2])
+
+    if graph:
+        call = tf.function(call, input_signature=[unknown(ids)])
+    where = r"Feature .{1,2}id.{1,2} \(table .{1,2}user.{1,2}\): "
+    with pytest.raises((ValueError, InvalidArgument), match=where):
+        call(ids)
+
+
 @BOTH_MODES
 @pytest.mark.parametrize("feature", ["dense", "bag"])
 def test_a_bad_feature_of_one_route_changes_nothing_on_the_other(

@@ -521,6 +521,29 @@ def test_empty_dict_looks_nothing_up():
     assert sorted(layer(make_data()[0])) == ["age", "genre", "history", "user"]
 
 
+def test_activity_regularizer_sees_the_activations_and_is_stored():
+    inputs, _ = make_data()
+    layer = make_layer(activity_regularizer=tf_keras.regularizers.L2(0.5))
+    layer = PartialTPUEmbedding.from_config(layer.get_config())
+    outputs = layer(inputs)
+    expected = sum(
+        0.5 * np.sum(np.square(output)) / len(output)
+        for output in outputs.values()
+    )
+    np.testing.assert_allclose(sum(layer.losses), expected, rtol=1e-5)
+
+
+def test_errors_do_not_print_the_inputs():
+    inputs, _ = make_data(n=2000)
+    model = functional(make_layer())
+    bad = {**inputs, "user": inputs["user"] + 1000}
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="Feature 'user'"
+    ) as caught:
+        model(bad)
+    assert len(str(caught.value)) < 500
+
+
 def test_placement_report():
     layer = make_layer("adam")
     report = layer.placement

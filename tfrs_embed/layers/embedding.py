@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from tfrs_embed.configs import COMBINERS, FeatureSpec, TableSpec
+from tfrs_embed.layers import errors
 from tfrs_embed.ops.bags import Bags, to_bags
 from tfrs_embed.ops.lookup import combine, reshape_output, spread
 
@@ -238,6 +239,7 @@ class Embedding(tf_keras.layers.Layer):
         )
         super().build(input_shape)
 
+    @errors.plain
     def call(
         self, inputs: Any, weights: Any = None
     ) -> tf.Tensor | tf.RaggedTensor:

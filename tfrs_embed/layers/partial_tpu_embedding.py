@@ -13,6 +13,7 @@ import tf_keras
 from tfrs_embed import configs, optimizers, placement, serialization
 from tfrs_embed.engines.engine import Tables, TableState
 from tfrs_embed.engines.one_device import OneDeviceEngine
+from tfrs_embed.layers import errors
 from tfrs_embed.layers.embedding import Embedding, lookup_trainable
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops.bags import to_bags
@@ -62,7 +63,8 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         invalid_ids: what an id outside its table does: "error", or "zero": it
             counts as absent, so alone it gives a zero vector, and combiners
             leave it out.
-        **kwargs: `name`, `dtype`, `trainable`, as in every Keras layer.
+        **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in
+            every Keras layer.
 
     Call arguments:
         inputs: ids in the nesting of `feature_config`: integers of any dtype,
@@ -187,6 +189,7 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
                 self.tables[name].add("parameters", layer.embeddings)
 
     # AutoGraph has nothing to convert here, and would take its time over it.
+    @errors.plain
     @tf.autograph.experimental.do_not_convert
     def call(
         self, inputs: Any, weights: Any = None, training: bool | None = None
@@ -320,6 +323,9 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
                 arguments.embedding_feature, "name", None
             ),
             invalid_ids=arguments.invalid_ids,
+            activity_regularizer=tf_keras.regularizers.serialize(
+                self.activity_regularizer
+            ),
         )
         return config
 
