@@ -444,6 +444,22 @@ def test_config_round_trip(as_config):
         assert a.dtype == tf.bfloat16
 
 
+def test_shared_objects_are_shared_after_a_round_trip():
+    shared = tf_keras.optimizers.SGD(0.1)
+    a = TableConfig("a", 20, 2, optimizer=shared)
+    b = TableConfig("b", 30, 2, optimizer=shared)
+    layer = PartialTPUEmbedding(
+        [FeatureConfig("x", a), FeatureConfig("y", a), FeatureConfig("z", b)],
+        "adam",
+        size_threshold=0,
+    )
+    other = PartialTPUEmbedding.from_config(layer.get_config())
+    assert [t.features for t in other.placement.tables] == [("0", "1"), ("2",)]
+    rates = other.table_optimizers
+    assert rates["a"] is rates["b"]
+    assert str(rates["a"]) == "SGD"
+
+
 @pytest.mark.parametrize(
     "make_strategy",
     [

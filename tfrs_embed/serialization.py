@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from tfrs_embed import optimizers
+from tfrs_embed import optimizer_conversion
 from tfrs_embed.configs import (
     EmbeddingSpec,
     FeatureConfig,
@@ -28,14 +28,23 @@ def features_to_config(spec: EmbeddingSpec) -> dict[str, Any]:
         spec: the configuration.
 
     Returns:
-        Its tables, its features, each naming its table by position, and its
-        nesting, each leaf a feature's position.
+        Its optimizers, its tables, each naming its optimizer by position, its
+        features, each naming its table by position, and its nesting, each leaf
+        a feature's position.
 
     Raises:
         ValueError: an optimizer's learning rate can't be stored.
     """
+    # Tables that share an optimizer share its learning rate.
+    shared = list({id(t.optimizer): t.optimizer for t in spec.tables}.values())
     return {
-        "tables": [_table_to_config(table) for table in spec.tables],
+        "optimizers": [optimizer_conversion.serialize(o) for o in shared],
+        "tables": [
+            _table_to_config(
+                table, [o is table.optimizer for o in shared].index(True)
+            )
+            for table in spec.tables
+        ],
         "features": [
             _feature_to_config(f, spec.tables.index(f.table))
             for f in spec.features
@@ -51,9 +60,11 @@ def features_from_config(config: Any) -> Any:
         config: what `features_to_config` returned.
 
     Returns:
-        The nesting; features that shared a table share one again.
+        The nesting; features that shared a table share one again, and tables
+        that shared an optimizer.
     """
-    tables = [_table_from_config(table) for table in config["tables"]]
+    shared = [optimizer_conversion.deserialize(o) for o in config["optimizers"]]
+    tables = [_table_from_config(table, shared) for table in config["tables"]]
     features = [_feature_from_config(f, tables) for f in config["features"]]
     return _decode(config["structure"], features)
 
@@ -70,12 +81,12 @@ def sparse_core_from_config(config: dict[str, Any] | None) -> Any:
     return tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(**config)
 
 
-def _table_to_config(table: TableSpec) -> dict[str, Any]:
+def _table_to_config(table: TableSpec, optimizer: int) -> dict[str, Any]:
     config = {
         "name": table.source.name,
         "vocabulary_size": table.vocabulary_size,
         "initializer": _initializer_to_config(table.source.initializer),
-        "optimizer": optimizers.serialize(table.optimizer),
+        "optimizer": optimizer,
         "combiner": table.combiner,
     }
     if not isinstance(table.source, TableConfig):
@@ -90,13 +101,13 @@ def _table_to_config(table: TableSpec) -> dict[str, Any]:
     }
 
 
-def _table_from_config(config: Mapping[str, Any]) -> Any:
+def _table_from_config(config: Mapping[str, Any], shared: list[Any]) -> Any:
     arguments = dict(config)
     kind = arguments.pop("kind")
     arguments["initializer"] = _initializer_from_config(
         arguments["initializer"]
     )
-    arguments["optimizer"] = optimizers.deserialize(arguments["optimizer"])
+    arguments["optimizer"] = shared[arguments["optimizer"]]
     return (TableConfig if kind == "own" else _tpu.TableConfig)(**arguments)
 
 

@@ -10,7 +10,13 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from tfrs_embed import configs, optimizers, placement, serialization
+from tfrs_embed import (
+    configs,
+    optimizer_conversion,
+    optimizers,
+    placement,
+    serialization,
+)
 from tfrs_embed.engines.engine import Tables, TableState
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.layers import errors
@@ -310,7 +316,7 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         config = super().get_config()
         config.update(
             feature_config=serialization.features_to_config(self._spec),
-            optimizer=optimizers.serialize(arguments.optimizer),
+            optimizer=optimizer_conversion.serialize(arguments.optimizer),
             pipeline_execution_with_tensor_core=(
                 arguments.pipeline_execution_with_tensor_core
             ),
@@ -336,7 +342,9 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         config["feature_config"] = serialization.features_from_config(
             config["feature_config"]
         )
-        config["optimizer"] = optimizers.deserialize(config["optimizer"])
+        config["optimizer"] = optimizer_conversion.deserialize(
+            config["optimizer"]
+        )
         config["sparse_core_embedding_config"] = (
             serialization.sparse_core_from_config(
                 config["sparse_core_embedding_config"]
@@ -418,7 +426,7 @@ def _table_optimizers(
                 if table.optimizer is None
                 else f"Table '{table.name}'"
             )
-            converted[id(given)] = optimizers.convert(given, where)
+            converted[id(given)] = optimizer_conversion.convert(given, where)
         result[table.name] = converted[id(given)]
     return result
 
