@@ -44,7 +44,7 @@ demo: $(VENV)/.installed-examples $(VENV)/.movielens ## Train on MovieLens-100K
 test: $(VENV)/.installed-test ## Run the tests; ARGS="-k ragged" picks some
 	$(RUN) -m pytest -n 2 $(ARGS)
 
-upstream: $(VENV)/.installed-test ## Run TFRS's own tests on this package
+upstream: $(VENV)/.installed-test ## Run TFRS's and TF-models' tests on it
 	$(RUN) tests/upstream/run.py
 
 lint: $(VENV)/.installed-lint ## Check style and types

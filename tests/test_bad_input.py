@@ -415,6 +415,13 @@ BAD = {
         ("row splits of the weights [0 1 2 3]", "ids [0 2 3 5]"),
         ragged([[1.0], [1.0], [1.0]], tf.float32),
     ),
+    "no_ragged_weights_in_a_sequence": Bad(
+        "sequence",
+        ragged([[5, 0], [1], [2, 3]]),
+        InvalidArgument,
+        ("row splits of the weights [0 0 0 0]", "ids [0 2 3 5]"),
+        ragged([[], [], []], tf.float32),
+    ),
     "ragged_weights_of_rank_3": Bad(
         "bag",
         BAG,

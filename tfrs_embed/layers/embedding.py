@@ -9,7 +9,7 @@ import tf_keras
 
 from tfrs_embed.configs import COMBINERS, FeatureSpec, TableSpec
 from tfrs_embed.layers import errors
-from tfrs_embed.ops.bags import Bags, to_bags
+from tfrs_embed.ops.bags import to_bags
 from tfrs_embed.ops.lookup import combine, reshape_output, spread
 
 
@@ -89,19 +89,6 @@ def embedding_lookup(
         output_shape = (None,) * (ids.shape.rank - 1)
     feature = _feature(param, combiner, output_shape)
     [bags] = to_bags([feature], [ids], [weights])
-    return lookup_trainable(param, bags)
-
-
-def lookup_trainable(param: tf.Tensor | tf.Variable, bags: Bags) -> tf.Tensor:
-    """Looks bags up in a table that Keras's optimizer trains.
-
-    Args:
-        param: the table, [vocabulary_size, dim].
-        bags: the bags.
-
-    Returns:
-        The activations in the bags' shape, in param's dtype.
-    """
     unique, index = _sorted_unique(bags.ids)
     # Half precision is summed in float32.
     wide = tf.float64 if param.dtype == tf.float64 else tf.float32

@@ -10,6 +10,7 @@ import tf_keras
 
 from tfrs_embed import loss_scaling
 from tfrs_embed.engines.engine import Engine, Tables
+from tfrs_embed.layers import errors
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.lookup import reshape_output
 
@@ -81,7 +82,7 @@ class EngineLayer(tf_keras.layers.Layer):
             )
         super().build(input_shape)
 
-    @tf.autograph.experimental.do_not_convert
+    @errors.plain
     def call(
         self, bags: Sequence[Bags], training: bool | None = None
     ) -> list[tf.Tensor]:

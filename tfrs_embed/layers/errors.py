@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+import tensorflow as tf
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,7 +23,8 @@ def plain(call: F) -> F:
         The method, whose errors Keras passes on as they are.
     """
 
-    @functools.wraps(call)
+    # Nor does AutoGraph have anything to convert in a layer of this library.
+    @tf.autograph.experimental.do_not_convert
     def calling(*args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
@@ -31,4 +33,5 @@ def plain(call: F) -> F:
             error._keras_call_info_injected = True  # type: ignore[attr-defined]
             raise
 
-    return calling  # type: ignore[return-value]
+    # Keras reads the signature, through TensorFlow's decorators only.
+    return tf.__internal__.decorator.make_decorator(call, calling)

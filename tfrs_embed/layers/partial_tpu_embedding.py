@@ -20,9 +20,10 @@ from tfrs_embed import (
 from tfrs_embed.engines.engine import Tables, TableState
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.layers import errors
-from tfrs_embed.layers.embedding import Embedding, lookup_trainable
+from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops.bags import to_bags
+from tfrs_embed.ops.lookup import combine, reshape_output
 from tfrs_embed.placement import Placement, TablePlacement
 
 INVALID_IDS = ("error", "zero")
@@ -180,7 +181,6 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         """Creates the tables' variables if they aren't there yet."""
         if self._has_tables:
             return
-        self._has_tables = True
         # A replica that builds the layer is inside the scope, and can't enter.
         inside = tf.distribute.get_strategy() is self._strategy
         scope = nullcontext() if inside else self._strategy.scope()
@@ -193,10 +193,9 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
                     with tf.name_scope(name):
                         layer.build(None)
                 self.tables[name].add("parameters", layer.embeddings)
+        self._has_tables = True
 
-    # AutoGraph has nothing to convert here, and would take its time over it.
     @errors.plain
-    @tf.autograph.experimental.do_not_convert
     def call(
         self, inputs: Any, weights: Any = None, training: bool | None = None
     ) -> Any:
@@ -236,8 +235,10 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         for i, feature in enumerate(spec.features):
             layer = self._keras_layers.get(feature.table.name)
             if layer is not None:
+                rows = tf.gather(layer.embeddings, bags[i].ids)
+                vectors = combine(rows, None, bags[i])
                 outputs[i] = tf.cast(
-                    lookup_trainable(layer.embeddings, bags[i]),
+                    reshape_output(vectors, bags[i], feature.table.dim),
                     self.compute_dtype,
                 )
         return spec.structure.pack(outputs)

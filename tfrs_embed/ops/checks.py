@@ -33,7 +33,7 @@ def message(*parts: Any) -> tf.Tensor:
 
 def first(values: tf.Tensor, where: tf.Tensor) -> tf.Tensor:
     """Returns the first of the values that `where` marks; if none, zeros."""
-    return tf.reduce_sum(tf.boolean_mask(values, where)[:1], 0)
+    return tf.reduce_sum(tf.gather_nd(values, tf.where(where)[:1]), 0)
 
 
 class Checks:

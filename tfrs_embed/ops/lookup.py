@@ -98,8 +98,10 @@ def _spread_unweighted(
 
 def reshape_output(vectors: tf.Tensor, bags: Bags, dim: int) -> tf.Tensor:
     """Returns [count, dim] vectors in the feature's output shape."""
-    output = tf.reshape(vectors, tf.concat([bags.shape, [dim]], 0))
-    return tf.ensure_shape(output, bags.static_shape + tf.TensorShape([dim]))
+    shape = bags.static_shape + tf.TensorShape([dim])
+    if shape.rank != 2:
+        vectors = tf.reshape(vectors, tf.concat([bags.shape, [dim]], 0))
+    return tf.ensure_shape(vectors, shape)
 
 
 def _concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
