@@ -265,7 +265,7 @@ def parse(feature_config: Any) -> EmbeddingSpec:
 
 def _table_spec(config: Any, index: int) -> TableSpec:
     if isinstance(config, TableConfig):
-        initializer = config.initializer
+        initializer = _own_copy(config.initializer)
         if initializer is None:
             initializer = tf_keras.initializers.VarianceScaling(mode="fan_out")
         return TableSpec(
@@ -294,6 +294,7 @@ def _table_spec(config: Any, index: int) -> TableSpec:
     _check_choice(config.combiner, COMBINERS, where, "combiner")
     initializer = config.initializer
     _check_initializer(initializer, where)
+    initializer = _own_copy(initializer)
     if initializer is None:
         initializer = tf_keras.initializers.TruncatedNormal(
             stddev=1 / math.sqrt(config.dim)
@@ -387,6 +388,17 @@ def _check_initializer(initializer: Any, where: str) -> None:
             f"{where}: initializer must be callable, got "
             f"{type(initializer).__name__}."
         )
+
+
+def _own_copy(initializer: Any) -> Any:
+    """A table's own copy of a Keras initializer.
+
+    One without a seed repeats its values when it is called again, so tables
+    that shared it would start equal.
+    """
+    if isinstance(initializer, tf_keras.initializers.Initializer):
+        return type(initializer).from_config(initializer.get_config())
+    return initializer
 
 
 def _as_shape(

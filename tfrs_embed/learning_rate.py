@@ -109,12 +109,14 @@ class LearningRate:
 
         Raises:
             AttributeError: the rate is computed by a schedule or a callable.
+            ValueError: the rate is negative or not finite.
         """
-        if self._write is None:
+        if self._write is None or self.variable is None:
             raise AttributeError(
                 "This learning rate is computed by a schedule or a callable "
                 "and can't be assigned."
             )
+        check_rate(float(value), "Assignment")
         self._write(value)
 
 

@@ -14,7 +14,12 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from tfrs_embed.learning_rate import LearningRate, call, is_schedule
+from tfrs_embed.learning_rate import (
+    LearningRate,
+    call,
+    check_rate,
+    is_schedule,
+)
 from tfrs_embed.optimizers import (
     FTRL,
     SGD,
@@ -57,6 +62,11 @@ def convert(optimizer: Any, where: str) -> TableOptimizer | None:
         return _from_tpu(optimizer, where, optimizer)
     if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
         return convert(optimizer.inner_optimizer, where)
+    if isinstance(optimizer, type):
+        raise TypeError(
+            f"{where}: the optimizer must be an instance, got the class "
+            f"{optimizer.__name__}; write {optimizer.__name__}()."
+        )
     for kind in _KERAS_RULES:
         if type(optimizer) in _keras_classes(kind):
             return _from_keras(optimizer, kind, where)
@@ -198,6 +208,10 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
         if value is not None and np.any(value):
             _refuse(where, foreign, value)
 
+    transformers = getattr(optimizer, "gradient_transformers", None)
+    if transformers:
+        _refuse(where, "gradient_transformers", transformers)
+
     def setting(name: str) -> float:
         return float(config[name])
 
@@ -274,7 +288,11 @@ def _keras_rate(optimizer: Any, legacy: bool, where: str) -> LearningRate:
     def write(value: Any) -> None:
         optimizer.learning_rate = value
 
-    return LearningRate(read, write, given)
+    rate = LearningRate(read, write, given)
+    if rate.variable is not None:
+        with tf.init_scope():
+            check_rate(float(rate.variable), where)
+    return rate
 
 
 def serialize(optimizer: Any) -> Any:

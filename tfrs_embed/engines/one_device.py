@@ -130,7 +130,9 @@ class OneDeviceEngine(Engine):
             rows = tf.gather(table, b.ids)
             activations.append(lookup_ops.combine(rows, None, b))
         if training:
-            self.drain()
+            # After the lookups, and not at all if the ids are bad.
+            with tf.control_dependencies([b.ids for b in bags]):
+                self.drain()
         return activations, bags
 
     def apply_gradients(
@@ -154,10 +156,12 @@ class OneDeviceEngine(Engine):
             else:
                 self.pending.ids[name].assign(ids)
                 self.pending.gradients[name].assign(rows)
-        self.step.assign_add(1)
-        if self.pending is not None:
-            self.pending.rates.assign(tf.stack(rates))
-            self.pending.exists.assign(True)
+        # What doesn't depend on the ids must not change either if they are bad.
+        with tf.control_dependencies([b.ids for b in residuals]):
+            self.step.assign_add(1)
+            if self.pending is not None:
+                self.pending.rates.assign(tf.stack(rates))
+                self.pending.exists.assign(True)
 
     def drop_pending(self) -> None:
         """See the base class."""

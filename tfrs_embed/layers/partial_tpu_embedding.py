@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,7 +17,7 @@ from tfrs_embed import (
     placement,
     serialization,
 )
-from tfrs_embed.engines.engine import Tables, TableState
+from tfrs_embed.engines.engine import Tables, TableState, initial_value
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.embedding import Embedding
@@ -139,7 +139,9 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         large = [
             t for t in self._spec.tables if routes[t.name][0] != placement.KERAS
         ]
-        table_optimizers = _table_optimizers(large, optimizer)
+        # Those of small tables too: a config is valid wherever its tables are.
+        table_optimizers = _table_optimizers(self._spec.tables, optimizer)
+        table_optimizers = {t.name: table_optimizers[t.name] for t in large}
         self._placement = _placement(self._spec, routes, table_optimizers)
         self._has_tables = False
         self.tables = Tables()
@@ -172,6 +174,7 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates all tables."""
+        self._check_strategy()
         # A call with no features has no use for tables: see `call`.
         if not (isinstance(input_shape, Mapping) and not input_shape):
             self._ensure_tables()
@@ -191,7 +194,7 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
             for name, layer in self._keras_layers.items():
                 if not layer.built:
                     with tf.name_scope(name):
-                        layer.build(None)
+                        _build(layer, self.tables[name].spec)
                 self.tables[name].add("parameters", layer.embeddings)
         self._has_tables = True
 
@@ -404,6 +407,17 @@ class _Arguments:
     invalid_ids: str
 
 
+def _build(layer: Embedding, table: configs.TableSpec) -> None:
+    """Creates a small table, with the checks that large ones have."""
+    given = layer.embeddings_initializer
+    layer.embeddings_initializer = lambda *_, **__: initial_value(table)
+    try:
+        layer.build(None)
+    finally:
+        # Keras stores it in a SavedModel, where it can't store ours.
+        layer.embeddings_initializer = given
+
+
 def _check_integer(value: Any, name: str, minimum: int | None = None) -> None:
     if value is None:
         return
@@ -414,21 +428,27 @@ def _check_integer(value: Any, name: str, minimum: int | None = None) -> None:
 
 
 def _table_optimizers(
-    tables: list[configs.TableSpec], optimizer: Any
+    tables: Sequence[configs.TableSpec], optimizer: Any
 ) -> dict[str, optimizers.TableOptimizer | None]:
-    """Each table's optimizer: its own, else the layer's; one per object."""
+    """Each table's optimizer: its own, else the layer's.
+
+    Tables that were given one object share what becomes of it.
+    """
     converted: dict[int, optimizers.TableOptimizer | None] = {}
     result = {}
     for table in tables:
         given = optimizer if table.optimizer is None else table.optimizer
-        if id(given) not in converted:
+        key = id(given)
+        if table.optimizer is not None and isinstance(given, str):
+            key = id(table)  # Equal names are not one object.
+        if key not in converted:
             where = (
                 "PartialTPUEmbedding's optimizer"
                 if table.optimizer is None
                 else f"Table '{table.name}'"
             )
-            converted[id(given)] = optimizer_conversion.convert(given, where)
-        result[table.name] = converted[id(given)]
+            converted[key] = optimizer_conversion.convert(given, where)
+        result[table.name] = converted[key]
     return result
 
 

@@ -83,23 +83,26 @@ def to_bags(
         if invalid_ids == "error":
             require_valid(feature, draft.ids, checks)
         drafts.append(draft)
-    guarded = iter(checks.guard([t for d in drafts for t in _tensors(d)]))
-    for draft in drafts:
-        draft.ids = next(guarded)
-        draft.bag = None if draft.bag is None else next(guarded)
-        draft.weights = None if draft.weights is None else next(guarded)
+    names = ("ids", "bag", "weights", "shape", "kept")
+    places = [
+        (draft, name)
+        for draft in drafts
+        for name in names
+        if getattr(draft, name) is not None
+    ]
+    guarded = checks.guard([getattr(*place) for place in places])
+    for (draft, name), tensor in zip(places, guarded, strict=True):
+        setattr(draft, name, tensor)
     return [
         _finish(feature, draft, invalid_ids)
         for feature, draft in zip(features, drafts, strict=True)
     ]
 
 
-def _tensors(draft: Draft) -> list[tf.Tensor]:
-    return [t for t in (draft.ids, draft.bag, draft.weights) if t is not None]
-
-
 def _finish(feature: FeatureSpec, draft: Draft, invalid_ids: str) -> Bags:
     ids, bag, weights = draft.ids, draft.bag, draft.weights
+    if draft.kept is not None:
+        weights = tf.gather(weights, draft.kept)
     shape = tf.cast(draft.shape, tf.int32)
     count = tf.reduce_prod(shape)
     combiner = feature.table.combiner

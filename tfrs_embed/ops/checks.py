@@ -67,10 +67,20 @@ class Checks:
 
         oks = tf.stack([ok for ok, _ in self._checks])
 
-        def fail() -> tf.Operation:
+        def fail() -> list[tf.Tensor]:
             texts = tf.stack([text() for _, text in self._checks])
-            return tf.debugging.Assert(False, [tf.boolean_mask(texts, ~oks)[0]])
+            failed = tf.debugging.Assert(
+                False, [tf.boolean_mask(texts, ~oks)[0]]
+            )
+            with tf.control_dependencies([failed]):
+                return [tf.zeros([0] * t.shape.rank, t.dtype) for t in tensors]
 
-        check = tf.cond(tf.reduce_all(oks), tf.no_op, fail)
-        with tf.control_dependencies([check]):
-            return [tf.identity(t) for t in tensors]
+        # The tensors go through the branch, not just beside it: Grappler
+        # assumes that all operations succeed, so that it would take a shape
+        # that a later one demands for known, and the check for true.
+        guarded = tf.cond(
+            tf.reduce_all(oks), lambda: [tf.identity(t) for t in tensors], fail
+        )
+        for after, before in zip(guarded, tensors, strict=True):
+            after.set_shape(before.shape)
+        return guarded

@@ -20,7 +20,14 @@ from tfrs_embed.ops.checks import Checks, first, message
 class Draft:
     """A feature's ids on their way to bags; weights are not yet combined.
 
-    `combine` says whether bags may hold several ids.
+    Attributes:
+        ids: [n] integers.
+        bag: [n] int32, the bag of each id, ascending; None: id i is bag i.
+        weights: float32, [n], or what `kept` picks the [n] of; or None.
+        shape: [rank] int32, the shape that the bags are laid out in.
+        static_shape: what is known of `shape` when tracing.
+        combine: whether bags may hold several ids.
+        kept: [n], the ids' places among the weights; None: all, in order.
     """
 
     ids: tf.Tensor
@@ -29,6 +36,7 @@ class Draft:
     shape: Any
     static_shape: tf.TensorShape
     combine: bool
+    kept: tf.Tensor | None = None
 
 
 def make_draft(
@@ -195,6 +203,15 @@ def _draft_sparse(
                 "indices of the weights",
                 "indices of the ids",
             )
+        if weights.dense_shape is not ids.dense_shape:
+            _require_equal(
+                feature,
+                checks,
+                ids.dense_shape,
+                weights.dense_shape,
+                "dense shape of the weights",
+                "dense shape of the ids",
+            )
         values = _as_float32(feature, weights.values)
     return _by_rows(
         feature,
@@ -238,8 +255,6 @@ def _by_rows(
         )
         position = column()
         kept = tf.where(position < length)[:, 0]
-        if weights is not None:
-            weights = tf.gather(weights, kept)
         return Draft(
             tf.gather(ids, kept),
             tf.gather(row * length + position, kept),
@@ -248,6 +263,7 @@ def _by_rows(
             tf.TensorShape([static_rows]).merge_with([wanted[0]])
             + tf.TensorShape([length]),
             False,
+            None if weights is None else kept,
         )
     # The rows fill output_shape in order; one unknown dimension is inferred.
     shape = tf.stack([-1 if d is None else d for d in wanted])
@@ -345,11 +361,11 @@ def _require_equal(
     actual_name: str,
     expected_name: str,
 ) -> None:
-    # The first comparison is needed because the second one broadcasts.
-    equal = tf.reduce_all(
-        tf.equal(tf.shape(expected), tf.shape(actual))
-    ) & tf.reduce_all(
-        tf.raw_ops.Equal(x=expected, y=actual, incompatible_shape_error=False)
+    # Cut to one length, so that the comparison itself can't fail.
+    lengths = tf.shape(expected)[0], tf.shape(actual)[0]
+    length = tf.minimum(*lengths)
+    equal = tf.equal(*lengths) & tf.reduce_all(
+        tf.equal(expected[:length], actual[:length])
     )
     checks.require(
         equal,
@@ -380,7 +396,7 @@ def _to_tensor(value: Any, what: str) -> tf.Tensor:
         return value
     try:
         return tf.convert_to_tensor(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
         raise TypeError(
             f"{what} must be a Tensor, RaggedTensor or SparseTensor, or "
             f"convert to a Tensor; got {type(value).__name__}: {error}"
