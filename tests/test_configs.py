@@ -610,3 +610,27 @@ def test_parsing_keeps_the_order_of_features_and_tables():
     )
     assert [f.name for f in spec.features] == ["b", "a", "c"]
     assert [t.name for t in spec.tables] == ["z", "a"]
+
+
+def test_features_of_one_path_are_an_error():
+    feature = FeatureConfig("f", TableConfig("t", 5, 2))
+    with pytest.raises(ValueError, match="one path"):
+        configs.parse({"a/b": feature, "a": {"b": feature}})
+
+
+def test_an_initializer_of_ones_own_is_used_as_it_is():
+    class Filled(tf_keras.initializers.Initializer):
+        def __init__(self, value):
+            self.value = value
+
+        def __call__(self, shape, dtype=None, **kwargs):
+            return tf.fill(shape, tf.cast(self.value, dtype))
+
+    table = TableConfig("t", 5, 2, Filled(3.0))
+    for threshold in (0, None):
+        layer = PartialTPUEmbedding(
+            FeatureConfig("f", table), "sgd", size_threshold=threshold
+        )
+        np.testing.assert_array_equal(
+            layer.embedding_tables["t"], np.full((5, 2), 3.0)
+        )

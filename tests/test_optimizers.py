@@ -382,6 +382,7 @@ REFUSED_KINDS = {
     "AdamW": lambda: new.AdamW(0.1),
     "Nadam": lambda: legacy.Nadam(0.1),
     "OwnSGD": lambda: OwnSGD(0.1),
+    "OwnAdagrad": lambda: type("OwnAdagrad", (tpu.Adagrad,), {})(0.1),
     "Keras 3": lambda: keras.optimizers.Adam(0.1),
     "CompositeOptimizer": lambda: (
         tfrs.experimental.optimizers.CompositeOptimizer(

@@ -238,6 +238,11 @@ def parse(feature_config: Any) -> EmbeddingSpec:
     )
     if not configs:
         raise ValueError("The feature configuration has no features.")
+    if len(set(structure.paths)) < len(structure.paths):
+        raise ValueError(
+            "Two features have one path in the configuration: "
+            f"{sorted(structure.paths)}."
+        )
     tables: dict[int, TableSpec] = {}
     features = []
     for config, path in zip(configs, structure.paths, strict=True):
@@ -391,12 +396,15 @@ def _check_initializer(initializer: Any, where: str) -> None:
 
 
 def _own_copy(initializer: Any) -> Any:
-    """A table's own copy of a Keras initializer.
+    """A table's own copy of a Keras initializer without a seed.
 
-    One without a seed repeats its values when it is called again, so tables
-    that shared it would start equal.
+    It repeats its values when it is called again, so tables that shared it
+    would start equal.
     """
-    if isinstance(initializer, tf_keras.initializers.Initializer):
+    if (
+        isinstance(initializer, tf_keras.initializers.Initializer)
+        and getattr(initializer, "seed", 0) is None
+    ):
         return type(initializer).from_config(initializer.get_config())
     return initializer
 

@@ -58,7 +58,7 @@ def convert(optimizer: Any, where: str) -> TableOptimizer | None:
         return convert(deserialize(optimizer), where)
     if isinstance(optimizer, str):
         return _from_tpu(_by_name(optimizer, where), where, optimizer)
-    if isinstance(optimizer, tuple(_TPU_RULES)):
+    if type(optimizer) in _TPU_RULES:
         return _from_tpu(optimizer, where, optimizer)
     if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
         return convert(optimizer.inner_optimizer, where)
@@ -166,8 +166,7 @@ def _from_tpu(optimizer: Any, where: str, source: Any) -> TableOptimizer:
     ):
         _refuse(where, "use_gradient_accumulation", False)
     rate = LearningRate.of(optimizer.learning_rate, where)
-    rules = [r for k, r in _TPU_RULES.items() if isinstance(optimizer, k)]
-    return TableOptimizer(rules[0](optimizer), rate, source)
+    return TableOptimizer(_TPU_RULES[type(optimizer)](optimizer), rate, source)
 
 
 _KERAS_RULES = ("SGD", "Adagrad", "Adam", "Ftrl")
@@ -310,7 +309,7 @@ def serialize(optimizer: Any) -> Any:
     """
     if optimizer is None or isinstance(optimizer, (str, Mapping)):
         return optimizer
-    if not isinstance(optimizer, tuple(_TPU_RULES)):
+    if type(optimizer) not in _TPU_RULES:
         return {
             "kind": "keras",
             "config": tf_keras.optimizers.serialize(optimizer),
