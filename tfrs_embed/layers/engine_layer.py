@@ -66,6 +66,7 @@ class EngineLayer(tf_keras.layers.Layer):
         self._engine.build()
         self._non_trainable_weights.extend(self._engine.variables)
         # Attributes, so that a SavedModel finds them.
+        self.loss_scale = loss_scaling.in_effect()
         self.step = self._engine.step
         self.pending = getattr(self._engine, "pending", None)
         for name, optimizer in self._engine.optimizers.items():
@@ -101,6 +102,8 @@ class EngineLayer(tf_keras.layers.Layer):
             vectors, _ = self._engine.lookup(bags, training=False)
             return self._outputs(vectors, bags)
 
+        forward_graph = loss_scaling.graph()
+
         @tf.custom_gradient
         def lookup(trigger: tf.Tensor) -> Any:
             vectors, residuals = self._engine.lookup(bags, bool(training))
@@ -113,6 +116,7 @@ class EngineLayer(tf_keras.layers.Layer):
                         for g, v in zip(gradients, vectors, strict=True)
                     ],
                     trigger,
+                    forward_graph,
                 )
 
             return self._outputs(vectors, bags), backward
@@ -140,30 +144,43 @@ class EngineLayer(tf_keras.layers.Layer):
         residuals: Any,
         gradients: list[tf.Tensor],
         trigger: tf.Tensor,
+        forward_graph: Any,
     ) -> tf.Tensor:
         """Updates the tables and returns the scalar weight's gradient."""
-        scaled_by = loss_scaling.current()
-        if scaled_by is None:
-            self._engine.apply_gradients(residuals, gradients)
-            return tf.zeros_like(trigger)
-        scale = tf.cast(scaled_by.loss_scale, tf.float32)
-        gradients = [g / scale for g in gradients]
-        if not scaled_by.dynamic:
-            self._engine.apply_gradients(residuals, gradients)
-            return tf.zeros_like(trigger)
-        # Where the scale was too large Keras skips the step and lowers it. It
-        # has to know: an infinite gradient of the scalar weight tells it.
-        finite = tf.reduce_all(
-            [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
-        )
 
         def update() -> tf.Tensor:
             self._engine.apply_gradients(residuals, gradients)
             return tf.zeros_like(trigger)
 
-        return tf.cond(
-            finite, update, lambda: tf.fill(tf.shape(trigger), float("inf"))
-        )
+        def update_if(good: tf.Tensor) -> tf.Tensor:
+            # Where the loss scale was too large Keras skips the step and lowers
+            # it. It has to know: an infinite gradient tells it.
+            infinite = tf.fill(tf.shape(trigger), float("inf"))
+            return tf.cond(good, update, lambda: infinite)
+
+        def unscale(scale: Any) -> tf.Tensor:
+            """Divides the gradients, and returns whether they are finite."""
+            scale = tf.cast(tf.convert_to_tensor(scale), tf.float32)
+            gradients[:] = [g / scale for g in gradients]
+            return tf.reduce_all(
+                [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
+            )
+
+        def update_apart() -> tf.Tensor:
+            # Whether the step scales its loss will only show when it runs.
+            scale = tf.convert_to_tensor(loss_scaling.in_effect())
+            return update_if(unscale(scale) | tf.equal(scale, 1.0))
+
+        if forward_graph is not loss_scaling.graph():
+            # The forward pass is a tf.function of its own. TensorFlow runs
+            # nothing in its backward pass that the gradients don't depend on,
+            # so the update has to be one operation that returns a gradient.
+            return tf.function(update_apart, autograph=False)()
+        scaled_by = loss_scaling.current()
+        if scaled_by is None:
+            return update()
+        finite = unscale(scaled_by.loss_scale)
+        return update_if(finite) if scaled_by.dynamic else update()
 
     @property
     def non_trainable_weights(self) -> list[tf.Variable]:
