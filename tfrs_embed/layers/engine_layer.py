@@ -65,8 +65,8 @@ class EngineLayer(tf_keras.layers.Layer):
         """Creates the tables, their slots and the scalar weight."""
         self._engine.build()
         self._non_trainable_weights.extend(self._engine.variables)
-        # Attributes, so that a SavedModel finds them.
-        self.loss_scale = loss_scaling.in_effect()
+        # A SavedModel must find all that its functions read.
+        self._track_trackable(loss_scaling.in_effect(), "loss_scale")
         self.step = self._engine.step
         self.pending = getattr(self._engine, "pending", None)
         for name, optimizer in self._engine.optimizers.items():
