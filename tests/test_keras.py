@@ -183,6 +183,35 @@ def test_forward_pass_as_a_function_inside_an_eager_tape(pipelined):
     assert_equal(after, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["cond", "while"])
+def test_control_flow_that_the_tape_is_outside_of_is_an_error(kind):
+    inputs, _ = make_data()
+    layer = make_layer()
+    layer.build(None)
+
+    def user():
+        return layer(inputs)["user"]
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            if kind == "cond":
+                some = tf.reduce_sum(inputs["user"]) > 0
+                vectors = tf.cond(some, user, lambda: tf.zeros([64, 8]))
+            else:
+                _, vectors = tf.while_loop(
+                    lambda i, _: i < 2,
+                    lambda i, _: (i + 1, user()),
+                    [tf.constant(0), tf.zeros([64, 8])],
+                )
+            loss = tf.reduce_sum(vectors)
+        return tape.gradient(loss, layer.trainable_variables[0])
+
+    with pytest.raises(NotImplementedError, match="open the tape inside"):
+        step()
+    assert int(layer.step) == 0
+
+
 def test_tables_are_weights_but_not_trainable_ones():
     layer = make_layer()
     layer.build(None)

@@ -172,6 +172,13 @@ class EngineLayer(tf_keras.layers.Layer):
             return update_if(unscale(scale) | tf.equal(scale, 1.0))
 
         if forward_graph is not loss_scaling.graph():
+            if type(forward_graph).__name__.startswith(("Cond", "While")):
+                raise NotImplementedError(
+                    f"Layer '{self.name}' is called inside a tf.cond or "
+                    "tf.while_loop whose gradient is taken from outside; "
+                    "TensorFlow can't run a table's update there. Call the "
+                    "layer outside of it, or open the tape inside."
+                )
             # The forward pass is a tf.function of its own. TensorFlow runs
             # nothing in its backward pass that the gradients don't depend on,
             # so the update has to be one operation that returns a gradient.
