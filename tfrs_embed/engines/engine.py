@@ -75,9 +75,6 @@ class Engine(abc.ABC):
             table that is not trained.
     """
 
-    #: The engine's name in a placement report.
-    name: str
-
     def __init__(
         self,
         features: Sequence[FeatureSpec],

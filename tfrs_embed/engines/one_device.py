@@ -74,8 +74,6 @@ class OneDeviceEngine(Engine):
         device: where the variables live; None: where TF places them.
     """
 
-    name = "one device"
-
     def __init__(
         self,
         features: Sequence[FeatureSpec],

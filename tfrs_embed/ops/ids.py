@@ -121,11 +121,7 @@ def _draft_ragged(
     checks: Checks,
 ) -> Draft:
     _check_ids_dtype(feature, ids.dtype)
-    if ids.shape.rank != 2:
-        raise ValueError(
-            f"{feature}: ragged ids must have rank 2, [batch, None], got "
-            f"shape {ids.shape}."
-        )
+    _check_rank_2(feature, ids.shape, "ragged ids", "[batch, None]")
     values = None
     if weights is not None:
         if not isinstance(weights, tf.RaggedTensor):
@@ -164,11 +160,7 @@ def _draft_sparse(
     checks: Checks,
 ) -> Draft:
     _check_ids_dtype(feature, ids.dtype)
-    if ids.shape.rank != 2:
-        raise ValueError(
-            f"{feature}: sparse ids must have rank 2, [batch, columns], got "
-            f"shape {ids.shape}."
-        )
+    _check_rank_2(feature, ids.shape, "sparse ids", "[batch, columns]")
     indices = ids.indices
     row, column = indices[:, 0], indices[:, 1]
     later_row = row[1:] > row[:-1]
@@ -401,6 +393,15 @@ def _to_tensor(value: Any, what: str) -> tf.Tensor:
             f"{what} must be a Tensor, RaggedTensor or SparseTensor, or "
             f"convert to a Tensor; got {type(value).__name__}: {error}"
         ) from error
+
+
+def _check_rank_2(
+    feature: FeatureSpec, shape: tf.TensorShape, what: str, layout: str
+) -> None:
+    if shape.rank != 2:
+        raise ValueError(
+            f"{feature}: {what} must have rank 2, {layout}, got shape {shape}."
+        )
 
 
 def _check_ids_dtype(feature: FeatureSpec, dtype: tf.DType) -> None:
