@@ -2,11 +2,6 @@
 
 import dataclasses
 import functools
-import os
-import pathlib
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -765,45 +760,3 @@ def test_a_layer_is_not_called_under_another_strategy_of_the_same_kind(
     assert not np.array_equal(
         before["user/parameters"], layer.embedding_tables["user"]
     )
-
-
-TWO_REPLICAS = textwrap.dedent(
-    """
-    import tensorflow as tf
-    import tfrs_embed
-
-    [cpu] = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration()] * 2
-    )
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    table = tfrs_embed.TableConfig("user", 10, 2, "ones")
-    feature = tfrs_embed.FeatureConfig("id", table)
-    with strategy.scope():
-        try:
-            tfrs_embed.PartialTPUEmbedding(feature, "sgd", size_threshold=5)
-        except NotImplementedError as error:
-            print("refused:", error)
-        small = tfrs_embed.PartialTPUEmbedding(feature, "sgd")
-    outputs = strategy.run(tf.function(small), args=(tf.constant([1, 9]),))
-    for output in strategy.experimental_local_results(outputs):
-        print("looked up:", output.numpy().tolist())
-    """
-)
-
-
-def test_large_tables_are_refused_on_two_replicas_and_small_ones_are_not():
-    # In a process of its own: TensorFlow's devices are set before its first op.
-    root = pathlib.Path(tfrs_embed.__file__).parents[1]
-    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    result = subprocess.run(
-        [sys.executable, "-c", TWO_REPLICAS],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    refused, *looked_up = result.stdout.splitlines()
-    assert refused.startswith("refused: Table 'user': rows > size_threshold 5")
-    assert "MirroredStrategy has 2" in refused
-    assert looked_up == ["looked up: [[1.0, 1.0], [1.0, 1.0]]"] * 2

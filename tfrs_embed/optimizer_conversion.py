@@ -290,7 +290,7 @@ def _keras_rate(optimizer: Any, legacy: bool, where: str) -> LearningRate:
     rate = LearningRate(read, write, given)
     if rate.variable is not None:
         with tf.init_scope():
-            check_rate(float(rate.variable), where)
+            check_rate(float(rate.variable.numpy()), where)
     return rate
 
 

@@ -11,6 +11,7 @@ from tfrs_embed.configs import EmbeddingSpec, TableSpec
 
 KERAS = "Keras"
 ONE_DEVICE = "one device"
+SHARDED = "sharded"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +135,7 @@ def route(
     Raises:
         ValueError: a table asks for a place that the strategy doesn't have.
         NotImplementedError: large tables under a strategy that has no engine
-            for them yet.
+            for them.
     """
     return {
         table.name: _route(table, size_threshold, strategy)
@@ -147,11 +148,17 @@ def _route(
     size_threshold: int | None,
     strategy: tf.distribute.Strategy,
 ) -> tuple[str, str]:
-    if table.placement in ("sparsecore", "sharded"):
+    wants_shards = table.placement == "sharded"
+    if table.placement == "sparsecore" or (
+        wants_shards and not can_shard(strategy)
+    ):
         raise ValueError(
             f"Table '{table.name}': placement='{table.placement}' is not "
             f"available under {type(strategy).__name__}."
         )
+    replicas = f"{strategy.num_replicas_in_sync} replicas"
+    if wants_shards:
+        return SHARDED, f"placement='sharded', {replicas}"
     if table.placement == "default_device":
         return KERAS, "placement='default_device'"
     if size_threshold is None:
@@ -171,14 +178,25 @@ def _route(
             "ParameterServerStrategy are not supported; size_threshold=None "
             "keeps all tables in Keras layers."
         )
+    if can_shard(strategy):
+        return SHARDED, f"{reason}, {replicas}"
     if strategy.num_replicas_in_sync > 1:
         raise NotImplementedError(
             f"Table '{table.name}': {reason}, but large tables on several "
-            f"replicas ({type(strategy).__name__} has "
-            f"{strategy.num_replicas_in_sync}) are not supported yet; "
+            f"replicas need a MirroredStrategy or a "
+            f"MultiWorkerMirroredStrategy, not {type(strategy).__name__}; "
             "size_threshold=None keeps all tables in Keras layers."
         )
     return ONE_DEVICE, f"{reason}, one replica"
+
+
+def can_shard(strategy: tf.distribute.Strategy) -> bool:
+    """Tells a strategy over whose replicas tables can be sharded."""
+    kinds = (
+        tf.distribute.MirroredStrategy,
+        tf.distribute.MultiWorkerMirroredStrategy,
+    )
+    return isinstance(strategy, kinds) and strategy.num_replicas_in_sync > 1
 
 
 def is_tpu(strategy: tf.distribute.Strategy) -> bool:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import abc
-import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.engines.shard import PARAMETERS, distinct
 from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.optimizers import TableOptimizer
 
 
 class TableState(tf.__internal__.tracking.Trackable):
-    """A table's variables: its parameters and slots, by name.
+    """A table's variables, or what is like them: parameters and slots by name.
 
     A checkpoint holds them as `<table>/parameters` and `<table>/<slot>`, and
     restores them when they are created if it was read before.
@@ -26,22 +27,22 @@ class TableState(tf.__internal__.tracking.Trackable):
 
     def __init__(self, spec: TableSpec) -> None:
         self.spec = spec
-        self.variables: dict[str, tf.Variable] = {}
+        self.variables: dict[str, Any] = {}
 
-    def add(self, name: str, variable: tf.Variable) -> None:
+    def add(self, name: str, variable: Any) -> None:
         """Adds the variable `name`: "parameters" or a slot's name."""
         self.variables[name] = variable
         self._track_trackable(variable, name, overwrite=True)
 
     @property
-    def table(self) -> tf.Variable:
+    def table(self) -> Any:
         """The rows, [vocabulary_size, dim] float32."""
-        return self.variables["parameters"]
+        return self.variables[PARAMETERS]
 
     @property
-    def slots(self) -> dict[str, tf.Variable]:
+    def slots(self) -> dict[str, Any]:
         """The slots by name, each of the table's shape."""
-        return {k: v for k, v in self.variables.items() if k != "parameters"}
+        return {k: v for k, v in self.variables.items() if k != PARAMETERS}
 
 
 class Tables(tf.__internal__.tracking.Trackable):
@@ -92,10 +93,23 @@ class Engine(abc.ABC):
     def build(self) -> None:
         """Creates the variables."""
 
+    def follow_step(self) -> None:
+        """Lets the optimizers' learning rates follow this engine's step."""
+        for optimizer in distinct(self.optimizers):
+            optimizer.follow(lambda: self.step)
+
     @property
     @abc.abstractmethod
-    def step(self) -> tf.Variable:
-        """The number of updates made, a scalar int64 variable."""
+    def step(self) -> Any:
+        """The number of updates made: a scalar int64 variable, or like one."""
+
+    def consensus(self) -> Consensus | None:
+        """The replicas that look up together here; None: this one alone."""
+        return None
+
+    def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
+        """Whether `ok`, a scalar bool, holds on all replicas of a step."""
+        return ok
 
     @abc.abstractmethod
     def lookup(
@@ -132,35 +146,9 @@ class Engine(abc.ABC):
         return
 
     @property
-    def variables(self) -> list[tf.Variable]:
-        """All variables: tables, their slots, the step."""
+    def variables(self) -> list[Any]:
+        """All variables, or what is like them: tables, their slots, step."""
         variables = [
             v for s in self.states.values() for v in s.variables.values()
         ]
         return [*variables, self.step]
-
-
-def initial_value(table: TableSpec) -> tf.Tensor:
-    """Returns a table's initial rows, [vocabulary_size, dim] float32.
-
-    Raises:
-        ValueError: the initializer returned something else.
-    """
-    shape = (table.vocabulary_size, table.dim)
-    initializer = table.initializer
-    try:
-        parameters = len(inspect.signature(initializer).parameters)
-    except (TypeError, ValueError):
-        parameters = 2
-    # TF documents initializers of a shape alone; its own take a dtype too.
-    rows = (
-        initializer(shape, tf.float32) if parameters > 1 else initializer(shape)
-    )
-    rows = tf.convert_to_tensor(rows)
-    if tuple(rows.shape) != shape or rows.dtype != tf.float32:
-        raise ValueError(
-            f"Table '{table.name}': its initializer returned "
-            f"{rows.dtype.name} of shape {tuple(rows.shape)}, not float32 of "
-            f"shape {shape}."
-        )
-    return rows

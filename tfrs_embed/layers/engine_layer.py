@@ -64,7 +64,8 @@ class EngineLayer(tf_keras.layers.Layer):
     def build(self, input_shape: Any = None) -> None:
         """Creates the tables, their slots and the scalar weight."""
         self._engine.build()
-        self._non_trainable_weights.extend(self._engine.variables)
+        # Replicas that build the layer each come by here.
+        self._non_trainable_weights[:] = self._engine.variables
         # A SavedModel must find all that its functions read.
         self._track_trackable(loss_scaling.in_effect(), "loss_scale")
         self.step = self._engine.step
@@ -153,6 +154,7 @@ class EngineLayer(tf_keras.layers.Layer):
             return tf.zeros_like(trigger)
 
         def update_if(good: tf.Tensor) -> tf.Tensor:
+            good = self._engine.all_agree(good)
             # Where the loss scale was too large Keras skips the step and lowers
             # it. It has to know: an infinite gradient tells it.
             infinite = tf.fill(tf.shape(trigger), float("inf"))

@@ -17,13 +17,19 @@ from tfrs_embed import (
     placement,
     serialization,
 )
-from tfrs_embed.engines.engine import Tables, TableState, initial_value
+from tfrs_embed.engines.engine import Engine, Tables, TableState
+from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.one_device import OneDeviceEngine
+from tfrs_embed.engines.sharded import ShardedEngine
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops.bags import to_bags
-from tfrs_embed.ops.lookup import combine, reshape_output
+from tfrs_embed.ops.lookup import (
+    combine,
+    gather_densely,
+    reshape_output,
+)
 from tfrs_embed.placement import Placement, TablePlacement
 
 INVALID_IDS = ("error", "zero")
@@ -147,13 +153,26 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         self.tables = Tables()
         self._engine_layer: EngineLayer | None = None
         if large:
-            self._engine_layer = EngineLayer(
-                OneDeviceEngine(
-                    [f for f in self._spec.features if f.table in large],
+            engine: Engine
+            features = [f for f in self._spec.features if f.table in large]
+            pipelined = bool(pipeline_execution_with_tensor_core)
+            if routes[large[0].name][0] == placement.SHARDED:
+                engine = ShardedEngine(
+                    features,
                     table_optimizers,
-                    pipelined=pipeline_execution_with_tensor_core,
+                    pipelined,
+                    self._strategy,
+                    name=f"Layer '{self.name}'",
+                )
+            else:
+                engine = OneDeviceEngine(
+                    features,
+                    table_optimizers,
+                    pipelined,
                     device=_device(self._strategy),
-                ),
+                )
+            self._engine_layer = EngineLayer(
+                engine,
                 name="tpu_embedding",
                 dtype=self._dtype_policy,
             )
@@ -220,8 +239,15 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         flat_weights = [None] * len(ids)
         if weights is not None:
             flat_weights = spec.structure.flatten(weights, "weights")
+        consensus = None
+        if self._engine_layer is not None:
+            consensus = self._engine_layer.engine.consensus()
         bags = to_bags(
-            spec.features, ids, flat_weights, self._arguments.invalid_ids
+            spec.features,
+            ids,
+            flat_weights,
+            self._arguments.invalid_ids,
+            consensus,
         )
         by_engine = [
             i
@@ -238,13 +264,20 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         for i, feature in enumerate(spec.features):
             layer = self._keras_layers.get(feature.table.name)
             if layer is not None:
-                rows = tf.gather(layer.embeddings, bags[i].ids)
+                rows = self._keras_rows(layer.embeddings, bags[i].ids)
                 vectors = combine(rows, None, bags[i])
                 outputs[i] = tf.cast(
                     reshape_output(vectors, bags[i], feature.table.dim),
                     self.compute_dtype,
                 )
         return spec.structure.pack(outputs)
+
+    def _keras_rows(self, table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
+        if isinstance(
+            self._strategy, tf.distribute.MultiWorkerMirroredStrategy
+        ):
+            return gather_densely(table, ids)
+        return tf.gather(table, ids)
 
     @property
     def tpu_embedding(self) -> EngineLayer | None:
@@ -410,7 +443,9 @@ class _Arguments:
 def _build(layer: Embedding, table: configs.TableSpec) -> None:
     """Creates a small table, with the checks that large ones have."""
     given = layer.embeddings_initializer
-    layer.embeddings_initializer = lambda *_, **__: initial_value(table)
+    layer.embeddings_initializer = lambda *_, **__: tf.concat(
+        [rows for _, rows in initial_blocks(table)], 0
+    )
     try:
         layer.build(None)
     finally:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.ops.checks import Checks
+from tfrs_embed.ops.checks import Checks, Consensus
 from tfrs_embed.ops.ids import Draft, make_draft, require_valid, valid
 
 
@@ -51,6 +51,7 @@ def to_bags(
     ids: Sequence[Any],
     weights: Sequence[Any],
     invalid_ids: str = "error",
+    consensus: Consensus | None = None,
 ) -> list[Bags]:
     """Turns a call's ids into bags.
 
@@ -63,6 +64,8 @@ def to_bags(
             its ids, with the same row splits or indices.
         invalid_ids: "error", or "zero" to leave out ids that are not in
             [0, vocabulary_size).
+        consensus: the replicas that must all have valid features; None: this
+            call stands alone.
 
     Returns:
         The bags of each feature. Those of a traced function exist only if all
@@ -74,7 +77,7 @@ def to_bags(
         tf.errors.InvalidArgumentError: values that are wrong, raised at once
             when executing eagerly, else by the running graph.
     """
-    checks = Checks()
+    checks = Checks(consensus)
     drafts = []
     for feature, feature_ids, feature_weights in zip(
         features, ids, weights, strict=True

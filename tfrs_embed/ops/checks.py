@@ -8,6 +8,7 @@ the call is made to wait for it: when one feature is bad, no table is touched.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,10 +37,30 @@ def first(values: tf.Tensor, where: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.gather_nd(values, tf.where(where)[:1]), 0)
 
 
-class Checks:
-    """Collects a call's conditions."""
+class Consensus(abc.ABC):
+    """Lets replicas decide together whether conditions hold.
 
-    def __init__(self) -> None:
+    Where one of them stopped alone, the others would wait for it forever.
+    """
+
+    @abc.abstractmethod
+    def holds(self, ok: tf.Tensor) -> tf.Tensor:
+        """Whether `ok`, a scalar bool, is true on all replicas."""
+
+    @abc.abstractmethod
+    def text(self, text: tf.Tensor) -> tf.Tensor:
+        """The replicas' texts, scalar strings: the first not empty."""
+
+
+class Checks:
+    """Collects a call's conditions.
+
+    Args:
+        consensus: with whom to decide whether they hold.
+    """
+
+    def __init__(self, consensus: Consensus | None = None) -> None:
+        self._consensus = consensus
         self._checks: list[tuple[tf.Tensor, Callable[[], tf.Tensor]]] = []
 
     def require(self, ok: tf.Tensor, text: Callable[[], tf.Tensor]) -> None:
@@ -53,7 +74,7 @@ class Checks:
         Raises:
             tf.errors.InvalidArgumentError: when executing eagerly, at once.
         """
-        if not tf.executing_eagerly():
+        if self._consensus is not None or not tf.executing_eagerly():
             self._checks.append((ok, text))
         elif not bool(ok):
             raise tf.errors.InvalidArgumentError(
@@ -62,25 +83,32 @@ class Checks:
 
     def guard(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the tensors, which now exist only if all conditions hold."""
-        if not self._checks:
+        if not self._checks and self._consensus is None:
             return list(tensors)
-
-        oks = tf.stack([ok for ok, _ in self._checks])
+        consensus = self._consensus
+        oks = tf.stack([ok for ok, _ in self._checks] or [tf.constant(True)])
+        ok = tf.reduce_all(oks)
+        if consensus is not None:
+            ok = consensus.holds(ok)
 
         def fail() -> list[tf.Tensor]:
-            texts = tf.stack([text() for _, text in self._checks])
-            failed = tf.debugging.Assert(
-                False, [tf.boolean_mask(texts, ~oks)[0]]
-            )
+            texts = [text() for _, text in self._checks] or [tf.constant("")]
+            if consensus is None:
+                text = tf.boolean_mask(tf.stack(texts), ~oks)[0]
+            else:
+                # Where all of this replica's hold the text is another's.
+                bad = tf.boolean_mask(
+                    tf.stack([*texts, ""]), tf.concat([~oks, [True]], 0)
+                )
+                text = consensus.text(bad[0])
+            failed = tf.debugging.Assert(False, [text])
             with tf.control_dependencies([failed]):
                 return [tf.zeros([0] * t.shape.rank, t.dtype) for t in tensors]
 
         # The tensors go through the branch, not just beside it: Grappler
         # assumes that all operations succeed, so that it would take a shape
         # that a later one demands for known, and the check for true.
-        guarded = tf.cond(
-            tf.reduce_all(oks), lambda: [tf.identity(t) for t in tensors], fail
-        )
+        guarded = tf.cond(ok, lambda: [tf.identity(t) for t in tensors], fail)
         for after, before in zip(guarded, tensors, strict=True):
             after.set_shape(before.shape)
         return guarded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -37,6 +38,29 @@ def combine(rows: tf.Tensor, index: tf.Tensor | None, bags: Bags) -> tf.Tensor:
     if bags.scale is not None:
         rows *= tf.cast(bags.scale, rows.dtype)[:, None]
     return rows
+
+
+def gather_densely(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
+    """Gathers rows; the table's gradient is a tensor of the table's shape.
+
+    Keras's gathering of sparse gradients from several workers fails where
+    their lengths differ.
+
+    Args:
+        table: [vocabulary_size, dim].
+        ids: [n].
+
+    Returns:
+        [n, dim].
+    """
+
+    @tf.custom_gradient
+    def gather(rows: tf.Tensor) -> Any:
+        return tf.gather(rows, ids), lambda g: tf.math.unsorted_segment_sum(
+            g, ids, tf.shape(rows)[0]
+        )
+
+    return gather(tf.convert_to_tensor(table))
 
 
 def spread(

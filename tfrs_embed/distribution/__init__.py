@@ -1,0 +1,1 @@
+"""Collectives on tf.distribute: the replicas, and the exchange between them."""

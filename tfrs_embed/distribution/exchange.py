@@ -1,0 +1,204 @@
+"""Keys to the shards that hold their rows, rows back, gradients there.
+
+Keys are made unique on the replica that looks them up, so that each row travels
+once in each direction. All replicas send each other messages of one capacity,
+a bucket above the longest that any of them has for another.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfrs_embed.distribution.replicas import Replicas, bucket_of
+
+#: Collective slots that an exchange of one kind of rows uses.
+SLOTS = 3
+
+
+class Route(NamedTuple):
+    """A replica's keys, sorted by the shard that holds their rows.
+
+    Attributes:
+        index: [n] int32, each key's place among the unique ones.
+        row: [u] int64, the unique keys' rows on their shards.
+        owner: [u] int32, the unique keys' shards.
+        rank: [u] int32, each key's place in the message to its shard.
+        counts: [world] int64, the number of keys for each shard.
+    """
+
+    index: tf.Tensor
+    row: tf.Tensor
+    owner: tf.Tensor
+    rank: tf.Tensor
+    counts: tf.Tensor
+
+
+def route(keys: tf.Tensor, world: int) -> Route:
+    """Finds the shard of each key: shard key % world, row key // world.
+
+    Args:
+        keys: [n] int64.
+        world: the number of shards.
+
+    Returns:
+        The route.
+    """
+    unique, index = tf.unique(keys)
+    if world == 1:
+        size = tf.size(unique)
+        return Route(
+            index,
+            unique,
+            tf.zeros([size], tf.int32),
+            tf.range(size),
+            tf.cast(size, tf.int64)[None],
+        )
+    owner = tf.cast(tf.math.floormod(unique, world), tf.int32)
+    places = tf.dynamic_partition(tf.range(tf.size(unique)), owner, world)
+    counts = tf.stack([tf.size(p) for p in places])
+    # Sorted by owner; a key's rank is its place after the owner's first.
+    by_owner = tf.concat(places, 0)
+    first = tf.gather(
+        tf.cumsum(counts, exclusive=True), tf.gather(owner, by_owner)
+    )
+    rank = tf.scatter_nd(
+        by_owner[:, None], tf.range(tf.size(unique)) - first, tf.shape(unique)
+    )
+    return Route(
+        index,
+        tf.math.floordiv(unique, world),
+        owner,
+        rank,
+        tf.cast(counts, tf.int64),
+    )
+
+
+class Received(NamedTuple):
+    """What one replica got from the others, and its own messages' layout.
+
+    Attributes:
+        rows: [world * capacity] int64, the rows asked for; padding is 0.
+        there: [world * capacity] bool, which of them are no padding.
+        slot: [u] int32, the place of each unique key's row among the
+            [world * capacity] rows that come back.
+        capacity: scalar int32.
+        bucket: scalar int32, the capacity's number.
+    """
+
+    rows: tf.Tensor
+    there: tf.Tensor
+    slot: tf.Tensor
+    capacity: tf.Tensor
+    bucket: tf.Tensor
+
+
+class Exchange:
+    """Exchanges the keys, rows and gradients of one width.
+
+    Args:
+        replicas: the replicas.
+        slot: the first of `SLOTS` collective slots.
+    """
+
+    def __init__(self, replicas: Replicas, slot: int) -> None:
+        self._replicas = replicas
+        self._slot = slot
+
+    def send_keys(
+        self, replica: int, routed: Route, longest: tf.Tensor
+    ) -> Received:
+        """Sends keys to their shards.
+
+        Args:
+            replica: the local replica that calls.
+            routed: its keys.
+            longest: scalar int64, the number of keys in the longest message
+                between any two replicas.
+
+        Returns:
+            What the others asked of this one.
+        """
+        world = self._replicas.world
+        if world == 1:
+            size = tf.size(routed.row)
+            return Received(
+                routed.row,
+                tf.ones([size], tf.bool),
+                tf.range(size),
+                size,
+                tf.constant(0),
+            )
+        capacity, bucket = bucket_of(longest)
+        # A message begins with its number of keys.
+        message = tf.tensor_scatter_nd_update(
+            tf.concat(
+                [
+                    routed.counts[:, None],
+                    tf.zeros([world, capacity], tf.int64),
+                ],
+                1,
+            ),
+            tf.stack([routed.owner, routed.rank + 1], 1),
+            routed.row,
+        )
+        message = self._replicas.all_to_all(
+            replica, message, self._slot, bucket
+        )
+        there = tf.sequence_mask(message[:, 0], capacity)
+        return Received(
+            tf.reshape(message[:, 1:], [-1]),
+            tf.reshape(there, [-1]),
+            routed.owner * capacity + routed.rank,
+            capacity,
+            bucket,
+        )
+
+    def send_rows(
+        self, replica: int, received: Received, rows: tf.Tensor
+    ) -> tf.Tensor:
+        """Answers with rows, [world * capacity, dim]; returns the answers."""
+        return self._send(replica, received, rows, self._slot + 1)
+
+    def send_gradients(
+        self, replica: int, received: Received, gradients: tf.Tensor
+    ) -> tf.Tensor:
+        """Sends the answers' gradients back; returns those of `rows`."""
+        return self._send(replica, received, gradients, self._slot + 2)
+
+    def _send(
+        self, replica: int, received: Received, values: tf.Tensor, slot: int
+    ) -> tf.Tensor:
+        if self._replicas.world == 1:
+            return values
+        dim = values.shape[1]
+        shape = [self._replicas.world, received.capacity, dim]
+        sent = self._replicas.all_to_all(
+            replica, tf.reshape(values, shape), slot, received.bucket
+        )
+        return tf.reshape(sent, [-1, dim])
+
+
+def sum_by_row(
+    received: Received, gradients: tf.Tensor, world: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sums the gradients that several replicas sent for one row.
+
+    Args:
+        received: what was asked for.
+        gradients: [world * capacity, dim], its gradients.
+        world: the number of replicas.
+
+    Returns:
+        The unique rows, [m] int64, and their gradients, [m, dim].
+    """
+    if world == 1:
+        return received.rows, gradients
+    there = tf.where(received.there)
+    rows, index = tf.unique(tf.gather_nd(received.rows, there))
+    # Sums leave out what has a negative index: the padding.
+    index = tf.tensor_scatter_nd_update(
+        tf.fill(tf.shape(received.rows), -1), there, index
+    )
+    return rows, tf.math.unsorted_segment_sum(gradients, index, tf.size(rows))

@@ -1,0 +1,315 @@
+"""A strategy's replicas, and the collectives between them.
+
+The collectives run in the group of Keras's own all-reduce: its launchers' keys,
+devices and ordering tokens. So all collectives of a device are in one order,
+the same on all devices, without which they deadlock.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
+
+# TensorFlow numbers its own collectives upwards from 100, one per step and
+# collective; ours have keys of their own.
+_FIRST_INSTANCE_KEY = 1 << 30
+# An instance key is bound to one shape: each slot has a key for each bucket.
+_BUCKETS = 512
+# From here on collectives between the logical CPUs of one process return wrong
+# data, without an error.
+_MAX_LOCAL_CPUS = 11
+
+_of_strategy: Any = weakref.WeakKeyDictionary()
+
+
+def of(strategy: tf.distribute.Strategy) -> Replicas:
+    """Returns the replicas of a strategy, the same object each time.
+
+    Args:
+        strategy: a MirroredStrategy or MultiWorkerMirroredStrategy, or the
+            default strategy, which has one replica.
+
+    Returns:
+        The replicas.
+
+    Raises:
+        NotImplementedError: the strategy has no collectives that tables could
+            share.
+    """
+    if strategy not in _of_strategy:
+        _of_strategy[strategy] = Replicas(strategy)
+    return _of_strategy[strategy]
+
+
+class Replicas:
+    """The replicas of a strategy, of which this process runs some.
+
+    A local replica is named by its index among the process's own; the place
+    of a replica among all is its rank, which need not be its replica id.
+
+    Args:
+        strategy: the strategy.
+
+    Raises:
+        NotImplementedError: see `of`.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.world: int = strategy.num_replicas_in_sync
+        self._strategy = weakref.ref(strategy)
+        self._slots = 1  # The first is the ranks'.
+        self._handshakes = 0
+        self._ranks: list[int] | None = None
+        self._launchers = [None] if self.world == 1 else _launchers(strategy)
+        self.local = len(self._launchers)
+        self.devices: list[str | None] = [
+            None if launcher is None else launcher._device
+            for launcher in self._launchers
+        ]
+
+    @property
+    def workers(self) -> int:
+        """The number of processes."""
+        return self.world // self.local
+
+    @property
+    def worker(self) -> int:
+        """The index of this process."""
+        return self._ids()[0] // self.local
+
+    @property
+    def group(self) -> int:
+        """The key of the replicas' collective group."""
+        launcher: Any = self._launchers[0]
+        return launcher._group_key
+
+    def count_handshake(self) -> int:
+        """The number of handshakes so far, this one included."""
+        self._handshakes += 1
+        return self._handshakes
+
+    def _ids(self) -> list[int]:
+        """The replica id of each local replica."""
+        strategy: Any = self._strategy()
+        extended = strategy.extended
+        return [
+            extended._get_replica_id_in_sync_group(i) for i in range(self.local)
+        ]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The rank of each local replica.
+
+        Asking for it the first time is a collective: all workers must.
+        """
+        if self._ranks is None:
+            self._ranks = [0] if self.world == 1 else self._find_ranks()
+        return self._ranks
+
+    def _find_ranks(self) -> list[int]:
+        # Ranks order tasks by name ("10" before "2"), and GPUs by their
+        # interconnect.
+        ids = self._ids()
+
+        @tf.function(autograph=False)
+        def gather() -> list[tf.Tensor]:
+            return [
+                self._launch(
+                    tf.raw_ops.CollectiveGatherV2,
+                    i,
+                    tf.constant([ids[i]], tf.int64),
+                    slot=0,
+                )
+                for i in range(self.local)
+            ]
+
+        with tf.init_scope():
+            gathered = gather()
+        return [
+            found.numpy().tolist().index(i)
+            for i, found in zip(ids, gathered, strict=True)
+        ]
+
+    def allocate(self, slots: int) -> int:
+        """Reserves instance keys for `slots` collectives; returns the first.
+
+        All workers must ask in the same order.
+        """
+        first = self._slots
+        self._slots += slots
+        assert _FIRST_INSTANCE_KEY + self._slots * _BUCKETS < 2**31
+        return first
+
+    def current(self, what: str) -> int | None:
+        """Returns the local replica that is running; None: outside of any.
+
+        Args:
+            what: what is about to run collectives, for errors.
+
+        Raises:
+            NotImplementedError: it runs where collectives would hang.
+        """
+        if self.world == 1:
+            return 0
+        context = tf.distribute.get_replica_context()
+        if context is None or context.strategy is not self._strategy():
+            return None
+        if self.local > 1:
+            self._check_nesting(what)
+        return context.strategy.extended._get_local_replica_id(
+            context._replica_id_in_sync_group
+        )
+
+    def _check_nesting(self, what: str) -> None:
+        """Refuses what would run one local replica before another starts."""
+        thread = threading.current_thread()
+        if getattr(thread, "in_eager", tf.executing_eagerly()):
+            raise NotImplementedError(
+                f"{what} exchanges rows between {self.local} replicas of this "
+                "process, which must run at the same time; executing eagerly, "
+                "TensorFlow runs one after the other. Call strategy.run inside "
+                "a tf.function, and compile models with run_eagerly=False."
+            )
+        graph = tf.compat.v1.get_default_graph()
+        while graph is not None and graph is not getattr(thread, "graph", None):
+            if "While" in type(graph).__name__:
+                raise NotImplementedError(
+                    f"{what} is called in a loop inside the function that "
+                    "strategy.run runs; with several replicas in one process "
+                    "TensorFlow's collectives hang there. Put the loop around "
+                    "strategy.run, as steps_per_execution does."
+                )
+            graph = getattr(graph, "outer_graph", None)
+
+    def all_to_all(
+        self, replica: int, values: tf.Tensor, slot: int, bucket: Any = 0
+    ) -> tf.Tensor:
+        """Sends values[r] to rank r, and returns what the ranks sent here.
+
+        Args:
+            replica: the local replica that calls.
+            values: [world, ...], of one shape on all replicas.
+            slot: the collective's slot.
+            bucket: distinguishes the shapes that the slot is used with.
+
+        Returns:
+            A tensor of that shape: what each rank sent.
+        """
+        if self.world == 1:
+            return values
+        return self._launch(
+            tf.raw_ops.CollectiveAllToAllV2, replica, values, slot, bucket
+        )
+
+    def max(self, replica: int, values: tf.Tensor, slot: int) -> tf.Tensor:
+        """Returns the maximum over all replicas.
+
+        Args:
+            replica: the local replica that calls.
+            values: int64 or float32, of a fixed shape.
+            slot: the collective's slot.
+        """
+        if self.world == 1:
+            return values
+        return self._launch(
+            tf.raw_ops.CollectiveReduceV2,
+            replica,
+            values,
+            slot,
+            merge_op="Max",
+            final_op="Id",
+        )
+
+    def gather(
+        self, replica: int, values: tf.Tensor, slot: int, bucket: Any = 0
+    ) -> tf.Tensor:
+        """Returns the replicas' values, [n, ...] each, in rank order.
+
+        Args:
+            replica: the local replica that calls.
+            values: [n, ...], of one shape on all replicas.
+            slot: the collective's slot.
+            bucket: distinguishes the shapes that the slot is used with.
+
+        Returns:
+            [world * n, ...].
+        """
+        if self.world == 1:
+            return values
+        return self._launch(
+            tf.raw_ops.CollectiveGatherV2, replica, values, slot, bucket
+        )
+
+    def _launch(
+        self,
+        op: Any,
+        replica: int,
+        values: tf.Tensor,
+        slot: int,
+        bucket: Any = 0,
+        **attributes: Any,
+    ) -> tf.Tensor:
+        launcher: Any = self._launchers[replica]
+        key = _FIRST_INSTANCE_KEY + slot * _BUCKETS + tf.cast(bucket, tf.int32)
+        with tf.device(launcher._device):
+            return op(
+                input=values,
+                group_size=launcher._group_size,
+                group_key=launcher._group_key,
+                instance_key=key,
+                ordering_token=[launcher._ordering_token.handle],
+                communication_hint=launcher._options.implementation.value.lower(),
+                # A nonzero timeout would leak a thread per collective.
+                timeout_seconds=0,
+                **attributes,
+            )
+
+
+def bucket_of(count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Rounds a count up, to one of eight capacities per power of two.
+
+    Collectives leak a little memory per shape, and padding is sent for
+    nothing: this keeps the shapes few and the padding under an eighth.
+
+    Args:
+        count: scalar int64.
+
+    Returns:
+        The capacity, a scalar int32, at least 8, and its number, below 512.
+    """
+    n = tf.cast(tf.maximum(count, 8), tf.float64)
+    exponent = tf.floor(
+        tf.math.log(n + 0.5) / tf.math.log(2.0 * tf.ones_like(n))
+    )
+    unit = tf.pow(2.0 * tf.ones_like(n), exponent - 3)
+    units = tf.math.ceil(n / unit)
+    number = exponent * 9 + units - 8
+    return tf.cast(units * unit, tf.int32), tf.cast(number, tf.int32)
+
+
+def _launchers(strategy: tf.distribute.Strategy) -> Sequence[Any]:
+    """The launchers of Keras's own collectives, one per local replica."""
+    kind, extended = type(strategy).__name__, strategy.extended
+    ops = getattr(extended, "_cross_device_ops", None)
+    if not isinstance(ops, CollectiveAllReduce):
+        chosen = type(ops).__name__
+        raise NotImplementedError(
+            f"Tables sharded over replicas need a {kind} whose "
+            f"cross_device_ops are TensorFlow's collectives (the default, on "
+            f"devices of one kind), got {chosen}: its transfers have no order "
+            "among the tables'."
+        )
+    launchers = ops._launchers
+    devices = [launcher._device for launcher in launchers]
+    if len(devices) > _MAX_LOCAL_CPUS and all("CPU" in d for d in devices):
+        raise NotImplementedError(
+            f"Tables can be sharded over at most {_MAX_LOCAL_CPUS} logical "
+            f"CPUs in one process, got {len(devices)}: TensorFlow's "
+            "collectives return wrong data from 12 on. Use several processes."
+        )
+    return launchers

@@ -1,0 +1,181 @@
+"""A table's initial rows, made block by block.
+
+Where the blocks end and what is in them depends on the table alone, not on who
+owns which rows. So a table starts with the same values however it is sharded,
+and nobody has to hold all of it to fill a shard.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from tensorflow.python.ops import init_ops_v2
+
+from tfrs_embed.configs import TableSpec
+
+#: The most float32 numbers of a block, unless one row has more: 16 MiB.
+BLOCK_ELEMENTS = 1 << 22
+
+_PARTITION = {"partition_shape", "partition_offset"}
+
+# The arguments of TF's and tf_keras's random initializers, which agree. Those
+# missing here are subclasses that only fill in the arguments.
+_SAMPLERS = {
+    "RandomNormal": ("mean", "stddev", "seed"),
+    "RandomUniform": ("minval", "maxval", "seed"),
+    "TruncatedNormal": ("mean", "stddev", "seed"),
+    "VarianceScaling": ("scale", "mode", "distribution", "seed"),
+}
+
+_Shape = tuple[int, int]
+
+
+def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
+    """Yields a table's initial rows in order, block by block.
+
+    A table of at most `BLOCK_ELEMENTS` numbers is one block: what its
+    initializer returns. A larger one has blocks of equally many rows, the last
+    one of what is left. These initializers make each block by itself:
+
+    * TF's and tf_keras's constants of one number, and their random
+      initializers. The values differ from those that one call for the whole
+      table gives; their distribution does not.
+    * A callable with parameters named `partition_shape` and
+      `partition_offset`, as TF and Keras define them: it is called with the
+      table's shape, and returns the rows of the block. A `**kwargs` is not
+      enough, as most that have one ignore it.
+
+    Any other initializer is called once for the whole table, which the host
+    then holds until the last block is taken.
+
+    A seeded initializer of TF's or tf_keras's yields the same values each time,
+    in every process. One of tf_keras's without a seed yields the same in this
+    process only, as it picks a seed once; TF's without a seed never do.
+
+    Args:
+        table: the table.
+
+    Yields:
+        The index of the block's first row, and its rows, [n, dim] float32.
+
+    Raises:
+        ValueError: the initializer returned something else.
+    """
+    shape = (table.vocabulary_size, table.dim)
+    if math.prod(shape) <= BLOCK_ELEMENTS:
+        rows = _call(table.initializer, shape)
+        yield 0, _checked(table, rows, 0, shape)
+        return
+    make = _block_maker(table, shape)
+    size = max(1, BLOCK_ELEMENTS // table.dim)
+    for first in range(0, table.vocabulary_size, size):
+        block = (min(size, table.vocabulary_size - first), table.dim)
+        yield first, _checked(table, make(first, block), first, block)
+
+
+def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:
+    """Returns what makes the rows of a block: f(first row, block's shape)."""
+    initializer = table.initializer
+    if _calls_as(initializer, "Zeros", "Ones") or (
+        _calls_as(initializer, "Constant") and np.ndim(initializer.value) == 0
+    ):
+        return lambda first, block: initializer(block, tf.float32)
+    for name in _SAMPLERS:
+        if _calls_as(initializer, name):
+            return _sampler(initializer, name, shape)
+    if _parameters(initializer) >= _PARTITION:
+        return lambda first, block: _call(
+            initializer,
+            shape,
+            partition_shape=block,
+            partition_offset=(first, 0),
+        )
+    with tf.device("CPU:0"):
+        whole = _checked(table, _call(initializer, shape), 0, shape)
+
+    def cut(first: int, block: _Shape) -> tf.Tensor:
+        with tf.device("CPU:0"):
+            return whole[first : first + block[0]]
+
+    return cut
+
+
+def _sampler(initializer: Any, name: str, shape: _Shape) -> Callable[..., Any]:
+    """The same for a random initializer, which calls as the class `name`."""
+    if (
+        isinstance(initializer, init_ops_v2.Initializer)
+        and initializer.seed is not None
+    ):
+        # TF's would repeat itself in each block. tf_keras's, which gives the
+        # same values if not partitioned, mixes the offset into its seed.
+        kind = getattr(tf_keras.initializers, name)
+        initializer = kind(
+            **{f: getattr(initializer, f) for f in _SAMPLERS[name]}
+        )
+
+    def fan(shape: _Shape) -> float:
+        fans = {"fan_in": shape[0], "fan_out": shape[1]}
+        return fans.get(initializer.mode, sum(shape) / 2)
+
+    def sample(first: int, block: _Shape) -> tf.Tensor:
+        offset = (first, 0)
+        rows = initializer(
+            block, tf.float32, partition_shape=block, partition_offset=offset
+        )
+        if name == "VarianceScaling" and fan(block) != fan(shape):
+            # Given the table's shape, TF's takes its fans, but tf_keras's
+            # takes the block's: both have been given the block's.
+            rows *= math.sqrt(fan(block) / fan(shape))
+        return rows
+
+    return sample
+
+
+def _calls_as(initializer: Any, *names: str) -> bool:
+    """Whether calling it runs the code of one of TF's or tf_keras's classes.
+
+    It does not if its class has a `__call__` of its own.
+    """
+    call = type(initializer).__call__
+    return any(
+        call is getattr(module, name).__call__
+        for module in (init_ops_v2, tf_keras.initializers)
+        for name in names
+    )
+
+
+def _parameters(initializer: Any) -> set[str]:
+    try:
+        return set(inspect.signature(initializer).parameters)
+    except (TypeError, ValueError):
+        return {"shape", "dtype"}
+
+
+def _call(initializer: Any, shape: _Shape, **partition: Any) -> Any:
+    # TF documents initializers of a shape alone; its own take a dtype too.
+    if len(_parameters(initializer) - _PARTITION) > 1:
+        return initializer(shape, tf.float32, **partition)
+    return initializer(shape, **partition)
+
+
+def _checked(
+    table: TableSpec, rows: Any, first: int, shape: _Shape
+) -> tf.Tensor:
+    """Returns rows as a tensor, if they are float32 of the shape."""
+    rows = tf.convert_to_tensor(rows)
+    if tuple(rows.shape) != shape or rows.dtype != tf.float32:
+        part = ""
+        if shape[0] < table.vocabulary_size:
+            part = f", for its rows {first} to {first + shape[0] - 1}"
+        raise ValueError(
+            f"Table '{table.name}': its initializer returned "
+            f"{rows.dtype.name} of shape {tuple(rows.shape)}, not float32 of "
+            f"shape {shape}{part}."
+        )
+    return rows

@@ -1,0 +1,249 @@
+"""The rows of tables that one device holds, and their updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from tfrs_embed.configs import TableSpec
+from tfrs_embed.ops.update import scatter_update
+from tfrs_embed.optimizers import TableOptimizer
+
+PARAMETERS = "parameters"
+
+
+class _Step(ResourceVariable):
+    """The number of updates made.
+
+    Restoring it drops the pending update: that belonged to the tables that are
+    being replaced.
+    """
+
+    pending: _Pending | None = None
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        if self.pending is not None:
+            self.pending.exists.assign(False)
+        return super()._restore_from_tensors(restored_tensors)
+
+
+class _Pending(tf.__internal__.tracking.AutoTrackable):
+    """The update that a pipelined step has put off to the next one.
+
+    Args:
+        tables: the tables.
+        num_rates: the number of optimizers.
+    """
+
+    def __init__(self, tables: Iterable[TableSpec], num_rates: int) -> None:
+        super().__init__()
+        self.exists = make_variable(tf.constant(False), "pending")
+        self.rates = make_variable(tf.zeros([num_rates]), "pending_rates")
+        self.ids = {}
+        self.gradients = {}
+        for table in tables:
+            self.ids[table.name] = make_variable(
+                tf.zeros([0], id_dtype(table)),
+                f"{table.name}/pending_ids",
+                shape=[None],
+            )
+            self.gradients[table.name] = make_variable(
+                tf.zeros([0, table.dim]),
+                f"{table.name}/pending_gradients",
+                shape=[None, table.dim],
+            )
+
+
+class Shard:
+    """Tables' rows on one device: all of them, or one replica's share.
+
+    A step reads and writes the rows it touches and nothing else, whatever the
+    size of the tables.
+
+    Args:
+        tables: the tables.
+        optimizers: each table's optimizer by the table's name, or None for a
+            table that is not trained.
+        pipelined: whether updates are put off to the next training step.
+        device: where the variables live; None: where TF places them.
+
+    Attributes:
+        variables: each table's variables by the table's name, then by
+            "parameters" or the slot's name.
+        step: the number of updates made.
+        pending: the update that has been put off, if pipelined.
+    """
+
+    def __init__(
+        self,
+        tables: Iterable[TableSpec],
+        optimizers: dict[str, TableOptimizer | None],
+        pipelined: bool,
+        device: str | None,
+    ) -> None:
+        self.device = device
+        self.variables: dict[str, dict[str, tf.Variable]] = {}
+        self.step: Any = None
+        self.pending: _Pending | None = None
+        self._tables = tuple(tables)
+        self._optimizers = optimizers
+        self._pipelined = pipelined
+        # Tables that share an optimizer share its rate.
+        self._distinct = distinct(optimizers)
+
+    def build(
+        self, rows: Callable[[TableSpec], int], fill: Callable[..., None]
+    ) -> None:
+        """Creates the variables.
+
+        Args:
+            rows: gives the number of a table's rows that are held here.
+            fill: called with a table and its variable of zeros, which it
+                gives its initial rows.
+        """
+        with tf.init_scope(), tf.device(self.device):
+            for table in self._tables:
+                shape = [rows(table), table.dim]
+                made = self.variables[table.name] = {}
+                made[PARAMETERS] = make_variable(
+                    tf.zeros(shape), f"{table.name}/{PARAMETERS}"
+                )
+                fill(table, made[PARAMETERS])
+                optimizer = self._optimizers[table.name]
+                slots = optimizer.rule.slots() if optimizer else {}
+                for slot, value in slots.items():
+                    made[slot] = make_variable(
+                        tf.fill(shape, value), f"{table.name}/{slot}"
+                    )
+            self.step = make_variable(
+                tf.constant(0, tf.int64), "step", kind=_Step
+            )
+            if self._pipelined:
+                self.pending = _Pending(self._tables, len(self._distinct))
+                self.step.pending = self.pending
+
+    def gather(self, name: str, ids: tf.Tensor) -> tf.Tensor:
+        """Returns rows of a table, [n, dim], without reading the others."""
+        return tf.gather(self.variables[name][PARAMETERS], ids)
+
+    def update(
+        self,
+        changes: dict[str, tuple[tf.Tensor, tf.Tensor]],
+        after: Sequence[tf.Tensor],
+    ) -> None:
+        """Updates the tables, or puts the update off if pipelined.
+
+        Args:
+            changes: for each trained table the ids of rows held here, [n] and
+                unique, and the rows' gradients, [n, dim].
+            after: tensors that do not exist if the step is to change nothing.
+        """
+        rates = [
+            o.rate.at(tf.convert_to_tensor(self.step)) for o in self._distinct
+        ]
+        pending = self.pending
+        for name, (ids, gradients) in changes.items():
+            if pending is None:
+                self._apply(name, rates, ids, gradients)
+            else:
+                stored = pending.ids[name]
+                stored.assign(tf.cast(ids, stored.dtype))
+                pending.gradients[name].assign(gradients)
+        # What doesn't depend on the ids must not change either if they are bad.
+        with tf.control_dependencies(after):
+            self.step.assign_add(1)
+            if pending is not None:
+                pending.rates.assign(tf.stack(rates))
+                pending.exists.assign(True)
+
+    def drop_pending(self) -> None:
+        """Forgets the update that has been put off."""
+        if self.pending is not None:
+            self.pending.exists.assign(False)
+
+    def drain(self) -> None:
+        """Applies the update that has been put off."""
+        pending = self.pending
+        if pending is None:
+            return
+
+        def apply() -> tf.Operation:
+            rates = tf.unstack(pending.rates, num=len(self._distinct))
+            for name, optimizer in self._optimizers.items():
+                if optimizer is not None:
+                    self._apply(
+                        name,
+                        rates,
+                        tf.convert_to_tensor(pending.ids[name]),
+                        tf.convert_to_tensor(pending.gradients[name]),
+                    )
+            pending.exists.assign(False)
+            return tf.no_op()
+
+        with tf.device(self.device):
+            tf.cond(pending.exists, apply, tf.no_op)
+
+    def _apply(
+        self,
+        name: str,
+        rates: Sequence[tf.Tensor],
+        ids: tf.Tensor,
+        gradients: tf.Tensor,
+    ) -> None:
+        """Updates the rows `ids`, unique, of a table and of its slots."""
+        variables, optimizer = self.variables[name], self._optimizers[name]
+        assert optimizer is not None
+        rate = rates[[o is optimizer for o in self._distinct].index(True)]
+        rows = {k: tf.gather(v, ids) for k, v in variables.items()}
+        parameters, slots = optimizer.rule.update(
+            rate, gradients, rows.pop(PARAMETERS), rows
+        )
+        scatter_update(variables[PARAMETERS], ids, parameters)
+        for slot, value in slots.items():
+            scatter_update(variables[slot], ids, value)
+
+
+def distinct(
+    optimizers: dict[str, TableOptimizer | None],
+) -> list[TableOptimizer]:
+    """The optimizers that train tables, each once."""
+    return list({id(o): o for o in optimizers.values() if o}.values())
+
+
+def id_dtype(table: TableSpec) -> tf.DType:
+    """The smallest of int32 and int64 that holds a table's ids."""
+    return tf.int64 if table.vocabulary_size > tf.int32.max else tf.int32
+
+
+def make_variable(
+    value: tf.Tensor,
+    name: str,
+    shape: Any = None,
+    kind: type = ResourceVariable,
+) -> tf.Variable:
+    """Makes a variable of this device alone.
+
+    Args:
+        value: the initial value.
+        name: the variable's name.
+        shape: its shape, if not the value's.
+        kind: its class.
+
+    Returns:
+        The variable. No strategy mirrors it.
+    """
+    # The class itself, so that a strategy does not mirror the variable; Keras
+    # wants to see that it was made in the strategy's scope all the same.
+    strategy = (
+        tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+    )
+    return kind(
+        value,
+        trainable=False,
+        name=name,
+        shape=shape,
+        distribute_strategy=strategy,
+    )

@@ -1,0 +1,136 @@
+"""A cluster of worker processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+
+
+class LocalCluster:
+    """Starts worker processes that find each other over loopback.
+
+    Each worker gets a `TF_CONFIG` of its own, so that a
+    `tf.distribute.MultiWorkerMirroredStrategy()` in it joins the others. Each
+    writes its output to a file.
+
+    ```python
+    with LocalCluster([sys.executable, "train.py"], workers=2) as cluster:
+        codes = cluster.wait()
+        print(cluster.output(0))
+    ```
+
+    Args:
+        command: what each worker runs.
+        workers: the number of workers.
+        env: environment variables on top of this process's.
+        delays: seconds after which each worker starts; None: all at once.
+
+    Raises:
+        ValueError: no workers, or not one delay for each.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        workers: int,
+        env: Mapping[str, str] | None = None,
+        delays: Sequence[float] | None = None,
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1, got {workers}.")
+        if delays is not None and len(delays) != workers:
+            raise ValueError(
+                f"delays must be one per worker, {workers}, got {len(delays)}."
+            )
+        self._folder = tempfile.TemporaryDirectory(prefix="workers-")
+        addresses = [f"localhost:{port}" for port in _free_ports(workers)]
+        self.processes: list[subprocess.Popen[bytes]] = []
+        begin = time.monotonic()
+        order = sorted(
+            range(workers), key=(delays or [0.0] * workers).__getitem__
+        )
+        started = {}
+        for i in order:
+            if delays is not None:
+                time.sleep(max(0.0, begin + delays[i] - time.monotonic()))
+            task = {"type": "worker", "index": i}
+            config = {"cluster": {"worker": addresses}, "task": task}
+            with self.log(i).open("wb") as log:
+                started[i] = subprocess.Popen(
+                    list(command),
+                    env={
+                        **os.environ,
+                        **(env or {}),
+                        "TF_CONFIG": json.dumps(config),
+                    },
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+        self.processes = [started[i] for i in range(workers)]
+
+    def __enter__(self) -> LocalCluster:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kills what still runs, and removes the logs."""
+        for process in self.processes:
+            # A worker that was stopped dies of SIGKILL too.
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        for process in self.processes:
+            process.wait()
+        self._folder.cleanup()
+
+    def wait(self, timeout: float | None = None) -> list[int]:
+        """Waits until all workers have ended.
+
+        Args:
+            timeout: seconds; None: forever.
+
+        Returns:
+            Each worker's exit code; negative: the signal that ended it.
+
+        Raises:
+            TimeoutError: some still run.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        for i, process in enumerate(self.processes):
+            left = None if end is None else max(0.0, end - time.monotonic())
+            try:
+                process.wait(left)
+            except subprocess.TimeoutExpired:
+                raise TimeoutError(
+                    f"Worker {i} still runs after {timeout} s. Its output "
+                    f"ends:\n{self.output(i)[-2000:]}"
+                ) from None
+        return [process.returncode for process in self.processes]
+
+    def signal(self, worker: int, number: signal.Signals) -> None:
+        """Sends a signal to a worker."""
+        self.processes[worker].send_signal(number)
+
+    def log(self, worker: int) -> pathlib.Path:
+        """The file with a worker's output."""
+        return pathlib.Path(self._folder.name) / f"worker-{worker}.log"
+
+    def output(self, worker: int) -> str:
+        """What a worker has written so far."""
+        return self.log(worker).read_text(errors="replace")
+
+
+def _free_ports(number: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for s in sockets:
+            s.bind(("localhost", 0))
+        return [s.getsockname()[1] for s in sockets]
