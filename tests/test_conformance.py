@@ -71,8 +71,15 @@ OPTIMIZERS = {
 }
 
 
-def build(combiner, optimizer=None, rule=None, settings=None, **kwargs):
-    """A layer whose two tables serve every kind of ids, and its reference."""
+def build(
+    combiner,
+    optimizer=None,
+    rule=None,
+    settings=None,
+    kinds=tuple(KINDS),
+    **kwargs,
+):
+    """A layer whose two tables serve these kinds of ids, and its reference."""
     tables = {
         name: tpu.TableConfig(
             ROWS[name],
@@ -85,9 +92,9 @@ def build(combiner, optimizer=None, rule=None, settings=None, **kwargs):
     }
     features, reference = {}, {}
     for table in ROWS:
-        for kind, options in KINDS.items():
+        for kind in kinds:
             name = f"{table}_{kind}"
-            options = options(BATCH)
+            options = KINDS[kind](BATCH)
             features[name] = tpu.FeatureConfig(tables[table], **options)
             reference[name] = Feature(table, **options)
     layer = tfrs_embed.PartialTPUEmbedding(features, optimizer, **kwargs)

@@ -1,0 +1,52 @@
+"""What tests under a strategy share: one replica's values among all."""
+
+import tensorflow as tf
+
+from reference import to_tf
+
+
+def distribute(strategy, values):
+    """Gives each local replica its own of the values, one per replica."""
+    flat = [tf.nest.flatten([v]) for v in values]
+    spread = [
+        strategy.experimental_distribute_values_from_function(
+            lambda context, i=i: to_tf(
+                flat[context.replica_id_in_sync_group][i]
+            )
+        )
+        for i in range(len(flat[0]))
+    ]
+    return tf.nest.pack_sequence_as([values[0]], spread)[0]
+
+
+def local_ids(strategy):
+    """The replica ids of this process's replicas."""
+    seen = []
+    strategy.experimental_distribute_values_from_function(
+        lambda context: seen.append(context.replica_id_in_sync_group) or 0.0
+    )
+    return seen
+
+
+def local(strategy, values):
+    """This process's values of a result, by replica id, as numpy has them."""
+    flat = [
+        strategy.experimental_local_results(v) for v in tf.nest.flatten(values)
+    ]
+    return {
+        replica: tf.nest.pack_sequence_as(
+            values, [each[i].numpy() for each in flat]
+        )
+        for i, replica in enumerate(local_ids(strategy))
+    }
+
+
+def add(sums):
+    """Adds the row gradients of all replicas: {table: {id: gradient}}."""
+    total = {}
+    for each in sums:
+        for table, rows in each.items():
+            mine = total.setdefault(table, {})
+            for i, gradient in rows.items():
+                mine[i] = mine[i] + gradient if i in mine else gradient
+    return total
