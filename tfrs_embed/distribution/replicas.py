@@ -161,9 +161,8 @@ class Replicas:
             return None
         if self.local > 1:
             self._check_nesting(what)
-        return context.strategy.extended._get_local_replica_id(
-            context._replica_id_in_sync_group
-        )
+        # The public property is a tensor in a traced function.
+        return int(context._local_replica_id)
 
     def _check_nesting(self, what: str) -> None:
         """Refuses what would run one local replica before another starts."""

@@ -168,14 +168,11 @@ class ShardedEngine(Engine):
     def _build(self) -> None:
         world = self._replicas.world
         handshake.shake(self._replicas, self._name, self._describe())
-        slots = 1 + consensus.SLOTS + exchange.SLOTS * len(self._groups)
-        self._first_slot = self._replicas.allocate(slots + 1)
+        self._sizes_slot = self._replicas.allocate(1)
+        self._consensus_slot = self._replicas.allocate(consensus.SLOTS)
         self._exchanges = [
-            Exchange(
-                self._replicas,
-                self._first_slot + 2 + consensus.SLOTS + exchange.SLOTS * i,
-            )
-            for i in range(len(self._groups))
+            Exchange(self._replicas, self._replicas.allocate(exchange.SLOTS))
+            for _ in self._groups
         ]
         ranks = self._replicas.ranks
         for shard in self._shards:
@@ -198,7 +195,6 @@ class ShardedEngine(Engine):
                         (table.vocabulary_size, table.dim),
                         [s.variables[table.name][key] for s in self._shards],
                         self._replicas,
-                        self._first_slot,
                         self._strategy,
                     ),
                 )
@@ -250,7 +246,7 @@ class ShardedEngine(Engine):
         if replica is None or self._replicas.world == 1:
             return None
         return consensus.ReplicaConsensus(
-            self._replicas, replica, self._first_slot + 2
+            self._replicas, replica, self._consensus_slot
         )
 
     def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
@@ -277,7 +273,7 @@ class ShardedEngine(Engine):
         longest = self._replicas.max(
             replica,
             tf.stack([tf.reduce_max(r.counts) for r in routes]),
-            self._first_slot + 1,
+            self._sizes_slot,
         )
         for i, (group, routed, swap) in enumerate(
             zip(self._groups, routes, self._exchanges, strict=True)

@@ -34,7 +34,6 @@ class ShardedTable(tf.__internal__.tracking.Trackable):
         shape: [vocabulary_size, dim].
         shards: the variables of this process's replicas.
         replicas: the replicas.
-        slot: a collective slot.
         strategy: the strategy it was made under.
     """
 
@@ -47,14 +46,13 @@ class ShardedTable(tf.__internal__.tracking.Trackable):
         shape: tuple[int, int],
         shards: Sequence[tf.Variable],
         replicas: Replicas,
-        slot: int,
         strategy: tf.distribute.Strategy,
     ) -> None:
         self.name = f"{name}:0"
         self.shape = tf.TensorShape(shape)
         self.shards = tuple(shards)
         self._replicas = replicas
-        self._slot = slot
+        self._slot = replicas.allocate(1)
         # Where Keras looks whether a weight is of its strategy.
         self._distribute_strategy = strategy
 
