@@ -51,3 +51,13 @@ def run(files, strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_conformance(strategy):
     run(["test_sharded_conformance.py"], strategy)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored:2", "workers:2"])
+def test_keras(strategy):
+    run(["test_sharded_keras.py"], strategy)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored:2", "workers:3"])
+def test_errors(strategy):
+    run(["test_sharded_errors.py"], strategy)

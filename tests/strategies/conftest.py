@@ -32,12 +32,11 @@ def make_strategy():
     )
 
 
-_strategies = []
+# Before the tests are imported, which may make tensors.
+STRATEGY = make_strategy() if KIND else None
 
 
 @pytest.fixture
 def strategy():
     """The strategy of this process: one, as a second would share its keys."""
-    if not _strategies:
-        _strategies.append(make_strategy())
-    return _strategies[0]
+    return STRATEGY

@@ -1,5 +1,7 @@
 """What tests under a strategy share: one replica's values among all."""
 
+import functools
+
 import tensorflow as tf
 
 from reference import to_tf
@@ -8,11 +10,14 @@ from reference import to_tf
 def distribute(strategy, values):
     """Gives each local replica its own of the values, one per replica."""
     flat = [tf.nest.flatten([v]) for v in values]
+
+    def of_replica(context, i):
+        value = flat[context.replica_id_in_sync_group][i]
+        return value if tf.is_tensor(value) else to_tf(value)
+
     spread = [
         strategy.experimental_distribute_values_from_function(
-            lambda context, i=i: to_tf(
-                flat[context.replica_id_in_sync_group][i]
-            )
+            functools.partial(of_replica, i=i)
         )
         for i in range(len(flat[0]))
     ]

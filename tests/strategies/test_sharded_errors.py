@@ -1,0 +1,198 @@
+"""What is refused under a strategy, and that nothing has changed then."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrs_embed
+from helpers import assert_unchanged, state
+from strategies.replicas import distribute
+
+
+def make_layer(strategy, **kwargs):
+    table = tfrs_embed.TableConfig("movies", 50, 3, combiner="sum")
+    with strategy.scope():
+        return tfrs_embed.PartialTPUEmbedding(
+            {
+                "movie": tfrs_embed.FeatureConfig("movie", table),
+                "seen": tfrs_embed.FeatureConfig("seen", table),
+            },
+            "adagrad",
+            size_threshold=0,
+            **kwargs,
+        )
+
+
+def trainer(strategy, layer):
+    def step(ids, weights):
+        with tf.GradientTape() as tape:
+            outputs = layer(ids, weights, training=True)
+            loss = tf.add_n([tf.reduce_sum(v**2) for v in outputs.values()])
+        tape.gradient(loss, layer.trainable_variables)
+        return loss
+
+    return tf.function(
+        lambda ids, weights=None: strategy.run(step, (ids, weights)),
+        reduce_retracing=True,
+    )
+
+
+def good(strategy):
+    return [
+        {
+            "movie": np.array([1, 2, r]),
+            "seen": tf.SparseTensor([[0, 0], [1, 2]], [7, r], [3, 4]),
+        }
+        for r in range(strategy.num_replicas_in_sync)
+    ]
+
+
+BAD = {
+    "id": (
+        {"movie": np.array([1, 2, 99])},
+        r"'movie' \(table 'movies'\): id 99 is out of range; .* 0 to 49",
+    ),
+    "order": (
+        {"seen": tf.SparseTensor([[1, 0], [0, 2]], [7, 8], [3, 4])},
+        "'seen' .*order",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_bad_input_of_one_replica_is_an_error_on_all(strategy, kind, pipelined):
+    layer = make_layer(strategy, pipeline_execution_with_tensor_core=pipelined)
+    train = trainer(strategy, layer)
+    batches = good(strategy)
+    train(distribute(strategy, batches))
+    before = state(layer)
+    change, message = BAD[kind]
+    last = len(batches) - 1
+    bad = [*batches[:-1], {**batches[-1], **change}]
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            train(distribute(strategy, bad))
+        text = str(caught.value).replace("\\'", "'")
+        assert re.search(f"replica of rank {last}: Feature {message}", text)
+    assert_unchanged(layer, before)
+    # The step after it is as if nothing had been.
+    train(distribute(strategy, batches))
+    after = state(layer)
+    assert after["step"] == before["step"] + 1
+    assert not np.array_equal(
+        after["movies/parameters"], before["movies/parameters"]
+    )
+
+
+def several_here(strategy):
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        pytest.skip("one replica in this process")
+
+
+def test_eager_replicas_are_refused(strategy):
+    several_here(strategy)
+    layer = make_layer(strategy)
+    before = state(layer)
+    with pytest.raises(NotImplementedError, match=r"inside a tf\.function"):
+        strategy.run(layer, (distribute(strategy, good(strategy)),))
+    assert_unchanged(layer, before)
+
+
+def test_run_eagerly_is_refused(strategy):
+    several_here(strategy)
+    layer = make_layer(strategy)
+    with strategy.scope():
+        import tf_keras
+
+        inputs = {"movie": tf_keras.Input([], dtype=tf.int64)}
+        inputs["seen"] = tf_keras.Input([None], dtype=tf.int64, sparse=True)
+        model = tf_keras.Model(inputs, layer(inputs)["movie"])
+        model.compile("sgd", "mse", run_eagerly=True)
+    batch = {"movie": tf.range(8), "seen": tf.sparse.from_dense([[1]] * 8)}
+    with pytest.raises(NotImplementedError, match="run_eagerly=False"):
+        model.fit(batch, tf.zeros([8, 3]), batch_size=8, verbose=0)
+
+
+def test_a_loop_inside_the_replica_function_is_refused(strategy):
+    several_here(strategy)
+    layer = make_layer(strategy)
+
+    def step(ids):
+        return tf.while_loop(
+            lambda i, _: i < 2,
+            lambda i, _: (i + 1, tf.reduce_sum(layer(ids)["movie"])),
+            [0, 0.0],
+        )
+
+    with pytest.raises(NotImplementedError, match=r"loop around strategy\.run"):
+        tf.function(lambda ids: strategy.run(step, (ids,)))(
+            distribute(strategy, good(strategy))
+        )
+
+
+def test_a_loop_around_strategy_run_is_fine(strategy):
+    layer = make_layer(strategy)
+    train = trainer(strategy, layer).python_function
+    ids = distribute(strategy, good(strategy))
+
+    @tf.function
+    def loop():
+        for _ in tf.range(3):
+            train(ids)
+
+    loop()
+    assert layer.tpu_embedding.step.numpy() == 3
+
+
+def test_training_outside_of_replicas_is_refused(strategy):
+    layer = make_layer(strategy)
+    before = state(layer)
+    ids = good(strategy)[0]
+    with strategy.scope(), tf.GradientTape() as tape:
+        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match=r"inside strategy\.run"
+            ):
+                layer(ids)
+            return
+        outputs = layer(ids)
+    with pytest.raises(RuntimeError, match=r"inside strategy\.run"):
+        tape.gradient(outputs, layer.trainable_variables)
+    assert_unchanged(layer, before)
+
+
+def test_lookup_outside_of_replicas_reads_all_shards(strategy):
+    several_here(strategy)
+    layer = make_layer(strategy)
+    table = layer.embedding_tables["movies"].numpy()
+    with strategy.scope():
+        outputs = layer(good(strategy)[1])
+    np.testing.assert_array_equal(outputs["movie"], table[[1, 2, 1]])
+    np.testing.assert_array_equal(
+        outputs["seen"], np.stack([table[7], table[1], 0 * table[0]])
+    )
+
+
+def test_a_table_can_ask_to_be_sharded(strategy):
+    table = tfrs_embed.TableConfig("t", 7, 2, placement="sharded")
+    with strategy.scope():
+        layer = tfrs_embed.PartialTPUEmbedding(
+            tfrs_embed.FeatureConfig("f", table), "sgd"
+        )
+    [entry] = layer.placement.tables
+    assert entry.engine == "sharded"
+    assert entry.reason.startswith("placement='sharded'")
+
+
+def test_other_cross_device_ops_are_refused(strategy):
+    several_here(strategy)
+    # It makes no collectives of its own, so it may share the group's keys.
+    other = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"],
+        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+    )
+    with pytest.raises(NotImplementedError, match="ReductionToOneDevice"):
+        make_layer(other)
