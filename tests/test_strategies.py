@@ -1,51 +1,10 @@
 """Runs tests/strategies in processes that have several replicas."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
 
-import tfrs_embed
-from tfrs_embed.testing import LocalCluster
+from processes import run
 
-FOLDER = pathlib.Path(__file__).parent / "strategies"
 STRATEGIES = ["mirrored:2", "mirrored:4", "workers:2", "workers:3"]
-
-
-def environment(strategy):
-    root = pathlib.Path(tfrs_embed.__file__).parents[1]
-    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    return {
-        "PYTHONPATH": path,
-        "TFRS_EMBED_TEST_STRATEGY": strategy,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "-1",
-    }
-
-
-def run(files, strategy):
-    """Runs test files under a strategy; fails with what they print."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x"]
-    command += ["-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += [str(FOLDER / f) for f in files]
-    kind, count = strategy.split(":")
-    env = environment(strategy)
-    if kind == "mirrored":
-        done = subprocess.run(
-            command,
-            env={**os.environ, **env},
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
-        assert done.returncode == 0, done.stdout[-5000:]
-        return
-    with LocalCluster(command, int(count), env) as cluster:
-        codes = cluster.wait(900)
-        output = "\n".join(cluster.output(i)[-5000:] for i in range(len(codes)))
-        assert codes == [0] * len(codes), output
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -55,7 +14,7 @@ def test_conformance(strategy):
 
 @pytest.mark.parametrize("strategy", ["mirrored:2", "workers:2"])
 def test_keras(strategy):
-    run(["test_sharded_keras.py"], strategy)
+    run(["test_sharded_keras.py", "test_sharded_models.py"], strategy)
 
 
 @pytest.mark.parametrize("strategy", ["mirrored:2", "workers:3"])

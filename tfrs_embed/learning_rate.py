@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 Factor = Callable[[tf.Tensor], tf.Tensor]
 
@@ -70,7 +71,9 @@ class LearningRate:
         rate = float(value)
         check_rate(rate, where)
         with tf.init_scope():
-            variable = tf.Variable(
+            # The class itself: a strategy's variable would be made by all
+            # workers together, and wait where one makes other layers.
+            variable = ResourceVariable(
                 rate, dtype=tf.float32, trainable=False, name="learning_rate"
             )
         return cls(lambda step: variable, variable.assign, lambda: variable)

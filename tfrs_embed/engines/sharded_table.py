@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,75 @@ _VALUE = "VARIABLE_VALUE"
 _BLOCK_ELEMENTS = 1 << 22
 
 
-class ShardedTable(tf.__internal__.tracking.Trackable):
+class _Whole(tf.__internal__.tracking.Trackable):
+    """Variables of several shards, seen as one.
+
+    A checkpoint holds the whole. A SavedModel holds the variables instead: its
+    functions read those.
+
+    Args:
+        variables: the variables of this process's shards.
+        strategy: the strategy they were made under.
+    """
+
+    trainable = False
+    dtype: tf.DType
+
+    def __init__(
+        self,
+        variables: Sequence[tf.Variable],
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        self._variables = list(variables)
+        # Where Keras looks whether a weight is of its strategy.
+        self._distribute_strategy = strategy
+
+    @abc.abstractmethod
+    def read(self) -> tf.Tensor:
+        """The whole, as a tensor in the host's memory."""
+
+    @abc.abstractmethod
+    def assign(self, value: Any) -> None:
+        """Sets the whole."""
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        if not tf.executing_eagerly():
+            return {}  # A SavedModel is being made.
+        # Restoring asks for what there is to save, too, and must not read it.
+        whole = SaveSpec(
+            tensor=self.read,
+            slice_spec="",
+            name="",
+            dtype=self.dtype,
+            device="/device:CPU:0",
+        )
+        return {_VALUE: whole}
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> None:
+        if restored_tensors:
+            self.assign(restored_tensors[_VALUE])
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":
+            for i, variable in enumerate(self._variables):
+                children[f"shard_{i}"] = variable
+        return children
+
+
+def _to_tensor(
+    value: _Whole, dtype: Any = None, name: Any = None, as_ref: Any = None
+) -> tf.Tensor:
+    tensor = value.read()
+    return tensor if dtype is None else tf.cast(tensor, dtype)
+
+
+tf.register_tensor_conversion_function(_Whole, _to_tensor)
+
+
+class ShardedTable(_Whole):
     """A table, or a slot, whose row i is row i // world of shard i % world.
 
     It has those parts of a variable's interface that see it whole, and a
@@ -37,7 +106,6 @@ class ShardedTable(tf.__internal__.tracking.Trackable):
         strategy: the strategy it was made under.
     """
 
-    trainable = False
     dtype = tf.float32
 
     def __init__(
@@ -48,13 +116,12 @@ class ShardedTable(tf.__internal__.tracking.Trackable):
         replicas: Replicas,
         strategy: tf.distribute.Strategy,
     ) -> None:
+        super().__init__(shards, strategy)
         self.name = f"{name}:0"
         self.shape = tf.TensorShape(shape)
         self.shards = tuple(shards)
         self._replicas = replicas
         self._slot = replicas.allocate(1)
-        # Where Keras looks whether a weight is of its strategy.
-        self._distribute_strategy = strategy
 
     def numpy(self) -> np.ndarray:
         """The whole table, [vocabulary_size, dim] float32."""
@@ -139,24 +206,8 @@ class ShardedTable(tf.__internal__.tracking.Trackable):
             f"{len(self.shards)} of {self._replicas.world} shards here>"
         )
 
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        return {_VALUE: _read_when_saving(self)}
 
-    def _restore_from_tensors(self, restored_tensors: Any) -> None:
-        self.assign(restored_tensors[_VALUE])
-
-
-def _to_tensor(
-    value: ShardedTable, dtype: Any = None, name: Any = None, as_ref: Any = None
-) -> tf.Tensor:
-    rows = value.read()
-    return rows if dtype is None else tf.cast(rows, dtype)
-
-
-tf.register_tensor_conversion_function(ShardedTable, _to_tensor)
-
-
-class ShardedStep(tf.__internal__.tracking.Trackable):
+class ShardedStep(_Whole):
     """The number of updates made, kept by each shard, seen as one.
 
     Restoring it drops pending updates, as a one-device engine's step does.
@@ -166,7 +217,6 @@ class ShardedStep(tf.__internal__.tracking.Trackable):
         strategy: the strategy it was made under.
     """
 
-    trainable = False
     dtype = tf.int64
     shape = tf.TensorShape(())
     name = "step:0"
@@ -174,8 +224,8 @@ class ShardedStep(tf.__internal__.tracking.Trackable):
     def __init__(
         self, shards: Sequence[Shard], strategy: tf.distribute.Strategy
     ) -> None:
+        super().__init__([s.step for s in shards], strategy)
         self._shards = tuple(shards)
-        self._distribute_strategy = strategy
 
     def numpy(self) -> np.int64:
         """The number."""
@@ -190,30 +240,7 @@ class ShardedStep(tf.__internal__.tracking.Trackable):
         """The number, a scalar tensor."""
         return tf.convert_to_tensor(self._shards[0].step)
 
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        return {_VALUE: _read_when_saving(self)}
-
     def _restore_from_tensors(self, restored_tensors: Any) -> None:
         for shard in self._shards:
             shard.drop_pending()
-        self.assign(restored_tensors[_VALUE])
-
-
-def _read_when_saving(value: ShardedTable | ShardedStep) -> SaveSpec:
-    # Restoring asks for what there is to save, too, and must not read it.
-    return SaveSpec(
-        tensor=value.read,
-        slice_spec="",
-        name="",
-        dtype=value.dtype,
-        device="/device:CPU:0",
-    )
-
-
-def _step_to_tensor(
-    value: ShardedStep, dtype: Any = None, name: Any = None, as_ref: Any = None
-) -> tf.Tensor:
-    return value.read()
-
-
-tf.register_tensor_conversion_function(ShardedStep, _step_to_tensor)
+        super()._restore_from_tensors(restored_tensors)

@@ -343,6 +343,12 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         if self._engine_layer is not None:
             self._engine_layer.drain()
 
+    def save_own_variables(self, store: Any) -> None:
+        """Nothing: the tables' own layers store them."""
+
+    def load_own_variables(self, store: Any) -> None:
+        """Nothing: the tables' own layers load them."""
+
     def get_config(self) -> dict[str, Any]:
         """The arguments, JSON-able.
 

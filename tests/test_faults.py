@@ -1,0 +1,81 @@
+"""Workers that die, stop, come late or differ: no hang, no silent damage."""
+
+import re
+import signal
+import sys
+import time
+
+import pytest
+
+from processes import FOLDER, environment
+from tfrs_embed.testing import LocalCluster
+
+WITHIN_S = 30
+
+
+def start(folder, fault="none", **kwargs):
+    command = [sys.executable, str(FOLDER / "train_worker.py")]
+    command += ["--folder", str(folder), "--fault", fault]
+    return LocalCluster(command, 2, environment("workers:2"), **kwargs)
+
+
+def losses(output):
+    return dict(re.findall(r"^step (\d+) loss (\S+)$", output, re.MULTILINE))
+
+
+def wait_for(condition, timeout):
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The losses of a job in which nothing happens."""
+    with start(tmp_path_factory.mktemp("undisturbed")) as cluster:
+        assert cluster.wait(300) == [0, 0], cluster.output(0)
+        found = losses(cluster.output(0))
+        assert found == losses(cluster.output(1))
+        assert len(found) == 6
+        return found
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped", "raised"])
+def test_the_others_end_and_the_job_resumes(tmp_path, fault, undisturbed):
+    with start(tmp_path, fault) as cluster:
+        wait_for(lambda: "step 2 loss" in cluster.output(1), 300)
+        begin = time.monotonic()
+        wait_for(lambda: cluster.processes[0].poll() is not None, WITHIN_S + 30)
+        assert time.monotonic() - begin < WITHIN_S
+        output = cluster.output(0)
+        assert cluster.processes[0].returncode != 0
+        assert "UnavailableError" in output
+        assert re.search(r"unhealthy.*\s.*task:1", output), output[-2000:]
+        assert losses(output) == {k: undisturbed[k] for k in ("0", "1", "2")}
+        if fault == "killed":
+            assert cluster.processes[1].wait(1) == -signal.SIGKILL
+    if fault != "killed":
+        return
+    # Again, with a worker that comes late: the other waits.
+    with start(tmp_path, delays=[0, 5]) as cluster:
+        assert cluster.wait(300) == [0, 0], cluster.output(0)
+        resumed = losses(cluster.output(0))
+    assert resumed == {k: undisturbed[k] for k in ("3", "4", "5")}
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("tables", r"items \[50, 4\].* On worker 1 .* items \[51, 4\]"),
+        ("order", "Layer 'user' .* On worker 1 it is Layer 'item'"),
+        ("missing", "Worker 1 has not built Layer 'item' within 5 s"),
+    ],
+    ids=["tables", "order", "missing"],
+)
+def test_workers_that_build_other_tables_are_noticed(tmp_path, fault, message):
+    with start(tmp_path, fault) as cluster:
+        wait_for(lambda: cluster.processes[0].poll() is not None, 120)
+        assert cluster.processes[0].returncode == 1
+        assert re.search(f"RuntimeError: .*{message}", cluster.output(0))
+        assert "step 0" not in cluster.output(0)
