@@ -109,12 +109,7 @@ def test_saved_weights_are_whole_tables(strategy, form):
     path = folder(strategy, f"model.{form}")
     if form == "keras":
         model.save(path)
-        single = tf_keras.models.load_model(
-            path,
-            custom_objects={
-                "PartialTPUEmbedding": tfrs_embed.PartialTPUEmbedding
-            },
-        )
+        single = tf_keras.models.load_model(path)
         found = next(
             i
             for i in single.layers

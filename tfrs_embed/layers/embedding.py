@@ -131,6 +131,7 @@ def _feature(
     return FeatureSpec("ids", table, 0, output_shape, None)
 
 
+@tf_keras.saving.register_keras_serializable(package="tfrs_embed")
 class Embedding(tf_keras.layers.Layer):
     """An embedding table that the model's optimizer trains.
 

@@ -35,6 +35,7 @@ from tfrs_embed.placement import Placement, TablePlacement
 INVALID_IDS = ("error", "zero")
 
 
+@tf_keras.saving.register_keras_serializable(package="tfrs_embed")
 class PartialTPUEmbedding(tf_keras.layers.Layer):
     """Looks features up in tables, each placed by its size.
 
