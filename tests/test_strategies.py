@@ -20,3 +20,7 @@ def test_keras(strategy):
 @pytest.mark.parametrize("strategy", ["mirrored:2", "workers:3"])
 def test_errors(strategy):
     run(["test_sharded_errors.py"], strategy)
+
+
+def test_limits():
+    run(["test_sharded_limits.py"], "mirrored:12")

@@ -101,6 +101,21 @@ def test_eager_replicas_are_refused(strategy):
     assert_unchanged(layer, before)
 
 
+def test_an_eager_step_of_one_replica_here_works(strategy):
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        pytest.skip("several replicas in this process")
+    layer = make_layer(strategy)
+    train = trainer(strategy, layer).python_function
+    batches = good(strategy)
+    train(distribute(strategy, batches))
+    before = state(layer)
+    bad = [*batches[:-1], {**batches[-1], "movie": np.array([1, 2, 99])}]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="id 99 is out of"):
+        train(distribute(strategy, bad))
+    assert_unchanged(layer, before)
+    assert before["step"] == 1
+
+
 def test_run_eagerly_is_refused(strategy):
     several_here(strategy)
     layer = make_layer(strategy)
