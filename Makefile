@@ -12,10 +12,11 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test upstream lint format bench wheel bazel clean
+.PHONY: help setup demo multi-worker dlrm test upstream lint format bench
+.PHONY: wheel bazel clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' \
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' \
 		$(MAKEFILE_LIST)
 
 $(VENV)/.created:
@@ -41,6 +42,15 @@ setup: $(VENV)/.installed-dev ## Make .venv with everything for development
 demo: $(VENV)/.installed-examples $(VENV)/.movielens ## Train on MovieLens-100K
 	$(RUN) examples/movielens_ranking.py
 
+# Two processes, as on a cluster; ARGS="--workers 3" and other flags.
+multi-worker: $(VENV)/.installed-examples $(VENV)/.movielens
+multi-worker: ## Train on MovieLens-100K with several workers
+	$(RUN) examples/multi_worker.py $(ARGS)
+
+# One process, two replicas; ARGS="--rows 1000000" and other flags.
+dlrm: $(VENV)/.installed-examples ## Train a DLRM on synthetic clicks
+	$(RUN) examples/dlrm_synthetic.py $(ARGS)
+
 test: $(VENV)/.installed-test ## Run the tests; ARGS="-k ragged" picks some
 	$(RUN) -m pytest -n 2 $(ARGS)
 
@@ -56,8 +66,9 @@ format: $(VENV)/.installed-lint ## Bring the code into style
 	$(RUN) -m ruff check --fix-only .
 	$(RUN) -m ruff format .
 
-bench: $(VENV)/.installed-test ## Compare speed with TensorFlow Recommenders
+bench: $(VENV)/.installed-test ## Compare speed with TFRS and Keras
 	$(RUN) benchmarks/single_table.py
+	$(RUN) benchmarks/sharded.py
 
 WHEEL_CHECK := import sys, tfrs_embed; \
 	assert "tensorflow_recommenders" not in sys.modules; \

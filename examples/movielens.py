@@ -12,7 +12,7 @@ import dataclasses
 import importlib.util
 import pathlib
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -85,9 +85,26 @@ class MovieLens:
         }
 
     def dataset(
-        self, ratings: Ratings, batch_size: int, shuffle_seed: int | None = None
+        self,
+        ratings: Ratings,
+        batch_size: int,
+        shuffle_seed: int | None = None,
+        context: tf.distribute.InputContext | None = None,
     ) -> tf.data.Dataset:
-        """Batches of features and "rating", shuffled if a seed is given."""
+        """Batches of features and "rating", shuffled if a seed is given.
+
+        Args:
+            ratings: what to make batches of.
+            batch_size: the number of ratings in a batch.
+            shuffle_seed: None: in order.
+            context: the replicas that read the data set, if there are several.
+                Each batch becomes one part for each of this process's replicas;
+                all replicas' parts are the batch. All processes must give the
+                same seed, and have the same `tf.random.set_seed`.
+
+        Returns:
+            The data set; it repeats forever if a context is given.
+        """
 
         def inputs(rows: tf.Tensor) -> dict[str, tf.Tensor]:
             user = tf.gather(ratings.user, rows)
@@ -98,8 +115,12 @@ class MovieLens:
         dataset = tf.data.Dataset.range(len(ratings))
         if shuffle_seed is not None:
             dataset = dataset.shuffle(len(ratings), shuffle_seed)
+        dataset = dataset.batch(batch_size)
+        if context is not None:
+            # Strategies ask for the number of steps, and read past no end.
+            dataset = dataset.repeat().flat_map(_parts(context))
         # Mapped after batching: a few gathers per batch, not per rating.
-        return dataset.batch(batch_size).map(inputs).prefetch(tf.data.AUTOTUNE)
+        return dataset.map(inputs).prefetch(tf.data.AUTOTUNE)
 
     def __str__(self) -> str:
         lengths = {
@@ -212,6 +233,21 @@ def _read(path: pathlib.Path) -> Iterable[tuple[str, ...]]:
 def _rows(ids: Sequence[Hashable], all_ids: Sequence[Hashable]) -> np.ndarray:
     row = {id_: i for i, id_ in enumerate(all_ids)}
     return np.array([row[id_] for id_ in ids], np.int32)
+
+
+def _parts(
+    context: tf.distribute.InputContext,
+) -> Callable[[tf.Tensor], tf.data.Dataset]:
+    """Splits a batch's rows; returns the parts of this process's replicas."""
+    replicas = context.num_replicas_in_sync
+    here = replicas // context.num_input_pipelines
+    first = context.input_pipeline_id * here
+
+    def parts(rows: tf.Tensor) -> tf.data.Dataset:
+        mine = tf.data.Dataset.range(first, first + here)
+        return mine.map(lambda replica: rows[replica::replicas])
+
+    return parts
 
 
 def _one(values: Sequence[Hashable]) -> Feature:

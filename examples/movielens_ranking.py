@@ -3,13 +3,9 @@
     pip install --no-deps recbole==1.2.1  # It contains the data.
     python movielens_ranking.py
 
-The model is a factorisation machine: a user's vector is the sum of the
-embeddings of what is known of the user, a movie's likewise, and the rating is
-
-    mean rating + user's bias + movie's bias + <user's vector, movie's vector>.
-
-One `PartialTPUEmbedding` holds all tables. Those above `--size_threshold` are
-trained row by row with Adagrad, the others by the model's Adam.
+The model is the factorisation machine of movielens_model.py. Tables above
+`--size_threshold` are trained row by row with Adagrad, the others by the
+model's Adam.
 """
 
 from __future__ import annotations
@@ -26,16 +22,10 @@ os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import movielens
+import movielens_model
 import numpy as np
 import tensorflow as tf
-import tensorflow_recommenders as tfrs
 import tf_keras
-from tf_keras.optimizers import schedules
-
-import tfrs_embed
-
-FACTORS = 32
-PENALTY = 0.05
 
 
 def main() -> None:
@@ -55,25 +45,14 @@ def main() -> None:
     train = data.dataset(data.train, flags.batch_size, shuffle_seed=flags.seed)
     test = data.dataset(data.test, flags.batch_size)
 
-    def decay(learning_rate: float) -> schedules.LearningRateSchedule:
-        """Falls linearly, to zero at the end of training."""
-        steps = flags.epochs * len(train)
-        return schedules.PolynomialDecay(learning_rate, steps, 0.0)
-
-    model = RankingModel(
+    model = movielens_model.make(
         data,
-        # A row's gradient is a mean over the batch, so that of a rare row is
-        # tiny: next to Keras's initial accumulator of 0.1 it would do nothing.
-        tf_keras.optimizers.Adagrad(
-            decay(0.03), initial_accumulator_value=1e-5
-        ),
+        flags.batch_size,
+        flags.epochs * len(train),
         flags.size_threshold,
+        flags.steps_per_execution,
     )
     print(model.embeddings.placement)
-    model.compile(
-        tf_keras.optimizers.Adam(decay(0.002)),
-        steps_per_execution=flags.steps_per_execution,
-    )
     start = time.perf_counter()
     history = model.fit(train, epochs=flags.epochs, validation_data=test)
     print(f"trained in {time.perf_counter() - start:.0f} s")
@@ -82,94 +61,6 @@ def main() -> None:
     plot(history.history, output / "training_curve.png")
     export(model, data, output / "model")
     print(f"test_rmse={rmse:.4f}")
-
-
-# Features: one config per feature, one table per vocabulary.
-
-
-def feature_configs(
-    data: movielens.MovieLens,
-) -> dict[str, tfrs_embed.FeatureConfig]:
-    """Declares all features.
-
-    A movie has the same embedding in a user's history as by itself, because
-    both features name one table.
-    """
-    tables = {
-        name: tfrs_embed.TableConfig(
-            name,
-            feature.vocabulary_size,
-            FACTORS + 1,  # The last column is the bias.
-            initializer=tf_keras.initializers.RandomNormal(stddev=0.03),
-            # SVD++'s, for histories; a single movie is itself in any combiner.
-            combiner="sqrtn" if name == "movie" else "mean",
-        )
-        for name, feature in data.features.items()
-        if name != "history"
-    }
-    tables["history"] = tables["movie"]
-    return {
-        name: tfrs_embed.FeatureConfig(name, table)
-        for name, table in tables.items()
-    }
-
-
-# Model.
-
-
-class RankingModel(tfrs.models.Model):
-    """Predicts the rating that a user gives a movie.
-
-    Args:
-        data: the data set, for its vocabularies and its mean rating.
-        table_optimizer: trains the large tables.
-        size_threshold: rows above which a table is large; None: none is.
-    """
-
-    def __init__(
-        self,
-        data: movielens.MovieLens,
-        table_optimizer: tf_keras.optimizers.Optimizer,
-        size_threshold: int | None,
-    ) -> None:
-        super().__init__()
-        self.user_features = tuple(data.user_features)
-        self.movie_features = tuple(data.movie_features)
-        self.mean_rating = float(np.mean(data.train.rating))
-        self.embeddings = tfrs_embed.PartialTPUEmbedding(
-            feature_configs(data),
-            optimizer=table_optimizer,
-            size_threshold=size_threshold,
-        )
-        self.task = tfrs.tasks.Ranking(
-            loss=tf_keras.losses.MeanSquaredError(),
-            metrics=[tf_keras.metrics.RootMeanSquaredError("rmse")],
-        )
-
-    def call(
-        self, features: dict[str, tf.Tensor], training: bool = False
-    ) -> tf.Tensor:
-        vectors = self.embeddings(features, training=training)
-        # In place of weight decay, which would touch every row of a table.
-        for vector in vectors.values():
-            squares = tf.reduce_sum(tf.square(vector), axis=-1)
-            self.add_loss(PENALTY * tf.reduce_mean(squares))
-        user = tf.add_n([vectors[name] for name in self.user_features])
-        movie = tf.add_n([vectors[name] for name in self.movie_features])
-        rating = (
-            self.mean_rating
-            + (user[:, -1] + movie[:, -1])
-            + tf.reduce_sum(user[:, :-1] * movie[:, :-1], axis=-1)
-        )
-        # Not in training: outside the range there would be no gradient.
-        return rating if training else tf.clip_by_value(rating, 1.0, 5.0)
-
-    def compute_loss(
-        self, inputs: dict[str, tf.Tensor], training: bool = False
-    ) -> tf.Tensor:
-        features = dict(inputs)
-        rating = features.pop("rating")
-        return self.task(rating, self(features, training=training))
 
 
 # Results.
@@ -199,7 +90,11 @@ def plot(history: dict[str, list[float]], path: pathlib.Path) -> None:
 class Server(tf.Module):
     """What is exported: ratings for MovieLens's own user and movie numbers."""
 
-    def __init__(self, model: RankingModel, data: movielens.MovieLens) -> None:
+    def __init__(
+        self,
+        model: movielens_model.RankingModel,
+        data: movielens.MovieLens,
+    ) -> None:
         super().__init__()
         # Variables must be tracked to be saved. Not through the model: Keras
         # would trace all of its layers for a loader of its own.
@@ -222,7 +117,9 @@ class Server(tf.Module):
 
 
 def export(
-    model: RankingModel, data: movielens.MovieLens, path: pathlib.Path
+    model: movielens_model.RankingModel,
+    data: movielens.MovieLens,
+    path: pathlib.Path,
 ) -> None:
     """Writes a SavedModel, reloads it and checks its predictions.
 
