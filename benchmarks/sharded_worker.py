@@ -1,0 +1,427 @@
+"""What runs in the processes that sharded.py starts."""
+
+import gc
+import os
+import statistics
+import time
+
+import numpy as np
+import scaling_model
+import sharded
+import tensorflow as tf
+import tf_keras
+
+import tfrs_embed
+
+tpu = tf.tpu.experimental.embedding
+
+
+def make_strategy(cluster):
+    """Must come before TensorFlow's first operation."""
+    kind, count = cluster.split(":")
+    if kind == "mirrored":
+        [cpu] = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * int(count)
+        )
+        return tf.distribute.MirroredStrategy(
+            [f"CPU:{i}" for i in range(int(count))]
+        )
+    # TensorFlow would give each process as many threads as there are cores.
+    threads = max(1, len(os.sched_getaffinity(0)) // int(count))
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def make_ids(shape, rows, *seed):
+    """Ids with the power law that recommenders' ids have."""
+    rng = np.random.default_rng(seed)
+    ids = rng.zipf(1.05, shape) - 1
+    # What is beyond the table goes anywhere in it. Modulo the number of rows
+    # would favour shard 0: large draws are multiples of powers of two.
+    return np.where(ids < rows, ids, rng.integers(rows, size=shape))
+
+
+def distribute(strategy, make):
+    """Gives each replica what `make` makes of its number."""
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(make(context.replica_id_in_sync_group))
+    )
+
+
+class Replicated(tf_keras.layers.Layer):
+    """Keras's embeddings, combined by sum."""
+
+    def __init__(self, tables):
+        super().__init__()
+        self.tables = {
+            name: tf_keras.layers.Embedding(rows, dim)
+            for name, (rows, dim) in tables.items()
+        }
+
+    def call(self, ids):
+        return {
+            name: tf.reduce_sum(self.tables[name](ids[name]), 1) for name in ids
+        }
+
+
+def make_layer(strategy, kind, tables):
+    """A layer: tables are {name: (rows, dim)}."""
+    with strategy.scope():
+        if kind == "keras":
+            return Replicated(tables)
+        features = {
+            name: tpu.FeatureConfig(
+                tpu.TableConfig(
+                    *shape,
+                    combiner="sum",
+                    name=name,
+                    initializer=tf_keras.initializers.RandomUniform(
+                        -0.05, 0.05, seed=1
+                    ),
+                ),
+                output_shape=[None],
+            )
+            for name, shape in tables.items()
+        }
+        return tfrs_embed.PartialTPUEmbedding(
+            features, tf_keras.optimizers.Adagrad(0.01), size_threshold=0
+        )
+
+
+def make_replica_step(layer, optimizer=None):
+    """A replica's training step on {name: [batch, hotness]}."""
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(a * a) for a in layer(ids).values()])
+        variables = layer.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        if optimizer is not None:
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    return step
+
+
+def make_step(strategy, kind, tables, optimizers=tf_keras.optimizers):
+    """A layer, and its traced step on [tables, batch, hotness] a replica."""
+    layer = make_layer(strategy, kind, tables)
+    with strategy.scope():
+        # The sharded layer has a scalar for it; its own optimizer trains the
+        # tables.
+        optimizer = optimizers.Adagrad(0.01)
+    replica_step = make_replica_step(layer, optimizer)
+
+    @tf.function
+    def step(ids):
+        def run(ids):
+            # Two hundred arguments would cost more than the step.
+            replica_step(dict(zip(tables, tf.unstack(ids), strict=True)))
+
+        strategy.run(run, args=(ids,))
+
+    return layer, step
+
+
+def alternate(args, steps, batches):
+    """Times {name: step} in turns; returns {name: seconds}."""
+    times = {name: [] for name in steps}
+    for step in steps.values():
+        step(batches[0])  # Traces, and creates the variables.
+    gc.disable()
+    for _ in range(args.rounds):
+        for name, step in steps.items():
+            step(batches[0])  # Brings the table back into the caches.
+            for i in range(args.steps):
+                start = time.perf_counter()
+                step(batches[i % len(batches)])
+                times[name].append(time.perf_counter() - start)
+    gc.enable()
+    return times
+
+
+def difference(after, before, replica=0):
+    """What a local replica's counters counted between two readings."""
+    return scaling_model.Traffic(
+        *(
+            getattr(after[replica], field) - getattr(before[replica], field)
+            for field in scaling_model.Traffic._fields
+        )
+    )
+
+
+def step(args, strategy):
+    """Time of a training step, and what it sends."""
+    world = strategy.num_replicas_in_sync
+    table = {"table": (args.rows, args.dim)}
+    legacy = tf_keras.optimizers.legacy
+    layer, sharded_step = make_step(strategy, "ours", table)
+    steps = {
+        "replicated": make_step(strategy, "keras", table)[1],
+        "replicated, legacy": make_step(strategy, "keras", table, legacy)[1],
+        "sharded": sharded_step,
+    }
+    shape = (1, args.batch, args.hotness)
+    ids = [
+        [make_ids(shape, args.rows, b, r) for r in range(world)]
+        for b in range(args.batches)
+    ]
+    batches = [distribute(strategy, each.__getitem__) for each in ids]
+    times = alternate(args, steps, batches)
+    engine = layer.tpu_embedding.engine
+    before = engine.traffic()
+    for batch in batches:
+        sharded_step(batch)
+    sent = difference(engine.traffic(), before)
+    expected = [
+        scaling_model.expected_traffic(
+            [{"table": i} for i in each], {"table": args.dim}
+        )[0]
+        for each in ids
+    ]
+    assert sent.bytes == sum(e.bytes for e in expected), (sent, expected)
+    yield (
+        "table, Adagrad",
+        "ms, median",
+        "ms, fastest",
+        "of the sharded",
+        "MB sent",
+        "of the least",
+        "unique keys",
+    )
+    for name, seconds in times.items():
+        ratio = statistics.median(seconds) / statistics.median(times["sharded"])
+        traffic = "", "", ""
+        if name == "sharded":
+            traffic = (
+                f"{sent.bytes / args.batches / 1e6:.2f}",
+                f"{sent.bytes / sent.least_bytes:.3f}",
+                f"{sent.unique_keys // args.batches:,}",
+            )
+        yield (
+            name,
+            f"{statistics.median(seconds) * 1e3:.1f}",
+            f"{min(seconds) * 1e3:.1f}",
+            f"{ratio:.2f}",
+            *traffic,
+        )
+
+
+def tables(args, strategy):
+    """Collectives and time of a step on few and on many tables."""
+    rows, dim, batch = 1000, 16, 256
+    kinds = ["ours", "keras"] if args.keras_tables else ["ours"]
+    yield "tables", "collectives", "of the least bytes", "ms", "Keras's ms"
+    for number in args.tables:
+        shapes = {f"table_{i}": (rows, dim) for i in range(number)}
+        layers, steps = {}, {}
+        for kind in kinds:
+            layers[kind], steps[kind] = make_step(strategy, kind, shapes)
+        batches = [
+            distribute(
+                strategy,
+                lambda r, b=b, n=number: make_ids((n, batch, 1), rows, b, r),
+            )
+            for b in range(args.batches)
+        ]
+        times = alternate(args, steps, batches)
+        engine = layers["ours"].tpu_embedding.engine
+        before = engine.traffic()
+        steps["ours"](batches[0])
+        sent = difference(engine.traffic(), before)
+        yield (
+            f"{number}",
+            f"{sent.collectives}",
+            f"{sent.bytes / sent.least_bytes:.3f}",
+            *(f"{statistics.median(times[k]) * 1e3:.1f}" for k in kinds),
+            *[""] * (2 - len(kinds)),
+        )
+
+
+def resident():
+    """This process's resident memory, in MB, now and at most."""
+    with open("/proc/self/status") as status:
+        lines = dict(line.split(":") for line in status)
+    return [int(lines[k].split()[0]) * 1024 / 1e6 for k in ("VmRSS", "VmHWM")]
+
+
+def memory(args, strategy):
+    """Memory of one process, which may run several replicas."""
+    world = strategy.num_replicas_in_sync
+    local = len(strategy.extended.worker_devices)
+    shape = (1, args.batch, args.hotness)
+
+    def train(name, rows):
+        layer, step = make_step(
+            strategy, args.contender, {name: (rows, args.dim)}
+        )
+        seen = []
+        for b in range(1 + args.steps):
+            step(
+                distribute(strategy, lambda r, b=b: make_ids(shape, rows, b, r))
+            )
+            if b in (0, args.steps):
+                seen.append(resident())
+        return layer, seen
+
+    # What TensorFlow and a step of this size need, whatever the table's size.
+    small, [*_, (before, _)] = train("small", args.rows // 10)
+    large, [(built, _), (stepped, peak)] = train("large", args.rows)
+    del small, large
+    whole = 2 * args.rows * args.dim * 4 / 1e6
+    sharded = args.contender == "ours"
+    share = whole * local / (world if sharded else 1)
+    yield (
+        "table",
+        "table and slot, MB",
+        "of them here",
+        "before",
+        "grown in step 1",
+        "in all steps",
+        "at most",
+    )
+    yield (
+        "sharded" if sharded else "replicated",
+        *(
+            f"{x:,.0f}"
+            for x in (
+                whole,
+                share,
+                before,
+                built - before,
+                stepped - before,
+                peak - before,
+            )
+        ),
+    )
+
+
+def soak(args, strategy):
+    """Memory over many steps of the tables alone: Keras's all-reduce leaks."""
+    table = (100_000, 32)
+    layer = make_layer(strategy, "ours", {"table": table})
+    replica_step = make_replica_step(layer)
+    pool = tf.constant(
+        make_ids((2 * args.soak_batch, args.hotness), table[0], 0)
+    )
+
+    @tf.function
+    def step(number):
+        def run():
+            replica = tf.distribute.get_replica_context()
+            first, size = tf.unstack(
+                tf.random.stateless_uniform(
+                    [2],
+                    tf.stack([replica.replica_id_in_sync_group, number]),
+                    0,
+                    args.soak_batch,
+                    tf.int32,
+                )
+            )
+            replica_step({"table": pool[first : first + size]})
+
+        strategy.run(run)
+
+    seen = []
+    every = max(1, args.soak_steps // 10)
+    for i in range(args.soak_steps + 1):
+        step(tf.constant(i))
+        if i % every == 0:
+            gc.collect()
+            seen.append(resident()[0])
+    yield tuple(f"step {i * every:,}, MB" for i in range(len(seen)))
+    yield tuple(f"{x:.1f}" for x in seen)
+
+
+def check_model(strategy, number, batch, dims, skewed):
+    """Compares a step's traffic with the model's; returns that, by rank."""
+    world, rows = strategy.num_replicas_in_sync, 10_000
+    widths = {f"table_{number}_{i}": dim for i, dim in enumerate(dims)}
+    # Batches of different sizes, and tables of different hotness.
+    ids = [
+        {
+            name: make_ids((batch * (r + 1), 1 + i), rows, number, r, i)
+            for i, name in enumerate(widths)
+        }
+        for r in range(world)
+    ]
+    if skewed:  # One shard has all rows.
+        ids = [{n: i // world * world for n, i in each.items()} for each in ids]
+    layer = make_layer(strategy, "ours", {n: (rows, widths[n]) for n in widths})
+    replica_step = make_replica_step(layer)
+    mine = []
+
+    def my_ids(name):
+        mine.clear()
+        return distribute(
+            strategy, lambda rank: mine.append(rank) or ids[rank][name]
+        )
+
+    batches = {name: my_ids(name) for name in widths}
+
+    @tf.function
+    def step(ids):
+        strategy.run(replica_step, args=(ids,))
+
+    step(batches)
+    engine = layer.tpu_embedding.engine
+    before = engine.traffic()
+    step(batches)
+    expected = scaling_model.expected_traffic(ids, widths)
+    for local, rank in enumerate(mine):
+        counted = difference(engine.traffic(), before, local)
+        # With ten workers or more, ranks are in another order than ids.
+        assert counted == expected[rank], (rank, counted, expected[rank])
+    # The counters don't look at what is run.
+    operations = step.get_concrete_function(batches).graph.get_operations()
+    collectives = sum(o.type.startswith("Collective") for o in operations)
+    assert collectives == len(mine) * expected[0].collectives, collectives
+    return expected
+
+
+def model(args, strategy):
+    """Whether the model of the traffic agrees with the counters."""
+    yield (
+        "widths",
+        "batch",
+        "ids",
+        "collectives",
+        "bytes a replica",
+        "of the least",
+    )
+    for number, (dims, batch, skewed) in enumerate(
+        [
+            ([8], 5, False),
+            ([16, 16, 16], 64, False),
+            ([8, 16, 16], 300, False),
+            ([4, 8, 4, 16], 300, True),
+            ([64], 3000, False),
+        ]
+    ):
+        by_rank = check_model(strategy, number, batch, dims, skewed)
+        least = sum(t.least_bytes for t in by_rank)
+        yield (
+            f"{dims}",
+            f"{batch:,} and more",
+            "of one shard" if skewed else "power law",
+            f"{by_rank[0].collectives}",
+            f"{by_rank[0].bytes:,}",
+            f"{sum(t.bytes for t in by_rank) / least:.3f}",
+        )
+
+
+def main():
+    args = sharded.parse()
+    strategy = make_strategy(args.cluster)
+    parts = {f.__name__: f for f in (step, tables, memory, soak, model)}
+    header, *rows = parts[args.part](args, strategy)
+    print(
+        scaling_model.table(
+            ["replicas", *header], [[args.cluster, *row] for row in rows]
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
