@@ -24,3 +24,8 @@ def test_errors(strategy):
 
 def test_limits():
     run(["test_sharded_limits.py"], "mirrored:12")
+
+
+@pytest.mark.parametrize("strategy", ["mirrored:2", "workers:3"])
+def test_all2all(strategy):
+    run(["test_sharded_all2all.py"], strategy)

@@ -1,12 +1,14 @@
 """Embedding layers: one configuration for every accelerator."""
 
 from tfrs_embed.configs import FeatureConfig, TableConfig
+from tfrs_embed.layers.all2all_dense_embedding import All2AllDenseEmbedding
 from tfrs_embed.layers.embedding import Embedding, embedding_lookup
 from tfrs_embed.layers.partial_tpu_embedding import PartialTPUEmbedding
 from tfrs_embed.placement import Placement, TablePlacement
 from tfrs_embed.version import __version__
 
 __all__ = [
+    "All2AllDenseEmbedding",
     "Embedding",
     "FeatureConfig",
     "PartialTPUEmbedding",

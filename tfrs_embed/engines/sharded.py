@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import consensus, exchange, handshake, replicas
 from tfrs_embed.distribution.exchange import Exchange, Received, Route
-from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.engine import Engine, TableState
 from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.shard import Shard, make_variable
 from tfrs_embed.engines.sharded_table import ShardedStep, ShardedTable
@@ -186,21 +186,25 @@ class ShardedEngine(Engine):
                 )
         for state in self.states.values():
             self._fill(state.spec, ranks)
-            table = state.spec
-            for key in self._shards[0].variables[table.name]:
-                state.add(
-                    key,
-                    ShardedTable(
-                        f"{table.name}/{key}",
-                        (table.vocabulary_size, table.dim),
-                        [s.variables[table.name][key] for s in self._shards],
-                        self._replicas,
-                        self._strategy,
-                    ),
-                )
+            self._expose(state)
         self._step = ShardedStep(self._shards, self._strategy)
         self.pending = [s.pending for s in self._shards if s.pending]
         self.follow_step()
+
+    def _expose(self, state: TableState) -> None:
+        """Adds what is to be seen of a table's shards to its state."""
+        table = state.spec
+        for key in self._shards[0].variables[table.name]:
+            state.add(
+                key,
+                ShardedTable(
+                    f"{table.name}/{key}",
+                    (table.vocabulary_size, table.dim),
+                    [s.variables[table.name][key] for s in self._shards],
+                    self._replicas,
+                    self._strategy,
+                ),
+            )
 
     def _describe(self) -> str:
         tables = [
@@ -307,10 +311,15 @@ class ShardedEngine(Engine):
             RuntimeError: the lookup was not made by a replica.
         """
         if residuals is None:
-            raise RuntimeError(
+            text = (
                 f"{self._name} is sharded over replicas, which train it "
                 "together: call it, and the gradient, inside strategy.run."
             )
+            if tf.executing_eagerly():
+                raise RuntimeError(text)
+            # A SavedModel has the gradients' functions, and may not run them.
+            tf.debugging.Assert(False, [text])
+            return
         replica = residuals.replica
         shard, world = self._shards[replica], self._replicas.world
         changes = {}
@@ -352,6 +361,14 @@ class ShardedEngine(Engine):
         """Turns the keys that were asked for into rows of this shard."""
         return received
 
+    def _find(self, replica: int, keys: tf.Tensor) -> tf.Tensor:
+        """The same without a replica that asks: keys [n] int64, rows alike."""
+        return keys
+
+    def _read(self, shard: Shard, name: str, rows: tf.Tensor) -> tf.Tensor:
+        """Rows of a table, [n, dim], that `_locate` or `_find` returned."""
+        return shard.gather(name, rows)
+
     def _route(self, group: _Group, bags: Sequence[Bags]) -> Route:
         """Routes the ids of a group's features."""
         world = self._replicas.world
@@ -370,7 +387,7 @@ class ShardedEngine(Engine):
         """Rows of a shard, [n, dim]."""
         by_table, table = group.split(rows)
         found = [
-            shard.gather(t.name, r)
+            self._read(shard, t.name, r)
             for t, r in zip(group.tables, by_table, strict=True)
         ]
         if table is None:
@@ -413,10 +430,7 @@ class ShardedEngine(Engine):
                     for f, b in zip(self.features, bags, strict=True)
                 ]
         self.drain()
-        shards = [
-            self._shards[self._replicas.ranks.index(rank)]
-            for rank in range(world)
-        ]
+        by_rank = [self._replicas.ranks.index(rank) for rank in range(world)]
         activations = []
         for feature, b in zip(self.features, bags, strict=True):
             owner = tf.cast(tf.math.floormod(b.ids, world), tf.int32)
@@ -429,8 +443,10 @@ class ShardedEngine(Engine):
             found = tf.dynamic_stitch(
                 places,
                 [
-                    shard.gather(feature.table.name, r)
-                    for shard, r in zip(shards, rows, strict=True)
+                    self._read(
+                        self._shards[i], feature.table.name, self._find(i, r)
+                    )
+                    for i, r in zip(by_rank, rows, strict=True)
                 ],
             )
             activations.append(lookup_ops.combine(found, None, b))

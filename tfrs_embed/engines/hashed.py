@@ -1,0 +1,214 @@
+"""A sharded table whose rows go to keys as they come.
+
+A key's shard is the one that a row of that number would be on; which of the
+shard's rows it has is what the shard's key map says. A key gets its row in the
+lookup of the training step that first uses it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.distribution import consensus
+from tfrs_embed.distribution.exchange import Received
+from tfrs_embed.engines.engine import TableState
+from tfrs_embed.engines.hashed_table import HashedTable, KeyedRows
+from tfrs_embed.engines.key_map import UNKNOWN, KeyMap
+from tfrs_embed.engines.shard import Shard
+from tfrs_embed.engines.sharded import ShardedEngine, _Group, rows_per_shard
+from tfrs_embed.ops.checks import Checks, message
+from tfrs_embed.optimizers import TableOptimizer
+
+
+class HashedEngine(ShardedEngine):
+    """Spreads keys of any value over the replicas of a strategy.
+
+    Each shard has rows for vocabulary_size / replicas keys. A key without a row
+    gets the next one of its shard where it is looked up for training; elsewhere
+    its vector is zero and has no gradient.
+
+    Args:
+        feature: the feature to look up; its table's vocabulary_size is the
+            number of keys that there is room for.
+        optimizer: the table's, or None if it is not trained.
+        strategy: the strategy.
+        name: whose table this is, for errors.
+        key_dtype: the dtype of the user's keys, for errors. The engine's are
+            int64; unsigned ones have the same bits.
+
+    Raises:
+        NotImplementedError: the strategy's collectives can't be used.
+    """
+
+    def __init__(
+        self,
+        feature: FeatureSpec,
+        optimizer: TableOptimizer | None,
+        strategy: tf.distribute.Strategy,
+        name: str,
+        key_dtype: tf.DType = tf.int64,
+    ) -> None:
+        table = feature.table
+        super().__init__(
+            [feature], {table.name: optimizer}, False, strategy, name
+        )
+        self._key_dtype = key_dtype
+        self._capacity = rows_per_shard(table, self._replicas.world)
+        self._maps: list[KeyMap] = []
+        self._rows: KeyedRows | None = None
+        self.states = {table.name: HashedTable(table)}
+
+    def _build(self) -> None:
+        self._maps = [KeyMap() for _ in self._shards]
+        self._room_slot = self._replicas.allocate(consensus.SLOTS)
+        super()._build()
+
+    def _describe(self) -> str:
+        return f"{super()._describe()}; keys of {self._key_dtype.name}, hashed"
+
+    def _expose(self, state: TableState) -> None:
+        assert isinstance(state, HashedTable)
+        table = state.spec
+        self._rows = KeyedRows(
+            self._name,
+            self._capacity,
+            table.dim,
+            self._maps,
+            [shard.variables[table.name] for shard in self._shards],
+            self._replicas,
+            lambda: self._reset(table),
+        )
+        state.expose(self._rows, self._strategy)
+
+    def _reset(self, table: TableSpec) -> None:
+        """Gives all shards their initial rows and slots."""
+        with warnings.catch_warnings():
+            # Keras warns that an initializer without a seed repeats itself.
+            warnings.simplefilter("ignore", UserWarning)
+            self._fill(table, self._replicas.ranks)
+        optimizer = self.optimizers[table.name]
+        slots = optimizer.rule.slots() if optimizer else {}
+        for shard in self._shards:
+            for slot, value in slots.items():
+                variable = shard.variables[table.name][slot]
+                with tf.device(shard.device):
+                    variable.assign(tf.fill(variable.shape, value))
+
+    @property
+    def step(self) -> Any:
+        """See the base class."""
+        if self._replicas.world == 1:
+            return self._shards[0].step
+        return super().step
+
+    @property
+    def capacity(self) -> int:
+        """The number of keys that a shard has rows for."""
+        return self._capacity
+
+    def local_sizes(self) -> dict[int, int]:
+        """The number of keys of each shard of this process, by rank."""
+        ranks = self._replicas.ranks
+        return {
+            rank: int(key_map.size())
+            for rank, key_map in zip(ranks, self._maps, strict=True)
+        }
+
+    def sizes(self) -> list[int]:
+        """The number of keys of each shard.
+
+        With several workers all must ask.
+        """
+        assert self._rows is not None
+        return self._rows.sizes()
+
+    def _locate(
+        self, replica: int, received: Received, training: bool
+    ) -> Received:
+        keys = self._keys(replica, received.rows)
+        rows = self._maps[replica].find(keys)
+        if training:
+            rows = self._insert(replica, keys, rows, received.there)
+        return received._replace(rows=rows)
+
+    def _find(self, replica: int, keys: tf.Tensor) -> tf.Tensor:
+        return self._maps[replica].find(self._keys(replica, keys))
+
+    def _keys(self, replica: int, quotients: tf.Tensor) -> tf.Tensor:
+        """The keys that were sent to a shard, from their quotients."""
+        # A key's route is key // world and key % world, the shard.
+        world, rank = self._replicas.world, self._replicas.ranks[replica]
+        return quotients if world == 1 else quotients * world + rank
+
+    def _insert(
+        self, replica: int, keys: tf.Tensor, rows: tf.Tensor, there: tf.Tensor
+    ) -> tf.Tensor:
+        """Gives rows to the keys that have none, on all shards or on none.
+
+        Args:
+            replica: the local replica whose shard it is.
+            keys: [n] int64, as they were asked for.
+            rows: [n] int64, the rows that they have.
+            there: [n] bool, which of the keys are no padding.
+
+        Returns:
+            [n] int64, the rows that they have now.
+        """
+        key_map = self._maps[replica]
+        size = key_map.size()
+        places = tf.where(there & tf.equal(rows, UNKNOWN))
+        new, index = tf.unique(tf.gather_nd(keys, places))
+        together = None
+        if self._replicas.world > 1:
+            together = consensus.ReplicaConsensus(
+                self._replicas, replica, self._room_slot
+            )
+            # The consensus is one collective more than a lookup has.
+            self._traffic[replica].assign_add([1, 0, 0, 0])
+        checks = Checks(together)
+        checks.require(
+            size + tf.size(new, tf.int64) <= self._capacity,
+            lambda: self._no_room(replica, size, new),
+        )
+        new, index, places = checks.guard([new, index, places])
+        given = size + tf.range(tf.size(new, tf.int64), dtype=tf.int64)
+        key_map.insert(new, given)
+        return tf.tensor_scatter_nd_update(
+            rows, places, tf.gather(given, index)
+        )
+
+    def _no_room(
+        self, replica: int, size: tf.Tensor, new: tf.Tensor
+    ) -> tf.Tensor:
+        # Other shards word this too, where only one of them is full.
+        left = self._capacity - size
+        key = new[left : left + 1]
+        if self._key_dtype == tf.uint64:
+            key = tf.bitcast(key, tf.uint64)
+        return message(
+            f"{self._name}: shard {self._replicas.ranks[replica]} is full: "
+            f"max_vocabulary_size_per_gpu={self._capacity}, it holds ",
+            size,
+            " keys, and of the ",
+            tf.size(new),
+            " new ones in this step, key ",
+            tf.reduce_sum(key),
+            " is the first without room.",
+        )
+
+    def _read(self, shard: Shard, name: str, rows: tf.Tensor) -> tf.Tensor:
+        known = rows >= 0
+        vectors = super()._read(shard, name, tf.maximum(rows, 0))
+        return tf.where(known[:, None], vectors, tf.zeros_like(vectors))
+
+    def _by_table(
+        self, group: _Group, rows: tf.Tensor, sums: tf.Tensor
+    ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+        known = tf.where(rows >= 0)[:, 0]
+        return super()._by_table(
+            group, tf.gather(rows, known), tf.gather(sums, known)
+        )

@@ -1,0 +1,501 @@
+"""A table spread over replicas, looked up by keys of any value."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from contextlib import nullcontext
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+from tensorflow.python.eager import record
+
+from tfrs_embed import (
+    configs,
+    optimizer_conversion,
+    optimizers,
+    placement,
+    serialization,
+)
+from tfrs_embed.engines.engine import Engine, TableState
+from tfrs_embed.engines.hashed import HashedEngine
+from tfrs_embed.engines.one_device import OneDeviceEngine
+from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.layers import errors
+from tfrs_embed.layers.engine_layer import EngineLayer
+from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.checks import Checks, first, message
+from tfrs_embed.ops.ids import valid
+
+KEY_DTYPES = (tf.int32, tf.int64, tf.uint32, tf.uint64)
+
+
+@tf_keras.saving.register_keras_serializable("tfrs_embed")
+class All2AllDenseEmbedding(tf_keras.layers.Layer):
+    """Looks keys up in one table that is spread over the replicas.
+
+    The arguments and shapes are those of the layer of this name in NVIDIA's
+    Sparse Operation Kit. Each replica looks up its own part of the batch, and
+    shard key % replicas holds a key's row; keys, rows and gradients are
+    exchanged all to all. Gradients are summed over the replicas. With one
+    replica, and with no strategy, nothing is exchanged.
+
+    With `use_hashtable` keys have any value. A key gets a row where a training
+    step looks it up first. Elsewhere a key without a row gives zeros. A step
+    whose keys don't all find room is an error on all replicas, and changes
+    nothing. Without `use_hashtable` the key is the row.
+
+    ```python
+    layer = tfrs_embed.All2AllDenseEmbedding(
+        max_vocabulary_size_per_gpu=1_000_000,
+        embedding_vec_size=16,
+        slot_num=3,
+        nnz_per_slot=2,
+        optimizer=tf_keras.optimizers.Adagrad(0.05),
+    )
+    keys = tf.constant([[[7, 7], [-1, 5], [2**60, 0]]], tf.int64)
+    layer(keys, training=True)  # [1, 3, 2, 16]
+    ```
+
+    Args:
+        max_vocabulary_size_per_gpu: rows on each replica, on whatever device.
+        embedding_vec_size: width of a row.
+        slot_num: number of slots of a sample.
+        nnz_per_slot: number of keys of a slot.
+        dynamic_input: whether the inputs are any number of keys in a row;
+            `slot_num` and `nnz_per_slot` are then not read.
+        use_hashtable: whether keys have any value; if not, keys are 0 to
+            max_vocabulary_size_per_gpu * replicas - 1.
+        key_dtype: the dtype of the inputs: int32, int64, uint32 or uint64.
+        embedding_initializer: initializer of the rows, as in Keras; None:
+            uniform in [-0.05, 0.05].
+        optimizer: trains the table, as in `PartialTPUEmbedding`; None: it is
+            not trained, and no key gets a row.
+        **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in
+            every Keras layer.
+
+    Call arguments:
+        inputs: keys, a Tensor of `key_dtype`.
+        training: whether keys without a row get one. None: whether the call is
+            on a gradient tape.
+
+    Input shape:
+        [batch, slot_num, nnz_per_slot]; with `dynamic_input` [k].
+
+    Output shape:
+        The input's shape + [embedding_vec_size], in the layer's compute dtype.
+
+    Attributes:
+        table: the table, whose `variables` a checkpoint holds as
+            `<layer>/table/<name>`, whatever the number of replicas: rows as
+            "parameters", and the optimizer's slots. With `use_hashtable` these
+            are of the keys that have rows, which are in "keys", ascending and
+            int64 (those of uint64 have the same bits).
+        step: the number of updates made.
+
+    Raises:
+        ValueError: an argument is out of range, or inputs of another shape.
+        TypeError: something is of a wrong kind, or inputs of another dtype.
+        NotImplementedError: the strategy has no collectives for it.
+        RuntimeError: the layer is called under another strategy than it was
+            made under.
+        tf.errors.InvalidArgumentError: a key is out of range, or there is no
+            room for it.
+    """
+
+    def __init__(
+        self,
+        max_vocabulary_size_per_gpu: int,
+        embedding_vec_size: int,
+        slot_num: int,
+        nnz_per_slot: int,
+        dynamic_input: bool = False,
+        use_hashtable: bool = True,
+        key_dtype: Any = tf.int64,
+        embedding_initializer: Any = None,
+        *,
+        optimizer: Any = "adagrad",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(autocast=False, **kwargs)
+        # They get an error of ours, which names the layer.
+        self._supports_ragged_inputs = True
+        self._where = f"Layer '{self.name}'"
+        self._arguments = _Arguments(
+            max_vocabulary_size_per_gpu=self._positive(
+                max_vocabulary_size_per_gpu, "max_vocabulary_size_per_gpu"
+            ),
+            embedding_vec_size=self._positive(
+                embedding_vec_size, "embedding_vec_size"
+            ),
+            slot_num=self._positive(slot_num, "slot_num"),
+            nnz_per_slot=self._positive(nnz_per_slot, "nnz_per_slot"),
+            dynamic_input=self._flag(dynamic_input, "dynamic_input"),
+            use_hashtable=self._flag(use_hashtable, "use_hashtable"),
+            key_dtype=self._checked_key_dtype(key_dtype),
+            embedding_initializer=self._initializer(embedding_initializer),
+            optimizer=optimizer,
+        )
+        self._strategy = tf.distribute.get_strategy()
+        self._check_support()
+        self._spec = self._parse()
+        [feature] = self._spec.features
+        table_optimizer = optimizer_conversion.convert(optimizer, self._where)
+        self._engine = self._make_engine(feature, table_optimizer)
+        self._engine_layer = EngineLayer(
+            self._engine, name="engine", dtype=self._dtype_policy
+        )
+        self._has_table = False
+        self.table: TableState = self._engine.states[feature.table.name]
+
+    def _parse(self) -> configs.EmbeddingSpec:
+        """The one table and feature, in the engines' terms."""
+        arguments = self._arguments
+        initializer = arguments.embedding_initializer
+        if initializer is None:
+            initializer = tf_keras.initializers.RandomUniform(-0.05, 0.05)
+        rows = arguments.max_vocabulary_size_per_gpu
+        table = configs.TableConfig(
+            "table",
+            rows * self._strategy.num_replicas_in_sync,
+            arguments.embedding_vec_size,
+            initializer=initializer,
+        )
+        return configs.parse(configs.FeatureConfig("keys", table))
+
+    def _make_engine(
+        self,
+        feature: configs.FeatureSpec,
+        optimizer: optimizers.TableOptimizer | None,
+    ) -> Engine:
+        strategy = self._strategy
+        if self._arguments.use_hashtable:
+            return HashedEngine(
+                feature,
+                optimizer,
+                strategy,
+                self._where,
+                self._arguments.key_dtype,
+            )
+        by_table = {feature.table.name: optimizer}
+        if strategy.num_replicas_in_sync > 1:
+            return ShardedEngine(
+                [feature], by_table, False, strategy, self._where
+            )
+        return OneDeviceEngine([feature], by_table)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the table."""
+        self._check_strategy()
+        self._ensure_table()
+        super().build(input_shape)
+
+    def _ensure_table(self) -> None:
+        """Creates the table's variables if they aren't there yet."""
+        if self._has_table:
+            return
+        # A replica that builds the layer is inside the scope, and can't enter.
+        inside = tf.distribute.get_strategy() is self._strategy
+        scope = nullcontext() if inside else self._strategy.scope()
+        with tf.init_scope(), scope:
+            self._engine_layer.ensure_built()
+        self.step = self._engine_layer.step
+        self._has_table = True
+
+    @errors.plain
+    def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
+        """Looks keys up; see the class."""
+        self._check_strategy()
+        self._ensure_table()
+        if training is None:
+            # Such a call is a training step: its gradient updates the table.
+            training = record.could_possibly_record()
+        bags = self._to_bags(inputs)
+        [output] = self._engine_layer([bags], training=training)
+        return output
+
+    def _to_bags(self, inputs: Any) -> Bags:
+        """Checks the keys, and brings them to the engine's form."""
+        arguments = self._arguments
+        if isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
+            raise TypeError(
+                f"{self._where}: keys must be a Tensor, got "
+                f"{type(inputs).__name__}."
+            )
+        keys = tf.convert_to_tensor(inputs)
+        if keys.dtype != arguments.key_dtype:
+            raise TypeError(
+                f"{self._where}: keys must be of key_dtype="
+                f"{arguments.key_dtype.name}, got {keys.dtype.name}."
+            )
+        static_shape = self._checked_shape(keys.shape)
+        signed = (
+            tf.bitcast(keys, tf.int64)
+            if keys.dtype == tf.uint64
+            else tf.cast(keys, tf.int64)
+        )
+        checks = Checks(self._engine.consensus())
+        if not keys.shape[1:].is_fully_defined():
+            checks.require(
+                tf.reduce_all(tf.equal(tf.shape(keys)[1:], static_shape[1:])),
+                lambda: message(
+                    f"{self._where}: keys must have the shape "
+                    f"{self._layout()}, got ",
+                    tf.shape(signed),
+                    ".",
+                ),
+            )
+        if not arguments.use_hashtable:
+            self._require_rows(signed, checks)
+        [signed] = checks.guard([signed])
+        ids = tf.reshape(signed, [-1])
+        return Bags(
+            ids, None, None, None, tf.size(ids), tf.shape(signed), static_shape
+        )
+
+    def _require_rows(self, signed: tf.Tensor, checks: Checks) -> None:
+        """Requires all keys to be rows."""
+        arguments = self._arguments
+        world = self._strategy.num_replicas_in_sync
+        rows = arguments.max_vocabulary_size_per_gpu * world
+        inside = valid(signed, rows)
+
+        def text() -> tf.Tensor:
+            key = first(signed, ~inside)
+            if arguments.key_dtype == tf.uint64:
+                key = tf.bitcast(key, tf.uint64)
+            return message(
+                f"{self._where}: key ",
+                key,
+                f" is out of range; with use_hashtable=False valid keys are 0 "
+                f"to {rows - 1}: max_vocabulary_size_per_gpu="
+                f"{arguments.max_vocabulary_size_per_gpu} on each of {world} "
+                "replicas.",
+            )
+
+        checks.require(tf.reduce_all(inside), text)
+
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+        """The shape of the output for keys of `input_shape`."""
+        shape = self._checked_shape(tf.TensorShape(input_shape))
+        return shape + tf.TensorShape([self._arguments.embedding_vec_size])
+
+    def _checked_shape(self, shape: tf.TensorShape) -> tf.TensorShape:
+        """The keys' static shape with the known sizes filled in."""
+        arguments = self._arguments
+        wanted = tf.TensorShape([None])
+        if not arguments.dynamic_input:
+            wanted += [arguments.slot_num, arguments.nnz_per_slot]
+        if shape.rank is None or not shape.is_compatible_with(wanted):
+            raise ValueError(
+                f"{self._where}: keys must have the shape {self._layout()}, "
+                f"got {shape}."
+            )
+        return shape.merge_with(wanted)
+
+    def _layout(self) -> str:
+        arguments = self._arguments
+        if arguments.dynamic_input:
+            return "[k], as dynamic_input=True says"
+        return (
+            f"[batch, slot_num={arguments.slot_num}, "
+            f"nnz_per_slot={arguments.nnz_per_slot}]"
+        )
+
+    @property
+    def table_optimizer(self) -> optimizers.TableOptimizer | None:
+        """The table's optimizer, or None if it is not trained.
+
+        Assigning its `learning_rate` takes effect at the next step.
+        """
+        [optimizer] = self._engine.optimizers.values()
+        return optimizer
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """The number of keys that have rows, of each shard of this process.
+
+        Raises:
+            AttributeError: `use_hashtable` is False.
+        """
+        engine = self._hashed("sizes")
+        return engine.local_sizes()
+
+    @property
+    def size(self) -> int:
+        """The number of keys that have rows, of all shards.
+
+        With several workers it is a collective: all of them must ask.
+
+        Raises:
+            AttributeError: `use_hashtable` is False.
+        """
+        return sum(self._hashed("size").sizes())
+
+    @property
+    def load(self) -> float:
+        """How full the fullest shard is, from 0 to 1.
+
+        A step that needs more than 1 is an error. With several workers it is a
+        collective: all of them must ask.
+
+        Raises:
+            AttributeError: `use_hashtable` is False.
+        """
+        engine = self._hashed("load")
+        return max(engine.sizes()) / engine.capacity
+
+    def _hashed(self, what: str) -> HashedEngine:
+        if not isinstance(self._engine, HashedEngine):
+            raise AttributeError(
+                f"{self._where} has no {what}: with use_hashtable=False every "
+                "key has its row."
+            )
+        self._ensure_table()
+        return self._engine
+
+    def save_own_variables(self, store: Any) -> None:
+        """Nothing: the engine's own layer stores them."""
+
+    def load_own_variables(self, store: Any) -> None:
+        """Nothing: the engine's own layer loads them."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, JSON-able.
+
+        Raises:
+            ValueError: the optimizer's learning rate can't be stored.
+        """
+        arguments = self._arguments
+        config = super().get_config()
+        config.update(
+            {
+                field.name: getattr(arguments, field.name)
+                for field in dataclasses.fields(arguments)
+            },
+            key_dtype=arguments.key_dtype.name,
+            embedding_initializer=serialization._initializer_to_config(
+                arguments.embedding_initializer
+            ),
+            optimizer=optimizer_conversion.serialize(arguments.optimizer),
+            activity_regularizer=tf_keras.regularizers.serialize(
+                self.activity_regularizer
+            ),
+        )
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> All2AllDenseEmbedding:
+        """Makes the layer of what `get_config` returned; leaves that alone."""
+        config = dict(config)
+        config["embedding_initializer"] = (
+            serialization._initializer_from_config(
+                config["embedding_initializer"]
+            )
+        )
+        config["optimizer"] = optimizer_conversion.deserialize(
+            config["optimizer"]
+        )
+        return cls(**config)
+
+    def get_build_config(self) -> dict[str, Any]:
+        """Nothing: the variables do not depend on the inputs."""
+        return {}
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Creates the table."""
+        self.build(None)
+
+    def _positive(self, value: Any, field: str) -> int:
+        try:
+            number = -1 if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            number = -1
+        if number < 1:
+            raise ValueError(
+                f"{self._where}: {field} must be an integer >= 1, got "
+                f"{value!r}."
+            )
+        return number
+
+    def _flag(self, value: Any, field: str) -> bool:
+        if not isinstance(value, bool):
+            raise TypeError(
+                f"{self._where}: {field} must be True or False, got {value!r}."
+            )
+        return value
+
+    def _initializer(self, value: Any) -> Any:
+        try:
+            return tf_keras.initializers.get(value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(
+                f"{self._where}: embedding_initializer: {error}"
+            ) from error
+
+    def _checked_key_dtype(self, value: Any) -> tf.DType:
+        try:
+            dtype = tf.as_dtype(value)
+        except TypeError:
+            dtype = None
+        if dtype not in KEY_DTYPES:
+            raise ValueError(
+                f"{self._where}: key_dtype must be one of "
+                f"{[d.name for d in KEY_DTYPES]}, got {value!r}."
+            )
+        return dtype
+
+    def _check_support(self) -> None:
+        strategy = self._strategy
+        parameter_server = tf.distribute.experimental.ParameterServerStrategy
+        if (
+            placement.is_tpu(strategy)
+            or isinstance(strategy, parameter_server)
+            or (
+                strategy.num_replicas_in_sync > 1
+                and not placement.can_shard(strategy)
+            )
+        ):
+            raise NotImplementedError(
+                f"{self._where} needs one replica, a MirroredStrategy or a "
+                f"MultiWorkerMirroredStrategy, not {type(strategy).__name__}."
+            )
+
+    def _check_strategy(self) -> None:
+        if not tf.distribute.has_strategy():
+            return
+        current = tf.distribute.get_strategy()
+        if current is not self._strategy:
+            raise RuntimeError(
+                f"{self._where} was made under "
+                f"{type(self._strategy).__name__} but is called under "
+                f"{type(current).__name__}. Make it inside the scope of the "
+                "strategy that runs it."
+            )
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "checkpoint":
+            # The same keys whatever holds the table.
+            children = {
+                k: v for k, v in children.items() if k in ("table", "step")
+            }
+        return children
+
+
+@dataclasses.dataclass(frozen=True)
+class _Arguments:
+    """The constructor's arguments, out of reach of Keras's tracking."""
+
+    max_vocabulary_size_per_gpu: int
+    embedding_vec_size: int
+    slot_num: int
+    nnz_per_slot: int
+    dynamic_input: bool
+    use_hashtable: bool
+    key_dtype: tf.DType
+    embedding_initializer: Any
+    optimizer: Any
