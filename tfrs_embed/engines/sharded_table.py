@@ -122,6 +122,9 @@ class ShardedTable(_Whole):
         self.shards = tuple(shards)
         self._replicas = replicas
         self._slot = replicas.allocate(1)
+        # One function for all tables would be traced for each, and TensorFlow
+        # warns of that.
+        self._gather = tf.function(self._gather_block, autograph=False)
 
     def numpy(self) -> np.ndarray:
         """The whole table, [vocabulary_size, dim] float32."""
@@ -144,8 +147,7 @@ class ShardedTable(_Whole):
                 ).swapaxes(0, 1)
         return whole.reshape(-1, dim)[:vocabulary_size]
 
-    @tf.function(autograph=False)
-    def _gather(self, start: tf.Tensor, size: int) -> tf.Tensor:
+    def _gather_block(self, start: tf.Tensor, size: int) -> tf.Tensor:
         """Rows start to start + size of all shards, [world * size, dim]."""
         rows = [
             self._replicas.gather(
