@@ -22,6 +22,11 @@ def test_errors(strategy):
     run(["test_sharded_errors.py"], strategy)
 
 
+@pytest.mark.parametrize("strategy", ["mirrored:2", "workers:3"])
+def test_traffic(strategy):
+    run(["test_sharded_traffic.py"], strategy)
+
+
 def test_limits():
     run(["test_sharded_limits.py"], "mirrored:12")
 
