@@ -139,8 +139,7 @@ class All2AllDenseEmbedding(tf_keras.layers.Layer):
         )
         self._strategy = tf.distribute.get_strategy()
         self._check_support()
-        self._spec = self._parse()
-        [feature] = self._spec.features
+        feature = self._feature()
         table_optimizer = optimizer_conversion.convert(optimizer, self._where)
         self._engine = self._make_engine(feature, table_optimizer)
         self._engine_layer = EngineLayer(
@@ -149,8 +148,8 @@ class All2AllDenseEmbedding(tf_keras.layers.Layer):
         self._has_table = False
         self.table: TableState = self._engine.states[feature.table.name]
 
-    def _parse(self) -> configs.EmbeddingSpec:
-        """The one table and feature, in the engines' terms."""
+    def _feature(self) -> configs.FeatureSpec:
+        """The one feature and its table, in the engines' terms."""
         arguments = self._arguments
         initializer = arguments.embedding_initializer
         if initializer is None:
@@ -162,7 +161,9 @@ class All2AllDenseEmbedding(tf_keras.layers.Layer):
             arguments.embedding_vec_size,
             initializer=initializer,
         )
-        return configs.parse(configs.FeatureConfig("keys", table))
+        spec = configs.parse(configs.FeatureConfig("keys", table))
+        [feature] = spec.features
+        return feature
 
     def _make_engine(
         self,
