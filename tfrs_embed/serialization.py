@@ -85,7 +85,7 @@ def _table_to_config(table: TableSpec, optimizer: int) -> dict[str, Any]:
     config = {
         "name": table.source.name,
         "vocabulary_size": table.vocabulary_size,
-        "initializer": _initializer_to_config(table.source.initializer),
+        "initializer": initializer_to_config(table.source.initializer),
         "optimizer": optimizer,
         "combiner": table.combiner,
     }
@@ -104,20 +104,20 @@ def _table_to_config(table: TableSpec, optimizer: int) -> dict[str, Any]:
 def _table_from_config(config: Mapping[str, Any], shared: list[Any]) -> Any:
     arguments = dict(config)
     kind = arguments.pop("kind")
-    arguments["initializer"] = _initializer_from_config(
-        arguments["initializer"]
-    )
+    arguments["initializer"] = initializer_from_config(arguments["initializer"])
     arguments["optimizer"] = shared[arguments["optimizer"]]
     return (TableConfig if kind == "own" else _tpu.TableConfig)(**arguments)
 
 
-def _initializer_to_config(initializer: Any) -> Any:
+def initializer_to_config(initializer: Any) -> Any:
+    """Returns an initializer as what JSON can hold."""
     if isinstance(initializer, tf_keras.initializers.Initializer):
         return tf_keras.initializers.serialize(initializer)
     return tf_keras.saving.serialize_keras_object(initializer)
 
 
-def _initializer_from_config(config: Any) -> Any:
+def initializer_from_config(config: Any) -> Any:
+    """Returns the initializer that was stored."""
     # Keras's HDF5 format has no module names, and TensorFlow's own
     # initializers are only found by theirs.
     module = config.get("module", "keras") if config else "keras"

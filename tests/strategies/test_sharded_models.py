@@ -99,7 +99,7 @@ def folder(strategy, name):
     return os.path.join(tempfile.mkdtemp(), name)
 
 
-@pytest.mark.parametrize("form", ["weights", "weights.h5", "keras"])
+@pytest.mark.parametrize("form", ["weights", "weights.h5", "keras", "h5"])
 def test_saved_weights_are_whole_tables(strategy, form):
     samples = make_samples(PER_REPLICA * strategy.num_replicas_in_sync)
     with strategy.scope():
@@ -107,7 +107,7 @@ def test_saved_weights_are_whole_tables(strategy, form):
         compile_model(model)
     model.fit(distribute(strategy, samples), steps_per_epoch=1, verbose=0)
     path = folder(strategy, f"model.{form}")
-    if form == "keras":
+    if form in ("keras", "h5"):
         model.save(path)
         single = tf_keras.models.load_model(path)
         found = next(
@@ -125,7 +125,7 @@ def test_saved_weights_are_whole_tables(strategy, form):
     with strategy.scope():
         other, again = make_model()
         compile_model(other)
-    if form != "keras":
+    if form not in ("keras", "h5"):
         other.load_weights(path)
         assert_equal_tables(again, layer, rtol=0, atol=0)
     # It trains on as it did before it was saved.
@@ -133,6 +133,13 @@ def test_saved_weights_are_whole_tables(strategy, form):
     if form == "weights":
         other.fit(distribute(strategy, samples), steps_per_epoch=1, verbose=0)
         assert_equal_tables(again, layer, rtol=1e-6, atol=1e-7)
+
+
+def test_keras_saved_model_format_is_refused(strategy):
+    with strategy.scope():
+        model, _ = make_model()
+    with pytest.raises(NotImplementedError, match=r"Save as \.keras"):
+        model.save(folder(strategy, "model"), save_format="tf")
 
 
 def test_early_stopping_restores_the_tables(strategy):

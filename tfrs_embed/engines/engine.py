@@ -103,6 +103,11 @@ class Engine(abc.ABC):
     def step(self) -> Any:
         """The number of updates made: a scalar int64 variable, or like one."""
 
+    @property
+    def held_whole(self) -> bool:
+        """Whether each table is one variable."""
+        return True
+
     def consensus(self) -> Consensus | None:
         """The replicas that look up together here; None: this one alone."""
         return None

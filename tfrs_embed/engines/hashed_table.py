@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.engine import TableState
 from tfrs_embed.engines.key_map import KeyMap
-from tfrs_embed.engines.sharded_table import _Whole
+from tfrs_embed.engines.sharded_table import Whole
 from tfrs_embed.ops.update import scatter_update
 
 KEYS = "keys"
@@ -72,7 +72,7 @@ class HashedTable(TableState):
         return {k: v for k, v in super().slots.items() if k != KEYS}
 
 
-class Column(_Whole):
+class Column(Whole):
     """The keys, the rows or a slot of all shards, in the order of the keys.
 
     It has those parts of a variable's interface that see it whole.
@@ -116,17 +116,6 @@ class Column(_Whole):
         self._operation: tf.Operation | None = None
         self._waiting: list[tuple[Column, int, tf.Tensor]] = []
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Keras would put the functions of a SavedModel that it loads here,
-        # which know the shards' own variables only.
-        if name not in ("_serialize_to_tensors", "_restore_from_tensors"):
-            super().__setattr__(name, value)
-
-    @property
-    def _shared_name(self) -> str:
-        """What a variable is called in a checkpoint's description."""
-        return self.name.split(":")[0]
-
     def numpy(self) -> np.ndarray:
         """The whole value."""
         return self._read()
@@ -162,16 +151,6 @@ class Column(_Whole):
             f"dtype={self.dtype.name}>"
         )
 
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        specs = super()._serialize_to_tensors()
-        # By its full name the host is the device that TensorFlow has other
-        # variables on; with several it would restore in a traced function.
-        with tf.init_scope(), tf.device("CPU:0"):
-            host = tf.zeros([]).device
-        for spec in specs.values():
-            spec.device = host
-        return specs
-
     def _restore_from_tensors(self, restored_tensors: Any) -> None:
         if not restored_tensors:
             return
@@ -204,10 +183,6 @@ class Column(_Whole):
         after = self._keys and self._keys._operation
         with tf.control_dependencies([after] if after else []):
             self._operation = tf.py_function(self.assign, [value], [])
-
-
-# Keras's HDF5 format takes nothing else.
-tf.Variable.register(Column)
 
 
 class KeyedRows:

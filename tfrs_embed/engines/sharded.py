@@ -54,7 +54,7 @@ class _Residuals(NamedTuple):
     received: list[Received]
 
 
-class _Group:
+class Group:
     """The tables of one width, and the features that are looked up in them.
 
     Args:
@@ -137,7 +137,7 @@ class ShardedEngine(Engine):
         tables = [s.spec for s in self.states.values()]
         world = self._replicas.world
         self._groups = [
-            _Group(
+            Group(
                 dim,
                 [t for t in tables if t.dim == dim],
                 [i for i, f in enumerate(features) if f.table.dim == dim],
@@ -236,6 +236,11 @@ class ShardedEngine(Engine):
     def step(self) -> Any:
         """See the base class."""
         return self._step
+
+    @property
+    def held_whole(self) -> bool:
+        """See the base class."""
+        return self._replicas.world == 1
 
     def traffic(self) -> list[Traffic]:
         """What each local replica sent since the tables were built."""
@@ -369,7 +374,7 @@ class ShardedEngine(Engine):
         """Rows of a table, [n, dim], that `_locate` or `_find` returned."""
         return shard.gather(name, rows)
 
-    def _route(self, group: _Group, bags: Sequence[Bags]) -> Route:
+    def _route(self, group: Group, bags: Sequence[Bags]) -> Route:
         """Routes the ids of a group's features."""
         world = self._replicas.world
         keys = []
@@ -381,9 +386,7 @@ class ShardedEngine(Engine):
             keys[0] if len(keys) == 1 else tf.concat(keys, 0), world
         )
 
-    def _gather(
-        self, shard: Shard, group: _Group, rows: tf.Tensor
-    ) -> tf.Tensor:
+    def _gather(self, shard: Shard, group: Group, rows: tf.Tensor) -> tf.Tensor:
         """Rows of a shard, [n, dim]."""
         by_table, table = group.split(rows)
         found = [
@@ -398,7 +401,7 @@ class ShardedEngine(Engine):
         return tf.dynamic_stitch(places, found)
 
     def _by_table(
-        self, group: _Group, rows: tf.Tensor, sums: tf.Tensor
+        self, group: Group, rows: tf.Tensor, sums: tf.Tensor
     ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
         """The changes of each trained table of a group."""
         by_table, table = group.split(rows)

@@ -21,7 +21,7 @@ _VALUE = "VARIABLE_VALUE"
 _BLOCK_ELEMENTS = 1 << 22
 
 
-class _Whole(tf.__internal__.tracking.Trackable):
+class Whole(tf.__internal__.tracking.Trackable):
     """Variables of several shards, seen as one.
 
     A checkpoint holds the whole. A SavedModel holds the variables instead: its
@@ -34,6 +34,7 @@ class _Whole(tf.__internal__.tracking.Trackable):
 
     trainable = False
     dtype: tf.DType
+    name: str
 
     def __init__(
         self,
@@ -43,6 +44,17 @@ class _Whole(tf.__internal__.tracking.Trackable):
         self._variables = list(variables)
         # Where Keras looks whether a weight is of its strategy.
         self._distribute_strategy = strategy
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Keras would put the functions of a SavedModel that it loads here,
+        # which know the shards' own variables only.
+        if name not in ("_serialize_to_tensors", "_restore_from_tensors"):
+            super().__setattr__(name, value)
+
+    @property
+    def _shared_name(self) -> str:
+        """What a variable is called in a checkpoint's description."""
+        return self.name.split(":")[0]
 
     @abc.abstractmethod
     def read(self) -> tf.Tensor:
@@ -55,13 +67,17 @@ class _Whole(tf.__internal__.tracking.Trackable):
     def _serialize_to_tensors(self) -> dict[str, Any]:
         if not tf.executing_eagerly():
             return {}  # A SavedModel is being made.
+        # By its full name the host is the device that TensorFlow has other
+        # variables on; with several it would save and restore in a function.
+        with tf.init_scope(), tf.device("CPU:0"):
+            host = tf.zeros([]).device
         # Restoring asks for what there is to save, too, and must not read it.
         whole = SaveSpec(
             tensor=self.read,
             slice_spec="",
             name="",
             dtype=self.dtype,
-            device="/device:CPU:0",
+            device=host,
         )
         return {_VALUE: whole}
 
@@ -80,16 +96,20 @@ class _Whole(tf.__internal__.tracking.Trackable):
 
 
 def _to_tensor(
-    value: _Whole, dtype: Any = None, name: Any = None, as_ref: Any = None
+    value: Whole, dtype: Any = None, name: Any = None, as_ref: Any = None
 ) -> tf.Tensor:
     tensor = value.read()
     return tensor if dtype is None else tf.cast(tensor, dtype)
 
 
-tf.register_tensor_conversion_function(_Whole, _to_tensor)
+tf.register_tensor_conversion_function(Whole, _to_tensor)
 
 
-class ShardedTable(_Whole):
+# Keras's HDF5 format takes nothing else.
+tf.Variable.register(Whole)
+
+
+class ShardedTable(Whole):
     """A table, or a slot, whose row i is row i // world of shard i % world.
 
     It has those parts of a variable's interface that see it whole, and a
@@ -209,7 +229,7 @@ class ShardedTable(_Whole):
         )
 
 
-class ShardedStep(_Whole):
+class ShardedStep(Whole):
     """The number of updates made, kept by each shard, seen as one.
 
     Restoring it drops pending updates, as a one-device engine's step does.

@@ -376,7 +376,7 @@ class All2AllDenseEmbedding(tf_keras.layers.Layer):
                 for field in dataclasses.fields(arguments)
             },
             key_dtype=arguments.key_dtype.name,
-            embedding_initializer=serialization._initializer_to_config(
+            embedding_initializer=serialization.initializer_to_config(
                 arguments.embedding_initializer
             ),
             optimizer=optimizer_conversion.serialize(arguments.optimizer),
@@ -390,10 +390,8 @@ class All2AllDenseEmbedding(tf_keras.layers.Layer):
     def from_config(cls, config: dict[str, Any]) -> All2AllDenseEmbedding:
         """Makes the layer of what `get_config` returned; leaves that alone."""
         config = dict(config)
-        config["embedding_initializer"] = (
-            serialization._initializer_from_config(
-                config["embedding_initializer"]
-            )
+        config["embedding_initializer"] = serialization.initializer_from_config(
+            config["embedding_initializer"]
         )
         config["optimizer"] = optimizer_conversion.deserialize(
             config["optimizer"]

@@ -226,6 +226,17 @@ class EngineLayer(tf_keras.layers.Layer):
                 variable.assign(store[f"{state.spec.name}/{name}"])
         self._engine.step.assign(store["step"])
 
+    @property
+    def _tracking_metadata(self) -> str:
+        # Keras asks for it when it saves a model to be loaded as one.
+        if not self._engine.held_whole:
+            raise NotImplementedError(
+                f"Layer '{self.name}' has sharded tables, which Keras can't "
+                "load from its SavedModel format. Save as .keras or .h5, or "
+                "save weights; tf.saved_model.save exports for serving."
+            )
+        return super()._tracking_metadata
+
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
