@@ -119,7 +119,8 @@ def make_step(rng, reference, weighted):
     ids, weights, gradients = {}, {}, {}
     for name, feature in reference.features.items():
         kind = name.split("_", 1)[1]
-        ids[name] = make_ids(rng, kind, BATCH, ROWS[feature.table])
+        rows = len(reference.tables[feature.table].rows)
+        ids[name] = make_ids(rng, kind, BATCH, rows)
         weights[name] = make_weights(rng, ids[name]) if weighted else None
     for name, output in reference.lookup(ids, weights).items():
         gradients[name] = rng.normal(size=output.shape).astype(np.float32)

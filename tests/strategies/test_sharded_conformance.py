@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfrs_embed
 from helpers import make_ids, make_weights
+from reference import Feature, Reference, Table
 from strategies.replicas import add, distribute, local
 from test_conformance import (
     BATCH,
@@ -15,6 +17,8 @@ from test_conformance import (
     build,
     make_step,
 )
+
+tpu = tf.tpu.experimental.embedding
 
 
 def make_steps(rng, reference, weighted, strategy):
@@ -69,26 +73,46 @@ def check_step(step, reference, batches, put_off=None):
 # except where the kinds are what is tested.
 FEW = ("dense", "ragged", "sparse_sequence")
 
-CASES = [
-    (name, ("sum", "mean", "sqrtn")[i % 3], i % 3 > 0)
-    for i, name in enumerate(OPTIMIZERS)
-]
 
-
-@pytest.mark.parametrize(("name", "combiner", "weighted"), CASES)
-def test_training(strategy, name, combiner, weighted):
-    optimizer, rule, settings = OPTIMIZERS[name]
-    with strategy.scope():
-        layer, reference = build(
-            combiner, optimizer, rule, settings, FEW, size_threshold=0
+def build_with_all_optimizers():
+    """A layer with a table for each optimizer, and its reference."""
+    features, reference, tables, rules = {}, {}, {}, {}
+    for i, (optimizer, rule, settings) in enumerate(OPTIMIZERS.values()):
+        name, combiner = f"t{i}", ("sum", "mean", "sqrtn")[i % 3]
+        # Two widths, so that tables with other optimizers travel together.
+        tables[name] = tpu.TableConfig(
+            20 + i,
+            (3, 5)[i % 2],
+            tf.random_normal_initializer(seed=i),
+            optimizer,
+            combiner,
+            name,
         )
+        rules[name] = (combiner, rule, settings)
+        for kind in ("dense", "ragged"):
+            features[f"{name}_{kind}"] = tpu.FeatureConfig(tables[name])
+            reference[f"{name}_{kind}"] = Feature(name)
+    layer = tfrs_embed.PartialTPUEmbedding(features, None, size_threshold=0)
+    values = {n: t.numpy() for n, t in layer.embedding_tables.items()}
+    return layer, Reference(
+        reference,
+        {
+            name: Table(values[name], *rule, rate=lambda step: 0.3)
+            for name, rule in rules.items()
+        },
+    )
+
+
+def test_training_with_every_optimizer(strategy):
+    with strategy.scope():
+        layer, reference = build_with_all_optimizers()
     rng = np.random.default_rng(1)
     step = trainer(strategy, layer)
-    for _ in range(2):
-        batches = make_steps(rng, reference, weighted, strategy)
+    for _ in range(3):
+        batches = make_steps(rng, reference, True, strategy)
         reference.update(check_step(step, reference, batches))
     assert_tables(layer, reference)
-    assert layer.tpu_embedding.step.numpy() == 2
+    assert layer.tpu_embedding.step.numpy() == 3
 
 
 def test_every_kind_of_ids(strategy):

@@ -204,6 +204,8 @@ class _large:
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_mixed_float16(strategy, steps, scaled):
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        pytest.skip("the next test has all that is different there")
     optimizer = tf_keras.optimizers.SGD(0.05)
     with strategy.scope():
         if scaled:
