@@ -119,12 +119,7 @@ class Replicas:
         @tf.function(autograph=False)
         def gather() -> list[tf.Tensor]:
             return [
-                self._launch(
-                    tf.raw_ops.CollectiveGatherV2,
-                    i,
-                    tf.constant([ids[i]], tf.int64),
-                    slot=0,
-                )
+                self.gather(i, tf.constant([ids[i]], tf.int64), slot=0)
                 for i in range(self.local)
             ]
 

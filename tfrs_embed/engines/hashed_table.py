@@ -17,13 +17,10 @@ import tensorflow as tf
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.engine import TableState
 from tfrs_embed.engines.key_map import KeyMap
-from tfrs_embed.engines.sharded_table import Whole
+from tfrs_embed.engines.sharded_table import BLOCK_ELEMENTS, Whole
 from tfrs_embed.ops.update import scatter_update
 
 KEYS = "keys"
-
-# Rows come from other workers in blocks of this many float32 numbers.
-_BLOCK_ELEMENTS = 1 << 22
 
 
 class HashedTable(TableState):
@@ -120,11 +117,6 @@ class Column(Whole):
         """The whole value."""
         return self._read()
 
-    def read(self) -> tf.Tensor:
-        """The whole value as a tensor in the host's memory."""
-        with tf.init_scope(), tf.device("CPU:0"):
-            return tf.constant(self.numpy())
-
     def assign(self, value: Any) -> None:
         """Sets the whole value.
 
@@ -138,11 +130,6 @@ class Column(Whole):
                 than a shard has rows for.
         """
         self._write(np.asarray(value))
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        """The whole value."""
-        value = self.numpy()
-        return value.astype(dtype or value.dtype, copy=False)
 
     def __repr__(self) -> str:
         """Name, shape and dtype."""
@@ -365,7 +352,7 @@ class KeyedRows:
     ) -> list[np.ndarray]:
         """Gathers all shards' values, each as long as it has keys."""
         sizes = self.sizes()
-        size = min(self._capacity, max(1, _BLOCK_ELEMENTS // self._dim))
+        size = min(self._capacity, max(1, BLOCK_ELEMENTS // self._dim))
         parts: list[list[np.ndarray]] = [[] for _ in sizes]
         # Once at least, for the shape of no rows.
         for start in range(0, max(1, *sizes), size):

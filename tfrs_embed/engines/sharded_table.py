@@ -17,8 +17,8 @@ from tfrs_embed.ops.update import scatter_update
 # What a variable's value is called in a checkpoint.
 _VALUE = "VARIABLE_VALUE"
 
-# Rows go to and from other workers in blocks of this many float32 numbers.
-_BLOCK_ELEMENTS = 1 << 22
+#: Rows come from other workers in blocks of this many float32 numbers.
+BLOCK_ELEMENTS = 1 << 22
 
 
 class Whole(tf.__internal__.tracking.Trackable):
@@ -57,8 +57,18 @@ class Whole(tf.__internal__.tracking.Trackable):
         return self.name.split(":")[0]
 
     @abc.abstractmethod
+    def numpy(self) -> Any:
+        """The whole, as numpy has it."""
+
     def read(self) -> tf.Tensor:
         """The whole, as a tensor in the host's memory."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            return tf.constant(self.numpy())
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        """The whole."""
+        value = np.asarray(self.numpy())
+        return value.astype(dtype or value.dtype, copy=False)
 
     @abc.abstractmethod
     def assign(self, value: Any) -> None:
@@ -157,7 +167,7 @@ class ShardedTable(Whole):
             ):
                 whole[:, rank] = shard.numpy()
         else:
-            size = min(num_rows, max(1, _BLOCK_ELEMENTS // dim))
+            size = min(num_rows, max(1, BLOCK_ELEMENTS // dim))
             for start in range(0, num_rows, size):
                 # The last block overlaps the one before: all have one shape.
                 start = min(start, num_rows - size)
@@ -211,15 +221,6 @@ class ShardedTable(Whole):
             with tf.device(shard.device):
                 rows = value[rank::world]
                 scatter_update(shard, tf.range(tf.shape(rows)[0]), rows)
-
-    def read(self) -> tf.Tensor:
-        """The whole table as a tensor in the host's memory."""
-        with tf.init_scope(), tf.device("CPU:0"):
-            return tf.constant(self.numpy())
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        """The whole table."""
-        return self.numpy().astype(dtype or np.float32, copy=False)
 
     def __repr__(self) -> str:
         """Name, shape and sharding."""
