@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +21,7 @@ from tfrs_embed.engines.engine import Engine, TableState
 from tfrs_embed.engines.hashed import HashedEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.sharded import ShardedEngine
-from tfrs_embed.layers import errors
+from tfrs_embed.layers import errors, strategies
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.checks import Checks, first, message
@@ -188,7 +187,7 @@ class All2AllDenseEmbedding(tf_keras.layers.Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the table."""
-        self._check_strategy()
+        strategies.check(self.name, self._strategy)
         self._ensure_table()
         super().build(input_shape)
 
@@ -196,10 +195,7 @@ class All2AllDenseEmbedding(tf_keras.layers.Layer):
         """Creates the table's variables if they aren't there yet."""
         if self._has_table:
             return
-        # A replica that builds the layer is inside the scope, and can't enter.
-        inside = tf.distribute.get_strategy() is self._strategy
-        scope = nullcontext() if inside else self._strategy.scope()
-        with tf.init_scope(), scope:
+        with tf.init_scope(), strategies.scope(self._strategy):
             self._engine_layer.ensure_built()
         self.step = self._engine_layer.step
         self._has_table = True
@@ -207,7 +203,7 @@ class All2AllDenseEmbedding(tf_keras.layers.Layer):
     @errors.plain
     def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
         """Looks keys up; see the class."""
-        self._check_strategy()
+        strategies.check(self.name, self._strategy)
         self._ensure_table()
         if training is None:
             # Such a call is a training step: its gradient updates the table.
@@ -459,18 +455,6 @@ class All2AllDenseEmbedding(tf_keras.layers.Layer):
             raise NotImplementedError(
                 f"{self._where} needs one replica, a MirroredStrategy or a "
                 f"MultiWorkerMirroredStrategy, not {type(strategy).__name__}."
-            )
-
-    def _check_strategy(self) -> None:
-        if not tf.distribute.has_strategy():
-            return
-        current = tf.distribute.get_strategy()
-        if current is not self._strategy:
-            raise RuntimeError(
-                f"{self._where} was made under "
-                f"{type(self._strategy).__name__} but is called under "
-                f"{type(current).__name__}. Make it inside the scope of the "
-                "strategy that runs it."
             )
 
     def _trackable_children(

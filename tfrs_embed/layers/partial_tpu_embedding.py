@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -21,7 +20,7 @@ from tfrs_embed.engines.engine import Engine, Tables, TableState
 from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.sharded import ShardedEngine
-from tfrs_embed.layers import errors
+from tfrs_embed.layers import errors, strategies
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops.bags import to_bags
@@ -194,7 +193,7 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates all tables."""
-        self._check_strategy()
+        strategies.check(self.name, self._strategy)
         # A call with no features has no use for tables: see `call`.
         if not (isinstance(input_shape, Mapping) and not input_shape):
             self._ensure_tables()
@@ -204,10 +203,7 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         """Creates the tables' variables if they aren't there yet."""
         if self._has_tables:
             return
-        # A replica that builds the layer is inside the scope, and can't enter.
-        inside = tf.distribute.get_strategy() is self._strategy
-        scope = nullcontext() if inside else self._strategy.scope()
-        with tf.init_scope(), scope:
+        with tf.init_scope(), strategies.scope(self._strategy):
             if self._engine_layer is not None:
                 self._engine_layer.ensure_built()
                 self.step = self._engine_layer.step
@@ -223,7 +219,7 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         self, inputs: Any, weights: Any = None, training: bool | None = None
     ) -> Any:
         """Looks the features up; see the class."""
-        self._check_strategy()
+        strategies.check(self.name, self._strategy)
         spec = self._spec
         if (
             isinstance(inputs, Mapping)
@@ -407,18 +403,6 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Creates all tables."""
         self.build(None)
-
-    def _check_strategy(self) -> None:
-        if not tf.distribute.has_strategy():
-            return
-        current = tf.distribute.get_strategy()
-        if current is not self._strategy:
-            raise RuntimeError(
-                f"Layer '{self.name}' was made under "
-                f"{type(self._strategy).__name__} but is called under "
-                f"{type(current).__name__}. Make it inside the scope of the "
-                "strategy that runs it."
-            )
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
