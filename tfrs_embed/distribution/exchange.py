@@ -21,17 +21,17 @@ class Route(NamedTuple):
     """A replica's keys, sorted by the shard that holds their rows.
 
     Attributes:
-        index: [n] int32, each key's place among the unique ones.
-        row: [u] int64, the unique keys' rows on their shards.
-        owner: [u] int32, the unique keys' shards.
-        rank: [u] int32, each key's place in the message to its shard.
-        counts: [world] int64, the number of keys for each shard.
+        index: [n] int32, each key's place among the unique ones, unsorted.
+        row: [u] int64, the unique keys' rows on their shards, sorted.
+        owner: [u] int32, the unique keys' shards, sorted.
+        place: [u] int32, the unsorted places of the sorted keys.
+        counts: [world] int64, the number of unique keys for each shard.
     """
 
     index: tf.Tensor
     row: tf.Tensor
     owner: tf.Tensor
-    rank: tf.Tensor
+    place: tf.Tensor
     counts: tf.Tensor
 
 
@@ -57,21 +57,13 @@ def route(keys: tf.Tensor, world: int) -> Route:
         )
     owner = tf.cast(tf.math.floormod(unique, world), tf.int32)
     places = tf.dynamic_partition(tf.range(tf.size(unique)), owner, world)
-    counts = tf.stack([tf.size(p) for p in places])
-    # Sorted by owner; a key's rank is its place after the owner's first.
     by_owner = tf.concat(places, 0)
-    first = tf.gather(
-        tf.cumsum(counts, exclusive=True), tf.gather(owner, by_owner)
-    )
-    rank = tf.scatter_nd(
-        by_owner[:, None], tf.range(tf.size(unique)) - first, tf.shape(unique)
-    )
     return Route(
         index,
-        tf.math.floordiv(unique, world),
-        owner,
-        rank,
-        tf.cast(counts, tf.int64),
+        tf.math.floordiv(tf.gather(unique, by_owner), world),
+        tf.gather(owner, by_owner),
+        by_owner,
+        tf.cast(tf.stack([tf.size(p) for p in places]), tf.int64),
     )
 
 
@@ -131,18 +123,18 @@ class Exchange:
                 tf.constant(0),
             )
         capacity, bucket = bucket_of(longest)
-        # A message begins with its number of keys.
-        message = tf.tensor_scatter_nd_update(
-            tf.concat(
-                [
-                    routed.counts[:, None],
-                    tf.zeros([world, capacity], tf.int64),
-                ],
-                1,
-            ),
-            tf.stack([routed.owner, routed.rank + 1], 1),
-            routed.row,
+        # A message begins with its number of keys, so it has one place more
+        # than the answer.
+        first = tf.cast(tf.cumsum(routed.counts, exclusive=True), tf.int32)
+        shift = tf.range(world) * capacity - first
+        slot = tf.range(tf.size(routed.row)) + tf.gather(shift, routed.owner)
+        heads = tf.range(world) * (capacity + 1)
+        message = tf.scatter_nd(
+            tf.concat([heads, slot + routed.owner + 1], 0)[:, None],
+            tf.concat([routed.counts, routed.row], 0),
+            [world * (capacity + 1)],
         )
+        message = tf.reshape(message, [world, capacity + 1])
         message = self._replicas.all_to_all(
             replica, message, self._slot, bucket
         )
@@ -150,7 +142,7 @@ class Exchange:
         return Received(
             tf.reshape(message[:, 1:], [-1]),
             tf.reshape(there, [-1]),
-            routed.owner * capacity + routed.rank,
+            tf.scatter_nd(routed.place[:, None], slot, tf.shape(slot)),
             capacity,
             bucket,
         )
@@ -195,10 +187,16 @@ def sum_by_row(
     """
     if world == 1:
         return received.rows, gradients
-    there = tf.where(received.there)
-    rows, index = tf.unique(tf.gather_nd(received.rows, there))
-    # Sums leave out what has a negative index: the padding.
-    index = tf.tensor_scatter_nd_update(
-        tf.fill(tf.shape(received.rows), -1), there, index
+    places = tf.where(received.there)[:, 0]
+    rows, index = tf.unique(tf.gather(received.rows, places))
+    # Most rows were asked for by one replica: copy the first gradient of each
+    # and add the rest, which costs a third of a segment sum over all.
+    number = tf.range(tf.size(index))
+    first = tf.math.unsorted_segment_min(number, index, tf.size(rows))
+    rest = tf.where(tf.gather(first, index) < number)
+    sums = tf.tensor_scatter_nd_add(
+        tf.gather(gradients, tf.gather(places, first)),
+        tf.gather(index, rest),
+        tf.gather(gradients, tf.gather(places, rest[:, 0])),
     )
-    return rows, tf.math.unsorted_segment_sum(gradients, index, tf.size(rows))
+    return rows, sums

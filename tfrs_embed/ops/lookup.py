@@ -115,8 +115,14 @@ def _spread_unweighted(
     gradient: tf.Tensor, index: tf.Tensor, bag: tf.Tensor, num_rows: tf.Tensor
 ) -> tf.Tensor:
     """rows[index[i]] += gradient[bag[i]], without a copy per id."""
-    return tf.raw_ops.SparseSegmentSumGrad(
-        grad=gradient, indices=index, segment_ids=bag, output_dim0=num_rows
+    # Sorting the ids by row first takes less than SparseSegmentSumGrad does
+    # with them unsorted.
+    order = tf.argsort(index)
+    return tf.raw_ops.SparseSegmentSumWithNumSegments(
+        data=gradient,
+        indices=tf.gather(bag, order),
+        segment_ids=tf.gather(index, order),
+        num_segments=num_rows,
     )
 
 
