@@ -170,33 +170,3 @@ class Exchange:
             replica, tf.reshape(values, shape), slot, received.bucket
         )
         return tf.reshape(sent, [-1, dim])
-
-
-def sum_by_row(
-    received: Received, gradients: tf.Tensor, world: int
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sums the gradients that several replicas sent for one row.
-
-    Args:
-        received: what was asked for.
-        gradients: [world * capacity, dim], its gradients.
-        world: the number of replicas.
-
-    Returns:
-        The unique rows, [m] int64, and their gradients, [m, dim].
-    """
-    if world == 1:
-        return received.rows, gradients
-    places = tf.where(received.there)[:, 0]
-    rows, index = tf.unique(tf.gather(received.rows, places))
-    # Most rows were asked for by one replica: copy the first gradient of each
-    # and add the rest, which costs a third of a segment sum over all.
-    number = tf.range(tf.size(index))
-    first = tf.math.unsorted_segment_min(number, index, tf.size(rows))
-    rest = tf.where(tf.gather(first, index) < number)
-    sums = tf.tensor_scatter_nd_add(
-        tf.gather(gradients, tf.gather(places, first)),
-        tf.gather(index, rest),
-        tf.gather(gradients, tf.gather(places, rest[:, 0])),
-    )
-    return rows, sums

@@ -9,9 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.engines.shard import PARAMETERS, distinct
+from tfrs_embed.engines.shard import distinct
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.checks import Consensus
+from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers import TableOptimizer
 
 

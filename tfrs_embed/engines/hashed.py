@@ -19,7 +19,7 @@ from tfrs_embed.engines.engine import TableState
 from tfrs_embed.engines.hashed_table import HashedTable, KeyedRows
 from tfrs_embed.engines.key_map import UNKNOWN, KeyMap
 from tfrs_embed.engines.shard import Shard
-from tfrs_embed.engines.sharded import Group, ShardedEngine, rows_per_shard
+from tfrs_embed.engines.sharded import ShardedEngine, rows_per_shard
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.optimizers import TableOptimizer
 
@@ -205,10 +205,5 @@ class HashedEngine(ShardedEngine):
         vectors = super()._read(shard, name, tf.maximum(rows, 0))
         return tf.where(known[:, None], vectors, tf.zeros_like(vectors))
 
-    def _by_table(
-        self, group: Group, rows: tf.Tensor, sums: tf.Tensor
-    ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-        known = tf.where(rows >= 0)[:, 0]
-        return super()._by_table(
-            group, tf.gather(rows, known), tf.gather(sums, known)
-        )
+    def _trained(self, received: Received) -> Received:
+        return received._replace(there=received.there & (received.rows >= 0))

@@ -11,9 +11,8 @@ from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.shard import Shard
-from tfrs_embed.ops import lookup as lookup_ops
-from tfrs_embed.ops import update as update_ops
 from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.update import Uses, scatter_update
 from tfrs_embed.optimizers import TableOptimizer
 
 
@@ -65,10 +64,9 @@ class OneDeviceEngine(Engine):
         """See the base class."""
         if not training:
             self.drain()
-        activations = []
-        for feature, b in zip(self.features, bags, strict=True):
-            rows = self._shard.gather(feature.table.name, b.ids)
-            activations.append(lookup_ops.combine(rows, None, b))
+        activations = self._shard.lookup(
+            [f.table.name for f in self.features], bags, training
+        )
         if training:
             # After the lookups, and not at all if the ids are bad.
             with tf.control_dependencies([b.ids for b in bags]):
@@ -79,17 +77,17 @@ class OneDeviceEngine(Engine):
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
         """See the base class."""
-        changes = {}
+        uses = {}
         for name, state in self.states.items():
             if self.optimizers[name] is None:
                 continue
             mine = [
                 i for i, f in enumerate(self.features) if f.table is state.spec
             ]
-            changes[name] = update_ops.row_gradients(
-                [gradients[i] for i in mine], [residuals[i] for i in mine]
+            uses[name] = Uses(
+                [residuals[i] for i in mine], [gradients[i] for i in mine]
             )
-        self._shard.update(changes, after=[b.ids for b in residuals])
+        self._shard.update(uses, after=[b.ids for b in residuals])
 
     def drop_pending(self) -> None:
         """See the base class."""
@@ -106,4 +104,4 @@ def _fill(table: TableSpec, variable: tf.Variable) -> None:
             variable.assign(rows)
         else:
             end = start + rows.shape[0]
-            update_ops.scatter_update(variable, tf.range(start, end), rows)
+            scatter_update(variable, tf.range(start, end), rows)

@@ -9,10 +9,11 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfrs_embed.configs import TableSpec
-from tfrs_embed.ops.update import scatter_update
+from tfrs_embed.ops import lookup as lookup_ops
+from tfrs_embed.ops import update as update_ops
+from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.update import PARAMETERS, Change, Uses
 from tfrs_embed.optimizers import TableOptimizer
-
-PARAMETERS = "parameters"
 
 
 class _Step(ResourceVariable):
@@ -129,26 +130,49 @@ class Shard:
         """Returns rows of a table, [n, dim], without reading the others."""
         return tf.gather(self.variables[name][PARAMETERS], ids)
 
+    def lookup(
+        self, names: Sequence[str], bags: Sequence[Bags], training: bool
+    ) -> list[tf.Tensor]:
+        """Looks up features.
+
+        Args:
+            names: each feature's table.
+            bags: each feature's bags.
+            training: whether this is a training step.
+
+        Returns:
+            Each feature's vectors, [count, dim].
+        """
+        used = list(dict.fromkeys(names))
+        return lookup_ops.look_up(
+            [self.variables[name][PARAMETERS] for name in used],
+            [used.index(name) for name in names],
+            bags,
+            self.device,
+            training,
+        )
+
     def update(
         self,
-        changes: dict[str, tuple[tf.Tensor, tf.Tensor]],
+        uses: dict[str, Uses],
         after: Sequence[tf.Tensor],
     ) -> None:
         """Updates the tables, or puts the update off if pipelined.
 
         Args:
-            changes: for each trained table the ids of rows held here, [n] and
-                unique, and the rows' gradients, [n, dim].
+            uses: for each trained table the ids of rows held here, and their
+                gradients.
             after: tensors that do not exist if the step is to change nothing.
         """
         rates = [
             o.rate.at(tf.convert_to_tensor(self.step)) for o in self._distinct
         ]
         pending = self.pending
-        for name, (ids, gradients) in changes.items():
-            if pending is None:
-                self._apply(name, rates, ids, gradients)
-            else:
+        if pending is None:
+            self._apply(uses, rates)
+        else:
+            for name, of_table in uses.items():
+                ids, gradients = update_ops.row_gradients(of_table, self.device)
                 stored = pending.ids[name]
                 stored.assign(tf.cast(ids, stored.dtype))
                 pending.gradients[name].assign(gradients)
@@ -172,38 +196,30 @@ class Shard:
 
         def apply() -> tf.Operation:
             rates = tf.unstack(pending.rates, num=len(self._distinct))
+            uses = {}
             for name, optimizer in self._optimizers.items():
                 if optimizer is not None:
-                    self._apply(
-                        name,
-                        rates,
-                        tf.convert_to_tensor(pending.ids[name]),
-                        tf.convert_to_tensor(pending.gradients[name]),
-                    )
+                    ids = tf.convert_to_tensor(pending.ids[name])
+                    gradients = tf.convert_to_tensor(pending.gradients[name])
+                    bags = Bags.of_rows(ids, None, tf.size(ids))
+                    uses[name] = Uses([bags], [gradients])
+            self._apply(uses, rates)
             pending.exists.assign(False)
             return tf.no_op()
 
         with tf.device(self.device):
             tf.cond(pending.exists, apply, tf.no_op)
 
-    def _apply(
-        self,
-        name: str,
-        rates: Sequence[tf.Tensor],
-        ids: tf.Tensor,
-        gradients: tf.Tensor,
-    ) -> None:
-        """Updates the rows `ids`, unique, of a table and of its slots."""
-        variables, optimizer = self.variables[name], self._optimizers[name]
-        assert optimizer is not None
-        rate = rates[[o is optimizer for o in self._distinct].index(True)]
-        rows = {k: tf.gather(v, ids) for k, v in variables.items()}
-        parameters, slots = optimizer.rule.update(
-            rate, gradients, rows.pop(PARAMETERS), rows
-        )
-        scatter_update(variables[PARAMETERS], ids, parameters)
-        for slot, value in slots.items():
-            scatter_update(variables[slot], ids, value)
+    def _apply(self, uses: dict[str, Uses], rates: Sequence[tf.Tensor]) -> None:
+        """Updates tables; `rates` are those of the distinct optimizers."""
+        changes = []
+        for name, of_table in uses.items():
+            optimizer = self._optimizers[name]
+            assert optimizer is not None
+            rate = rates[[o is optimizer for o in self._distinct].index(True)]
+            variables = self.variables[name]
+            changes.append(Change(variables, optimizer.rule, rate, of_table))
+        update_ops.update(changes, self.device)
 
 
 def distinct(

@@ -22,7 +22,7 @@ from tfrs_embed.engines.shard import Shard, make_variable
 from tfrs_embed.engines.sharded_table import ShardedStep, ShardedTable
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import Bags
-from tfrs_embed.ops.update import scatter_update
+from tfrs_embed.ops.update import Uses, scatter_update
 from tfrs_embed.optimizers import TableOptimizer
 
 
@@ -296,8 +296,15 @@ class ShardedEngine(Engine):
                 tf.gather(asked.slot, routed.index),
                 [tf.size(bags[j].ids) for j in group.features],
             )
-            for j, places in zip(group.features, index, strict=True):
-                activations[j] = lookup_ops.combine(rows, places, bags[j])
+            vectors = lookup_ops.combine_all(
+                rows,
+                index,
+                [bags[j] for j in group.features],
+                shard.device,
+                training,
+            )
+            for j, vector in zip(group.features, vectors, strict=True):
+                activations[j] = vector
             received.append(asked)
             slots.append(index)
         self._count(replica, routes, received, forward=True)
@@ -327,7 +334,7 @@ class ShardedEngine(Engine):
             return
         replica = residuals.replica
         shard, world = self._shards[replica], self._replicas.world
-        changes = {}
+        uses = {}
         for i, (group, swap) in enumerate(
             zip(self._groups, self._exchanges, strict=True)
         ):
@@ -338,12 +345,12 @@ class ShardedEngine(Engine):
                 mine,
                 tf.concat(residuals.slots[i], 0),
                 world * asked.capacity,
+                shard.device,
             )
             got = swap.send_gradients(replica, asked, sent)
-            rows, sums = exchange.sum_by_row(asked, got, world)
-            changes.update(self._by_table(group, rows, sums))
+            uses.update(self._by_table(group, self._trained(asked), got))
         self._count(replica, None, residuals.received, forward=False)
-        shard.update(changes, after=[r.rows for r in residuals.received])
+        shard.update(uses, after=[r.rows for r in residuals.received])
 
     def drop_pending(self) -> None:
         """See the base class."""
@@ -400,19 +407,28 @@ class ShardedEngine(Engine):
         )
         return tf.dynamic_stitch(places, found)
 
+    def _trained(self, received: Received) -> Received:
+        """Marks as not there what has no row to train."""
+        return received
+
     def _by_table(
-        self, group: Group, rows: tf.Tensor, sums: tf.Tensor
-    ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-        """The changes of each trained table of a group."""
-        by_table, table = group.split(rows)
-        gradients = (
-            [sums]
+        self, group: Group, received: Received, gradients: tf.Tensor
+    ) -> dict[str, Uses]:
+        """What changes each trained table of a group."""
+        places = tf.where(received.there)[:, 0]
+        by_table, table = group.split(tf.gather(received.rows, places))
+        places = tf.cast(places, tf.int32)
+        places_by_table = (
+            [places]
             if table is None
-            else tf.dynamic_partition(sums, table, len(by_table))
+            else tf.dynamic_partition(places, table, len(by_table))
         )
+        count = tf.size(received.rows)
         return {
-            t.name: (r, g)
-            for t, r, g in zip(group.tables, by_table, gradients, strict=True)
+            t.name: Uses([Bags.of_rows(r, p, count)], [gradients], single=True)
+            for t, r, p in zip(
+                group.tables, by_table, places_by_table, strict=True
+            )
             if self.optimizers[t.name] is not None
         }
 

@@ -41,6 +41,21 @@ class Bags(NamedTuple):
     shape: tf.Tensor
     static_shape: tf.TensorShape
 
+    @classmethod
+    def of_rows(
+        cls, ids: tf.Tensor, bag: tf.Tensor | None, count: tf.Tensor
+    ) -> Bags:
+        """Bags of one id each, or none."""
+        return cls(
+            ids,
+            bag,
+            None,
+            None,
+            count,
+            count[None],
+            tf.TensorShape([None]),
+        )
+
     def bag_of_id(self) -> tf.Tensor:
         """Returns [n] int32, the bag of each id."""
         return tf.range(self.count) if self.bag is None else self.bag
@@ -125,7 +140,15 @@ def _finish(feature: FeatureSpec, draft: Draft, invalid_ids: str) -> Bags:
         scale = None
     else:
         scale = _scale(combiner, bag, weights, count)
-    return Bags(ids, bag, weights, scale, count, shape, draft.static_shape)
+    return Bags(
+        ids,
+        bag,
+        weights,
+        scale,
+        count,
+        shape,
+        draft.static_shape,
+    )
 
 
 def _scale(

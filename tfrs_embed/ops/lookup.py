@@ -7,7 +7,65 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed import kernels
+from tfrs_embed.kernels import calls, portable
 from tfrs_embed.ops.bags import Bags
+
+
+def look_up(
+    tables: Sequence[tf.Variable],
+    table_of: Sequence[int],
+    bags: Sequence[Bags],
+    device: str | None,
+    training: bool,
+) -> list[tf.Tensor]:
+    """Looks up features, each in one of the tables.
+
+    Args:
+        tables: each [rows, dim] float32.
+        table_of: each feature's table.
+        bags: each feature's bags.
+        device: where the tables are.
+        training: whether this is part of a training step.
+
+    Returns:
+        Each feature's vectors, [count, dim] float32.
+    """
+    module = kernels.operations(device, training)
+    if module and bags:
+        return calls.lookup(module, tables, table_of, bags)
+    module = kernels.portable_operations(device)
+    if module and bags:
+        return portable.lookup(module, tables, table_of, bags, combine)
+    return [
+        combine(tf.gather(tables[t], b.ids), None, b)
+        for t, b in zip(table_of, bags, strict=True)
+    ]
+
+
+def combine_all(
+    rows: tf.Tensor,
+    index: Sequence[tf.Tensor],
+    bags: Sequence[Bags],
+    device: str | None,
+    training: bool,
+) -> list[tf.Tensor]:
+    """Combines rows into the vectors of several features.
+
+    Args:
+        rows: [m, dim] float32.
+        index: each feature's [n] int32, the row of each id.
+        bags: each feature's bags.
+        device: where the rows are.
+        training: whether this is part of a training step.
+
+    Returns:
+        Each feature's vectors, [count, dim] float32.
+    """
+    module = kernels.operations(device, training)
+    if module and bags:
+        return calls.combine(module, rows, index, bags)
+    return [combine(rows, i, b) for i, b in zip(index, bags, strict=True)]
 
 
 def combine(rows: tf.Tensor, index: tf.Tensor | None, bags: Bags) -> tf.Tensor:
@@ -68,6 +126,7 @@ def spread(
     bags: Sequence[Bags],
     index: tf.Tensor,
     num_rows: tf.Tensor,
+    device: str | None = None,
 ) -> tf.Tensor:
     """Sums the gradients of several features' bags into rows.
 
@@ -78,10 +137,16 @@ def spread(
         bags: each feature's bags.
         index: [sum of n] int32, the row of each id, feature after feature.
         num_rows: scalar int32.
+        device: where the rows are.
 
     Returns:
         [num_rows, dim] float32.
     """
+    module = kernels.operations(device, training=True)
+    if module and gradients[0].dtype == tf.float32:
+        sizes = [tf.size(b.ids) for b in bags]
+        places = [index] if len(bags) == 1 else tf.split(index, sizes)
+        return calls.spread(module, gradients, places, bags, num_rows)
     scaled = [
         g if b.scale is None else g * tf.cast(b.scale, g.dtype)[:, None]
         for g, b in zip(gradients, bags, strict=True)

@@ -3,30 +3,136 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed import kernels
+from tfrs_embed.kernels import calls
 from tfrs_embed.ops import lookup
 from tfrs_embed.ops.bags import Bags
+from tfrs_embed.optimizers import UpdateRule
+
+PARAMETERS = "parameters"
+
+
+class Uses(NamedTuple):
+    """What adds to the gradients of a table's rows.
+
+    Attributes:
+        bags: bags of ids, of each feature.
+        gradients: their vectors' gradients, [count, dim] float32.
+        single: whether it is known that no bag has more than one id.
+    """
+
+    bags: Sequence[Bags]
+    gradients: Sequence[tf.Tensor]
+    single: bool = False
+
+
+class Change(NamedTuple):
+    """A table that is to be updated.
+
+    Attributes:
+        variables: the parameters and the rule's slots, by name.
+        rule: the update rule.
+        rate: its learning rate, a scalar float32.
+        uses: what adds to the gradients.
+    """
+
+    variables: dict[str, tf.Variable]
+    rule: UpdateRule
+    rate: tf.Tensor
+    uses: Uses
 
 
 def row_gradients(
-    gradients: Sequence[tf.Tensor], bags: Sequence[Bags]
+    uses: Uses, device: str | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums a table's gradients row by row, over all its features.
 
     Args:
-        gradients: each feature's [count, dim] float32.
-        bags: each feature's bags.
+        uses: what adds to the gradients.
+        device: where the table is.
 
     Returns:
         The unique ids, [rows], in the order they first occur, and their summed
         gradients, [rows, dim] float32.
     """
-    ids = [b.ids for b in bags]
+    ids = [b.ids for b in uses.bags]
     unique, index = tf.unique(ids[0] if len(ids) == 1 else tf.concat(ids, 0))
-    rows = lookup.spread(gradients, bags, index, tf.size(unique))
+    module = kernels.operations(device, training=True)
+    if module is None and _one_each(uses):
+        source = uses.bags[0].bag_of_id()
+        size = tf.size(unique)
+        return unique, _add_by_row(uses.gradients[0], source, index, size)
+    rows = lookup.spread(
+        uses.gradients, uses.bags, index, tf.size(unique), device
+    )
     return unique, rows
+
+
+def _add_by_row(
+    values: tf.Tensor, source: tf.Tensor, index: tf.Tensor, num_rows: tf.Tensor
+) -> tf.Tensor:
+    """rows[index[i]] += values[source[i]]; index has all of the rows."""
+    # Where most rows occur once, copying the first value of each and adding the
+    # rest costs a third of a segment sum over all.
+    number = tf.range(tf.size(index))
+    first = tf.math.unsorted_segment_min(number, index, num_rows)
+    rest = tf.where(tf.gather(first, index) < number)
+    return tf.tensor_scatter_nd_add(
+        tf.gather(values, tf.gather(source, first)),
+        tf.gather(index, rest),
+        tf.gather(values, tf.gather(source, rest[:, 0])),
+    )
+
+
+def _one_each(uses: Uses) -> bool:
+    """Whether each id's gradient is that of one feature's bag, as it is."""
+    first, *others = uses.bags
+    plain = first.weights is None and first.scale is None
+    return plain and not others and (uses.single or first.bag is None)
+
+
+def update(changes: Sequence[Change], device: str | None) -> None:
+    """Updates the rows that are used, of tables and their slots.
+
+    Args:
+        changes: the tables, and what changes them.
+        device: where they are.
+    """
+    module = kernels.operations(device, training=True)
+    if module and changes and all(calls.has_rule(c.rule) for c in changes):
+        calls.update(
+            module,
+            [_in_order(c) for c in changes],
+            [c.rule for c in changes],
+            [c.rate for c in changes],
+            [c.uses.bags for c in changes],
+            [c.uses.gradients for c in changes],
+        )
+        return
+    for change in changes:
+        ids, gradients = row_gradients(change.uses, device)
+        update_unique(change, ids, gradients)
+
+
+def _in_order(change: Change) -> dict[str, tf.Variable]:
+    names = [PARAMETERS, *change.rule.slots()]
+    return {name: change.variables[name] for name in names}
+
+
+def update_unique(change: Change, ids: tf.Tensor, gradients: tf.Tensor) -> None:
+    """Updates the rows `ids`, [n] and unique, with gradients [n, dim]."""
+    variables = change.variables
+    rows = {k: tf.gather(v, ids) for k, v in variables.items()}
+    parameters, slots = change.rule.update(
+        change.rate, gradients, rows.pop(PARAMETERS), rows
+    )
+    scatter_update(variables[PARAMETERS], ids, parameters)
+    for slot, value in slots.items():
+        scatter_update(variables[slot], ids, value)
 
 
 def scatter_update(

@@ -1,0 +1,187 @@
+"""Compiles the kernels for the TensorFlow that is installed.
+
+    python -m tfrs_embed.kernels.build
+
+It needs a C++17 compiler: $CXX, or g++, clang++ or c++. The result fits any
+processor of this kind: the loops over rows are compiled for several instruction
+sets, of which the machine that runs them picks one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import tensorflow as tf
+
+from tfrs_embed.kernels import files
+
+# Contracted products would round otherwise than TensorFlow's operations do.
+_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-ffp-contract=off"]
+
+_X86 = {
+    "avx2": ["-mavx2"],
+    "avx512": [
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"),
+        # Wider ones slow the processor down and gain nothing on rows that
+        # come from memory.
+        "-mprefer-vector-width=256",
+    ],
+}
+
+
+class BuildError(RuntimeError):
+    """The kernels can't be compiled; the text says why."""
+
+
+def find_compiler() -> str | None:
+    """The command of a C++ compiler, or None."""
+    given = os.environ.get("CXX")
+    for command in [given] if given else ["g++", "clang++", "c++"]:
+        if command and shutil.which(command.split()[0]):
+            return command
+    return None
+
+
+def build(
+    output: Path | None = None,
+    flags: Sequence[str] = (),
+    link_flags: Sequence[str] = (),
+) -> Path:
+    """Compiles the kernels.
+
+    Args:
+        output: the file to write, or the folder; None: where they will be
+            found, in place of older builds.
+        flags: more flags for the compiler.
+        link_flags: more flags for linking.
+
+    Returns:
+        The file.
+
+    Raises:
+        BuildError: no compiler, an error of the compiler, or no folder that
+            can be written to.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        given = os.environ.get("CXX")
+        raise BuildError(
+            f"No C++ compiler: CXX is {given!r}, which is not found."
+            if given
+            else "No C++ compiler: install g++, or set CXX to the command of "
+            "one."
+        )
+    command = [*compiler.split(), *_FLAGS, *flags]
+    with tempfile.TemporaryDirectory() as scratch:
+        jobs = _compilations(Path(scratch))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for _ in pool.map(lambda job: _run([*command, *job]), jobs):
+                pass
+        result = Path(scratch) / files.file_name()
+        objects = [job[-1] for job in jobs]
+        libraries = tf.sysconfig.get_link_flags()
+        linked = [*objects, *link_flags, *libraries, "-o", str(result)]
+        _run([*command, "-shared", *linked])
+        return _install(result, output)
+
+
+def _compilations(scratch: Path) -> list[list[str]]:
+    """The compilers' arguments, the longest job first."""
+    # Without NDEBUG the sizes of some of TensorFlow's classes would differ.
+    headers = ["-w", "-DNDEBUG", *tf.sysconfig.get_compile_flags()]
+    jobs = [
+        ("ops", "ops.cc", headers),
+        ("uses", "uses.cc", headers),
+        ("graph_pass", "graph_pass.cc", headers),
+        ("dispatch", "dispatch.cc", ["-Wall", "-Wextra"]),
+    ]
+    loops: dict[str, list[str]] = {"baseline": []}
+    if platform.machine() in ("x86_64", "AMD64"):
+        loops.update(_X86)
+    for name, flags in loops.items():
+        named = [f"-DTFRS_LOOPS=tfrs_loops_{name}", f'-DTFRS_NAME="{name}"']
+        jobs.append(
+            (f"rows_{name}", "rows.cc", ["-Wall", "-Wextra", *flags, *named])
+        )
+    return [
+        [*flags, "-c", str(files.SOURCES / source), "-o", f"{scratch / job}.o"]
+        for job, source, flags in jobs
+    ]
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)}\n{done.stderr}")
+
+
+def _install(result: Path, output: Path | None) -> Path:
+    """Puts the file in its place at once, whoever may be reading the old."""
+    if output is None:
+        places = [folder / result.name for folder in files.folders()]
+    else:
+        places = [output / result.name if output.is_dir() else output]
+    for place in places:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            copy = place.with_name(f"{place.name}.{os.getpid()}")
+            shutil.copy(result, copy)
+            copy.replace(place)
+            if output is None:
+                for old in files.replaced_by(place):
+                    old.unlink(missing_ok=True)
+            return place
+        except OSError as error:
+            failure = error
+    raise BuildError(f"Can't write {place}: {failure}") from failure
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="file to write, or folder; else where it is found",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="even if there is a build already"
+    )
+    parser.add_argument(
+        "--if-possible",
+        action="store_true",
+        help="succeed if they can't be compiled, having said so",
+    )
+    args = parser.parse_args(argv)
+    found = files.find()
+    if found and args.output is None and not args.force:
+        print(f"The kernels are built: {found}")
+        return 0
+    print(f"Compiling the kernels for TensorFlow {tf.__version__} ...")
+    try:
+        print(f"Built {build(args.output)}")
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        if not args.if_possible:
+            return 1
+        print(
+            "No kernels: tfrs_embed will use TensorFlow's operations, which "
+            "are slower and give the same numbers."
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

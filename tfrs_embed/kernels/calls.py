@@ -1,0 +1,214 @@
+"""Calls of the kernels: features' bags as the operations' inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed import optimizers
+from tfrs_embed.ops.bags import Bags
+
+# The rules' numbers and settings are those of cc/rows.h. What the formulas take
+# from constants is computed here, in Python's precision, as TensorFlow's
+# operations get it.
+_SETTINGS = 6
+
+
+def _adagrad_momentum(rule: optimizers.AdagradMomentum) -> list[float]:
+    added = 1.0 if rule.beta2 == 1.0 else 1.0 - rule.beta2
+    power = -1.0 / rule.exponent
+    nesterov = float(rule.use_nesterov)
+    return [rule.momentum, nesterov, power, rule.beta2, added, rule.epsilon]
+
+
+def _adam(rule: optimizers.Adam) -> list[float]:
+    inside = rule.sum_inside_sqrt
+    epsilon = rule.epsilon**2 if inside else rule.epsilon
+    betas = [rule.beta_1, 1.0 - rule.beta_1, rule.beta_2, 1.0 - rule.beta_2]
+    return [*betas, epsilon, float(inside)]
+
+
+def _ftrl(rule: optimizers.FTRL) -> list[float]:
+    return [
+        -rule.learning_rate_power,
+        rule.l1_regularization_strength,
+        rule.l2_regularization_strength,
+        rule.beta,
+        float(rule.multiply_linear_by_learning_rate),
+    ]
+
+
+_RULES: dict[type, tuple[int, Callable[[Any], list[float]]]] = {
+    optimizers.SGD: (1, lambda rule: []),
+    optimizers.Adagrad: (2, lambda rule: []),
+    optimizers.AdagradMomentum: (3, _adagrad_momentum),
+    optimizers.Adam: (4, _adam),
+    optimizers.FTRL: (5, _ftrl),
+}
+
+
+def has_rule(rule: optimizers.UpdateRule) -> bool:
+    """Whether the kernels have the update rule."""
+    return type(rule) in _RULES
+
+
+def _features(
+    ids: Sequence[tf.Tensor], bags: Sequence[Bags], table_of: Sequence[int]
+) -> dict[str, Any]:
+    """The inputs and attributes that describe features."""
+    if any(i.dtype == tf.int64 for i in ids):
+        ids = [tf.cast(i, tf.int64) for i in ids]
+
+    def given(name: str) -> tuple[list[tf.Tensor], list[bool]]:
+        values = [getattr(b, name) for b in bags]
+        return (
+            [v for v in values if v is not None],
+            [v is not None for v in values],
+        )
+
+    bag, has_bag = given("bag")
+    weights, has_weights = given("weights")
+    scales, has_scale = given("scale")
+    return {
+        "ids": list(ids),
+        "bags": bag,
+        "weights": weights,
+        "scales": scales,
+        "counts": tf.stack([b.count for b in bags]),
+        "table_of": list(table_of),
+        "has_bag": has_bag,
+        "has_weights": has_weights,
+        "has_scale": has_scale,
+    }
+
+
+def lookup(
+    module: Any,
+    tables: Sequence[tf.Variable],
+    table_of: Sequence[int],
+    bags: Sequence[Bags],
+) -> list[tf.Tensor]:
+    """Looks up features, each in one of the tables.
+
+    Args:
+        module: the kernels' operations.
+        tables: each [rows, dim] float32.
+        table_of: each feature's table.
+        bags: each feature's bags.
+
+    Returns:
+        Each feature's vectors, [count, dim] float32.
+    """
+    return lookup_in(
+        module,
+        [t.handle for t in tables],
+        [tables[t].shape[1] for t in table_of],
+        table_of,
+        bags,
+    )
+
+
+def lookup_in(
+    module: Any,
+    handles: Sequence[tf.Tensor],
+    dims: Sequence[int],
+    table_of: Sequence[int],
+    bags: Sequence[Bags],
+) -> list[tf.Tensor]:
+    """The same for tables' handles and features' dims."""
+    return module.tfrs_embed_lookup(
+        tables=list(handles),
+        dims=list(dims),
+        T=tf.float32,
+        **_features([b.ids for b in bags], bags, table_of),
+    )
+
+
+def combine(
+    module: Any,
+    rows: tf.Tensor,
+    places: Sequence[tf.Tensor],
+    bags: Sequence[Bags],
+) -> list[tf.Tensor]:
+    """Looks up features among rows.
+
+    Args:
+        module: the kernels' operations.
+        rows: [m, dim] float32.
+        places: each feature's [n] int32, the rows of its ids.
+        bags: each feature's bags.
+
+    Returns:
+        Each feature's vectors, [count, dim] float32.
+    """
+    return module.tfrs_embed_combine(
+        rows=rows,
+        dims=[rows.shape[1]] * len(bags),
+        **_features(places, bags, [0] * len(bags)),
+    )
+
+
+def spread(
+    module: Any,
+    gradients: Sequence[tf.Tensor],
+    places: Sequence[tf.Tensor],
+    bags: Sequence[Bags],
+    num_rows: tf.Tensor,
+) -> tf.Tensor:
+    """Sums gradients of features' bags into rows.
+
+    Args:
+        module: the kernels' operations.
+        gradients: each feature's [count, dim] float32.
+        places: each feature's [n] int32, the rows of its ids.
+        bags: each feature's bags.
+        num_rows: scalar int32.
+
+    Returns:
+        [num_rows, dim] float32.
+    """
+    return module.tfrs_embed_spread(
+        num_rows=num_rows,
+        gradients=list(gradients),
+        dim=gradients[0].shape[1],
+        **_features(places, bags, [0] * len(bags)),
+    )
+
+
+def update(
+    module: Any,
+    variables: Sequence[dict[str, tf.Variable]],
+    rules: Sequence[optimizers.UpdateRule],
+    rates: Sequence[tf.Tensor],
+    bags: Sequence[Sequence[Bags]],
+    gradients: Sequence[Sequence[tf.Tensor]],
+) -> None:
+    """Sums the gradients of each row of each table, and updates the rows.
+
+    Args:
+        module: the kernels' operations.
+        variables: each table's parameters and slots, in the rule's order.
+        rules: each table's update rule.
+        rates: each table's learning rate, a scalar float32.
+        bags: the bags of each table's features.
+        gradients: their gradients, [count, dim] float32.
+    """
+    settings: list[float] = []
+    for rule in rules:
+        values = _RULES[type(rule)][1](rule)
+        settings += values + [0.0] * (_SETTINGS - len(values))
+    flat = [b for of_table in bags for b in of_table]
+    module.tfrs_embed_update(
+        states=[v.handle for of_table in variables for v in of_table.values()],
+        rates=tf.stack(rates),
+        gradients=[g for of_table in gradients for g in of_table],
+        rules=[_RULES[type(rule)][0] for rule in rules],
+        settings=settings,
+        **_features(
+            [b.ids for b in flat],
+            flat,
+            [t for t, of_table in enumerate(bags) for _ in of_table],
+        ),
+    )

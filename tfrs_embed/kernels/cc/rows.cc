@@ -1,0 +1,323 @@
+// See rows.h. TFRS_LOOPS names the function that returns this file's loops,
+// which are those of the instruction set that the file is compiled for. No
+// header with inline functions: the linker could give another machine's file
+// the copies made here.
+
+#include "rows.h"
+
+#include <math.h>
+#include <string.h>
+
+#ifndef TFRS_LOOPS
+#define TFRS_LOOPS tfrs_loops_baseline
+#define TFRS_NAME "baseline"
+#endif
+
+namespace {
+
+// How many lookups, and rows, the processor is told of in advance: memory
+// answers after about the time that so many rows take.
+constexpr int64_t kLookupsAhead = 12;
+constexpr int64_t kRowsAhead = 6;
+constexpr int64_t kLine = 64 / sizeof(float);
+
+inline void PrefetchRead(const float* row, int64_t dim) {
+  for (int64_t j = 0; j < dim; j += kLine) __builtin_prefetch(row + j, 0, 3);
+}
+
+inline void PrefetchWrite(const float* row, int64_t dim) {
+  for (int64_t j = 0; j < dim; j += kLine) __builtin_prefetch(row + j, 1, 3);
+}
+
+inline int64_t IdAt(const TfrsLookup& l, int64_t i) {
+  return l.wide ? static_cast<const int64_t*>(l.ids)[i]
+                : static_cast<const int32_t*>(l.ids)[i];
+}
+
+inline uint32_t Bits(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+inline float FromBits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// Both round to the nearest, ties to even, as TensorFlow's casts do.
+inline uint16_t ToBfloat16(float value) {
+  const uint32_t bits = Bits(value);
+  const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  return value != value ? 0x7FC0 | (bits >> 16 & 0x8000) : rounded;
+}
+
+inline uint16_t ToFloat16(float value) {
+  const uint32_t bits = Bits(value);
+  const uint32_t sign = bits >> 16 & 0x8000;
+  const uint32_t magnitude = bits & 0x7FFFFFFF;
+  // Below 2^-14 the mantissa loses bits: adding 0.5 moves the rest to where
+  // they belong, rounded.
+  const uint32_t small =
+      Bits(FromBits(magnitude) + 0.5f) - Bits(0.5f);
+  const uint32_t normal =
+      (magnitude - 0x38000000 + 0xFFF + (magnitude >> 13 & 1)) >> 13;
+  const uint32_t large = magnitude > 0x7F800000 ? 0x7E00 : 0x7C00;
+  const uint32_t half = magnitude < 0x38800000   ? small
+                        : magnitude < 0x477FF000 ? normal
+                                                 : large;
+  return sign | half;
+}
+
+// Writes a bag's sum, in place for float32.
+inline void Store(const TfrsLookup& l, int64_t bag, const float* sum) {
+  const float scale = l.scale ? l.scale[bag] : 1.0f;
+  const int64_t dim = l.dim;
+  if (l.output == kFloat32) {
+    float* out = static_cast<float*>(l.out) + bag * dim;
+    if (l.scale || out != sum) {
+      for (int64_t j = 0; j < dim; ++j) out[j] = scale * sum[j];
+    }
+    return;
+  }
+  uint16_t* out = static_cast<uint16_t*>(l.out) + bag * dim;
+  if (l.output == kBfloat16) {
+    for (int64_t j = 0; j < dim; ++j) out[j] = ToBfloat16(scale * sum[j]);
+  } else {
+    for (int64_t j = 0; j < dim; ++j) out[j] = ToFloat16(scale * sum[j]);
+  }
+}
+
+inline void Zero(const TfrsLookup& l, int64_t begin, int64_t end) {
+  const int64_t size = l.output == kFloat32 ? 4 : 2;
+  memset(static_cast<char*>(l.out) + begin * l.dim * size, 0,
+         (end - begin) * l.dim * size);
+}
+
+// Columns of a bag that are summed at once where the output isn't float32.
+constexpr int64_t kColumns = 256;
+
+// Sums ids [i, end) of bag b over the columns [first, first + columns).
+inline void Sum(const TfrsLookup& l, int64_t i, int64_t end, int64_t first,
+                int64_t columns, float* __restrict sum) {
+  const float* row = l.table + IdAt(l, i) * l.dim + first;
+  if (l.weights) {
+    const float weight = l.weights[i];
+    for (int64_t j = 0; j < columns; ++j) sum[j] = weight * row[j];
+  } else {
+    memcpy(sum, row, columns * sizeof(float));
+  }
+  for (++i; i < end; ++i) {
+    row = l.table + IdAt(l, i) * l.dim + first;
+    if (l.weights) {
+      const float weight = l.weights[i];
+      for (int64_t j = 0; j < columns; ++j) sum[j] += weight * row[j];
+    } else {
+      for (int64_t j = 0; j < columns; ++j) sum[j] += row[j];
+    }
+  }
+}
+
+void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end) {
+  const TfrsLookup& l = *lookup;
+  const int64_t dim = l.dim;
+  // A bag belongs to whose range holds its first id.
+  if (l.bag) {
+    while (begin < end && begin > 0 && l.bag[begin] == l.bag[begin - 1]) {
+      ++begin;
+    }
+    if (begin == end) return;
+  }
+  int64_t filled = l.bag ? (begin ? l.bag[begin - 1] + 1 : 0) : begin;
+  int64_t told = begin;
+  int64_t i = begin;
+  while (i < end) {
+    int64_t stop = i + 1;
+    const int64_t bag = l.bag ? l.bag[i] : i;
+    if (l.bag) {
+      while (stop < l.n && l.bag[stop] == bag) ++stop;
+      if (filled < bag) Zero(l, filled, bag);
+      filled = bag + 1;
+    }
+    const int64_t tell = stop + kLookupsAhead < l.n ? stop + kLookupsAhead
+                                                    : l.n;
+    for (; told < tell; ++told) {
+      PrefetchRead(l.table + IdAt(l, told) * dim, dim);
+    }
+    if (l.output == kFloat32) {
+      float* out = static_cast<float*>(l.out) + bag * dim;
+      Sum(l, i, stop, 0, dim, out);
+      Store(l, bag, out);
+    } else {
+      float sum[kColumns];
+      TfrsLookup part = l;
+      for (int64_t first = 0; first < dim; first += kColumns) {
+        const int64_t columns = dim - first < kColumns ? dim - first : kColumns;
+        Sum(l, i, stop, first, columns, sum);
+        // One bag of `columns` values, at its place.
+        part.dim = columns;
+        part.out = static_cast<uint16_t*>(l.out) + bag * dim + first;
+        part.scale = l.scale ? l.scale + bag : nullptr;
+        Store(part, 0, sum);
+      }
+    }
+    i = stop;
+  }
+  // The last id's range fills the empty bags after it.
+  if (l.bag && i >= l.n && filled < l.count) Zero(l, filled, l.count);
+}
+
+// The update rules, as in tfrs_embed/optimizers.py.
+
+inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
+  const int64_t dim = t.dim;
+  const float rate = t.rate;
+  const float* s = t.settings;
+  float* __restrict w = t.state[0] + row * dim;
+  switch (t.rule) {
+    case kSum:
+      for (int64_t j = 0; j < dim; ++j) w[j] += g[j];
+      return;
+    case kSgd:
+      for (int64_t j = 0; j < dim; ++j) w[j] -= rate * g[j];
+      return;
+    case kAdagrad: {
+      float* __restrict a = t.state[1] + row * dim;
+      for (int64_t j = 0; j < dim; ++j) {
+        a[j] += g[j] * g[j];
+        w[j] -= rate * g[j] / sqrtf(a[j]);
+      }
+      return;
+    }
+    case kAdagradMomentum: {
+      const float momentum = s[0], power = s[2], kept = s[3], added = s[4],
+                  epsilon = s[5];
+      const bool nesterov = s[1] != 0;
+      float* __restrict a = t.state[1] + row * dim;
+      float* __restrict m = t.state[2] + row * dim;
+      for (int64_t j = 0; j < dim; ++j) {
+        a[j] = kept * a[j] + added * (g[j] * g[j]);
+        const float scaled = power == -0.5f
+                                 ? g[j] / sqrtf(a[j] + epsilon)
+                                 : powf(a[j] + epsilon, power) * g[j];
+        m[j] = momentum * m[j] + scaled;
+        w[j] -= rate * (nesterov ? momentum * m[j] + scaled : m[j]);
+      }
+      return;
+    }
+    case kAdam: {
+      const float beta1 = s[0], rest1 = s[1], beta2 = s[2], rest2 = s[3],
+                  epsilon = s[4];
+      float* __restrict m = t.state[1] + row * dim;
+      float* __restrict v = t.state[2] + row * dim;
+      if (s[5] != 0) {
+        for (int64_t j = 0; j < dim; ++j) {
+          m[j] = beta1 * m[j] + rest1 * g[j];
+          v[j] = beta2 * v[j] + rest2 * (g[j] * g[j]);
+          const float root = sqrtf(v[j] + epsilon);
+          w[j] -= rate * (root == 0 ? 0 : m[j] / root);
+        }
+      } else {
+        for (int64_t j = 0; j < dim; ++j) {
+          m[j] = beta1 * m[j] + rest1 * g[j];
+          v[j] = beta2 * v[j] + rest2 * (g[j] * g[j]);
+          w[j] -= rate * (m[j] / (sqrtf(v[j]) + epsilon));
+        }
+      }
+      return;
+    }
+    case kFtrl: {
+      const float power = s[0], l1 = s[1], l2 = s[2], beta = s[3];
+      const bool multiply = s[4] != 0;
+      const float bound = multiply ? rate * l1 : l1;
+      float* __restrict a = t.state[1] + row * dim;
+      float* __restrict l = t.state[2] + row * dim;
+      for (int64_t j = 0; j < dim; ++j) {
+        const float before = a[j];
+        a[j] += g[j] * g[j];
+        const float root = power == 0.5f ? sqrtf(a[j]) : powf(a[j], power);
+        const float d =
+            root - (power == 0.5f ? sqrtf(before) : powf(before, power));
+        float denominator;
+        if (multiply) {
+          l[j] = l[j] + rate * g[j] - d * w[j];
+          denominator = root + 2 * rate * l2 + beta;
+        } else {
+          l[j] = l[j] + g[j] - d * w[j] / rate;
+          denominator = (root + beta) / rate + 2 * l2;
+        }
+        float clipped = l[j] < bound ? l[j] : bound;
+        clipped = clipped > -bound ? clipped : -bound;
+        w[j] = (clipped - l[j]) / denominator;
+      }
+      return;
+    }
+  }
+}
+
+void Update(const TfrsTable* table, const TfrsUse* uses,
+            const float* coefficients, int64_t n, uint32_t mask,
+            const TfrsGroups* groups) {
+  const TfrsTable& t = *table;
+  const int64_t dim = t.dim;
+  constexpr uint32_t kNone = 0xFFFFFFFF;
+  uint32_t* heads = groups->heads;
+  uint32_t* next = groups->next;
+  uint32_t* first = groups->first;
+  uint32_t* last = groups->last;
+  // Chains the uses of each row, in their order; `first` lists the rows.
+  memset(heads, 0xFF, (mask + 1) * sizeof(*heads));
+  uint32_t rows = 0;
+  for (uint32_t i = 0; i < n; ++i) {
+    next[i] = kNone;
+    uint32_t slot = tfrs_hash(uses[i].row) >> 20 & mask;
+    while (true) {
+      const uint32_t group = heads[slot];
+      if (group == kNone) {
+        heads[slot] = rows;
+        first[rows] = last[rows] = i;
+        ++rows;
+        break;
+      }
+      if (uses[first[group]].row == uses[i].row) {
+        next[last[group]] = i;
+        last[group] = i;
+        break;
+      }
+      slot = (slot + 1) & mask;
+    }
+  }
+  const int states = tfrs_states(t.rule);
+  auto prefetch = [&](uint32_t r) {
+    const TfrsUse& use = uses[first[r]];
+    for (int k = 0; k < states; ++k) {
+      PrefetchWrite(t.state[k] + use.row * dim, dim);
+    }
+    PrefetchRead(use.gradient, dim);
+  };
+  for (uint32_t r = 0; r < rows && r < kRowsAhead; ++r) prefetch(r);
+  float* __restrict sum = groups->sum;
+  for (uint32_t r = 0; r < rows; ++r) {
+    if (r + kRowsAhead < rows) prefetch(r + kRowsAhead);
+    uint32_t i = first[r];
+    const float* g = uses[i].gradient;
+    if (next[i] != kNone || coefficients) {
+      const float c = coefficients ? coefficients[i] : 1.0f;
+      for (int64_t j = 0; j < dim; ++j) sum[j] = c * g[j];
+      for (i = next[i]; i != kNone; i = next[i]) {
+        g = uses[i].gradient;
+        const float c = coefficients ? coefficients[i] : 1.0f;
+        for (int64_t j = 0; j < dim; ++j) sum[j] += c * g[j];
+      }
+      g = sum;
+    }
+    Apply(t, uses[first[r]].row, g);
+  }
+}
+
+const TfrsLoops kLoops = {TFRS_NAME, Lookup, Update};
+
+}  // namespace
+
+extern "C" const TfrsLoops* TFRS_LOOPS() { return &kLoops; }

@@ -1,0 +1,100 @@
+// Loops over rows of tables: plain C, so that they can be compiled once for
+// each instruction set that a machine may have.
+//
+// Everything here works on [begin, end) of some work that the caller splits
+// among threads, allocates nothing, and trusts its arguments.
+
+#ifndef TFRS_EMBED_KERNELS_CC_ROWS_H_
+#define TFRS_EMBED_KERNELS_CC_ROWS_H_
+
+#include <stdint.h>
+
+// What the vectors of a lookup are stored as.
+enum TfrsOutput { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+
+// A feature's lookup. Bag b's vector is scale[b] * sum over its ids i of
+// weights[i] * table[ids[i]]; null pointers stand for ones.
+struct TfrsLookup {
+  const float* table;
+  int64_t dim;
+  const void* ids;      // int64_t if wide, else int32_t.
+  const int32_t* bag;   // Ascending; null: id i is bag i.
+  const float* weights;
+  const float* scale;
+  void* out;            // [count, dim]
+  int64_t n, count;
+  int32_t wide;
+  int32_t output;       // TfrsOutput
+};
+
+// An occurrence of a row: whose gradient row it adds, and how much of it.
+struct TfrsUse {
+  int64_t row;
+  const float* gradient;
+};
+
+enum TfrsRule {
+  kSum = 0,  // Not an optimizer: adds the gradient to the row.
+  kSgd = 1,
+  kAdagrad = 2,
+  kAdagradMomentum = 3,
+  kAdam = 4,
+  kFtrl = 5,
+};
+
+// How many variables a rule updates: the parameters and its slots.
+static inline int tfrs_states(int rule) {
+  return rule == kAdagrad ? 2 : rule > kAdagrad ? 3 : 1;
+}
+
+// A table whose rows are updated. The rule's settings are, in this order:
+// AdagradMomentum: momentum, use_nesterov, -1 / exponent, beta2, the factor of
+// g^2, epsilon;
+// Adam: beta_1, 1 - beta_1, beta_2, 1 - beta_2, epsilon (squared if
+// sum_inside_sqrt), sum_inside_sqrt;
+// FTRL: -learning_rate_power, l1, l2, beta, multiply_linear_by_learning_rate.
+struct TfrsTable {
+  float* state[3];  // Parameters, then slots; each [rows, dim].
+  int64_t dim;
+  int32_t rule;     // TfrsRule
+  float rate;
+  float settings[6];
+};
+
+// Room to group the uses of a bucket by row. Sizes: `heads` a power of two
+// above twice the bucket's uses; the others one for each use.
+struct TfrsGroups {
+  uint32_t* heads;
+  uint32_t* next;
+  uint32_t* first;
+  uint32_t* last;
+  float* sum;  // [dim]
+};
+
+// The loops, compiled for one instruction set.
+struct TfrsLoops {
+  const char* name;
+  // Looks up the bags that begin among the ids [begin, end).
+  void (*lookup)(const TfrsLookup* lookup, int64_t begin, int64_t end);
+  // Sums the gradients of equal rows and updates each row once. `coefficients`
+  // has one factor for each use, or is null.
+  void (*update)(const TfrsTable* table, const TfrsUse* uses,
+                 const float* coefficients, int64_t n, uint32_t mask,
+                 const TfrsGroups* groups);
+};
+
+extern "C" {
+const TfrsLoops* tfrs_loops_baseline();
+const TfrsLoops* tfrs_loops_avx2();
+const TfrsLoops* tfrs_loops_avx512();
+}
+
+// The best that this machine runs, or what `name` says, if it runs that.
+const TfrsLoops* tfrs_loops(const char* name);
+
+// A row's place among 2^k buckets or hash slots, spread over all 64 bits.
+static inline uint64_t tfrs_hash(int64_t row) {
+  return (uint64_t)row * 0x9E3779B97F4A7C15ull;
+}
+
+#endif  // TFRS_EMBED_KERNELS_CC_ROWS_H_

@@ -1,0 +1,74 @@
+// The ids of several features, sorted into buckets of rows that are updated
+// together: the first half of every operation that adds to rows.
+
+#ifndef TFRS_EMBED_KERNELS_CC_USES_H_
+#define TFRS_EMBED_KERNELS_CC_USES_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "rows.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace tfrs_embed {
+
+// A feature's ids, and the gradients of its bags.
+struct Feature {
+  int table = 0;
+  int64_t n = 0;      // Of ids.
+  int64_t count = 0;  // Of bags.
+  const void* ids = nullptr;
+  bool wide = false;
+  const int32_t* bag = nullptr;
+  const float* weights = nullptr;
+  const float* scale = nullptr;
+  const float* gradient = nullptr;  // [count, dim]
+
+  int64_t id(int64_t i) const {
+    return wide ? static_cast<const int64_t*>(ids)[i]
+                : static_cast<const int32_t*>(ids)[i];
+  }
+};
+
+// A table as far as its uses are concerned.
+struct Rows {
+  int64_t rows = 0;
+  int64_t dim = 0;
+};
+
+// Runs fn(begin, end) over [0, total) on TensorFlow's own threads.
+void ParallelFor(tensorflow::OpKernelContext* ctx, int64_t total,
+                 int64_t cost, std::function<void(int64_t, int64_t)> fn);
+
+// Uses of rows, bucket after bucket; in each in the order of the features and
+// of their ids, so that sums don't depend on the number of threads.
+class Buckets {
+ public:
+  // Sorts the features' ids. Features of a table must follow each other.
+  // An id that isn't in [0, rows) is an error.
+  absl::Status Sort(tensorflow::OpKernelContext* ctx,
+                    const std::vector<Feature>& features,
+                    const std::vector<Rows>& tables);
+
+  // Calls the loops' update for each bucket; `tables` are those of Sort.
+  absl::Status Update(tensorflow::OpKernelContext* ctx,
+                      const TfrsLoops& loops,
+                      const std::vector<TfrsTable>& tables) const;
+
+ private:
+  struct Span {
+    int table;
+    int64_t begin, end;
+  };
+  std::vector<Span> buckets_;
+  tensorflow::Tensor memory_, coefficients_;
+  TfrsUse* uses_ = nullptr;
+  float* factors_ = nullptr;  // Null: all are 1.
+  int64_t largest_ = 0;       // Uses in a bucket.
+  int64_t total_ = 0;
+};
+
+}  // namespace tfrs_embed
+
+#endif  // TFRS_EMBED_KERNELS_CC_USES_H_

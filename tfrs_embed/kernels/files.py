@@ -1,0 +1,75 @@
+"""Where the compiled kernels lie, and what they are compiled for.
+
+A build fits one TensorFlow: there is no C++ interface that releases share, and
+the C interface has neither TensorFlow's threads nor, in its wheels, locks of
+variables. So a build's file name says all that it was made from, and a file of
+another name is never loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import tensorflow as tf
+
+# Links are not followed: a test that Bazel runs has links to the sources, and
+# the build that Bazel made beside them.
+_HERE = Path(__file__).absolute().parent
+SOURCES = _HERE / "cc"
+
+_PREFIX = "kernels-"
+
+
+def folders() -> list[Path]:
+    """The folders that builds are put into, the preferred one first."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return [_HERE, Path(cache) / "tfrs_embed"]
+
+
+def _searched() -> list[Path]:
+    """The folders that builds are looked for in; Bazel makes the last one."""
+    return [*folders(), _HERE / "compiled"]
+
+
+def file_name() -> str:
+    """The file name of the build that fits this machine and TensorFlow."""
+    digest = hashlib.sha256(tf.version.GIT_VERSION.encode())
+    sources = [p for p in SOURCES.iterdir() if p.suffix in (".cc", ".h")]
+    for source in [*sorted(sources), SOURCES.with_name("build.py")]:
+        digest.update(source.read_bytes())
+    return f"{_fits_alike()}{digest.hexdigest()[:12]}.so"
+
+
+def _fits_alike() -> str:
+    """What the names of all builds for this machine and TensorFlow share."""
+    return f"{_PREFIX}tf{tf.__version__}-{platform.machine()}-"
+
+
+def find() -> Path | None:
+    """The build that fits, if there is one."""
+    name = file_name()
+    for folder in _searched():
+        if (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def others() -> list[Path]:
+    """Builds that don't fit."""
+    name = file_name()
+    return [
+        path
+        for folder in _searched()
+        if folder.is_dir()
+        for path in sorted(folder.glob(f"{_PREFIX}*.so"))
+        if path.name != name
+    ]
+
+
+def replaced_by(build: Path) -> list[Path]:
+    """Builds beside a new one that are of older sources."""
+    alike = build.parent.glob(f"{_fits_alike()}*.so")
+    return [path for path in alike if path.name != build.name]

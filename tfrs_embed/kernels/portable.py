@@ -1,0 +1,100 @@
+"""Kernels in graphs that may be exported to where there are none.
+
+Such a graph calls a function of TensorFlow's own operations. The call bears the
+kernel that does the same as an attribute, which cc/graph_pass.cc puts in its
+place when the graph runs where the kernels are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+
+from tfrs_embed.kernels import calls
+from tfrs_embed.ops.bags import Bags
+
+_ATTRIBUTE = "_tfrs_embed_kernel"
+_FIELDS = ("ids", "bag", "weights", "scale")
+
+
+def lookup(
+    module: Any,
+    tables: Sequence[tf.Variable],
+    table_of: Sequence[int],
+    bags: Sequence[Bags],
+    combine: Callable[[tf.Tensor, None, Bags], tf.Tensor],
+) -> list[tf.Tensor]:
+    """Looks up features, each in one of the tables, in a graph.
+
+    Args:
+        module: the kernels' operations.
+        tables: each [rows, dim] float32.
+        table_of: each feature's table.
+        bags: each feature's bags.
+        combine: combines the rows of a feature's ids in TensorFlow operations.
+
+    Returns:
+        Each feature's vectors, [count, dim] float32.
+    """
+    dims = [tables[t].shape[1] for t in table_of]
+
+    def stock(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        handles, unpacked = _unpack(inputs, len(tables), bags)
+        vectors = []
+        for t, dim, b in zip(table_of, dims, unpacked, strict=True):
+            rows = tf.raw_ops.ResourceGather(
+                resource=handles[t], indices=b.ids, dtype=tf.float32
+            )
+            rows.set_shape([None, dim])
+            vectors.append(combine(rows, None, b))
+        return vectors
+
+    def kernel(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        handles, unpacked = _unpack(inputs, len(tables), bags)
+        return calls.lookup_in(module, handles, dims, table_of, unpacked)
+
+    inputs = [t.handle for t in tables]
+    for name in _FIELDS:
+        inputs += [
+            getattr(b, name) for b in bags if getattr(b, name) is not None
+        ]
+    inputs.append(tf.stack([b.count for b in bags]))
+    specs = [tf.TensorSpec(i.shape, i.dtype) for i in inputs]
+    with tf.Graph().as_default():
+        placeholders = [
+            tf.compat.v1.placeholder(s.dtype, s.shape) for s in specs
+        ]
+        node = kernel(*placeholders)[0].op.node_def
+    # Kept as a call, so that it is still there to be replaced.
+    function = tf.function(
+        stock,
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    )
+    vectors = function.get_concrete_function(*specs)(*inputs)
+    vectors[0].op._set_attr(
+        _ATTRIBUTE, attr_value_pb2.AttrValue(s=node.SerializeToString())
+    )
+    for vector, dim in zip(vectors, dims, strict=True):
+        vector.set_shape([None, dim])
+    return vectors
+
+
+def _unpack(
+    inputs: Sequence[tf.Tensor], num_tables: int, bags: Sequence[Bags]
+) -> tuple[list[tf.Tensor], list[Bags]]:
+    """Tables' handles, and bags like the given ones."""
+    rest = iter(inputs[num_tables:])
+    fields: dict[str, list[Any]] = {}
+    for name in _FIELDS:
+        fields[name] = [
+            None if getattr(b, name) is None else next(rest) for b in bags
+        ]
+    counts = tf.unstack(next(rest), num=len(bags))
+    return list(inputs[:num_tables]), [
+        b._replace(count=counts[i], **{k: v[i] for k, v in fields.items()})
+        for i, b in enumerate(bags)
+    ]
