@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed import kernels
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 
 #: Collective slots that an exchange of one kind of rows uses.
@@ -18,33 +19,38 @@ SLOTS = 3
 
 
 class Route(NamedTuple):
-    """A replica's keys, sorted by the shard that holds their rows.
+    """A replica's unique keys, sorted by the shard that holds their rows.
 
     Attributes:
-        index: [n] int32, each key's place among the unique ones, unsorted.
-        row: [u] int64, the unique keys' rows on their shards, sorted.
-        owner: [u] int32, the unique keys' shards, sorted.
-        place: [u] int32, the unsorted places of the sorted keys.
+        index: [n] int32, each key's place among the unique ones.
+        row: [u] int64, the unique keys' rows on their shards.
+        owner: [u] int32, the unique keys' shards, ascending.
         counts: [world] int64, the number of unique keys for each shard.
     """
 
     index: tf.Tensor
     row: tf.Tensor
     owner: tf.Tensor
-    place: tf.Tensor
     counts: tf.Tensor
 
 
-def route(keys: tf.Tensor, world: int) -> Route:
+def route(
+    keys: tf.Tensor, world: int, device: str | None, training: bool
+) -> Route:
     """Finds the shard of each key: shard key % world, row key // world.
 
     Args:
         keys: [n] int64.
         world: the number of shards.
+        device: where the keys are.
+        training: whether this is part of a training step.
 
     Returns:
         The route.
     """
+    module = kernels.operations(device, training)
+    if module:
+        return Route(*module.tfrs_embed_route(keys=keys, world=world))
     unique, index = tf.unique(keys)
     if world == 1:
         size = tf.size(unique)
@@ -52,17 +58,15 @@ def route(keys: tf.Tensor, world: int) -> Route:
             index,
             unique,
             tf.zeros([size], tf.int32),
-            tf.range(size),
             tf.cast(size, tf.int64)[None],
         )
     owner = tf.cast(tf.math.floormod(unique, world), tf.int32)
     places = tf.dynamic_partition(tf.range(tf.size(unique)), owner, world)
     by_owner = tf.concat(places, 0)
     return Route(
-        index,
+        tf.gather(tf.math.invert_permutation(by_owner), index),
         tf.math.floordiv(tf.gather(unique, by_owner), world),
         tf.gather(owner, by_owner),
-        by_owner,
         tf.cast(tf.stack([tf.size(p) for p in places]), tf.int64),
     )
 
@@ -142,7 +146,7 @@ class Exchange:
         return Received(
             tf.reshape(message[:, 1:], [-1]),
             tf.reshape(there, [-1]),
-            tf.scatter_nd(routed.place[:, None], slot, tf.shape(slot)),
+            slot,
             capacity,
             bucket,
         )

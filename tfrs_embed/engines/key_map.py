@@ -5,11 +5,25 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed import kernels
+
 #: The row of a key that has none.
 UNKNOWN = -1
 
 # TensorFlow's hash tables live on the host, whatever the shard's device.
 _HOST = "/device:CPU:0"
+
+
+class _Table(tf.lookup.experimental.MutableHashTable):
+    """TensorFlow's table, with the compiled one in its place if there is."""
+
+    def _create_resource(self) -> tf.Tensor:
+        if tf.executing_eagerly():
+            module = kernels.operations(_HOST, training=True)
+            if module:
+                self._table_name = None  # As the base class does.
+                return module.tfrs_embed_key_map()
+        return super()._create_resource()
 
 
 class KeyMap:
@@ -21,7 +35,7 @@ class KeyMap:
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device(_HOST):
-            self.resource = tf.lookup.experimental.MutableHashTable(
+            self.resource = _Table(
                 tf.int64,
                 tf.int64,
                 UNKNOWN,

@@ -278,7 +278,10 @@ class ShardedEngine(Engine):
             shard.drain()
         activations: list[Any] = [None] * len(bags)
         received, slots = [], []
-        routes = [self._route(group, bags) for group in self._groups]
+        routes = [
+            self._route(group, bags, shard.device, training)
+            for group in self._groups
+        ]
         longest = self._replicas.max(
             replica,
             tf.stack([tf.reduce_max(r.counts) for r in routes]),
@@ -381,7 +384,13 @@ class ShardedEngine(Engine):
         """Rows of a table, [n, dim], that `_locate` or `_find` returned."""
         return shard.gather(name, rows)
 
-    def _route(self, group: Group, bags: Sequence[Bags]) -> Route:
+    def _route(
+        self,
+        group: Group,
+        bags: Sequence[Bags],
+        device: str | None,
+        training: bool,
+    ) -> Route:
         """Routes the ids of a group's features."""
         world = self._replicas.world
         keys = []
@@ -390,7 +399,10 @@ class ShardedEngine(Engine):
             ids = tf.cast(bags[i].ids, tf.int64)
             keys.append(ids + world * first if first else ids)
         return exchange.route(
-            keys[0] if len(keys) == 1 else tf.concat(keys, 0), world
+            keys[0] if len(keys) == 1 else tf.concat(keys, 0),
+            world,
+            device,
+            training,
         )
 
     def _gather(self, shard: Shard, group: Group, rows: tf.Tensor) -> tf.Tensor:

@@ -102,6 +102,8 @@ def _compilations(scratch: Path) -> list[list[str]]:
         ("ops", "ops.cc", headers),
         ("uses", "uses.cc", headers),
         ("graph_pass", "graph_pass.cc", headers),
+        ("key_map", "key_map.cc", headers),
+        ("route", "route.cc", headers),
         ("dispatch", "dispatch.cc", ["-Wall", "-Wextra"]),
     ]
     loops: dict[str, list[str]] = {"baseline": []}
