@@ -122,7 +122,8 @@ def _load() -> tuple[Status, Any]:
         return _without(f"No kernels: {made_for}; run {_BUILD}.")
     try:
         module = tf.load_op_library(str(path))
-        loops = module.tfrs_embed_loops().numpy().decode()
+        with tf.init_scope():  # The first to ask may be tracing a function.
+            loops = module.tfrs_embed_loops().numpy().decode()
     except (tf.errors.OpError, AttributeError) as error:
         return _without(f"No kernels: {path} does not load: {error}")
     reason = f"Kernels in use: {path} ({loops})."

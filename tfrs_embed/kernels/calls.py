@@ -79,6 +79,7 @@ def _features(
         "counts": tf.stack([b.count for b in bags]),
         "table_of": list(table_of),
         "has_bag": has_bag,
+        "per_bag": [b.per_bag or 1 for b in bags],
         "has_weights": has_weights,
         "has_scale": has_scale,
     }

@@ -113,7 +113,7 @@ class EngineLayer(tf_keras.layers.Layer):
                 return self._apply(
                     residuals,
                     [
-                        tf.reshape(tf.cast(g, tf.float32), tf.shape(v))
+                        _as_vectors(g, v)
                         for g, v in zip(gradients, vectors, strict=True)
                     ],
                     trigger,
@@ -242,3 +242,11 @@ class EngineLayer(tf_keras.layers.Layer):
     ) -> dict[str, Any]:
         self._drain_eagerly()
         return super()._trackable_children(save_type, **kwargs)
+
+
+def _as_vectors(gradient: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
+    """An output's gradient as that of the vectors, [count, dim] float32."""
+    gradient = tf.cast(gradient, tf.float32)
+    if gradient.shape.rank == 2:
+        return gradient
+    return tf.reshape(gradient, tf.shape(vectors))

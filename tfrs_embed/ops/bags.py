@@ -7,11 +7,13 @@ a bag of one id or none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed import kernels
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.ops.checks import Checks, Consensus
 from tfrs_embed.ops.ids import Draft, make_draft, require_valid, valid
@@ -24,13 +26,16 @@ class Bags(NamedTuple):
 
     Attributes:
         ids: [n] int32 or int64, each inside the table.
-        bag: [n] int32, the bag of each id, ascending; None: id i is bag i.
+        bag: [n] int32, the bag of each id, ascending; None: every bag has the
+            same number of ids.
         weights: [n] float32, or None for ones.
         scale: [count] float32, or None for ones.
         count: scalar int32, the number of bags.
         shape: [rank] int32, the output's shape without the embedding dim; its
             product is count.
         static_shape: what is known of `shape` when tracing.
+        lengths: [k], if every bag has k ids; [None], if `bag` says it. Not an
+            integer, which Keras would make a tensor of.
     """
 
     ids: tf.Tensor
@@ -40,6 +45,7 @@ class Bags(NamedTuple):
     count: tf.Tensor
     shape: tf.Tensor
     static_shape: tf.TensorShape
+    lengths: tf.TensorShape = tf.TensorShape([1])
 
     @classmethod
     def of_rows(
@@ -54,11 +60,20 @@ class Bags(NamedTuple):
             count,
             count[None],
             tf.TensorShape([None]),
+            tf.TensorShape([1 if bag is None else None]),
         )
 
     def bag_of_id(self) -> tf.Tensor:
         """Returns [n] int32, the bag of each id."""
-        return tf.range(self.count) if self.bag is None else self.bag
+        if self.bag is not None:
+            return self.bag
+        bags = tf.range(self.count)
+        return bags if self.per_bag == 1 else tf.repeat(bags, self.per_bag)
+
+    @property
+    def per_bag(self) -> int | None:
+        """The number of ids in every bag, or None if `bag` says it."""
+        return None if self.bag is not None else self.lengths[0]
 
 
 def to_bags(
@@ -98,15 +113,15 @@ def to_bags(
         features, ids, weights, strict=True
     ):
         draft = make_draft(feature, feature_ids, feature_weights, checks)
-        if invalid_ids == "error":
-            require_valid(feature, draft.ids, checks)
         drafts.append(draft)
+    if invalid_ids == "error":
+        require_valid(features, [d.ids for d in drafts], checks)
     names = ("ids", "bag", "weights", "shape", "kept")
     places = [
         (draft, name)
         for draft in drafts
         for name in names
-        if getattr(draft, name) is not None
+        if tf.is_tensor(getattr(draft, name))
     ]
     guarded = checks.guard([getattr(*place) for place in places])
     for (draft, name), tensor in zip(places, guarded, strict=True):
@@ -122,24 +137,35 @@ def _finish(feature: FeatureSpec, draft: Draft, invalid_ids: str) -> Bags:
     if draft.kept is not None:
         weights = tf.gather(weights, draft.kept)
     shape = tf.cast(draft.shape, tf.int32)
-    count = tf.reduce_prod(shape)
+    count = (
+        tf.constant(math.prod(draft.shape))
+        if isinstance(draft.shape, list)
+        else tf.reduce_prod(shape)
+    )
+    per_bag = draft.per_bag if bag is None else None
     combiner = feature.table.combiner
     vocabulary_size = feature.table.vocabulary_size
     combine = draft.combine
     if invalid_ids == "zero":
         # An id that is left out leaves its bag empty, which is a zero vector.
         kept = tf.where(valid(ids, vocabulary_size))[:, 0]
-        bag = tf.cast(kept, tf.int32) if bag is None else tf.gather(bag, kept)
+        bag = (
+            tf.cast(kept // per_bag, tf.int32)
+            if bag is None
+            else tf.gather(bag, kept)
+        )
+        per_bag = None
         ids = tf.gather(ids, kept)
         weights = None if weights is None else tf.gather(weights, kept)
-    ids = tf.cast(
-        ids, tf.int32 if vocabulary_size <= tf.int32.max else tf.int64
-    )
-    if weights is None and (not combine or bag is None):
+    if ids.dtype != tf.int64 or not kernels.operations(None, training=True):
+        # TensorFlow's operations are faster on int32.
+        small = vocabulary_size <= tf.int32.max
+        ids = tf.cast(ids, tf.int32 if small else tf.int64)
+    if weights is None and (not combine or per_bag == 1):
         # One id of weight 1: every combiner gives the row itself.
         scale = None
     else:
-        scale = _scale(combiner, bag, weights, count)
+        scale = _scale(combiner, bag, per_bag, weights, count)
     return Bags(
         ids,
         bag,
@@ -148,25 +174,28 @@ def _finish(feature: FeatureSpec, draft: Draft, invalid_ids: str) -> Bags:
         count,
         shape,
         draft.static_shape,
+        tf.TensorShape([per_bag]),
     )
 
 
 def _scale(
     combiner: str,
     bag: tf.Tensor | None,
+    per_bag: int | None,
     weights: tf.Tensor | None,
     count: tf.Tensor,
 ) -> tf.Tensor | None:
     """What a bag's weighted sum is multiplied by; 0 for a zero total."""
     if combiner == "sum":
         return None
-    if weights is None:
-        assert bag is not None
+    if weights is not None:
+        terms = weights if combiner == "mean" else tf.square(weights)
+    elif bag is not None:
         terms = tf.ones(tf.shape(bag), tf.float32)
     else:
-        terms = weights if combiner == "mean" else tf.square(weights)
+        terms = tf.ones([count * per_bag], tf.float32)
     total = (
-        terms
+        tf.reduce_sum(tf.reshape(terms, [count, per_bag]), 1)
         if bag is None
         else tf.math.unsorted_segment_sum(terms, bag, count)
     )

@@ -81,12 +81,18 @@ class Checks:
                 None, None, text().numpy().decode()
             )
 
+    def require_all(
+        self, oks: tf.Tensor, texts: Sequence[Callable[[], tf.Tensor]]
+    ) -> None:
+        """Adds conditions, [n] bool, with a text for each, in a graph."""
+        self._checks.append((oks, lambda: tf.stack([t() for t in texts])))
+
     def guard(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the tensors, which now exist only if all conditions hold."""
         if not self._checks and self._consensus is None:
             return list(tensors)
         consensus = self._consensus
-        oks = tf.stack([ok for ok, _ in self._checks] or [tf.constant(True)])
+        oks = _in_row([ok for ok, _ in self._checks] or [tf.constant(True)])
         ok = tf.reduce_all(oks)
         if consensus is not None:
             ok = consensus.holds(ok)
@@ -94,11 +100,12 @@ class Checks:
         def fail() -> list[tf.Tensor]:
             texts = [text() for _, text in self._checks] or [tf.constant("")]
             if consensus is None:
-                text = tf.boolean_mask(tf.stack(texts), ~oks)[0]
+                text = tf.boolean_mask(_in_row(texts), ~oks)[0]
             else:
                 # Where all of this replica's hold the text is another's.
                 bad = tf.boolean_mask(
-                    tf.stack([*texts, ""]), tf.concat([~oks, [True]], 0)
+                    _in_row([*texts, tf.constant("")]),
+                    tf.concat([~oks, [True]], 0),
                 )
                 text = consensus.text(bad[0])
             failed = tf.debugging.Assert(False, [text])
@@ -112,3 +119,10 @@ class Checks:
         for after, before in zip(guarded, tensors, strict=True):
             after.set_shape(before.shape)
         return guarded
+
+
+def _in_row(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Scalars and vectors as one vector."""
+    if all(v.shape.rank == 0 for v in values):
+        return tf.stack(values)
+    return tf.concat([tf.reshape(v, [-1]) for v in values], 0)

@@ -7,11 +7,14 @@ weights, and the shape that the bags are laid out in.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed import kernels
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.ops.checks import Checks, first, message
 
@@ -22,12 +25,15 @@ class Draft:
 
     Attributes:
         ids: [n] integers.
-        bag: [n] int32, the bag of each id, ascending; None: id i is bag i.
+        bag: [n] int32, the bag of each id, ascending; None: every bag has
+            `per_bag` ids.
         weights: float32, [n], or what `kept` picks the [n] of; or None.
-        shape: [rank] int32, the shape that the bags are laid out in.
+        shape: [rank], the shape that the bags are laid out in: an int32
+            tensor, or a list if it is known when tracing.
         static_shape: what is known of `shape` when tracing.
         combine: whether bags may hold several ids.
         kept: [n], the ids' places among the weights; None: all, in order.
+        per_bag: the number of ids in each bag, if `bag` is None.
     """
 
     ids: tf.Tensor
@@ -37,6 +43,7 @@ class Draft:
     static_shape: tf.TensorShape
     combine: bool
     kept: tf.Tensor | None = None
+    per_bag: int = 1
 
 
 def make_draft(
@@ -90,10 +97,11 @@ def _draft_dense(
         )
         weights = tf.reshape(weights, [-1])
     flat = tf.reshape(ids, [-1])
-    shape, static = tf.shape(ids), ids.shape
+    static = ids.shape
+    shape = static if static.is_fully_defined() else tf.shape(ids)
     wanted = feature.output_shape
     if wanted is None:
-        return Draft(flat, None, weights, shape, static, False)
+        return Draft(flat, None, weights, _layout(shape), static, False)
     rank = static.rank
     if rank is None or rank not in (len(wanted), len(wanted) + 1):
         raise ValueError(
@@ -106,12 +114,21 @@ def _draft_dense(
     _require_output_shape(feature, checks, prefix, prefix_static)
     prefix_static = prefix_static.merge_with(tf.TensorShape(wanted))
     if not combine:
-        return Draft(flat, None, weights, prefix, prefix_static, False)
-    if static[-1] == 1:
-        bag = None
-    else:
-        bag = tf.repeat(tf.range(tf.reduce_prod(prefix)), shape[-1])
-    return Draft(flat, bag, weights, prefix, prefix_static, True)
+        layout = _layout(prefix)
+        return Draft(flat, None, weights, layout, prefix_static, False)
+    if static[-1]:
+        layout, per_bag = _layout(prefix), static[-1]
+        return Draft(
+            flat, None, weights, layout, prefix_static, True, None, per_bag
+        )
+    # Bags of a length that is not known, or of none at all.
+    bag = tf.repeat(tf.range(tf.reduce_prod(_layout(prefix))), shape[-1])
+    return Draft(flat, bag, weights, _layout(prefix), prefix_static, True)
+
+
+def _layout(shape: Any) -> Any:
+    """A shape as a draft has it."""
+    return shape.as_list() if isinstance(shape, tf.TensorShape) else shape
 
 
 def _draft_ragged(
@@ -304,18 +321,43 @@ def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
     return (ids >= 0) & (ids < vocabulary_size)
 
 
-def require_valid(feature: FeatureSpec, ids: tf.Tensor, checks: Checks) -> None:
-    """Requires all ids to be in the feature's table."""
-    vocabulary_size = feature.table.vocabulary_size
-    inside = valid(ids, vocabulary_size)
-    checks.require(
-        tf.reduce_all(inside),
-        lambda: message(
-            f"{feature}: id ",
-            first(ids, ~inside),
-            f" is out of range; the table has {vocabulary_size} rows, valid "
-            f"ids are 0 to {vocabulary_size - 1}.",
-        ),
+def require_valid(
+    features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor], checks: Checks
+) -> None:
+    """Requires all ids to be in their features' tables."""
+    sizes = [feature.table.vocabulary_size for feature in features]
+    plain = all(i.dtype in (tf.int32, tf.int64) for i in ids)
+    # Wherever the tables are: this reads the ids alone.
+    module = kernels.operations(None, training=True) if plain else None
+    if module and tf.executing_eagerly():
+        module = None  # One condition after the other, as they are found.
+    if module:
+        wide = any(i.dtype == tf.int64 for i in ids)
+        checks.require_all(
+            module.tfrs_embed_inside(
+                ids=[tf.cast(i, tf.int64) for i in ids] if wide else list(ids),
+                rows=sizes,
+            ),
+            [
+                functools.partial(_range_message, *each)
+                for each in zip(features, ids, strict=True)
+            ],
+        )
+        return
+    for feature, each, size in zip(features, ids, sizes, strict=True):
+        checks.require(
+            tf.reduce_all(valid(each, size)),
+            functools.partial(_range_message, feature, each),
+        )
+
+
+def _range_message(feature: FeatureSpec, ids: tf.Tensor) -> tf.Tensor:
+    size = feature.table.vocabulary_size
+    return message(
+        f"{feature}: id ",
+        first(ids, ~valid(ids, size)),
+        f" is out of range; the table has {size} rows, valid ids are 0 to "
+        f"{size - 1}.",
     )
 
 

@@ -84,6 +84,8 @@ def combine(rows: tf.Tensor, index: tf.Tensor | None, bags: Bags) -> tf.Tensor:
         if index is not None:
             rows, index = tf.gather(rows, index), None
         rows *= tf.cast(bags.weights, rows.dtype)[:, None]
+    if bag is None and bags.per_bag != 1:
+        bag = bags.bag_of_id()
     if bag is None:
         if index is not None:
             rows = tf.gather(rows, index)
@@ -152,7 +154,7 @@ def spread(
         for g, b in zip(gradients, bags, strict=True)
     ]
     gradient = _concat(scaled)
-    if all(b.bag is None and b.weights is None for b in bags):
+    if all(b.per_bag == 1 and b.weights is None for b in bags):
         return tf.math.unsorted_segment_sum(gradient, index, num_rows)
     # Number the bags of all features in one row.
     first = tf.constant(0)
@@ -194,6 +196,8 @@ def _spread_unweighted(
 def reshape_output(vectors: tf.Tensor, bags: Bags, dim: int) -> tf.Tensor:
     """Returns [count, dim] vectors in the feature's output shape."""
     shape = bags.static_shape + tf.TensorShape([dim])
+    if shape.rank == 2 and vectors.shape == shape and shape[0] is not None:
+        return vectors
     if shape.rank != 2:
         vectors = tf.reshape(vectors, tf.concat([bags.shape, [dim]], 0))
     return tf.ensure_shape(vectors, shape)

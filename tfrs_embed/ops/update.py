@@ -60,6 +60,8 @@ def row_gradients(
         gradients, [rows, dim] float32.
     """
     ids = [b.ids for b in uses.bags]
+    if len({i.dtype for i in ids}) > 1:
+        ids = [tf.cast(i, tf.int64) for i in ids]
     unique, index = tf.unique(ids[0] if len(ids) == 1 else tf.concat(ids, 0))
     module = kernels.operations(device, training=True)
     if module is None and _one_each(uses):
@@ -91,8 +93,9 @@ def _add_by_row(
 def _one_each(uses: Uses) -> bool:
     """Whether each id's gradient is that of one feature's bag, as it is."""
     first, *others = uses.bags
-    plain = first.weights is None and first.scale is None
-    return plain and not others and (uses.single or first.bag is None)
+    if first.weights is not None or first.scale is not None or others:
+        return False
+    return uses.single or first.per_bag == 1
 
 
 def update(changes: Sequence[Change], device: str | None) -> None:

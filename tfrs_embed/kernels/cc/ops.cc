@@ -49,12 +49,20 @@ const TfrsLoops& Loops() {
 struct Layout {
   std::vector<int> table_of;
   std::vector<bool> has_bag, has_weights, has_scale;
+  std::vector<int64_t> per_bag;  // Of features without bags; empty: 1.
 
   explicit Layout(OpKernelConstruction* ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table_of", &table_of));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("has_bag", &has_bag));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("has_weights", &has_weights));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("has_scale", &has_scale));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("per_bag", &per_bag));
+    if (per_bag.empty()) per_bag.assign(table_of.size(), 1);
+    OP_REQUIRES(ctx,
+                per_bag.size() == table_of.size() &&
+                    *std::min_element(per_bag.begin(), per_bag.end()) > 0,
+                InvalidArgument("per_bag must have a positive entry for each "
+                                "feature, or none."));
     OP_REQUIRES(ctx,
                 has_bag.size() == table_of.size() &&
                     has_weights.size() == table_of.size() &&
@@ -113,10 +121,11 @@ absl::Status ReadFeatures(OpKernelContext* ctx, const Layout& layout,
                                values[feature.n - 1], " of ", feature.count);
       }
       feature.bag = values;
-    } else if (feature.n != feature.count) {
+    } else if (feature.n != feature.count * layout.per_bag[f]) {
       return InvalidArgument("feature ", f, ": ", feature.n, " ids for ",
-                             feature.count, " bags");
+                             feature.count, " bags of ", layout.per_bag[f]);
     }
+    feature.per_bag = layout.per_bag[f];
     if (layout.has_weights[f]) {
       const Tensor& input = weights[weight++];
       if (input.NumElements() != feature.n) {
@@ -161,27 +170,29 @@ absl::Status ReadGradients(OpKernelContext* ctx,
   return absl::OkStatus();
 }
 
+// Whether all ids of a feature are in [0, rows).
+bool Inside(const Feature& feature, uint64_t rows) {
+  uint64_t largest = 0;
+  if (feature.wide) {
+    auto* ids = static_cast<const uint64_t*>(feature.ids);
+    for (int64_t i = 0; i < feature.n; ++i) largest = std::max(largest, ids[i]);
+  } else {
+    // A negative id becomes a large one.
+    auto* ids = static_cast<const uint32_t*>(feature.ids);
+    uint32_t narrow = 0;
+    for (int64_t i = 0; i < feature.n; ++i) narrow = std::max(narrow, ids[i]);
+    largest = narrow > 0x7FFFFFFF ? ~uint64_t{0} : narrow;
+  }
+  return feature.n == 0 || largest < rows;
+}
+
 // Fails if an id is outside of its table.
-absl::Status CheckIds(OpKernelContext* ctx,
-                      const std::vector<Feature>& features,
+absl::Status CheckIds(const std::vector<Feature>& features,
                       const std::vector<Rows>& tables) {
   for (size_t f = 0; f < features.size(); ++f) {
     const Feature& feature = features[f];
     const uint64_t rows = tables[feature.table].rows;
-    uint64_t largest = 0;
-    if (feature.wide) {
-      auto* ids = static_cast<const uint64_t*>(feature.ids);
-      for (int64_t i = 0; i < feature.n; ++i) {
-        largest = std::max(largest, ids[i]);
-      }
-    } else {
-      // A negative id becomes a large one.
-      auto* ids = static_cast<const uint32_t*>(feature.ids);
-      uint32_t narrow = 0;
-      for (int64_t i = 0; i < feature.n; ++i) narrow = std::max(narrow, ids[i]);
-      largest = narrow > 0x7FFFFFFF ? ~uint64_t{0} : narrow;
-    }
-    if (feature.n == 0 || largest < rows) continue;
+    if (Inside(feature, rows)) continue;
     for (int64_t i = 0; i < feature.n; ++i) {
       if (static_cast<uint64_t>(feature.id(i)) >= rows) {
         return InvalidArgument("feature ", f, ": id ", feature.id(i),
@@ -214,7 +225,7 @@ absl::Status LookUp(OpKernelContext* ctx, const std::vector<Feature>& features,
                     const std::vector<const float*>& parameters,
                     const std::vector<Rows>& tables,
                     tensorflow::DataType dtype) {
-  TF_RETURN_IF_ERROR(CheckIds(ctx, features, tables));
+  TF_RETURN_IF_ERROR(CheckIds(features, tables));
   OpOutputList outputs;
   TF_RETURN_IF_ERROR(ctx->output_list("vectors", &outputs));
   std::vector<TfrsLookup> lookups(features.size());
@@ -230,8 +241,8 @@ absl::Status LookUp(OpKernelContext* ctx, const std::vector<Feature>& features,
                   feature.ids,               feature.bag,
                   feature.weights,           feature.scale,
                   out->data(),               feature.n,
-                  feature.count,             feature.wide,
-                  OutputOf(dtype)};
+                  feature.count,             feature.per_bag,
+                  feature.wide,              OutputOf(dtype)};
     starts[f + 1] = starts[f] + feature.n;
     work += feature.n * (40 + 2 * dim);
     if (feature.n == 0 && out->TotalBytes() > 0) {
@@ -466,6 +477,35 @@ class UpdateOp : public OpKernel {
   std::vector<float> settings_;
 };
 
+// Whether all ids of each feature are in its table.
+class InsideOp : public OpKernel {
+ public:
+  explicit InsideOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("rows", &rows_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList ids;
+    OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
+    OP_REQUIRES(ctx, static_cast<size_t>(ids.size()) == rows_.size(),
+                InvalidArgument(ids.size(), " ids for ", rows_.size(),
+                                " tables"));
+    Tensor* out;
+    OP_REQUIRES_OK(ctx,
+                   ctx->allocate_output(0, TensorShape({ids.size()}), &out));
+    for (int f = 0; f < ids.size(); ++f) {
+      Feature feature;
+      feature.n = ids[f].NumElements();
+      feature.wide = ids[f].dtype() == tensorflow::DT_INT64;
+      feature.ids = ids[f].data();
+      out->flat<bool>()(f) = Inside(feature, rows_[f]);
+    }
+  }
+
+ private:
+  std::vector<int64_t> rows_;
+};
+
 class LoopsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -502,7 +542,8 @@ absl::Status VectorShapes(InferenceContext* c) {
       .Attr("table_of: list(int)")           \
       .Attr("has_bag: list(bool)")           \
       .Attr("has_weights: list(bool)")       \
-      .Attr("has_scale: list(bool)")
+      .Attr("has_scale: list(bool)")         \
+      .Attr("per_bag: list(int) = []")
 
 TFRS_FEATURES(REGISTER_OP("TfrsEmbedLookup").Input("tables: N * resource"))
     .Output("vectors: M * T")
@@ -538,6 +579,17 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
+REGISTER_OP("TfrsEmbedInside")
+    .Input("ids: M * Tids")
+    .Output("inside: bool")
+    .Attr("M: int >= 1")
+    .Attr("Tids: {int32, int64}")
+    .Attr("rows: list(int)")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->num_inputs()));
+      return absl::OkStatus();
+    });
+
 REGISTER_OP("TfrsEmbedLoops")
     .Output("name: string")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
@@ -547,6 +599,7 @@ REGISTER_KERNEL_BUILDER(Name("TfrsEmbedCombine").Device(DEVICE_CPU),
                         CombineOp);
 REGISTER_KERNEL_BUILDER(Name("TfrsEmbedSpread").Device(DEVICE_CPU), SpreadOp);
 REGISTER_KERNEL_BUILDER(Name("TfrsEmbedUpdate").Device(DEVICE_CPU), UpdateOp);
+REGISTER_KERNEL_BUILDER(Name("TfrsEmbedInside").Device(DEVICE_CPU), InsideOp);
 REGISTER_KERNEL_BUILDER(Name("TfrsEmbedLoops").Device(DEVICE_CPU), LoopsOp);
 
 }  // namespace tfrs_embed

@@ -128,13 +128,15 @@ void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end) {
       ++begin;
     }
     if (begin == end) return;
+  } else {
+    begin = (begin + l.per_bag - 1) / l.per_bag * l.per_bag;
   }
   int64_t filled = l.bag ? (begin ? l.bag[begin - 1] + 1 : 0) : begin;
   int64_t told = begin;
   int64_t i = begin;
   while (i < end) {
-    int64_t stop = i + 1;
-    const int64_t bag = l.bag ? l.bag[i] : i;
+    int64_t stop = l.bag ? i + 1 : i + l.per_bag;
+    const int64_t bag = l.bag ? l.bag[i] : i / l.per_bag;
     if (l.bag) {
       while (stop < l.n && l.bag[stop] == bag) ++stop;
       if (filled < bag) Zero(l, filled, bag);

@@ -18,11 +18,11 @@ struct TfrsLookup {
   const float* table;
   int64_t dim;
   const void* ids;      // int64_t if wide, else int32_t.
-  const int32_t* bag;   // Ascending; null: id i is bag i.
+  const int32_t* bag;   // Ascending; null: every bag has per_bag ids.
   const float* weights;
   const float* scale;
   void* out;            // [count, dim]
-  int64_t n, count;
+  int64_t n, count, per_bag;
   int32_t wide;
   int32_t output;       // TfrsOutput
 };

@@ -157,7 +157,9 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
       for (int64_t i = begin; i < end; ++i) {
         const int64_t id = feature.id(i);
         const int64_t to = mine[BucketOf(id, b)]++;
-        const int64_t bag = feature.bag ? feature.bag[i] : i;
+        const int64_t bag = feature.bag            ? feature.bag[i]
+                            : feature.per_bag == 1 ? i
+                                                   : i / feature.per_bag;
         uses_[to] = {id, feature.gradient + bag * dim};
         if (factors) {
           factors_[to] = (feature.weights ? feature.weights[i] : 1.0f) *

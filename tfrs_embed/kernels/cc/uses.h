@@ -20,7 +20,8 @@ struct Feature {
   int64_t count = 0;  // Of bags.
   const void* ids = nullptr;
   bool wide = false;
-  const int32_t* bag = nullptr;
+  const int32_t* bag = nullptr;  // Null: every bag has per_bag ids.
+  int64_t per_bag = 1;
   const float* weights = nullptr;
   const float* scale = nullptr;
   const float* gradient = nullptr;  // [count, dim]
