@@ -4,6 +4,7 @@ PYTHON ?= python3
 BAZEL ?= $(shell command -v bazel-4 || command -v bazel || echo bazel)
 
 VENV := .venv
+BENCH_VENV := .venv-bench
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check -qq
 
@@ -12,8 +13,8 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo multi-worker dlrm test upstream lint format bench
-.PHONY: wheel bazel clean
+.PHONY: help setup kernels demo multi-worker dlrm test sanitize upstream lint
+.PHONY: format bench wheel bazel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' \
@@ -37,24 +38,39 @@ $(VENV)/.movielens: $(VENV)/.created
 	$(PIP) install --no-deps recbole==1.2.1
 	@touch $@
 
-setup: $(VENV)/.installed-dev ## Make .venv with everything for development
+# Installed, and the kernels compiled for what that brought, if they can be.
+KERNELS := $(wildcard tfrs_embed/kernels/cc/*) tfrs_embed/kernels/build.py
+$(VENV)/.ready-%: $(VENV)/.installed-% $(KERNELS)
+	$(RUN) -m tfrs_embed.kernels.build --if-possible
+	@touch $@
+# What only leads from one pattern to another would be deleted.
+.PRECIOUS: $(VENV)/.installed-%
 
-demo: $(VENV)/.installed-examples $(VENV)/.movielens ## Train on MovieLens-100K
+setup: $(VENV)/.ready-dev ## Make .venv with everything for development
+
+kernels: $(VENV)/.installed-test ## Compile the CPU kernels, or say why not
+	$(RUN) -m tfrs_embed.kernels.build
+
+demo: $(VENV)/.ready-examples $(VENV)/.movielens ## Train on MovieLens-100K
 	$(RUN) examples/movielens_ranking.py
 
 # Two processes, as on a cluster; ARGS="--workers 3" and other flags.
-multi-worker: $(VENV)/.installed-examples $(VENV)/.movielens
+multi-worker: $(VENV)/.ready-examples $(VENV)/.movielens
 multi-worker: ## Train on MovieLens-100K with several workers
 	$(RUN) examples/multi_worker.py $(ARGS)
 
 # One process, two replicas; ARGS="--rows 1000000" and other flags.
-dlrm: $(VENV)/.installed-examples ## Train a DLRM on synthetic clicks
+dlrm: $(VENV)/.ready-examples ## Train a DLRM on synthetic clicks
 	$(RUN) examples/dlrm_synthetic.py $(ARGS)
 
-test: $(VENV)/.installed-test ## Run the tests; ARGS="-k ragged" picks some
+test: $(VENV)/.ready-test ## Run the tests; ARGS="-k ragged" picks some
 	$(RUN) -m pytest -n 2 $(ARGS)
 
-upstream: $(VENV)/.installed-test ## Run TFRS's and TF-models' tests on it
+# ARGS="--seconds 600" for more; it needs g++ or clang++.
+sanitize: $(VENV)/.installed-test ## Fuzz the kernels under sanitizers
+	$(RUN) tests/sanitize/run.py $(ARGS)
+
+upstream: $(VENV)/.ready-test ## Run TFRS's and TF-models' tests on it
 	$(RUN) tests/upstream/run.py
 
 lint: $(VENV)/.installed-lint ## Check style and types
@@ -66,22 +82,38 @@ format: $(VENV)/.installed-lint ## Bring the code into style
 	$(RUN) -m ruff check --fix-only .
 	$(RUN) -m ruff format .
 
-bench: $(VENV)/.installed-test ## Compare speed with TFRS and Keras
-	$(RUN) benchmarks/single_table.py
+# The peers bring gigabytes, and pins of their own.
+$(BENCH_VENV)/.installed: benchmarks/requirements.txt setup.py pyproject.toml
+	$(MAKE) VENV=$(BENCH_VENV) $(BENCH_VENV)/.created
+	$(BENCH_VENV)/bin/python -m pip --disable-pip-version-check -qq \
+		install --editable . --requirement benchmarks/requirements.txt
+	@touch $@
+
+# ARGS="--cases single forward" and other flags: these only print a report.
+# --quick tries the suite out.
+bench: $(BENCH_VENV)/.installed $(VENV)/.ready-test
+bench: ## Compare speed with other libraries, and write docs/benchmarks.md
+	$(BENCH_VENV)/bin/python benchmarks/run.py \
+		$(or $(ARGS),--output docs/benchmarks.md)
 	$(RUN) benchmarks/sharded.py
 
 WHEEL_CHECK := import sys, tfrs_embed; \
 	assert "tensorflow_recommenders" not in sys.modules; \
 	print("imported", tfrs_embed.__version__, "from", tfrs_embed.__file__)
+KERNELS_CHECK := from tfrs_embed.kernels import build, status; \
+	print(status()); assert status().loaded or not build.find_compiler()
 
 # .build goes first: modules since removed would still be taken from it.
-wheel: $(VENV)/.created ## Build dist/*.whl and import it in an empty venv
+wheel: $(VENV)/.created ## Build dist/*.whl and try it in an empty venv
 	rm -rf .build dist
 	$(PIP) wheel --no-deps --wheel-dir dist .
 	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && \
 	$(RUN) -m venv "$$tmp/venv" && \
 	"$$tmp/venv/bin/python" -m pip install -qq --no-compile dist/*.whl && \
-	cd "$$tmp" && env -i venv/bin/python -c '$(WHEEL_CHECK)'
+	cd "$$tmp" && env -i venv/bin/python -c '$(WHEEL_CHECK)' && \
+	env -i PATH="$$PATH" venv/bin/python -m tfrs_embed.kernels.build \
+		--if-possible && \
+	env -i PATH="$$PATH" venv/bin/python -c '$(KERNELS_CHECK)'
 
 bazel: $(VENV)/.installed-test ## Build and test with Bazel, in .venv
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" && \
@@ -89,6 +121,7 @@ bazel: $(VENV)/.installed-test ## Build and test with Bazel, in .venv
 	$(BAZEL) $(BAZEL_STARTUP) test $(BAZEL_ARGS) //...
 
 clean: ## Remove what these targets made, .venv too
-	rm -rf $(VENV) .build dist *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) .build dist *.egg-info
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -f tfrs_embed/kernels/*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +

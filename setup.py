@@ -33,7 +33,11 @@ setup(
     license_expression="Apache-2.0",
     license_files=["LICENSE"],
     packages=find_packages(include=["tfrs_embed", "tfrs_embed.*"]),
-    package_data={"tfrs_embed": ["py.typed"]},
+    # With what python -m tfrs_embed.kernels.build compiles.
+    package_data={
+        "tfrs_embed": ["py.typed"],
+        "tfrs_embed.kernels": ["cc/*.cc", "cc/*.h"],
+    },
     zip_safe=False,  # Type checkers look for py.typed in a folder.
     python_requires=">=3.10",
     install_requires=[

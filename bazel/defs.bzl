@@ -25,3 +25,32 @@ def pytest_test(name, srcs, data = [], deps = [], **kwargs):
         deps = deps + ["//:expect_pytest_installed"],
         **kwargs
     )
+
+def _compiled_kernels_impl(ctx):
+    folder = ctx.actions.declare_directory(ctx.label.name)
+    ctx.actions.run(
+        executable = ctx.executable.builder,
+        arguments = ["--if-possible", "--output", folder.path],
+        outputs = [folder],
+        mnemonic = "CompileKernels",
+        progress_message = "Compiling the kernels for the CPU",
+        # The compiler, and the Python with TensorFlow, are those on PATH.
+        use_default_shell_env = True,
+        execution_requirements = {"no-remote": "1"},
+    )
+    return [DefaultInfo(
+        files = depset([folder]),
+        runfiles = ctx.runfiles([folder]),
+    )]
+
+compiled_kernels = rule(
+    implementation = _compiled_kernels_impl,
+    attrs = {
+        "builder": attr.label(
+            cfg = "exec",
+            doc = "What compiles them: tfrs_embed/kernels/build.py.",
+            executable = True,
+        ),
+    },
+    doc = "A folder, named as the target, with the kernels of tfrs_embed.",
+)

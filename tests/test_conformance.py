@@ -8,6 +8,8 @@ import tfrs_embed
 from helpers import KINDS, make_ids, make_weights
 from reference import Feature, Reference, Table, to_tf
 
+pytestmark = pytest.mark.usefixtures("both_implementations")
+
 tpu = tf.tpu.experimental.embedding
 BATCH, ROWS, DIMS = 6, {"x": 50, "y": 7}, {"x": 5, "y": 3}
 

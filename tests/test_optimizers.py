@@ -17,6 +17,8 @@ from tfrs_embed import optimizer_conversion
 from tfrs_embed import optimizers as rules
 from tfrs_embed.optimizer_conversion import convert
 
+pytestmark = pytest.mark.usefixtures("both_implementations")
+
 tpu = tf.tpu.experimental.embedding
 new, legacy = tf_keras.optimizers, tf_keras.optimizers.legacy
 schedules = tf_keras.optimizers.schedules

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 import tfrs_embed
 from helpers import train
 from reference import Feature, Ragged, Reference, Sparse, Table, to_tf
+
+pytestmark = pytest.mark.usefixtures("both_implementations")
 
 tpu = tf.tpu.experimental.embedding
 bounded = settings(

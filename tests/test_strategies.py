@@ -12,6 +12,10 @@ def test_conformance(strategy):
     run(["test_sharded_conformance.py"], strategy)
 
 
+def test_conformance_without_kernels():
+    run(["test_sharded_conformance.py"], "mirrored:2", TFRS_EMBED_KERNELS="off")
+
+
 @pytest.mark.parametrize("strategy", ["mirrored:2", "workers:2"])
 def test_keras(strategy):
     run(["test_sharded_keras.py", "test_sharded_models.py"], strategy)

@@ -34,7 +34,7 @@ class Status:
         loaded: whether they are.
         reason: why, in one sentence.
         path: the file they were loaded from, or None.
-        loops: the instruction set that this machine uses: "avx512", "avx2" or
+        loops: the instruction set that this machine uses: "avx2" or
             "baseline" (SSE2, or NEON on Arm); None if they aren't loaded.
     """
 

@@ -27,15 +27,8 @@ from tfrs_embed.kernels import files
 # Contracted products would round otherwise than TensorFlow's operations do.
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-ffp-contract=off"]
 
-_X86 = {
-    "avx2": ["-mavx2"],
-    "avx512": [
-        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"),
-        # Wider ones slow the processor down and gain nothing on rows that
-        # come from memory.
-        "-mprefer-vector-width=256",
-    ],
-}
+# AVX-512 was no faster on rows that come from memory.
+_X86 = {"avx2": ["-mavx2"]}
 
 
 class BuildError(RuntimeError):

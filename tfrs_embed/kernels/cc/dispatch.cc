@@ -11,11 +11,6 @@ const TfrsLoops* tfrs_loops(const char* name) {
   };
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && wanted(tfrs_loops_avx512())) {
-    return tfrs_loops_avx512();
-  }
   if (__builtin_cpu_supports("avx2") && wanted(tfrs_loops_avx2())) {
     return tfrs_loops_avx2();
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "huge_pages.h"
 #include "rows.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -72,8 +73,7 @@ struct Layout {
   }
 };
 
-// Reads the features' inputs. Bags must be ascending, which is not checked
-// beyond what memory safety asks for.
+// Reads the features' inputs, and checks all that memory safety depends on.
 absl::Status ReadFeatures(OpKernelContext* ctx, const Layout& layout,
                           int num_tables, std::vector<Feature>* features) {
   OpInputList ids, bags, weights, scales;
@@ -105,6 +105,9 @@ absl::Status ReadFeatures(OpKernelContext* ctx, const Layout& layout,
     }
     feature.n = ids[f].NumElements();
     feature.count = counts->flat<int32_t>()(f);
+    if (feature.count < 0) {
+      return InvalidArgument("feature ", f, ": ", feature.count, " bags");
+    }
     feature.wide = ids[f].dtype() == tensorflow::DT_INT64;
     feature.ids = ids[f].data();
     if (layout.has_bag[f]) {
@@ -119,6 +122,13 @@ absl::Status ReadFeatures(OpKernelContext* ctx, const Layout& layout,
           (values[0] < 0 || values[feature.n - 1] >= feature.count)) {
         return InvalidArgument("feature ", f, ": bags ", values[0], " to ",
                                values[feature.n - 1], " of ", feature.count);
+      }
+      int32_t falls = 0;
+      for (int64_t i = 1; i < feature.n; ++i) {
+        falls |= values[i] < values[i - 1];
+      }
+      if (falls) {
+        return InvalidArgument("feature ", f, ": the bags aren't ascending");
       }
       feature.bag = values;
     } else if (feature.n != feature.count * layout.per_bag[f]) {
@@ -273,6 +283,9 @@ class Variables {
     OpInputList handles;
     TF_RETURN_IF_ERROR(ctx->input_list(name, &handles));
     for (int i = 0; i < handles.size(); ++i) {
+      if (handles[i].NumElements() != 1) {
+        return InvalidArgument(name, ": a handle is not a scalar");
+      }
       RefCountPtr<Var> variable;
       TF_RETURN_IF_ERROR(tensorflow::LookupResource(
           ctx, handles[i].flat<tensorflow::ResourceHandle>()(0), &variable));
@@ -340,6 +353,7 @@ class LookupOp : public OpKernel {
     for (int t = 0; t < variables.size(); ++t) {
       OP_REQUIRES_OK(ctx, ShapeOf(variables[t], &tables[t]));
       parameters[t] = variables[t].flat<float>().data();
+      pages_.Use(t, variables[t]);
     }
     std::vector<Feature> features;
     OP_REQUIRES_OK(ctx,
@@ -350,6 +364,7 @@ class LookupOp : public OpKernel {
  private:
   const Layout layout_;
   tensorflow::DataType dtype_;
+  HugePages pages_;
 };
 
 class CombineOp : public OpKernel {
@@ -380,6 +395,8 @@ class SpreadOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const Tensor* size;
     OP_REQUIRES_OK(ctx, ctx->input("num_rows", &size));
+    OP_REQUIRES(ctx, size->NumElements() == 1,
+                InvalidArgument("num_rows must be a scalar"));
     const std::vector<Rows> tables = {{size->flat<int32_t>()(0), dim_}};
     OP_REQUIRES(ctx, tables[0].rows >= 0, InvalidArgument("num_rows < 0"));
     std::vector<Feature> features;
@@ -455,6 +472,7 @@ class UpdateOp : public OpKernel {
         OP_REQUIRES(ctx,
                     shape.rows == shapes[t].rows && shape.dim == shapes[t].dim,
                     InvalidArgument("table ", t, ": a slot's shape differs"));
+        pages_.Use(v, variables[v]);
         table.state[k] =
             const_cast<float*>(variables[v].flat<float>().data());
       }
@@ -475,6 +493,7 @@ class UpdateOp : public OpKernel {
   const Layout layout_;
   std::vector<int> rules_;
   std::vector<float> settings_;
+  HugePages pages_;
 };
 
 // Whether all ids of each feature are in its table.
@@ -519,6 +538,9 @@ class LoopsOp : public OpKernel {
 absl::Status VectorShapes(InferenceContext* c) {
   std::vector<int> dims;
   TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+  if (dims.size() != static_cast<size_t>(c->num_outputs())) {
+    return InvalidArgument("dims must have an entry for each feature.");
+  }
   for (int f = 0; f < c->num_outputs(); ++f) {
     c->set_output(f, c->Matrix(InferenceContext::kUnknownDim, dims[f]));
   }

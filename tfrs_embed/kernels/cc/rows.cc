@@ -72,20 +72,27 @@ inline uint16_t ToFloat16(float value) {
 
 // Writes a bag's sum, in place for float32.
 inline void Store(const TfrsLookup& l, int64_t bag, const float* sum) {
-  const float scale = l.scale ? l.scale[bag] : 1.0f;
   const int64_t dim = l.dim;
   if (l.output == kFloat32) {
-    float* out = static_cast<float*>(l.out) + bag * dim;
-    if (l.scale || out != sum) {
+    if (l.scale) {
+      const float scale = l.scale[bag];
+      float* out = static_cast<float*>(l.out) + bag * dim;
       for (int64_t j = 0; j < dim; ++j) out[j] = scale * sum[j];
     }
     return;
   }
+  // Not times 1: threads of TensorFlow would make 0 of a denormal number.
+  const bool scaled = l.scale != nullptr;
+  const float scale = scaled ? l.scale[bag] : 1.0f;
   uint16_t* out = static_cast<uint16_t*>(l.out) + bag * dim;
   if (l.output == kBfloat16) {
-    for (int64_t j = 0; j < dim; ++j) out[j] = ToBfloat16(scale * sum[j]);
+    for (int64_t j = 0; j < dim; ++j) {
+      out[j] = ToBfloat16(scaled ? scale * sum[j] : sum[j]);
+    }
   } else {
-    for (int64_t j = 0; j < dim; ++j) out[j] = ToFloat16(scale * sum[j]);
+    for (int64_t j = 0; j < dim; ++j) {
+      out[j] = ToFloat16(scaled ? scale * sum[j] : sum[j]);
+    }
   }
 }
 

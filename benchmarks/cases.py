@@ -1,0 +1,244 @@
+"""What is timed: tables, ids and optimizers, and who takes part."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+
+import numpy as np
+
+ALPHA = 1.05  # The ids' power law.
+# An SGD step on these sums of squares would diverge with a larger one.
+LEARNING_RATES = {"Adagrad": 0.01, "Adam": 0.001, "SGD": 1e-5}
+SLOTS = {"Adagrad": 1, "Adam": 2, "SGD": 0}
+INITIAL_ACCUMULATOR = 0.1
+EPSILON = 1e-7
+NUMERICAL = 10  # Features beside the ids in a model with an MLP.
+
+OURS = ("ours", "ours-ops")
+SINGLE_PEERS = (
+    *OURS,
+    "tfrs",
+    "tf_keras",
+    "keras_rs-tf",
+    "keras_rs-jax",
+    "torch",
+    "fbgemm",
+    "floor",
+)
+MODEL_PEERS = (
+    *OURS,
+    "tfrs",
+    "tf_keras",
+    "keras_rs-tf",
+    "fbgemm",
+    "dense-tf",
+    "dense-torch",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows that features share by naming its index."""
+
+    rows: int
+    dim: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """An input of as many ids a sample as its hotness, combined by sum."""
+
+    table: int
+    hotness: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One column of a report's table.
+
+    `kind` is "train", "forward" or "memory". With `mlp`, the widths of its
+    layers, the step is that of a whole model; without, its loss is the sum of
+    the squared activations. The ids of a `stacked` case go into the step as
+    one tensor: a thousand arguments would cost more than the step. With
+    `all_forms`, this library is timed in each of its forms, not in one.
+    """
+
+    group: str
+    label: str
+    tables: tuple[Table, ...]
+    features: tuple[Feature, ...]
+    batch: int
+    peers: tuple[str, ...]
+    optimizer: str = "Adagrad"
+    kind: str = "train"
+    mlp: tuple[int, ...] = ()
+    stacked: bool = False
+    all_forms: bool = False
+
+    @property
+    def name(self):
+        return f"{self.group}/{self.label}"
+
+    @property
+    def learning_rate(self):
+        return LEARNING_RATES[self.optimizer]
+
+    @property
+    def dims(self):
+        """The width of each feature's activations."""
+        return [self.tables[f.table].dim for f in self.features]
+
+    @property
+    def table_bytes(self):
+        """Of the tables and, in training, their slots."""
+        copies = 1 if self.kind == "forward" else 1 + SLOTS[self.optimizer]
+        return copies * 4 * sum(t.rows * t.dim for t in self.tables)
+
+    def ids(self, number):
+        """The ids of a batch: [batch, hotness] int64 for each feature."""
+        rng = np.random.default_rng(number)
+        draw = power_law if self.mlp else zipf
+        return [
+            draw(rng, self.tables[f.table].rows, (self.batch, f.hotness))
+            for f in self.features
+        ]
+
+    def dense_inputs(self):
+        """An MLP's numerical features and labels."""
+        rng = np.random.default_rng(0)
+        numerical = rng.random((self.batch, NUMERICAL), np.float32)
+        labels = rng.integers(0, 2, (self.batch, 1)).astype(np.float32)
+        return numerical, labels
+
+    def mlp_weights(self):
+        """Each layer's initial kernel and bias."""
+        rng = np.random.default_rng(0)
+        widths = [sum(self.dims) + NUMERICAL, *self.mlp]
+        for inputs, outputs in itertools.pairwise(widths):
+            kernel = rng.normal(0, inputs**-0.5, (inputs, outputs))
+            yield kernel.astype(np.float32), np.zeros(outputs, np.float32)
+
+
+def zipf(rng, rows, shape):
+    """Ids with a power law whose tail wraps around the table."""
+    return (rng.zipf(ALPHA, shape) - 1) % rows
+
+
+def power_law(rng, rows, shape):
+    """Ids with a power law cut at the table's end."""
+    gamma = 1 - ALPHA
+    top = (rows + 1.0) ** gamma
+    drawn = (rng.random(shape) * (top - 1) + 1) ** (1 / gamma)
+    return np.minimum(drawn.astype(np.int64) - 1, rows - 1)
+
+
+def row_values(rows):
+    """What all columns of these rows start as: it tells rows apart."""
+    return (1 + rows % 127) * 1e-3
+
+
+def _one_table(group, label, rows, dim, batch, peers=SINGLE_PEERS, **kwargs):
+    return Case(
+        group, label, (Table(rows, dim),), (Feature(0, 10),), batch, peers,
+        **kwargs,
+    )  # fmt: skip
+
+
+def single(quick):
+    rows, batch = (10_000, 256) if quick else (1_000_000, 8192)
+    for name in LEARNING_RATES:
+        yield _one_table(
+            "single", name, rows, 64, batch, optimizer=name, all_forms=True
+        )
+
+
+def forward(quick):
+    rows, batch = (10_000, 256) if quick else (1_000_000, 8192)
+    yield _one_table(
+        "forward", "forward", rows, 64, batch, kind="forward", all_forms=True
+    )
+
+
+def tiny(quick):
+    """The synthetic model "Tiny", with large tables a hundredth of theirs."""
+    shape = [  # Tables, hotness of their inputs, rows, width.
+        (1, (1, 10), 10_000, 8),
+        (1, (1, 10), 1_000_000, 16),
+        (1, (1, 10), 25_000_000, 16),
+        (1, (1,), 25_000_000, 16),
+        (16, (1,), 10, 8),
+        (10, (1,), 1_000, 8),
+        (4, (1,), 10_000, 8),
+        (2, (1,), 100_000, 16),
+        (19, (1,), 1_000_000, 16),
+    ]
+    tables, features = [], []
+    for count, hotness, rows, dim in shape:
+        for _ in range(count):
+            features += [Feature(len(tables), h) for h in hotness]
+            tables.append(Table(rows // 100 if rows >= 10_000 else rows, dim))
+    yield Case(
+        "tiny",
+        "whole step",
+        tuple(tables),
+        tuple(features),
+        batch=128 if quick else 4096,
+        peers=MODEL_PEERS,
+        mlp=(256, 128, 1),
+    )
+
+
+def tables(quick):
+    rows, lookups = (10_000, 1_000) if quick else (1_000_000, 80_000)
+    for count in (10, 100) if quick else (10, 1000):
+        yield Case(
+            "tables",
+            f"{count:,} tables",
+            (Table(rows // count, 16),) * count,
+            tuple(Feature(i, 1) for i in range(count)),
+            batch=lookups // count,
+            peers=(*OURS, "fbgemm"),
+            stacked=True,
+        )
+
+
+def vocabulary(quick):
+    batch = 256 if quick else 8192
+    sizes = [10**4, 10**5, 10**6, 10**7, 5 * 10**7]
+    for rows in sizes[:2] if quick else sizes:
+        yield _one_table("vocabulary", f"{rows:,} rows", rows, 16, batch, OURS)
+
+
+def dims(quick):
+    rows, batch = (10_000, 256) if quick else (1_000_000, 8192)
+    for dim in (8, 16, 32, 64, 128, 256)[:: 3 if quick else 1]:
+        yield _one_table(
+            "dims", f"dim {dim}", rows, dim, batch,
+            (*OURS, "tfrs", "fbgemm", "floor"),
+        )  # fmt: skip
+
+
+def memory(quick):
+    rows, batch = (10_000, 256) if quick else (1_000_000, 8192)
+    for name in LEARNING_RATES:
+        yield _one_table(
+            "memory", name, rows, 64, batch, OURS, optimizer=name,
+            kind="memory", all_forms=True,
+        )  # fmt: skip
+
+
+GROUPS = {
+    make.__name__: make
+    for make in (single, forward, tiny, tables, vocabulary, dims, memory)
+}
+
+
+@functools.cache
+def group(name, quick):
+    return list(GROUPS[name](quick))
+
+
+def find(name, quick):
+    return next(c for c in group(name.split("/")[0], quick) if c.name == name)

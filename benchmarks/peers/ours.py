@@ -1,0 +1,60 @@
+"""This library's layer; all tables are large."""
+
+import importlib
+
+import tf_keras
+
+import tfrs_embed
+from peers import tf_steps
+
+
+def make(case, form):
+    tables = [
+        tfrs_embed.TableConfig(
+            f"table_{i}",
+            table.rows,
+            table.dim,
+            initializer=tf_steps.RowValues(),
+            combiner="sum",
+        )
+        for i, table in enumerate(case.tables)
+    ]
+    features = [
+        tfrs_embed.FeatureConfig(
+            f"feature_{i}",
+            tables[feature.table],
+            # Makes dense ids bags.
+            output_shape=(
+                [case.batch, tables[feature.table].embedding_dim]
+                if form == "dense" and feature.hotness > 1
+                else None
+            ),
+        )
+        for i, feature in enumerate(case.features)
+    ]
+    layer = tfrs_embed.PartialTPUEmbedding(
+        features,
+        None
+        if case.kind == "forward"
+        else tf_steps.make_optimizer(case, tf_keras.optimizers),
+        size_threshold=0,
+    )
+    layer.build()
+    return tf_steps.make_runner(
+        case,
+        layer,
+        layer.trainable_variables,
+        tf_keras,
+        tf_steps.make_optimizer(case, tf_keras.optimizers),
+        form,
+        kernels(),
+    )
+
+
+def kernels():
+    """What the library says about its kernels."""
+    try:
+        module = importlib.import_module("tfrs_embed.kernels")
+    except ModuleNotFoundError:
+        return "this version has no kernels"
+    return str(module.status())

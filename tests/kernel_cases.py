@@ -1,0 +1,234 @@
+"""Random calls of the kernels' operations; as a script, their results.
+
+    python tests/kernel_cases.py FILE.npz
+
+Run with other instruction sets or numbers of threads it must give the same
+bits.
+"""
+
+import dataclasses
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed import kernels, optimizers
+from tfrs_embed.kernels import calls
+from tfrs_embed.ops.bags import Bags
+
+DIMS = [1, 3, 8, 64, 255, 256, 300, 1024]
+
+#: Each rule, with settings that take each way through its formula.
+RULES = {
+    "sgd": optimizers.SGD(),
+    "adagrad": optimizers.Adagrad(0.2),
+    "adagrad_momentum": optimizers.AdagradMomentum(0.8, epsilon=1e-3),
+    "adagrad_momentum_nesterov": optimizers.AdagradMomentum(
+        0.8, use_nesterov=True, exponent=3.0, beta2=0.9, epsilon=1e-3
+    ),
+    "adam": optimizers.Adam(epsilon=1e-3),
+    "adam_outside": optimizers.Adam(0.7, 0.8, sum_inside_sqrt=False),
+    "ftrl": optimizers.FTRL(-0.5, 0.01, 0.02, 0.1),
+    "ftrl_linear": optimizers.FTRL(
+        -0.6, 0.01, 0.02, 0.1, multiply_linear_by_learning_rate=True
+    ),
+}
+
+
+@dataclasses.dataclass
+class Feature:
+    """A feature's inputs as the operations take them; None: ones.
+
+    Without `bag` every bag has `per_bag` ids.
+    """
+
+    table: int
+    ids: np.ndarray
+    count: int
+    bag: np.ndarray | None = None
+    weights: np.ndarray | None = None
+    scale: np.ndarray | None = None
+    per_bag: int = 1
+
+    def bags(self):
+        return Bags(
+            tf.constant(self.ids),
+            None if self.bag is None else tf.constant(self.bag),
+            None if self.weights is None else tf.constant(self.weights),
+            None if self.scale is None else tf.constant(self.scale),
+            tf.constant(self.count),
+            tf.constant([self.count]),
+            tf.TensorShape([self.count]),
+            tf.TensorShape([self.per_bag if self.bag is None else None]),
+        )
+
+    def bag_of_id(self):
+        if self.bag is None:
+            return np.arange(len(self.ids)) // self.per_bag
+        return self.bag
+
+    def terms(self):
+        """Each id with its bag and the factor of its row."""
+        bag = self.bag_of_id().tolist()
+        for i, row in enumerate(self.ids.tolist()):
+            b = bag[i]
+            factor = 1.0 if self.weights is None else float(self.weights[i])
+            yield row, b, factor * (1 if self.scale is None else self.scale[b])
+
+
+def make_feature(rng, table, rows, size, dtype=np.int64):
+    """A feature of about `size` ids; any may be without bags, weights, scale.
+
+    Some bags are empty, the first and the last among them.
+    """
+    weighted, scaled = rng.random(2) < 0.5
+    # Few rows more often: they are what is summed.
+    low = int(rng.integers(rows)) if rng.random() < 0.3 else 0
+    per_bag = 1
+    if rng.random() < 0.4:
+        per_bag = int(rng.choice([1, 1, 2, 7]))
+        count = size // per_bag
+        n, bag = count * per_bag, None
+    else:
+        lengths = rng.integers(0, 6, max(2, size // 2))
+        lengths[[0, rng.integers(len(lengths)), -1]] = 0
+        count, n = len(lengths), int(lengths.sum())
+        bag = np.repeat(np.arange(count, dtype=np.int32), lengths)
+    return Feature(
+        table,
+        rng.integers(low, rows, n).astype(dtype),
+        count,
+        bag,
+        rng.uniform(-0.5, 2, n).astype(np.float32) if weighted else None,
+        rng.uniform(0.1, 2, count).astype(np.float32) if scaled else None,
+        per_bag,
+    )
+
+
+def make_features(rng, tables, size, dtype=np.int64):
+    """Two features a table, and for the last of them one without ids."""
+    features = [
+        make_feature(rng, t, len(table), size, dtype)
+        for t, table in enumerate(tables)
+        for _ in range(2)
+    ]
+    none = np.zeros(0, np.int32)
+    last = len(tables) - 1
+    return [*features, Feature(last, none.astype(dtype), 3, none)]
+
+
+def make_tables(rng, dims, rows=50):
+    return [rng.normal(size=(rows, d)).astype(np.float32) for d in dims]
+
+
+def make_gradients(rng, features, tables):
+    return [
+        rng.normal(size=(f.count, tables[f.table].shape[1])).astype(np.float32)
+        for f in features
+    ]
+
+
+def module():
+    """The kernels' operations."""
+    return kernels.operations("CPU:0", training=True)
+
+
+def lookup(tables, features, dtype=tf.float32):
+    return lookup_in([tf.Variable(t) for t in tables], features, dtype)
+
+
+def lookup_in(variables, features, dtype=tf.float32):
+    return module().tfrs_embed_lookup(
+        tables=[v.handle for v in variables],
+        dims=[
+            variables[min(f.table, len(variables) - 1)].shape[1]
+            for f in features
+        ],
+        T=dtype,
+        **calls._features(
+            [tf.constant(f.ids) for f in features],
+            [f.bags() for f in features],
+            [f.table for f in features],
+        ),
+    )
+
+
+def combine(rows, features):
+    """Features of one table, which is given as a tensor."""
+    places = [tf.constant(f.ids.astype(np.int32)) for f in features]
+    bags = [f.bags() for f in features]
+    return calls.combine(module(), tf.constant(rows), places, bags)
+
+
+def spread(gradients, num_rows, features):
+    places = [tf.constant(f.ids.astype(np.int32)) for f in features]
+    return calls.spread(
+        module(),
+        [tf.constant(g) for g in gradients],
+        places,
+        [f.bags() for f in features],
+        tf.constant(num_rows),
+    )
+
+
+def make_variables(tables, rules):
+    """Each table's parameters and slots."""
+    return [
+        {
+            "parameters": tf.Variable(table),
+            **{
+                name: tf.Variable(tf.fill(table.shape, value))
+                for name, value in rule.slots().items()
+            },
+        }
+        for table, rule in zip(tables, rules, strict=True)
+    ]
+
+
+def update(variables, rules, features, gradients, rate=0.3):
+    """Updates; the features are in the order of their tables."""
+    numbers = range(len(variables))
+    by_table = [
+        [i for i, f in enumerate(features) if f.table == t] for t in numbers
+    ]
+    calls.update(
+        module(),
+        variables,
+        rules,
+        [tf.constant(rate)] * len(variables),
+        [[features[i].bags() for i in mine] for mine in by_table],
+        [[tf.constant(gradients[i]) for i in mine] for mine in by_table],
+    )
+
+
+def results():
+    """What all operations give for the same random inputs, by name."""
+    found = {}
+    # So many ids that several threads take part, and so few rows that each is
+    # summed from all over.
+    for name, dims, rows, size in [
+        ("small", DIMS, 50, 40),
+        ("large", [8, 33], 3000, 40_000),
+    ]:
+        rng = np.random.default_rng(0)
+        tables = make_tables(rng, dims, rows)
+        features = make_features(rng, tables, size)
+        gradients = make_gradients(rng, features, tables)
+        for i, vectors in enumerate(lookup(tables, features)):
+            found[f"{name}/lookup/{i}"] = vectors.numpy()
+        mine = [i for i, f in enumerate(features) if f.table == 0]
+        found[f"{name}/spread"] = spread(
+            [gradients[i] for i in mine], rows, [features[i] for i in mine]
+        ).numpy()
+        for rule_name, rule in RULES.items():
+            rules = [rule] * len(tables)
+            variables = make_variables(tables, rules)
+            update(variables, rules, features, gradients)
+            for t, of_table in enumerate(variables):
+                for slot, value in of_table.items():
+                    found[f"{name}/{rule_name}/{t}/{slot}"] = value.numpy()
+    return found
+
+
+if __name__ == "__main__":
+    np.savez(sys.argv[1], loops=kernels.status().loops, **results())

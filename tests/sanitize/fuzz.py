@@ -1,0 +1,204 @@
+"""Calls the kernels' operations with random inputs, and compares.
+
+    python tests/sanitize/fuzz.py LIBRARY.so --seconds 30 --seed 0
+
+Sizes, offsets, ids and dims are random, and some of the calls are wrong: those
+must fail without changing anything. `run.py` gives it a library that has
+sanitizers.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import pathlib
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import kernel_cases as cases
+from tfrs_embed import kernels
+from tfrs_embed.kernels import files
+
+DIMS = [*range(1, 20), 31, 64, 65, 128, 255, 256, 257, 300, 513, 1024]
+
+
+def make_case(rng):
+    """Tables, features and their gradients: mostly small, which are quick."""
+    bits = 20 if rng.random() < 0.05 else 14
+    dims = rng.choice(DIMS, rng.integers(1, 5)).tolist()
+    rows = int(2 ** rng.uniform(0, bits - 8))
+    size = int(2 ** rng.uniform(0, bits - np.log2(max(dims))))
+    dtype = rng.choice([np.int32, np.int64])
+    tables = cases.make_tables(rng, dims, rows)
+    features = cases.make_features(rng, tables, size, dtype)
+    return tables, features, cases.make_gradients(rng, features, tables)
+
+
+def factors(feature):
+    """Each id's bag, and the factor of its row."""
+    bag = feature.bag_of_id()
+    found = np.ones(len(feature.ids))
+    if feature.weights is not None:
+        found *= feature.weights
+    if feature.scale is not None:
+        found *= feature.scale[bag]
+    return bag, found[:, None]
+
+
+def assert_close(actual, expected):
+    scale = np.abs(expected).max(initial=1.0)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5 * scale)
+
+
+def expected_vectors(table, feature):
+    bag, factor = factors(feature)
+    vectors = np.zeros((feature.count, table.shape[1]))
+    np.add.at(vectors, bag, factor * table[feature.ids])
+    return vectors
+
+
+def expected_sums(table, features, gradients):
+    sums = np.zeros(table.shape)
+    for feature, gradient in zip(features, gradients, strict=True):
+        bag, factor = factors(feature)
+        np.add.at(sums, feature.ids, factor * gradient[bag])
+    return sums
+
+
+def try_lookups(rng, tables, features):
+    dtype = [tf.float32, tf.bfloat16, tf.float16][rng.integers(3)]
+    found = cases.lookup(tables, features, dtype)
+    for vectors, feature in zip(found, features, strict=True):
+        expected = expected_vectors(tables[feature.table], feature)
+        if dtype == tf.float32:
+            assert_close(vectors, expected)
+        else:
+            error = np.abs(tf.cast(vectors, tf.float32) - expected)
+            assert (error <= 0.01 * np.abs(expected) + 0.01).all()
+
+
+def try_one_table(rng, tables, features, gradients):
+    table = int(rng.integers(len(tables)))
+    mine = [i for i, f in enumerate(features) if f.table == table]
+    features = [features[i] for i in mine]
+    gradients = [gradients[i] for i in mine]
+    found = cases.combine(tables[table], features)
+    for vectors, feature in zip(found, features, strict=True):
+        assert_close(vectors, expected_vectors(tables[table], feature))
+    sums = cases.spread(gradients, len(tables[table]), features)
+    assert_close(sums, expected_sums(tables[table], features, gradients))
+
+
+def try_update(rng, tables, features, gradients):
+    rules = [list(cases.RULES.values())[i] for i in rng.integers(8, size=9)]
+    rules = rules[: len(tables)]
+    variables = cases.make_variables(tables, rules)
+    cases.update(variables, rules, features, gradients)
+    for number, (table, rule) in enumerate(zip(tables, rules, strict=True)):
+        mine = [i for i, f in enumerate(features) if f.table == number]
+        sums = expected_sums(
+            table, [features[i] for i in mine], [gradients[i] for i in mine]
+        )
+        used = np.zeros(len(table), bool)
+        for i in mine:
+            used[features[i].ids] = True
+        slots = {
+            name: tf.fill(table.shape, value)
+            for name, value in rule.slots().items()
+        }
+        after, slots = rule.update(
+            tf.constant(0.3), tf.constant(sums, tf.float32), table, slots
+        )
+        found = {k: v.numpy() for k, v in variables[number].items()}
+        np.testing.assert_array_equal(found["parameters"][~used], table[~used])
+        # A sum that is nearly zero may round to another sign, which is a
+        # step of full size for some rules.
+        sure = used[:, None] & (np.abs(sums) > 1e-2)
+        for name, value in {"parameters": after, **slots}.items():
+            np.testing.assert_allclose(
+                found[name][sure],
+                np.asarray(value)[sure],
+                rtol=2e-3,
+                atol=2e-3,
+                err_msg=f"{rule} {name}",
+            )
+
+
+def break_one(rng, tables, features):
+    """Features of which one has an id or a size that is wrong; None if none."""
+    features = list(features)
+    place = int(rng.integers(len(features)))
+    f = features[place]
+    n = len(f.ids)
+    kind = rng.integers(4)
+    if kind == 0 and n:
+        ids = f.ids.copy()
+        limits = np.iinfo(ids.dtype)
+        rows = len(tables[f.table])
+        ids[rng.integers(n)] = rng.choice(
+            np.array([-1, rows, limits.min, limits.max], ids.dtype)
+        )
+        changed = {"ids": ids}
+    elif kind == 1 and f.bag is not None and n:
+        end = rng.integers(2)
+        bag = f.bag.copy()
+        bag[-end] = [-1, f.count][end]
+        changed = {"bag": bag}
+    elif kind == 2:
+        wrong = n - 1 if n and rng.random() < 0.5 else n + 1
+        changed = {"weights": np.ones(wrong, np.float32)}
+    else:
+        changed = {"scale": np.ones(f.count + 1, np.float32)}
+    features[place] = dataclasses.replace(f, **changed)
+    return features
+
+
+def try_wrong(rng, tables, features, gradients):
+    features = break_one(rng, tables, features)
+    rules = [cases.RULES["adam"]] * len(tables)
+    variables = cases.make_variables(tables, rules)
+    for call in (
+        lambda: cases.lookup(tables, features),
+        lambda: cases.update(variables, rules, features, gradients),
+    ):
+        try:
+            call()
+        except tf.errors.InvalidArgumentError:
+            continue
+        raise AssertionError("no error")
+    for of_table, table in zip(variables, tables, strict=True):
+        np.testing.assert_array_equal(of_table["parameters"], table)
+        np.testing.assert_array_equal(of_table["momenta"], np.zeros_like(table))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("library", type=pathlib.Path)
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    args = parser.parse_args()
+    files.find = lambda: args.library
+    assert kernels.status().loaded, kernels.status()
+    end = time.monotonic() + args.seconds
+    for seed in itertools.count(args.seed):
+        rng = np.random.default_rng(seed)
+        case = make_case(rng)
+        try:
+            try_lookups(rng, *case[:2])
+            try_one_table(rng, *case)
+            try_update(rng, *case)
+            try_wrong(rng, *case)
+        except BaseException:
+            print(f"Failed with --seed {seed}", file=sys.stderr)
+            raise
+        if time.monotonic() > end:
+            break
+    print(f"{kernels.status().loops}: {seed + 1 - args.seed} cases")
+
+
+if __name__ == "__main__":
+    main()

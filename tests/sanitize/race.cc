@@ -1,0 +1,160 @@
+// Runs the loops of rows.cc on several threads as the operations do, each on
+// its own part, and compares with one thread: ThreadSanitizer sees all of it,
+// which it can't of a program with TensorFlow.
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "rows.h"
+
+namespace {
+
+std::mt19937_64 random_bits;
+
+int64_t Draw(int64_t low, int64_t high) {  // In [low, high).
+  return low + static_cast<int64_t>(random_bits() % (high - low));
+}
+
+std::vector<float> DrawFloats(int64_t n) {
+  std::uniform_real_distribution<float> uniform(0.1f, 2.0f);
+  std::vector<float> values(n);
+  for (float& value : values) value = uniform(random_bits);
+  return values;
+}
+
+// Runs fn(part) for all parts, on `threads` threads.
+void InParts(int threads, int64_t parts,
+             const std::function<void(int64_t)>& fn) {
+  std::atomic<int64_t> next{0};
+  auto work = [&] {
+    for (int64_t part; (part = next++) < parts;) fn(part);
+  };
+  std::vector<std::thread> pool;
+  for (int t = 0; t < threads; ++t) pool.emplace_back(work);
+  for (std::thread& thread : pool) thread.join();
+}
+
+void Require(bool ok, const char* what, const TfrsLoops& loops) {
+  if (ok) return;
+  std::fprintf(stderr, "%s, %s: differs among threads\n", loops.name, what);
+  std::exit(1);
+}
+
+// Ids of bags, some of which are empty.
+struct Ids {
+  std::vector<int64_t> wide;
+  std::vector<int32_t> narrow, bag;
+  int64_t count;
+
+  Ids(int64_t n, int64_t rows) {
+    int32_t b = Draw(0, 3);
+    for (int64_t i = 0; i < n; ++i) {
+      wide.push_back(Draw(0, rows));
+      narrow.push_back(wide.back());
+      bag.push_back(b);
+      if (Draw(0, 3) == 0) b += Draw(1, 4);
+    }
+    count = b + 3;
+  }
+};
+
+void TryLookup(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
+  const int64_t per_bag = Draw(1, 4);
+  n *= per_bag;
+  const Ids ids(n, rows);
+  const std::vector<float> table = DrawFloats(rows * dim);
+  const std::vector<float> weights = DrawFloats(n), scale = DrawFloats(n * 4);
+  const bool bags = Draw(0, 4) > 0;
+  TfrsLookup lookup = {};
+  lookup.table = table.data();
+  lookup.dim = dim;
+  lookup.wide = Draw(0, 2);
+  lookup.ids = lookup.wide ? static_cast<const void*>(ids.wide.data())
+                           : ids.narrow.data();
+  lookup.bag = bags ? ids.bag.data() : nullptr;
+  lookup.weights = Draw(0, 2) ? weights.data() : nullptr;
+  lookup.scale = Draw(0, 2) ? scale.data() : nullptr;
+  lookup.n = n;
+  lookup.per_bag = per_bag;
+  lookup.count = bags ? ids.count : n / per_bag;
+  lookup.output = Draw(0, 3);
+  std::vector<float> one(lookup.count * dim), many(one);
+  if (bags && lookup.count > n * 4) lookup.scale = nullptr;
+  lookup.out = one.data();
+  loops.lookup(&lookup, 0, n);
+  lookup.out = many.data();
+  const int64_t parts = Draw(1, 20);
+  InParts(Draw(1, 9), parts, [&](int64_t part) {
+    const int64_t begin = n * part / parts, end = n * (part + 1) / parts;
+    if (begin < end) loops.lookup(&lookup, begin, end);
+  });
+  Require(one == many, "lookup", loops);
+}
+
+void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
+  const int rule = Draw(kSum, kFtrl + 1);
+  const std::vector<float> gradients = DrawFloats(n * dim);
+  const std::vector<float> factors = DrawFloats(n);
+  const bool weighted = Draw(0, 2);
+  const int64_t parts = Draw(1, 20);
+  // A row's uses are in one bucket: no two threads write the same row.
+  std::vector<std::vector<TfrsUse>> uses(parts);
+  std::vector<std::vector<float>> coefficients(parts);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t row = Draw(0, rows);
+    uses[row % parts].push_back({row, gradients.data() + i * dim});
+    coefficients[row % parts].push_back(factors[i]);
+  }
+  std::vector<float> states[2][3];
+  for (int k = 0; k < 3; ++k) {
+    states[0][k] = states[1][k] = DrawFloats(rows * dim);
+  }
+  for (int run = 0; run < 2; ++run) {
+    TfrsTable table = {};
+    for (int k = 0; k < 3; ++k) table.state[k] = states[run][k].data();
+    table.dim = dim;
+    table.rule = rule;
+    table.rate = 0.3f;
+    for (float& setting : table.settings) setting = 0.5f;
+    InParts(run ? Draw(2, 9) : 1, parts, [&](int64_t part) {
+      const int64_t m = uses[part].size();
+      if (m == 0) return;
+      uint32_t size = 16;
+      while (size < 2 * m) size *= 2;
+      std::vector<uint32_t> heads(size), next(m), first(m), last(m);
+      std::vector<float> sum(dim);
+      const TfrsGroups groups = {heads.data(), next.data(), first.data(),
+                                 last.data(), sum.data()};
+      loops.update(&table, uses[part].data(),
+                   weighted ? coefficients[part].data() : nullptr, m, size - 1,
+                   &groups);
+    });
+  }
+  for (int k = 0; k < 3; ++k) {
+    Require(states[0][k] == states[1][k], "update", loops);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  const auto end = std::chrono::steady_clock::now() +
+                   std::chrono::seconds(std::atoi(argv[1]));
+  random_bits.seed(std::atoi(argv[2]));
+  int cases = 0;
+  for (; std::chrono::steady_clock::now() < end; ++cases) {
+    const char* const names[] = {"baseline", "avx2"};
+    const TfrsLoops& loops = *tfrs_loops(names[cases % 2]);
+    const int64_t n = Draw(1, 500), rows = Draw(1, 200), dim = Draw(1, 300);
+    TryLookup(loops, n, rows, dim);
+    TryUpdate(loops, n, rows, dim);
+  }
+  std::printf("threads: %d cases\n", cases);
+}

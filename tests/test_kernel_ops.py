@@ -1,0 +1,377 @@
+"""The kernels' operations against the numpy reference, and among themselves."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import kernel_cases as cases
+import tfrs_embed
+from kernel_cases import DIMS, RULES, Feature
+from reference import Reference, Table
+from tfrs_embed import kernels, optimizers
+
+pytestmark = pytest.mark.usefixtures("needs_kernels")
+
+BOTH_WIDTHS = pytest.mark.parametrize("dtype", [np.int32, np.int64])
+
+
+def expected_vectors(table, feature):
+    vectors = np.zeros((feature.count, table.shape[1]))
+    for row, bag, factor in feature.terms():
+        vectors[bag] += factor * table[row].astype(np.float64)
+    return vectors
+
+
+def expected_sums(features, gradients):
+    """The rows' gradients, by table and row."""
+    sums = {}
+    for feature, gradient in zip(features, gradients, strict=True):
+        of_table = sums.setdefault(feature.table, {})
+        for row, bag, factor in feature.terms():
+            term = factor * gradient[bag].astype(np.float64)
+            of_table[row] = of_table.get(row, 0.0) + term
+    return sums
+
+
+def make_reference(tables, rules):
+    """Tables by number, trained by the same rules at a rate of 0.3."""
+    by_name = {}
+    for number, (table, rule) in enumerate(zip(tables, rules, strict=True)):
+        by_name[number] = Table(
+            table, "sum", rule.name, vars(rule), lambda step: 0.3
+        )
+    return Reference({}, by_name)
+
+
+def assert_close(actual, expected, name):
+    np.testing.assert_allclose(
+        actual, expected, rtol=2e-4, atol=2e-5, err_msg=name
+    )
+
+
+def assert_tables(variables, reference):
+    for number, of_table in enumerate(variables):
+        table = reference.tables[number]
+        wanted = {"parameters": table.rows, **table.slots}
+        assert sorted(of_table) == sorted(wanted)
+        for name, variable in of_table.items():
+            assert_close(variable, wanted[name], f"{number}/{name}")
+
+
+@BOTH_WIDTHS
+@pytest.mark.parametrize("seed", range(3))
+def test_lookup(seed, dtype):
+    rng = np.random.default_rng(seed)
+    tables = cases.make_tables(rng, DIMS)
+    features = cases.make_features(rng, tables, 40, dtype)
+    found = cases.lookup(tables, features)
+    for i, (vectors, feature) in enumerate(zip(found, features, strict=True)):
+        expected = expected_vectors(tables[feature.table], feature)
+        np.testing.assert_allclose(
+            vectors, expected, rtol=1e-5, atol=1e-5, err_msg=str(i)
+        )
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_combine_and_spread(dim):
+    rng = np.random.default_rng(dim)
+    tables = cases.make_tables(rng, [dim])
+    features = cases.make_features(rng, tables, 40)
+    found = cases.combine(tables[0], features)
+    for vectors, feature in zip(found, features, strict=True):
+        np.testing.assert_allclose(
+            vectors, expected_vectors(tables[0], feature), rtol=1e-5, atol=1e-5
+        )
+    gradients = cases.make_gradients(rng, features, tables)
+    expected = np.zeros((60, dim))  # More rows than are used.
+    for row, gradient in expected_sums(features, gradients)[0].items():
+        expected[row] = gradient
+    sums = cases.spread(gradients, 60, features)
+    np.testing.assert_allclose(sums, expected, rtol=1e-5, atol=1e-5)
+
+
+@BOTH_WIDTHS
+@pytest.mark.parametrize("name", RULES)
+def test_update(name, dtype):
+    rng = np.random.default_rng(1)
+    tables = cases.make_tables(rng, DIMS)
+    rules = [RULES[name]] * len(tables)
+    variables = cases.make_variables(tables, rules)
+    reference = make_reference(tables, rules)
+    for _ in range(2):  # The second step starts from slots of its own.
+        features = cases.make_features(rng, tables, 40, dtype)
+        gradients = cases.make_gradients(rng, features, tables)
+        cases.update(variables, rules, features, gradients)
+        reference.update(expected_sums(features, gradients))
+    assert_tables(variables, reference)
+
+
+def test_tables_of_one_update_may_have_different_rules():
+    rng = np.random.default_rng(2)
+    rules = list(RULES.values())
+    tables = cases.make_tables(rng, [5] * len(rules))
+    features = cases.make_features(rng, tables, 30)
+    gradients = cases.make_gradients(rng, features, tables)
+    variables = cases.make_variables(tables, rules)
+    reference = make_reference(tables, rules)
+    cases.update(variables, rules, features, gradients)
+    reference.update(expected_sums(features, gradients))
+    assert_tables(variables, reference)
+
+
+def test_a_table_without_ids_is_left_as_it_is():
+    rng = np.random.default_rng(3)
+    tables = cases.make_tables(rng, [4, 4])
+    rules = [optimizers.Adagrad(), optimizers.Adagrad()]
+    variables = cases.make_variables(tables, rules)
+    none = np.zeros(0, np.int32)
+    features = [Feature(0, none, 0), Feature(1, none, 2, none)]
+    for vectors in cases.lookup(tables, features):
+        np.testing.assert_array_equal(vectors, np.zeros(vectors.shape))
+    cases.update(
+        variables, rules, features, [np.ones((0, 4), "f"), np.ones((2, 4), "f")]
+    )
+    for of_table, table in zip(variables, tables, strict=True):
+        np.testing.assert_array_equal(of_table["parameters"], table)
+
+
+# What must be the same to the last bit.
+
+
+def lowered(dtype, **tables_and_features):
+    """Looks up in float32, and in another dtype."""
+    tables, features = tables_and_features.values()
+    wanted = [tf.cast(v, dtype) for v in cases.lookup(tables, features)]
+    return wanted, cases.lookup(tables, features, dtype)
+
+
+def bits(tensor):
+    """The bits, of which a NaN's sign and payload mean nothing."""
+    values = tf.where(
+        tf.math.is_nan(tensor), tensor.dtype.as_numpy_dtype("nan"), tensor
+    )
+    return tf.bitcast(values, tf.uint16).numpy()
+
+
+def special_values(rng):
+    """Bit patterns of all kinds: denormals, infinities, NaNs, ties."""
+    patterns = rng.integers(0, 2**32, 40_000, dtype=np.uint64)
+    patterns = patterns.astype(np.uint32)
+    # A tie of bfloat16, a tie of float16, and what is a bit beside them.
+    for place, low_bits in ((10_000, 16), (20_000, 13)):
+        part = slice(place, place + 10_000)
+        tie = 1 << (low_bits - 1)
+        near = rng.integers(tie - 1, tie + 2, 10_000).astype(np.uint32)
+        patterns[part] = patterns[part] >> low_bits << low_bits | near
+    # The exponents that float16 has, its denormals' too.
+    exponents = rng.integers(127 - 26, 127 + 18, 20_000).astype(np.uint32)
+    patterns[::2] = patterns[::2] & 0x807FFFFF | exponents << 23
+    patterns[:9] = np.array(
+        [0, -0.0, np.inf, -np.inf, np.nan, 65504, 65519.996, 65520, 1e-45], "f"
+    ).view(np.uint32)
+    return patterns.view(np.float32).reshape(-1, 64)
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_half_precision_is_the_cast_of_float32(dtype):
+    rng = np.random.default_rng(4)
+    table = special_values(rng)
+    every = Feature(0, np.arange(len(table), dtype=np.int64), len(table))
+    wanted, found = lowered(dtype, tables=[table], features=[every])
+    np.testing.assert_array_equal(bits(found[0]), bits(wanted[0]))
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_half_precision_of_bags_is_the_cast_of_float32(dtype):
+    rng = np.random.default_rng(5)
+    tables = cases.make_tables(rng, DIMS)
+    features = cases.make_features(rng, tables, 40)
+    wanted, found = lowered(dtype, tables=tables, features=features)
+    for i, (mine, other) in enumerate(zip(found, wanted, strict=True)):
+        np.testing.assert_array_equal(bits(mine), bits(other), str(i))
+
+
+@pytest.mark.parametrize(
+    ("loops", "threads"), [("baseline", 1), ("avx2", 3), ("avx2", 8)]
+)
+def test_no_instruction_set_or_number_of_threads_changes_a_bit(
+    loops, threads, here, tmp_path
+):
+    file = tmp_path / "results.npz"
+    root = pathlib.Path(tfrs_embed.__file__).parents[1]
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, cases.__file__, str(file)],
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "TFRS_EMBED_LOOPS": loops,
+            "TF_NUM_INTRAOP_THREADS": str(threads),
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    there = np.load(file)
+    if there["loops"] != loops:
+        pytest.skip(f"this machine runs {there['loops']} only")
+    assert sorted(there) == sorted([*here, "loops"])
+    for name, value in here.items():
+        np.testing.assert_array_equal(there[name], value, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def here():
+    return cases.results()
+
+
+# Threads that use the same tables.
+
+
+def test_no_update_is_lost_among_threads():
+    threads, steps, rows, dim = 4, 15, 3000, 8
+    table = tf.Variable(tf.zeros([rows, dim]))
+    other = tf.Variable(tf.zeros([rows, dim]))
+    variables = [{"parameters": table}, {"parameters": other}]
+    rules = [optimizers.SGD()] * 2
+    ones = [np.ones((2 * rows, dim), np.float32)] * 2
+    failures = []
+
+    def work(number):
+        rng = np.random.default_rng(number)
+        try:
+            for _ in range(steps):
+                # Each row twice, in an order of its own.
+                ids = [rng.permutation(2 * rows) % rows for _ in range(2)]
+                features = [Feature(t, ids[t], 2 * rows) for t in range(2)]
+                cases.update(variables, rules, features, ones, rate=-1.0)
+                # Under a lock the rows of one table change together.
+                every = Feature(0, np.arange(rows), rows)
+                [seen] = cases.lookup_in([table], [every])
+                assert np.ptp(seen.numpy()) == 0
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    workers = [threading.Thread(target=work, args=[i]) for i in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures
+    for variable in (table, other):
+        np.testing.assert_array_equal(variable, np.full((rows, dim), 2.0 * 60))
+
+
+# Errors, which come before anything has changed.
+
+
+BAD_IDS = [
+    (np.int32, -1),
+    (np.int32, 50),
+    (np.int32, -(2**31)),
+    (np.int64, -1),
+    (np.int64, 50),
+    (np.int64, 2**32),
+    (np.int64, -(2**63)),
+]
+
+
+@pytest.mark.parametrize(("dtype", "bad"), BAD_IDS)
+@pytest.mark.parametrize("place", [0, 3, 5])
+def test_an_id_that_is_in_no_table_changes_nothing(place, dtype, bad):
+    rng = np.random.default_rng(6)
+    tables = cases.make_tables(rng, [4, 300, 4])
+    rules = [RULES["adam"], RULES["ftrl"], RULES["sgd"]]
+    variables = cases.make_variables(tables, rules)
+    features = cases.make_features(rng, tables, 40, dtype)
+    gradients = cases.make_gradients(rng, features, tables)
+    ids = features[place].ids
+    ids[len(ids) // 2] = bad
+    before = [{k: v.numpy() for k, v in t.items()} for t in variables]
+    message = f"feature {place}: id {bad} is out of range; the table has 50"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        cases.update(variables, rules, features, gradients)
+    for of_table, old in zip(variables, before, strict=True):
+        for name, value in old.items():
+            np.testing.assert_array_equal(of_table[name], value)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        cases.lookup(tables, features)
+
+
+def feature(**changes):
+    """Two bags of three ids, as they should be but for the changes."""
+    fields = {
+        "table": 0,
+        "ids": np.array([1, 2, 3], np.int32),
+        "count": 2,
+        "bag": np.array([0, 0, 1], np.int32),
+        "weights": np.ones(3, np.float32),
+        "scale": np.ones(2, np.float32),
+    }
+    return Feature(**{**fields, **changes})
+
+
+WRONG = {
+    "too few bags": {"bag": np.array([0, 1], np.int32)},
+    "a bag beyond the last": {"bag": np.array([0, 1, 2], np.int32)},
+    "a bag before the first": {"bag": np.array([-1, 0, 1], np.int32)},
+    "bags that are not ascending": {"bag": np.array([0, 1000, 1], np.int32)},
+    "ids without bags": {"bag": None},
+    "too few weights": {"weights": np.ones(2, np.float32)},
+    "too many weights": {"weights": np.ones(4, np.float32)},
+    "too few scales": {"scale": np.ones(1, np.float32)},
+    "too many scales": {"scale": np.ones(3, np.float32)},
+    "a table that isn't there": {"table": 1},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_sizes_that_do_not_fit_are_errors(wrong):
+    table = np.ones((5, 4), np.float32)
+    bad = feature(**WRONG[wrong])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        cases.lookup([table], [feature(), bad])
+    if bad.table:
+        return
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        cases.combine(table, [feature(), bad])
+    gradients = [np.ones((2, 4), np.float32)] * 2
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        cases.spread(gradients, 5, [feature(), bad])
+    variables = cases.make_variables([table], [RULES["sgd"]])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        cases.update(variables, [RULES["sgd"]], [feature(), bad], gradients)
+    np.testing.assert_array_equal(variables[0]["parameters"], table)
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (3, 4), (2, 3)])
+def test_gradients_that_do_not_fit_are_errors(shape):
+    table = np.ones((5, 4), np.float32)
+    wrong = [np.ones(shape, np.float32)]
+    variables = cases.make_variables([table], [RULES["sgd"]])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="gradient"):
+        cases.update(variables, [RULES["sgd"]], [feature()], wrong)
+    np.testing.assert_array_equal(variables[0]["parameters"], table)
+
+
+def test_a_slot_of_another_shape_is_an_error():
+    table = np.ones((5, 4), np.float32)
+    rule = RULES["adagrad"]
+    variables = cases.make_variables([table], [rule])
+    variables[0]["accumulators"] = tf.Variable(tf.ones([4, 4]))
+    gradients = [np.ones((2, 4), np.float32)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="slot's shape"):
+        cases.update(variables, [rule], [feature()], gradients)
+    np.testing.assert_array_equal(variables[0]["parameters"], table)
+
+
+def test_the_loops_are_named():
+    assert kernels.status().loops in ("baseline", "avx2")

@@ -1,0 +1,247 @@
+"""Whether the compiled kernels are found, loaded, used and compiled."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrs_embed
+from tfrs_embed import kernels
+from tfrs_embed.kernels import build, files
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder, the only one that builds are looked for in."""
+    monkeypatch.setattr(files, "_searched", lambda: [tmp_path])
+    monkeypatch.setattr(files, "folders", lambda: [tmp_path])
+    monkeypatch.delenv("TFRS_EMBED_KERNELS", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def unloaded(monkeypatch):
+    """Looks for a build again in every call."""
+    monkeypatch.setattr(kernels, "_load", kernels._load.__wrapped__)
+
+
+def assert_works():
+    """A table is looked up and trained, with kernels or without."""
+    table = tfrs_embed.TableConfig("t", 4, 2, initializer="zeros")
+    layer = tfrs_embed.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("f", table),
+        tf.tpu.experimental.embedding.SGD(0.5),
+        size_threshold=0,
+    )
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([1, 1, 3])))
+    tape.gradient(loss, layer.trainable_variables)
+    np.testing.assert_array_equal(
+        layer.embedding_tables["t"], [[0, 0], [-1, -1], [0, 0], [-0.5, -0.5]]
+    )
+
+
+# What status() says.
+
+
+def test_a_checkout_without_builds_works_and_says_how_to_build(
+    folder, unloaded
+):
+    status = kernels.status()
+    assert not status.loaded
+    assert status.path is status.loops is None
+    assert "none are compiled" in str(status)
+    assert "python -m tfrs_embed.kernels.build" in str(status)
+    assert kernels.operations("CPU:0", training=True) is None
+    assert_works()
+
+
+def test_a_build_for_another_tensorflow_is_not_loaded(folder, unloaded):
+    other = folder / "kernels-tf2.99.0-x86_64-0123456789ab.so"
+    other.write_text("")
+    status = kernels.status()
+    assert not status.loaded
+    assert f"{other} is for another TensorFlow" in str(status)
+
+
+def test_a_build_of_other_sources_is_not_loaded(folder, unloaded):
+    name = files.file_name()
+    stem, _, _ = name.rpartition("-")
+    (folder / f"{stem}-0123456789ab.so").write_text("")
+    assert files.find() is None
+    assert not kernels.status().loaded
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"not a library"])
+def test_a_damaged_build_is_not_used(folder, unloaded, content):
+    path = folder / files.file_name()
+    path.write_bytes(content)
+    status = kernels.status()
+    assert not status.loaded
+    assert f"{path} does not load" in str(status)
+    assert_works()
+
+
+def test_a_library_without_the_operations_is_not_used(folder, unloaded):
+    [library, *_] = pathlib.Path(tf.sysconfig.get_lib()).glob(
+        "libtensorflow_framework*"
+    )
+    (folder / files.file_name()).symlink_to(library)
+    assert not kernels.status().loaded
+
+
+@pytest.mark.parametrize("value", ["off", "OFF", "0"])
+def test_the_environment_turns_them_off(unloaded, monkeypatch, value):
+    monkeypatch.setenv("TFRS_EMBED_KERNELS", value)
+    status = kernels.status()
+    assert not status.loaded
+    assert "TFRS_EMBED_KERNELS" in str(status)
+    assert_works()
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_in_use_they_are_named_with_their_file():
+    status = kernels.status()
+    assert status.path == str(files.find())
+    assert status.path in str(status) and status.loops in str(status)
+    assert_works()
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_disabled_leaves_them_unused_inside_only():
+    def used():
+        return kernels.operations("CPU:0", training=True) is not None
+
+    assert used()
+    with kernels.disabled():
+        assert not used()
+        with kernels.disabled():
+            assert not used()
+        assert not used()
+    assert used()
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_only_rows_on_a_cpu_use_them():
+    cpu = "/job:worker/replica:0/task:0/device:CPU:0"
+    assert kernels.operations(cpu, training=True) is not None
+    assert kernels.operations("/GPU:0", training=True) is None
+
+
+# Compiling.
+
+
+def test_without_a_compiler_building_fails_and_says_what_is_missing(
+    folder, monkeypatch, capsys
+):
+    monkeypatch.setenv("CXX", "/nonexistent/c++")
+    assert build.main([]) == 1
+    assert "CXX is '/nonexistent/c++'" in capsys.readouterr().err
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(folder))
+    assert build.main([]) == 1
+    assert "install g++" in capsys.readouterr().err
+    assert list(folder.iterdir()) == []
+
+
+def test_if_possible_succeeds_without_a_compiler(folder, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "/nonexistent/c++")
+    assert build.main(["--if-possible"]) == 0
+    assert "TensorFlow's operations" in capsys.readouterr().out
+
+
+def test_a_compilers_error_is_shown(folder, monkeypatch, capsys):
+    failing = folder / "c++"
+    failing.write_text("#!/bin/sh\necho 'no such standard' >&2\nexit 3\n")
+    failing.chmod(0o755)
+    monkeypatch.setenv("CXX", str(failing))
+    assert build.main([]) == 1
+    assert "no such standard" in capsys.readouterr().err
+
+
+def linker(folder, monkeypatch):
+    """A compiler that makes empty files at once."""
+    script = folder / "c++"
+    script.write_text('#!/bin/sh\nfor last; do :; done\necho > "$last"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+
+
+def test_a_build_replaces_those_of_older_sources_only(folder, monkeypatch):
+    linker(folder, monkeypatch)
+    stem, _, _ = files.file_name().rpartition("-")
+    older = folder / f"{stem}-0123456789ab.so"
+    other = folder / "kernels-tf2.99.0-x86_64-0123456789ab.so"
+    older.write_text("")
+    other.write_text("")
+    assert build.main([]) == 0
+    assert sorted(p.name for p in folder.glob("*.so")) == sorted(
+        [files.file_name(), other.name]
+    )
+
+
+def test_what_is_built_is_not_built_again(folder, monkeypatch, capsys):
+    (folder / files.file_name()).write_text("")
+    monkeypatch.setenv("CXX", "/nonexistent/c++")
+    assert build.main([]) == 0
+    assert build.main(["--force"]) == 1
+
+
+def test_a_build_goes_where_output_says(folder, monkeypatch):
+    linker(folder, monkeypatch)
+    inside = folder / "inside"
+    inside.mkdir()
+    assert build.main(["--output", str(inside)]) == 0
+    assert build.main(["--output", str(folder / "given.so")]) == 0
+    assert [p.name for p in inside.iterdir()] == [files.file_name()]
+    assert (folder / "given.so").is_file()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_where_the_package_cannot_be_written_the_cache_is_used(
+    folder, monkeypatch
+):
+    linker(folder, monkeypatch)
+    locked, cache = folder / "locked", folder / "cache"
+    locked.mkdir(mode=0o555)
+    monkeypatch.setattr(files, "folders", lambda: [locked, cache])
+    assert build.main([]) == 0
+    assert [p.name for p in cache.iterdir()] == [files.file_name()]
+
+
+def test_importing_needs_no_compiler_and_loads_nothing(tmp_path):
+    package = tmp_path / "tfrs_embed"
+    shutil.copytree(
+        pathlib.Path(tfrs_embed.__file__).parent,
+        package,
+        ignore=shutil.ignore_patterns("*.so", "__pycache__", "compiled"),
+    )
+    code = (
+        "import tfrs_embed; from tfrs_embed import kernels; "
+        "print(kernels.__file__, kernels._load.cache_info().currsize, "
+        "kernels.status())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PATH": str(tmp_path),
+            "PYTHONPATH": str(tmp_path),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "TFRS_EMBED_KERNELS": "",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    where, loaded, status = done.stdout.split(maxsplit=2)
+    assert where == str(package / "kernels" / "__init__.py")
+    assert loaded == "0"
+    assert status.startswith("No kernels: none are compiled")
