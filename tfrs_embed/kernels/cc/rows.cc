@@ -242,23 +242,30 @@ inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
       const float bound = multiply ? rate * l1 : l1;
       float* __restrict a = t.state[1] + row * dim;
       float* __restrict l = t.state[2] + row * dim;
-      for (int64_t j = 0; j < dim; ++j) {
-        const float before = a[j];
-        a[j] += g[j] * g[j];
-        const float root = power == 0.5f ? sqrtf(a[j]) : powf(a[j], power);
-        const float d =
-            root - (power == 0.5f ? sqrtf(before) : powf(before, power));
-        float denominator;
-        if (multiply) {
-          l[j] = l[j] + rate * g[j] - d * w[j];
-          denominator = root + 2 * rate * l2 + beta;
-        } else {
-          l[j] = l[j] + g[j] - d * w[j] / rate;
-          denominator = (root + beta) / rate + 2 * l2;
+      auto update = [=](auto raise) {
+        for (int64_t j = 0; j < dim; ++j) {
+          const float before = raise(a[j]);
+          a[j] += g[j] * g[j];
+          const float root = raise(a[j]);
+          const float d = root - before;
+          float denominator;
+          if (multiply) {
+            l[j] = l[j] + rate * g[j] - d * w[j];
+            denominator = root + 2 * rate * l2 + beta;
+          } else {
+            l[j] = l[j] + g[j] - d * w[j] / rate;
+            denominator = (root + beta) / rate + 2 * l2;
+          }
+          float clipped = l[j] < bound ? l[j] : bound;
+          clipped = clipped > -bound ? clipped : -bound;
+          w[j] = (clipped - l[j]) / denominator;
         }
-        float clipped = l[j] < bound ? l[j] : bound;
-        clipped = clipped > -bound ? clipped : -bound;
-        w[j] = (clipped - l[j]) / denominator;
+      };
+      // Only the root is computed for several columns at once.
+      if (power == 0.5f) {
+        update([](float value) { return sqrtf(value); });
+      } else {
+        update([=](float value) { return powf(value, power); });
       }
       return;
     }
