@@ -1,5 +1,6 @@
 """Embedding layers: one configuration for every accelerator."""
 
+from tfrs_embed import kernels
 from tfrs_embed.configs import FeatureConfig, TableConfig
 from tfrs_embed.layers.all2all_dense_embedding import All2AllDenseEmbedding
 from tfrs_embed.layers.embedding import Embedding, embedding_lookup
@@ -17,4 +18,5 @@ __all__ = [
     "TablePlacement",
     "__version__",
     "embedding_lookup",
+    "kernels",
 ]

@@ -119,17 +119,22 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def lookup(
-        self, bags: Sequence[Bags], training: bool
+        self,
+        bags: Sequence[Bags],
+        training: bool,
+        dtype: tf.DType = tf.float32,
     ) -> tuple[list[tf.Tensor], Any]:
         """Looks up each feature's ids.
 
         Args:
             bags: each feature's bags.
             training: whether the tables are about to be updated.
+            dtype: what the activations will be cast to.
 
         Returns:
-            Each feature's activations, [count, dim] float32, and what
-            `apply_gradients` needs to know about them.
+            Each feature's activations, [count, dim] float32 or, where that
+            saves a cast, of the dtype; and what `apply_gradients` needs to
+            know about them.
         """
 
     @abc.abstractmethod

@@ -59,13 +59,16 @@ class OneDeviceEngine(Engine):
         return self._shard.step
 
     def lookup(
-        self, bags: Sequence[Bags], training: bool
+        self,
+        bags: Sequence[Bags],
+        training: bool,
+        dtype: tf.DType = tf.float32,
     ) -> tuple[list[tf.Tensor], Any]:
         """See the base class."""
         if not training:
             self.drain()
         activations = self._shard.lookup(
-            [f.table.name for f in self.features], bags, training
+            [f.table.name for f in self.features], bags, training, dtype
         )
         if training:
             # After the lookups, and not at all if the ids are bad.

@@ -131,7 +131,11 @@ class Shard:
         return tf.gather(self.variables[name][PARAMETERS], ids)
 
     def lookup(
-        self, names: Sequence[str], bags: Sequence[Bags], training: bool
+        self,
+        names: Sequence[str],
+        bags: Sequence[Bags],
+        training: bool,
+        dtype: tf.DType,
     ) -> list[tf.Tensor]:
         """Looks up features.
 
@@ -139,9 +143,10 @@ class Shard:
             names: each feature's table.
             bags: each feature's bags.
             training: whether this is a training step.
+            dtype: what the vectors will be cast to.
 
         Returns:
-            Each feature's vectors, [count, dim].
+            Each feature's vectors, [count, dim], float32 or of the dtype.
         """
         used = list(dict.fromkeys(names))
         return lookup_ops.look_up(
@@ -150,6 +155,7 @@ class Shard:
             bags,
             self.device,
             training,
+            dtype,
         )
 
     def update(

@@ -264,7 +264,10 @@ class ShardedEngine(Engine):
         return ok if together is None else together.holds(ok)
 
     def lookup(
-        self, bags: Sequence[Bags], training: bool
+        self,
+        bags: Sequence[Bags],
+        training: bool,
+        dtype: tf.DType = tf.float32,
     ) -> tuple[list[tf.Tensor], Any]:
         """See the base class.
 

@@ -15,6 +15,8 @@ from tfrs_embed.ops.bags import Bags
 # operations get it.
 _SETTINGS = 6
 
+_OUTPUTS = (tf.float32, tf.bfloat16, tf.float16)
+
 
 def _adagrad_momentum(rule: optimizers.AdagradMomentum) -> list[float]:
     added = 1.0 if rule.beta2 == 1.0 else 1.0 - rule.beta2
@@ -90,6 +92,7 @@ def lookup(
     tables: Sequence[tf.Variable],
     table_of: Sequence[int],
     bags: Sequence[Bags],
+    dtype: tf.DType,
 ) -> list[tf.Tensor]:
     """Looks up features, each in one of the tables.
 
@@ -98,9 +101,11 @@ def lookup(
         tables: each [rows, dim] float32.
         table_of: each feature's table.
         bags: each feature's bags.
+        dtype: what the vectors will be cast to.
 
     Returns:
-        Each feature's vectors, [count, dim] float32.
+        Each feature's vectors, [count, dim]: of the dtype, if it is float32,
+        bfloat16 or float16, else float32.
     """
     return lookup_in(
         module,
@@ -108,6 +113,7 @@ def lookup(
         [tables[t].shape[1] for t in table_of],
         table_of,
         bags,
+        dtype if dtype in _OUTPUTS else tf.float32,
     )
 
 
@@ -117,12 +123,13 @@ def lookup_in(
     dims: Sequence[int],
     table_of: Sequence[int],
     bags: Sequence[Bags],
+    dtype: tf.DType = tf.float32,
 ) -> list[tf.Tensor]:
-    """The same for tables' handles and features' dims."""
+    """The same for tables' handles, features' dims and one of the dtypes."""
     return module.tfrs_embed_lookup(
         tables=list(handles),
         dims=list(dims),
-        T=tf.float32,
+        T=dtype,
         **_features([b.ids for b in bags], bags, table_of),
     )
 

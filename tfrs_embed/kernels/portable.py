@@ -40,6 +40,9 @@ def lookup(
         Each feature's vectors, [count, dim] float32.
     """
     dims = [tables[t].shape[1] for t in table_of]
+    # The call's inputs are to be the kernel's: it takes ids of one dtype.
+    if any(b.ids.dtype == tf.int64 for b in bags):
+        bags = [b._replace(ids=tf.cast(b.ids, tf.int64)) for b in bags]
 
     def stock(*inputs: tf.Tensor) -> list[tf.Tensor]:
         handles, unpacked = _unpack(inputs, len(tables), bags)

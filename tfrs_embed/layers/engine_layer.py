@@ -99,15 +99,18 @@ class EngineLayer(tf_keras.layers.Layer):
             Each feature's activations in its output shape, in the layer's
             compute dtype.
         """
+        dtype = tf.as_dtype(self.compute_dtype)
         if not (self._learns and self.trainable):
-            vectors, _ = self._engine.lookup(bags, training=False)
+            vectors, _ = self._engine.lookup(bags, False, dtype)
             return self._outputs(vectors, bags)
 
         forward_graph = loss_scaling.graph()
 
         @tf.custom_gradient
         def lookup(trigger: tf.Tensor) -> Any:
-            vectors, residuals = self._engine.lookup(bags, bool(training))
+            vectors, residuals = self._engine.lookup(
+                bags, bool(training), dtype
+            )
 
             def backward(*gradients: tf.Tensor) -> tf.Tensor:
                 return self._apply(

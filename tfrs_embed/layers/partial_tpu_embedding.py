@@ -245,6 +245,7 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
             flat_weights,
             self._arguments.invalid_ids,
             consensus,
+            bool(training),
         )
         by_engine = [
             i

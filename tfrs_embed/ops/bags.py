@@ -82,6 +82,7 @@ def to_bags(
     weights: Sequence[Any],
     invalid_ids: str = "error",
     consensus: Consensus | None = None,
+    training: bool = False,
 ) -> list[Bags]:
     """Turns a call's ids into bags.
 
@@ -96,6 +97,7 @@ def to_bags(
             [0, vocabulary_size).
         consensus: the replicas that must all have valid features; None: this
             call stands alone.
+        training: whether this is part of a training step.
 
     Returns:
         The bags of each feature. Those of a traced function exist only if all
@@ -115,7 +117,7 @@ def to_bags(
         draft = make_draft(feature, feature_ids, feature_weights, checks)
         drafts.append(draft)
     if invalid_ids == "error":
-        require_valid(features, [d.ids for d in drafts], checks)
+        require_valid(features, [d.ids for d in drafts], checks, training)
     names = ("ids", "bag", "weights", "shape", "kept")
     places = [
         (draft, name)

@@ -322,16 +322,18 @@ def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
 
 
 def require_valid(
-    features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor], checks: Checks
+    features: Sequence[FeatureSpec],
+    ids: Sequence[tf.Tensor],
+    checks: Checks,
+    training: bool,
 ) -> None:
     """Requires all ids to be in their features' tables."""
     sizes = [feature.table.vocabulary_size for feature in features]
     plain = all(i.dtype in (tf.int32, tf.int64) for i in ids)
     # Wherever the tables are: this reads the ids alone.
-    module = kernels.operations(None, training=True) if plain else None
-    if module and tf.executing_eagerly():
-        module = None  # One condition after the other, as they are found.
-    if module:
+    module = kernels.operations(None, training) if plain else None
+    # Eagerly it is one condition after the other, as they are found.
+    if module and not tf.executing_eagerly():
         wide = any(i.dtype == tf.int64 for i in ids)
         checks.require_all(
             module.tfrs_embed_inside(

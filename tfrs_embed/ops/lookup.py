@@ -18,6 +18,7 @@ def look_up(
     bags: Sequence[Bags],
     device: str | None,
     training: bool,
+    dtype: tf.DType,
 ) -> list[tf.Tensor]:
     """Looks up features, each in one of the tables.
 
@@ -27,13 +28,14 @@ def look_up(
         bags: each feature's bags.
         device: where the tables are.
         training: whether this is part of a training step.
+        dtype: what the vectors will be cast to.
 
     Returns:
-        Each feature's vectors, [count, dim] float32.
+        Each feature's vectors, [count, dim], float32 or of the dtype.
     """
     module = kernels.operations(device, training)
     if module and bags:
-        return calls.lookup(module, tables, table_of, bags)
+        return calls.lookup(module, tables, table_of, bags, dtype)
     module = kernels.portable_operations(device)
     if module and bags:
         return portable.lookup(module, tables, table_of, bags, combine)

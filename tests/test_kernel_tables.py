@@ -1,0 +1,203 @@
+"""The kernels that route and remember keys, and those in exported graphs."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.python.eager import context
+
+import tfrs_embed
+from tfrs_embed import kernels
+from tfrs_embed.distribution.exchange import route
+from tfrs_embed.engines.key_map import UNKNOWN, KeyMap
+
+pytestmark = pytest.mark.usefixtures("needs_kernels")
+
+INT64 = np.iinfo(np.int64)
+
+
+def make_keys(size, kind):
+    rng = np.random.default_rng(size)
+    if kind == "few":
+        return rng.integers(0, 5, size)
+    if kind == "any":
+        return rng.integers(INT64.min, INT64.max, size)
+    return rng.zipf(1.1, size) % 100_000
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("kind", ["few", "any", "zipf"])
+@pytest.mark.parametrize("size", [0, 1, 7, 5000])
+def test_routes_of_both_implementations(size, kind, world):
+    keys = make_keys(size, kind)
+    found = route(tf.constant(keys, tf.int64), world, "/CPU:0", True)
+    with kernels.disabled():
+        wanted = route(tf.constant(keys, tf.int64), world, "/CPU:0", True)
+    np.testing.assert_array_equal(found.counts, wanted.counts)
+    np.testing.assert_array_equal(found.owner, wanted.owner)
+    for routed in (found, wanted):
+        owner, row = routed.owner.numpy(), routed.row.numpy()
+        assert np.all(np.diff(owner) >= 0)
+        unique = row * world + owner
+        assert len(set(unique.tolist())) == len(unique)
+        np.testing.assert_array_equal(unique[routed.index.numpy()], keys)
+
+
+def test_a_key_map_is_like_tensorflows():
+    rng = np.random.default_rng(0)
+    mine = KeyMap()
+    with kernels.disabled():
+        other = KeyMap()
+    keys = np.unique(make_keys(3000, "any"))
+    keys = np.concatenate([[0, -1, INT64.min, INT64.max], keys])
+    rng.shuffle(keys)
+    start = 0
+    while start < len(keys):  # The map grows on the way.
+        some = keys[start : start + rng.integers(1, 400)]
+        rows = tf.range(start, start + len(some), dtype=tf.int64)
+        asked = rng.choice(keys, 500)
+        for key_map in (mine, other):
+            key_map.insert(tf.constant(some), rows)
+        start += len(some)
+        np.testing.assert_array_equal(mine.find(asked), other.find(asked))
+        assert int(mine.size()) == int(other.size()) == start
+    np.testing.assert_array_equal(mine.keys(), keys)
+    for key_map in (mine, other):
+        key_map.replace(keys[:10])
+        np.testing.assert_array_equal(key_map.keys(), keys[:10])
+        assert int(key_map.find(keys[10:11])[0]) == UNKNOWN
+
+
+def test_a_key_map_refuses_what_it_cannot_hold():
+    key_map = KeyMap()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the value"):
+        key_map.insert(tf.constant([1], tf.int64), tf.constant([INT64.min]))
+    assert int(key_map.size()) == 0
+
+
+# Graphs that may be exported.
+
+
+def make_module(dtype="float32"):
+    tpu = tf.tpu.experimental.embedding
+    shared = tpu.TableConfig(50, 6, combiner="mean", name="shared")
+    other = tpu.TableConfig(40, 3, combiner="sum", name="other")
+    module = tf.Module()
+    module.layer = tfrs_embed.PartialTPUEmbedding(
+        {
+            "dense": tpu.FeatureConfig(shared, output_shape=[None]),
+            "ragged": tpu.FeatureConfig(shared),
+            "other": tpu.FeatureConfig(other),
+        },
+        tpu.Adagrad(0.1),
+        size_threshold=0,
+        dtype=dtype,
+    )
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, 4], tf.int64),
+            tf.RaggedTensorSpec([None, None], tf.int64),
+            tf.TensorSpec([None], tf.int32),
+        ]
+    )
+    def serve(dense, ragged, other):
+        return module.layer({"dense": dense, "ragged": ragged, "other": other})
+
+    module.serve = serve
+    return module
+
+
+INPUTS = (
+    np.arange(8).reshape(2, 4),
+    tf.ragged.constant([[1, 2, 2], []], dtype=tf.int64),
+    np.array([5, 39], np.int32),
+)
+
+
+def operations_run(function):
+    """The kinds of operations that a call of a function runs."""
+    context.enable_run_metadata()
+    try:
+        function(*INPUTS)
+        metadata = context.export_run_metadata()
+    finally:
+        context.disable_run_metadata()
+    return {
+        node.op
+        for function in metadata.function_graphs
+        for graph in function.partition_graphs
+        for node in graph.node
+    }
+
+
+def operations_in(graph):
+    """Those that a graph and the functions in it have."""
+    nodes = [*graph.node]
+    for function in graph.library.function:
+        nodes += function.node_def
+    return {node.op for node in nodes}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_graphs_name_no_kernel_and_run_it(dtype):
+    module = make_module(dtype)
+    # The first call: later ones don't say what they run.
+    ran = operations_run(module.serve)
+    found = module.serve(*INPUTS)
+    graph = module.serve.get_concrete_function().graph.as_graph_def()
+    assert not any("TfrsEmbed" in op for op in operations_in(graph))
+    assert "TfrsEmbedLookup" in ran
+    with kernels.disabled():
+        expected = module.layer(
+            dict(zip(["dense", "ragged", "other"], INPUTS, strict=True))
+        )
+    for name, vectors in found.items():
+        np.testing.assert_allclose(
+            tf.cast(vectors, tf.float32),
+            tf.cast(expected[name], tf.float32),
+            rtol=1e-2 if dtype == "mixed_bfloat16" else 1e-6,
+        )
+
+
+LOAD = """
+import sys
+import numpy as np
+import tensorflow as tf
+
+module = tf.saved_model.load(sys.argv[1])
+ragged = tf.ragged.constant([[1, 2, 2], []], dtype=tf.int64)
+found = module.serve(np.arange(8).reshape(2, 4), ragged, np.int32([5, 39]))
+np.savez(sys.argv[2], **found)
+"""
+
+
+def test_an_exported_model_runs_where_there_are_no_kernels(tmp_path):
+    module = make_module()
+    expected = module.serve(*INPUTS)
+    folder, results = str(tmp_path / "model"), str(tmp_path / "results.npz")
+    # Traced before it is saved, as those who serve models do.
+    tf.saved_model.save(
+        module, folder, signatures=module.serve.get_concrete_function()
+    )
+    saved = saved_model_pb2.SavedModel()
+    with open(os.path.join(folder, "saved_model.pb"), "rb") as file:
+        saved.ParseFromString(file.read())
+    for meta_graph in saved.meta_graphs:
+        used = operations_in(meta_graph.graph_def)
+        assert not any("TfrsEmbed" in op for op in used)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, folder, results],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = np.load(results)
+    for name, vectors in expected.items():
+        np.testing.assert_allclose(found[name], vectors, rtol=1e-6)
