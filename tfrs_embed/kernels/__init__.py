@@ -49,7 +49,11 @@ class Status:
 
 
 def status() -> Status:
-    """Says whether the compiled kernels are in use, and why."""
+    """Says whether the compiled kernels are in use, and why.
+
+    The first call loads them, which starts TensorFlow's runtime: configure
+    devices before it.
+    """
     return _load()[0]
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <memory>
 
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/platform/errors.h"
@@ -182,9 +183,10 @@ absl::Status Buckets::Update(OpKernelContext* ctx, const TfrsLoops& loops,
   const int64_t cost =
       total_ / static_cast<int64_t>(buckets_.size()) * (100 + 8 * dim);
   ParallelFor(ctx, buckets_.size(), cost, [&](int64_t begin, int64_t end) {
-    std::vector<uint32_t> room(words);
+    // Not a vector, which would fill all of it for the largest bucket's sake.
+    std::unique_ptr<uint32_t[]> room(new uint32_t[words]);
     TfrsGroups groups;
-    groups.heads = room.data();
+    groups.heads = room.get();
     groups.next = groups.heads + heads;
     groups.first = groups.next + largest_;
     groups.last = groups.first + largest_;
