@@ -110,7 +110,8 @@ class RouteOp : public OpKernel {
       const int64_t shard = shard_of(unique[i]);
       const int64_t place = next[shard]++;
       places[i] = place;
-      row[place] = (unique[i] - shard) / world_;
+      // Rounded down; C++ rounds towards zero.
+      row[place] = unique[i] / world_ - (unique[i] % world_ < 0);
       owner[place] = shard;
     }
     for (int64_t i = 0; i < n; ++i) index[i] = places[index[i]];
