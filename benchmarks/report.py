@@ -107,7 +107,7 @@ def header(results, args):
         "# Benchmarks",
         "",
         wrap(
-            "Made by `make bench`. Medians in ms; the ratios are to a table's "
+            "Made by `benchmarks/run.py`. Medians in ms; the ratios are to a table's "
             "first line. A peer that takes several forms of ids, or "
             "compilation, has the fastest one's time, with the form in "
             "brackets. Each has a process of its own with as many threads as "
