@@ -107,8 +107,8 @@ def header(results, args):
         "# Benchmarks",
         "",
         wrap(
-            "Made by `benchmarks/run.py`. Medians in ms; the ratios are to a table's "
-            "first line. A peer that takes several forms of ids, or "
+            "Made by `benchmarks/run.py`. Medians in ms; the ratios are to a "
+            "table's first line. A peer that takes several forms of ids, or "
             "compilation, has the fastest one's time, with the form in "
             "brackets. Each has a process of its own with as many threads as "
             f"cores; all take turns, {args.rounds} rounds of {args.steps} "
