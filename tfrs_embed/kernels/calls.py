@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfrs_embed import optimizers
 from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.ids import of_one_dtype
 
 # The rules' numbers and settings are those of cc/rows.h. What the formulas take
 # from constants is computed here, in Python's precision, as TensorFlow's
@@ -60,8 +61,6 @@ def _features(
     ids: Sequence[tf.Tensor], bags: Sequence[Bags], table_of: Sequence[int]
 ) -> dict[str, Any]:
     """The inputs and attributes that describe features."""
-    if any(i.dtype == tf.int64 for i in ids):
-        ids = [tf.cast(i, tf.int64) for i in ids]
 
     def given(name: str) -> tuple[list[tf.Tensor], list[bool]]:
         values = [getattr(b, name) for b in bags]
@@ -74,7 +73,7 @@ def _features(
     weights, has_weights = given("weights")
     scales, has_scale = given("scale")
     return {
-        "ids": list(ids),
+        "ids": of_one_dtype(ids),
         "bags": bag,
         "weights": weights,
         "scales": scales,

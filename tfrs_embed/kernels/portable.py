@@ -15,6 +15,7 @@ from tensorflow.core.framework import attr_value_pb2
 
 from tfrs_embed.kernels import calls
 from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.ids import of_one_dtype
 
 _ATTRIBUTE = "_tfrs_embed_kernel"
 _FIELDS = ("ids", "bag", "weights", "scale")
@@ -41,8 +42,8 @@ def lookup(
     """
     dims = [tables[t].shape[1] for t in table_of]
     # The call's inputs are to be the kernel's: it takes ids of one dtype.
-    if any(b.ids.dtype == tf.int64 for b in bags):
-        bags = [b._replace(ids=tf.cast(b.ids, tf.int64)) for b in bags]
+    ids = of_one_dtype([b.ids for b in bags])
+    bags = [b._replace(ids=i) for b, i in zip(bags, ids, strict=True)]
 
     def stock(*inputs: tf.Tensor) -> list[tf.Tensor]:
         handles, unpacked = _unpack(inputs, len(tables), bags)

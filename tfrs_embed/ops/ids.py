@@ -321,6 +321,13 @@ def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
     return (ids >= 0) & (ids < vocabulary_size)
 
 
+def of_one_dtype(ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Ids of several features, int32 or int64, in the widest dtype of them."""
+    if any(i.dtype == tf.int64 for i in ids):
+        return [tf.cast(i, tf.int64) for i in ids]
+    return list(ids)
+
+
 def require_valid(
     features: Sequence[FeatureSpec],
     ids: Sequence[tf.Tensor],
@@ -334,12 +341,8 @@ def require_valid(
     module = kernels.operations(None, training) if plain else None
     # Eagerly it is one condition after the other, as they are found.
     if module and not tf.executing_eagerly():
-        wide = any(i.dtype == tf.int64 for i in ids)
         checks.require_all(
-            module.tfrs_embed_inside(
-                ids=[tf.cast(i, tf.int64) for i in ids] if wide else list(ids),
-                rows=sizes,
-            ),
+            module.tfrs_embed_inside(ids=of_one_dtype(ids), rows=sizes),
             [
                 functools.partial(_range_message, *each)
                 for each in zip(features, ids, strict=True)

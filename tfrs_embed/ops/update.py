@@ -11,6 +11,7 @@ from tfrs_embed import kernels
 from tfrs_embed.kernels import calls
 from tfrs_embed.ops import lookup
 from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.ids import of_one_dtype
 from tfrs_embed.optimizers import UpdateRule
 
 PARAMETERS = "parameters"
@@ -59,9 +60,7 @@ def row_gradients(
         The unique ids, [rows], in the order they first occur, and their summed
         gradients, [rows, dim] float32.
     """
-    ids = [b.ids for b in uses.bags]
-    if len({i.dtype for i in ids}) > 1:
-        ids = [tf.cast(i, tf.int64) for i in ids]
+    ids = of_one_dtype([b.ids for b in uses.bags])
     unique, index = tf.unique(ids[0] if len(ids) == 1 else tf.concat(ids, 0))
     module = kernels.operations(device, training=True)
     if module is None and _one_each(uses):
