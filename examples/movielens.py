@@ -90,6 +90,7 @@ class MovieLens:
         batch_size: int,
         shuffle_seed: int | None = None,
         context: tf.distribute.InputContext | None = None,
+        full_batches: bool = False,
     ) -> tf.data.Dataset:
         """Batches of features and "rating", shuffled if a seed is given.
 
@@ -101,6 +102,8 @@ class MovieLens:
                 Each batch becomes one part for each of this process's replicas;
                 all replicas' parts are the batch. All processes must give the
                 same seed, and have the same `tf.random.set_seed`.
+            full_batches: drop a last batch that is smaller, so that shapes are
+                fixed, as on TPUs; `batch_size` must divide by the replicas.
 
         Returns:
             The data set; it repeats forever if a context is given.
@@ -115,10 +118,13 @@ class MovieLens:
         dataset = tf.data.Dataset.range(len(ratings))
         if shuffle_seed is not None:
             dataset = dataset.shuffle(len(ratings), shuffle_seed)
-        dataset = dataset.batch(batch_size)
+        dataset = dataset.batch(batch_size, drop_remainder=full_batches)
         if context is not None:
             # Strategies ask for the number of steps, and read past no end.
             dataset = dataset.repeat().flat_map(_parts(context))
+            if full_batches:
+                part = batch_size // context.num_replicas_in_sync
+                dataset = dataset.map(lambda rows: tf.ensure_shape(rows, [part]))
         # Mapped after batching: a few gathers per batch, not per rating.
         return dataset.map(inputs).prefetch(tf.data.AUTOTUNE)
 

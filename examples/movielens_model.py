@@ -11,6 +11,8 @@ row with Adagrad, the others by the model's Adam.
 
 from __future__ import annotations
 
+from typing import Any
+
 import movielens
 import numpy as np
 import tensorflow as tf
@@ -30,6 +32,7 @@ def make(
     steps: int,
     size_threshold: int | None,
     steps_per_execution: int = 1,
+    **layer_options: Any,
 ) -> RankingModel:
     """Returns a model, compiled.
 
@@ -39,6 +42,7 @@ def make(
         steps: the steps of the whole training.
         size_threshold: rows above which a table is large; None: none is.
         steps_per_execution: steps that Keras runs at once.
+        **layer_options: arguments of its `PartialTPUEmbedding`.
     """
 
     def decay(learning_rate: float) -> schedules.LearningRateSchedule:
@@ -54,6 +58,7 @@ def make(
             decay(0.03), initial_accumulator_value=1e-5
         ),
         size_threshold,
+        **layer_options,
     )
     # TFRS's steps return metrics over all replicas, and Keras would add these.
     model.distribute_reduction_method = "first"
@@ -100,6 +105,7 @@ class RankingModel(tfrs.models.Model):
             replicas, so each replica's loss is its part of the batch's mean.
         table_optimizer: trains the large tables.
         size_threshold: rows above which a table is large; None: none is.
+        **layer_options: further arguments of the `PartialTPUEmbedding`.
     """
 
     def __init__(
@@ -108,6 +114,7 @@ class RankingModel(tfrs.models.Model):
         batch_size: int,
         table_optimizer: tf_keras.optimizers.Optimizer,
         size_threshold: int | None,
+        **layer_options: Any,
     ) -> None:
         super().__init__()
         self.user_features = tuple(data.user_features)
@@ -118,6 +125,7 @@ class RankingModel(tfrs.models.Model):
             feature_configs(data),
             optimizer=table_optimizer,
             size_threshold=size_threshold,
+            **layer_options,
         )
         self.task = tfrs.tasks.Ranking(
             loss=tf_keras.losses.MeanSquaredError(reduction="sum"),

@@ -30,7 +30,7 @@ def run(files, strategy, **env):
     command += [str(FOLDER / f) for f in files]
     kind, count = strategy.split(":")
     env = {**environment(strategy), **env}
-    if kind == "mirrored":
+    if kind != "workers":
         done = subprocess.run(
             command,
             env={**os.environ, **env},

@@ -79,9 +79,13 @@ def build(
     rule=None,
     settings=None,
     kinds=tuple(KINDS),
+    called=False,
     **kwargs,
 ):
-    """A layer whose two tables serve these kinds of ids, and its reference."""
+    """A layer whose two tables serve these kinds of ids, and its reference.
+
+    Engines of TPUs have no tables before they have been called.
+    """
     tables = {
         name: tpu.TableConfig(
             ROWS[name],
@@ -100,6 +104,8 @@ def build(
             features[name] = tpu.FeatureConfig(tables[table], **options)
             reference[name] = Feature(table, **options)
     layer = tfrs_embed.PartialTPUEmbedding(features, optimizer, **kwargs)
+    if called:
+        layer(first_ids(features))
     values = {n: v.numpy() for n, v in layer.embedding_tables.items()}
     return layer, Reference(
         reference,
@@ -114,6 +120,15 @@ def build(
             for name in ROWS
         },
     )
+
+
+def first_ids(features):
+    """Ids of row 0 for features called `<table>_<kind>`."""
+    rng = np.random.default_rng(0)
+    return {
+        name: to_tf(make_ids(rng, name.split("_", 1)[1], BATCH, 1))
+        for name in features
+    }
 
 
 def make_step(rng, reference, weighted):

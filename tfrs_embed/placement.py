@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed.configs import EmbeddingSpec, TableSpec
+from tfrs_embed.distribution.host import is_tpu
 
 KERAS = "Keras"
 ONE_DEVICE = "one device"
 SHARDED = "sharded"
+SPARSE_CORE = "SparseCore"
+EMBEDDING_CORE = "TPU embedding core"
+TPU_REPLICATED = "replicated on TPU"
+
+_EmbeddingFeature = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
+_BY_FEATURE = {
+    _EmbeddingFeature.V2: SPARSE_CORE,
+    _EmbeddingFeature.V1: EMBEDDING_CORE,
+    _EmbeddingFeature.UNSUPPORTED: TPU_REPLICATED,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +133,7 @@ def route(
     spec: EmbeddingSpec,
     size_threshold: int | None,
     strategy: tf.distribute.Strategy,
+    embedding_feature: Any = None,
 ) -> dict[str, tuple[str, str]]:
     """Chooses an engine for each table.
 
@@ -128,28 +141,53 @@ def route(
         spec: the configuration.
         size_threshold: tables with more rows are large; None: none is.
         strategy: the strategy the tables are created under.
+        embedding_feature: a TPU's embedding hardware to use instead of what it
+            reports: UNSUPPORTED leaves it unused.
 
     Returns:
         The engine and the reason for it, by the table's name.
 
     Raises:
-        ValueError: a table asks for a place that the strategy doesn't have.
+        ValueError: a table asks for a place that the strategy doesn't have, or
+            the TPU doesn't have the embedding hardware.
         NotImplementedError: large tables under a strategy that has no engine
             for them.
     """
+    tpu = _tpu_engine(strategy, embedding_feature)
     return {
-        table.name: _route(table, size_threshold, strategy)
+        table.name: _route(table, size_threshold, strategy, tpu)
         for table in spec.tables
     }
+
+
+def _tpu_engine(
+    strategy: tf.distribute.Strategy, embedding_feature: Any
+) -> str | None:
+    """The engine for large tables on a strategy's TPUs; None: there are none.
+
+    `embedding_feature` is read on TPUs only: one configuration is for all.
+    """
+    if not is_tpu(strategy):
+        return None
+    has = strategy.extended.tpu_hardware_feature.embedding_feature
+    wanted = has if embedding_feature is None else embedding_feature
+    if wanted not in (has, _EmbeddingFeature.UNSUPPORTED):
+        raise ValueError(
+            f"embedding_feature={wanted.name}, but these TPUs have {has.name}; "
+            "None takes what they have, UNSUPPORTED keeps tables replicated."
+        )
+    return _BY_FEATURE[wanted]
 
 
 def _route(
     table: TableSpec,
     size_threshold: int | None,
     strategy: tf.distribute.Strategy,
+    tpu: str | None,
 ) -> tuple[str, str]:
     wants_shards = table.placement == "sharded"
-    if table.placement == "sparsecore" or (
+    wants_sparse_core = table.placement == "sparsecore"
+    if (wants_sparse_core and tpu != SPARSE_CORE) or (
         wants_shards and not can_shard(strategy)
     ):
         raise ValueError(
@@ -157,6 +195,8 @@ def _route(
             f"available under {type(strategy).__name__}."
         )
     replicas = f"{strategy.num_replicas_in_sync} replicas"
+    if wants_sparse_core:
+        return SPARSE_CORE, f"placement='sparsecore', {replicas}"
     if wants_shards:
         return SHARDED, f"placement='sharded', {replicas}"
     if table.placement == "default_device":
@@ -166,12 +206,8 @@ def _route(
     if table.vocabulary_size <= size_threshold:
         return KERAS, f"rows <= size_threshold {size_threshold:,}"
     reason = f"rows > size_threshold {size_threshold:,}"
-    if is_tpu(strategy):
-        raise NotImplementedError(
-            f"Table '{table.name}': {reason}, but large tables under "
-            "TPUStrategy are not supported yet; size_threshold=None keeps all "
-            "tables in Keras layers."
-        )
+    if tpu is not None:
+        return tpu, f"{reason}, {replicas}"
     if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
         raise NotImplementedError(
             f"Table '{table.name}': {reason}, but large tables under "
@@ -197,14 +233,6 @@ def can_shard(strategy: tf.distribute.Strategy) -> bool:
         tf.distribute.MultiWorkerMirroredStrategy,
     )
     return isinstance(strategy, kinds) and strategy.num_replicas_in_sync > 1
-
-
-def is_tpu(strategy: tf.distribute.Strategy) -> bool:
-    """Tells a TPUStrategy."""
-    return isinstance(
-        strategy,
-        (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy),
-    )
 
 
 def format_bytes(size: float) -> str:

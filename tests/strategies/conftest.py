@@ -23,6 +23,11 @@ def make_strategy():
 
     if KIND == "workers":
         return tf.distribute.MultiWorkerMirroredStrategy()
+    if KIND == "tpu":
+        from tfrs_embed.testing import EmulatedTPUStrategy
+
+        chips, sparse_cores = COUNT.split("x")
+        return EmulatedTPUStrategy((int(chips), int(sparse_cores)))
     [cpu] = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * int(COUNT)

@@ -94,6 +94,19 @@ class Engine(abc.ABC):
     def build(self) -> None:
         """Creates the variables."""
 
+    @property
+    def ready(self) -> bool:
+        """Whether all is known that `build` needs."""
+        return True
+
+    def expect(self, bags: Sequence[Bags]) -> None:
+        """Takes from a call's bags what `build` needs to know.
+
+        Args:
+            bags: each feature's bags.
+        """
+        return
+
     def follow_step(self) -> None:
         """Lets the optimizers' learning rates follow this engine's step."""
         for optimizer in distinct(self.optimizers):

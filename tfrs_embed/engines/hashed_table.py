@@ -17,7 +17,8 @@ import tensorflow as tf
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.engine import TableState
 from tfrs_embed.engines.key_map import KeyMap
-from tfrs_embed.engines.sharded_table import BLOCK_ELEMENTS, Whole
+from tfrs_embed.engines.sharded_table import BLOCK_ELEMENTS
+from tfrs_embed.engines.whole import Whole
 from tfrs_embed.ops.update import scatter_update
 
 KEYS = "keys"

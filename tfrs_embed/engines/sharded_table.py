@@ -2,128 +2,23 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.training.saving.saveable_object import SaveSpec
 
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.shard import Shard
+from tfrs_embed.engines.whole import Whole, WholeTable
 from tfrs_embed.ops.update import scatter_update
-
-# What a variable's value is called in a checkpoint.
-_VALUE = "VARIABLE_VALUE"
 
 #: Rows come from other workers in blocks of this many float32 numbers.
 BLOCK_ELEMENTS = 1 << 22
 
 
-class Whole(tf.__internal__.tracking.Trackable):
-    """Variables of several shards, seen as one.
-
-    A checkpoint holds the whole. A SavedModel holds the variables instead: its
-    functions read those.
-
-    Args:
-        variables: the variables of this process's shards.
-        strategy: the strategy they were made under.
-    """
-
-    trainable = False
-    dtype: tf.DType
-    name: str
-
-    def __init__(
-        self,
-        variables: Sequence[tf.Variable],
-        strategy: tf.distribute.Strategy,
-    ) -> None:
-        self._variables = list(variables)
-        # Where Keras looks whether a weight is of its strategy.
-        self._distribute_strategy = strategy
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Keras would put the functions of a SavedModel that it loads here,
-        # which know the shards' own variables only.
-        if name not in ("_serialize_to_tensors", "_restore_from_tensors"):
-            super().__setattr__(name, value)
-
-    @property
-    def _shared_name(self) -> str:
-        """What a variable is called in a checkpoint's description."""
-        return self.name.split(":")[0]
-
-    @abc.abstractmethod
-    def numpy(self) -> Any:
-        """The whole, as numpy has it."""
-
-    def read(self) -> tf.Tensor:
-        """The whole, as a tensor in the host's memory."""
-        with tf.init_scope(), tf.device("CPU:0"):
-            return tf.constant(self.numpy())
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        """The whole."""
-        value = np.asarray(self.numpy())
-        return value.astype(dtype or value.dtype, copy=False)
-
-    @abc.abstractmethod
-    def assign(self, value: Any) -> None:
-        """Sets the whole."""
-
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        if not tf.executing_eagerly():
-            return {}  # A SavedModel is being made.
-        # By its full name the host is the device that TensorFlow has other
-        # variables on; with several it would save and restore in a function.
-        with tf.init_scope(), tf.device("CPU:0"):
-            host = tf.zeros([]).device
-        # Restoring asks for what there is to save, too, and must not read it.
-        whole = SaveSpec(
-            tensor=self.read,
-            slice_spec="",
-            name="",
-            dtype=self.dtype,
-            device=host,
-        )
-        return {_VALUE: whole}
-
-    def _restore_from_tensors(self, restored_tensors: Any) -> None:
-        if restored_tensors:
-            self.assign(restored_tensors[_VALUE])
-
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: Any
-    ) -> dict[str, Any]:
-        children = super()._trackable_children(save_type, **kwargs)
-        if save_type == "savedmodel":
-            for i, variable in enumerate(self._variables):
-                children[f"shard_{i}"] = variable
-        return children
-
-
-def _to_tensor(
-    value: Whole, dtype: Any = None, name: Any = None, as_ref: Any = None
-) -> tf.Tensor:
-    tensor = value.read()
-    return tensor if dtype is None else tf.cast(tensor, dtype)
-
-
-tf.register_tensor_conversion_function(Whole, _to_tensor)
-
-
-# Keras's HDF5 format takes nothing else.
-tf.Variable.register(Whole)
-
-
-class ShardedTable(Whole):
+class ShardedTable(WholeTable):
     """A table, or a slot, whose row i is row i // world of shard i % world.
-
-    It has those parts of a variable's interface that see it whole, and a
-    checkpoint holds it whole, as if it were one variable.
 
     With several workers, reading it (also into a checkpoint) gathers the rows
     of all: all workers must do it, as all workers save Keras's variables.
@@ -136,8 +31,6 @@ class ShardedTable(Whole):
         strategy: the strategy it was made under.
     """
 
-    dtype = tf.float32
-
     def __init__(
         self,
         name: str,
@@ -146,9 +39,7 @@ class ShardedTable(Whole):
         replicas: Replicas,
         strategy: tf.distribute.Strategy,
     ) -> None:
-        super().__init__(shards, strategy)
-        self.name = f"{name}:0"
-        self.shape = tf.TensorShape(shape)
+        super().__init__(name, shape, shards, strategy)
         self.shards = tuple(shards)
         self._replicas = replicas
         self._slot = replicas.allocate(1)
@@ -187,47 +78,12 @@ class ShardedTable(Whole):
         ]
         return rows[0]
 
-    def assign(self, value: Any) -> None:
-        """Sets the whole table.
-
-        Args:
-            value: [vocabulary_size, dim], the same on all workers. Each takes
-                the rows that it holds.
-
-        Raises:
-            ValueError: another shape.
-        """
-        with tf.device("CPU:0"):
-            value = tf.convert_to_tensor(value, tf.float32)
-            if value.shape.rank is None:  # Restoring, in a traced function.
-                fits = tf.reduce_all(tf.equal(tf.shape(value), self.shape))
-                checked = tf.debugging.Assert(
-                    fits,
-                    [
-                        f"'{self.name}' has the shape {tuple(self.shape)}, and "
-                        "can't be given a value of shape",
-                        tf.shape(value),
-                    ],
-                )
-                with tf.control_dependencies([checked]):
-                    value = tf.reshape(value, self.shape)
-            if value.shape != self.shape:
-                raise ValueError(
-                    f"'{self.name}' has the shape {tuple(self.shape)}, and "
-                    f"can't be given a value of shape {tuple(value.shape)}."
-                )
+    def _write(self, value: tf.Tensor) -> None:
         world = self._replicas.world
         for rank, shard in zip(self._replicas.ranks, self.shards, strict=True):
             with tf.device(shard.device):
                 rows = value[rank::world]
                 scatter_update(shard, tf.range(tf.shape(rows)[0]), rows)
-
-    def __repr__(self) -> str:
-        """Name, shape and sharding."""
-        return (
-            f"<ShardedTable '{self.name}' shape={tuple(self.shape)}, "
-            f"{len(self.shards)} of {self._replicas.world} shards here>"
-        )
 
 
 class ShardedStep(Whole):

@@ -17,6 +17,7 @@ from tfrs_embed import (
     placement,
     serialization,
 )
+from tfrs_embed.distribution.host import is_tpu
 from tfrs_embed.engines.engine import Engine, TableState
 from tfrs_embed.engines.hashed import HashedEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
@@ -445,7 +446,7 @@ class All2AllDenseEmbedding(tf_keras.layers.Layer):
         strategy = self._strategy
         parameter_server = tf.distribute.experimental.ParameterServerStrategy
         if (
-            placement.is_tpu(strategy)
+            is_tpu(strategy)
             or isinstance(strategy, parameter_server)
             or (
                 strategy.num_replicas_in_sync > 1

@@ -16,19 +16,24 @@ from tfrs_embed import (
     placement,
     serialization,
 )
+from tfrs_embed.distribution.host import is_tpu, on_host
 from tfrs_embed.engines.engine import Engine, Tables, TableState
 from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.tpu.embedding_cores import EmbeddingCoreEngine
+from tfrs_embed.engines.tpu.replicated import ReplicatedEngine
+from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
 from tfrs_embed.layers import errors, strategies
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
-from tfrs_embed.ops.bags import to_bags
+from tfrs_embed.ops.bags import Bags, to_bags
 from tfrs_embed.ops.lookup import (
     combine,
     gather_densely,
     reshape_output,
 )
+from tfrs_embed.ops.samples import Matrix
 from tfrs_embed.placement import Placement, TablePlacement
 
 INVALID_IDS = ("error", "zero")
@@ -141,7 +146,9 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         )
         self._spec = configs.parse(feature_config)
         self._strategy = tf.distribute.get_strategy()
-        routes = placement.route(self._spec, size_threshold, self._strategy)
+        routes = placement.route(
+            self._spec, size_threshold, self._strategy, embedding_feature
+        )
         large = [
             t for t in self._spec.tables if routes[t.name][0] != placement.KERAS
         ]
@@ -153,24 +160,11 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         self.tables = Tables()
         self._engine_layer: EngineLayer | None = None
         if large:
-            engine: Engine
-            features = [f for f in self._spec.features if f.table in large]
-            pipelined = bool(pipeline_execution_with_tensor_core)
-            if routes[large[0].name][0] == placement.SHARDED:
-                engine = ShardedEngine(
-                    features,
-                    table_optimizers,
-                    pipelined,
-                    self._strategy,
-                    name=f"Layer '{self.name}'",
-                )
-            else:
-                engine = OneDeviceEngine(
-                    features,
-                    table_optimizers,
-                    pipelined,
-                    device=_device(self._strategy),
-                )
+            engine = self._make_engine(
+                routes[large[0].name][0],
+                [f for f in self._spec.features if f.table in large],
+                table_optimizers,
+            )
             self._engine_layer = EngineLayer(
                 engine,
                 name="tpu_embedding",
@@ -191,13 +185,48 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
             )
             self.tables.add(TableState(table))
 
+    def _make_engine(
+        self,
+        kind: str,
+        features: Sequence[configs.FeatureSpec],
+        table_optimizers: dict[str, optimizers.TableOptimizer | None],
+    ) -> Engine:
+        arguments, strategy = self._arguments, self._strategy
+        pipelined = arguments.pipeline_execution_with_tensor_core
+        name = f"Layer '{self.name}'"
+        if kind == placement.ONE_DEVICE:
+            return OneDeviceEngine(
+                features, table_optimizers, pipelined, _device(strategy)
+            )
+        if kind == placement.SHARDED:
+            return ShardedEngine(
+                features, table_optimizers, pipelined, strategy, name
+            )
+        on_tpu = (features, table_optimizers, strategy, name)
+        if kind == placement.TPU_REPLICATED:
+            return ReplicatedEngine(*on_tpu, arguments.batch_size)
+        if kind == placement.EMBEDDING_CORE:
+            return EmbeddingCoreEngine(
+                *on_tpu, arguments.batch_size, pipelined=pipelined
+            )
+        return SparseCoreEngine(
+            *on_tpu,
+            arguments.batch_size,
+            pipelined=pipelined,
+            config=arguments.sparse_core_embedding_config,
+        )
+
     def build(self, input_shape: Any = None) -> None:
-        """Creates all tables."""
+        """Creates all tables, unless they wait for the size of a batch."""
         strategies.check(self.name, self._strategy)
         # A call with no features has no use for tables: see `call`.
         if not (isinstance(input_shape, Mapping) and not input_shape):
-            self._ensure_tables()
+            self._make_tables_if_ready()
         super().build(input_shape)
+
+    def _make_tables_if_ready(self) -> None:
+        if self._engine_layer is None or self._engine_layer.engine.ready:
+            self._ensure_tables()
 
     def _ensure_tables(self) -> None:
         """Creates the tables' variables if they aren't there yet."""
@@ -231,20 +260,19 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
             # and an empty dict to this layer. Tables made for it would be
             # trainable variables without gradients.
             return {}
-        self._ensure_tables()
+        self._make_tables_if_ready()
         ids = spec.structure.flatten(inputs, "inputs")
         flat_weights = [None] * len(ids)
         if weights is not None:
             flat_weights = spec.structure.flatten(weights, "weights")
-        consensus = None
-        if self._engine_layer is not None:
-            consensus = self._engine_layer.engine.consensus()
-        bags = to_bags(
+        engine = self._engine_layer and self._engine_layer.engine
+        bags = on_host(
+            to_bags,
             spec.features,
             ids,
             flat_weights,
             self._arguments.invalid_ids,
-            consensus,
+            engine and engine.consensus(),
             bool(training),
         )
         by_engine = [
@@ -252,6 +280,9 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
             for i, f in enumerate(spec.features)
             if f.table.name not in self._keras_layers
         ]
+        if engine is not None:
+            engine.expect([bags[i] for i in by_engine])
+        self._ensure_tables()
         outputs: list[Any] = [None] * len(ids)
         if self._engine_layer is not None:
             found = self._engine_layer(
@@ -262,20 +293,25 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         for i, feature in enumerate(spec.features):
             layer = self._keras_layers.get(feature.table.name)
             if layer is not None:
-                rows = self._keras_rows(layer.embeddings, bags[i].ids)
-                vectors = combine(rows, None, bags[i])
+                vectors = self._keras_vectors(layer.embeddings, bags[i])
                 outputs[i] = tf.cast(
                     reshape_output(vectors, bags[i], feature.table.dim),
                     self.compute_dtype,
                 )
         return spec.structure.pack(outputs)
 
-    def _keras_rows(self, table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
-        if isinstance(
-            self._strategy, tf.distribute.MultiWorkerMirroredStrategy
-        ):
-            return gather_densely(table, ids)
-        return tf.gather(table, ids)
+    def _keras_vectors(self, table: tf.Variable, bags: Bags) -> tf.Tensor:
+        """Looks up in a small table; [count, dim]."""
+        strategy = self._strategy
+        if is_tpu(strategy) and bags.per_bag != 1:
+            # A compiled program takes no number of ids that changes.
+            matrix = on_host(Matrix.of, bags, bags.count)
+            return matrix.combine(tf.gather(table, matrix.ids))
+        workers = isinstance(
+            strategy, tf.distribute.MultiWorkerMirroredStrategy
+        )
+        gather = gather_densely if workers else tf.gather
+        return combine(gather(table, bags.ids), None, bags)
 
     @property
     def tpu_embedding(self) -> EngineLayer | None:

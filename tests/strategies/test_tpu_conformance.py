@@ -1,0 +1,254 @@
+"""Tables on an emulated slice against the numpy reference."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrs_embed
+from helpers import make_ids, make_weights, state
+from reference import Feature, Reference, Table
+from strategies.replicas import add
+from strategies.test_sharded_conformance import (
+    FEW,
+    check_step,
+    make_steps,
+    trainer,
+)
+from test_conformance import (
+    BATCH,
+    OPTIMIZERS,
+    ROWS,
+    assert_outputs,
+    assert_tables,
+    build,
+    first_ids,
+)
+
+tpu = tf.tpu.experimental.embedding
+Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
+
+pytestmark = pytest.mark.parametrize(
+    "hardware", [Hardware.V2, Hardware.UNSUPPORTED], ids=lambda h: h.name
+)
+
+
+def build_with_all_optimizers(hardware, **kwargs):
+    """A layer with tables for each optimizer, and its reference.
+
+    Two tables share each optimizer, so that SparseCores stack them.
+    """
+    features, reference, tables, rules = {}, {}, {}, {}
+    for i, (optimizer, rule, settings) in enumerate(OPTIMIZERS.values()):
+        for j in range(2):
+            name, combiner = f"t{i}{'ab'[j]}", ("sum", "mean", "sqrtn")[i % 3]
+            tables[name] = tpu.TableConfig(
+                20 + i + 50 * j,
+                (3, 5)[i % 2],
+                tf.random_normal_initializer(seed=i),
+                optimizer,
+                combiner,
+                name,
+            )
+            rules[name] = (combiner, rule, settings)
+            kind = ("dense", "ragged")[j]
+            features[f"{name}_{kind}"] = tpu.FeatureConfig(tables[name])
+            reference[f"{name}_{kind}"] = Feature(name)
+    layer = tfrs_embed.PartialTPUEmbedding(
+        features, None, size_threshold=0, embedding_feature=hardware, **kwargs
+    )
+    layer(first_ids(features))
+    values = {n: t.numpy() for n, t in layer.embedding_tables.items()}
+    return layer, Reference(
+        reference,
+        {
+            name: Table(values[name], *rule, rate=lambda step: 0.3)
+            for name, rule in rules.items()
+        },
+    )
+
+
+def test_training_with_every_optimizer(strategy, hardware):
+    with strategy.scope():
+        layer, reference = build_with_all_optimizers(hardware)
+    rng = np.random.default_rng(1)
+    step = trainer(strategy, layer)
+    for _ in range(3):
+        batches = make_steps(rng, reference, True, strategy)
+        reference.update(check_step(step, reference, batches))
+    assert_tables(layer, reference)
+    assert layer.tpu_embedding.step.numpy() == 3
+
+
+def test_every_kind_of_ids(strategy, hardware):
+    with strategy.scope():
+        layer, reference = build(
+            "mean",
+            *OPTIMIZERS["adagrad"],
+            size_threshold=0,
+            embedding_feature=hardware,
+            called=True,
+        )
+    rng = np.random.default_rng(5)
+    step = trainer(strategy, layer)
+    for weighted in (True, False):
+        batches = make_steps(rng, reference, weighted, strategy)
+        reference.update(check_step(step, reference, batches))
+    assert_tables(layer, reference)
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_loops_on_the_device(strategy, hardware, pipelined):
+    if pipelined and hardware is not Hardware.V2:
+        pytest.skip("Only SparseCores overlap steps.")
+    steps = 4
+    with strategy.scope():
+        layer, reference = build_with_all_optimizers(
+            hardware, pipeline_execution_with_tensor_core=pipelined
+        )
+    names = [n for n in reference.features if n.endswith("dense")]
+    others = [n for n in reference.features if n not in names]
+    rng = np.random.default_rng(2)
+    replicas = strategy.num_replicas_in_sync
+
+    def draw(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    ids, gradients = {}, {}
+    for name, feature in reference.features.items():
+        table = reference.tables[feature.table]
+        shape = (steps, replicas, BATCH)
+        ids[name] = rng.integers(0, len(table.rows), shape)
+        gradients[name] = draw(*shape, table.rows.shape[1])
+
+    def replica_step(i):
+        r = tf.distribute.get_replica_context().replica_id_in_sync_group
+        inputs = {n: tf.constant(ids[n])[i, r] for n in names}
+        for n in others:
+            one_each = tf.range(BATCH + 1, dtype=tf.int64)
+            inputs[n] = tf.RaggedTensor.from_row_splits(
+                tf.constant(ids[n])[i, r], one_each
+            )
+        with tf.GradientTape() as tape:
+            outputs = layer(inputs, training=True)
+            loss = tf.add_n(
+                [
+                    tf.reduce_sum(outputs[n] * tf.constant(gradients[n])[i, r])
+                    for n in outputs
+                ]
+            )
+        tape.gradient(loss, layer.trainable_variables)
+        return outputs
+
+    def write(array, i, value):
+        for r, mine in enumerate(strategy.experimental_local_results(value)):
+            array = array.write(i * replicas + r, mine)
+        return array
+
+    @tf.function
+    def loop():
+        found = {
+            n: tf.TensorArray(tf.float32, steps * replicas)
+            for n in reference.features
+        }
+        for i in tf.range(steps):
+            outputs = strategy.run(replica_step, (i,))
+            found = {n: write(found[n], i, outputs[n]) for n in found}
+        return {n: array.stack() for n, array in found.items()}
+
+    for _ in range(2):  # What a loop has left is applied at its end.
+        found = loop()
+        put_off = None
+        for i in range(steps):
+            sums = []
+            for r in range(replicas):
+                mine = {n: ids[n][i, r] for n in ids}
+                given = {n: gradients[n][i, r] for n in ids}
+                expected = reference.lookup(mine, dict.fromkeys(ids))
+                outputs = {n: found[n][i * replicas + r] for n in ids}
+                assert_outputs(outputs, expected)
+                sums.append(
+                    reference.row_gradients(mine, dict.fromkeys(ids), given)
+                )
+            if put_off is not None:
+                reference.update(put_off)
+            put_off = add(sums)
+            if not pipelined:
+                reference.update(put_off)
+                put_off = None
+        if put_off is not None:
+            reference.update(put_off)
+        assert_tables(layer, reference)
+
+
+@pytest.mark.parametrize("threshold", [None, 20], ids=str)
+def test_small_tables_look_up_the_same(strategy, hardware, threshold):
+    with strategy.scope():
+        layer, reference = build(
+            "mean",
+            "sgd",
+            size_threshold=threshold,
+            embedding_feature=hardware,
+            called=True,
+        )
+    rng = np.random.default_rng(0)
+    step = trainer(strategy, layer, training=False)
+    batches = make_steps(rng, reference, True, strategy)
+    check_step(step, reference, batches)
+    engines = {t.table: t.engine for t in layer.placement.tables}
+    assert engines["y"] == "Keras"
+    if threshold is not None:
+        on_tpu = {Hardware.V2: "SparseCore"}.get(hardware, "replicated on TPU")
+        assert engines["x"] == on_tpu
+
+
+def test_invalid_ids_count_as_absent(strategy, hardware):
+    with strategy.scope():
+        layer, reference = build(
+            "mean",
+            *OPTIMIZERS["adam"],
+            FEW,
+            size_threshold=0,
+            invalid_ids="zero",
+            embedding_feature=hardware,
+            called=True,
+        )
+    reference.invalid_ids = "zero"
+    rng = np.random.default_rng(4)
+    batches = []
+    for _ in range(strategy.num_replicas_in_sync):
+        ids, weights, gradients = {}, {}, {}
+        for name, feature in reference.features.items():
+            kind, rows = name.split("_", 1)[1], ROWS[feature.table]
+            ids[name] = make_ids(rng, kind, BATCH, rows + 4, low=-3)
+            weights[name] = make_weights(rng, ids[name])
+        for name, output in reference.lookup(ids, weights).items():
+            gradients[name] = rng.normal(size=output.shape).astype(np.float32)
+        batches.append((ids, weights, gradients))
+    reference.update(check_step(trainer(strategy, layer), reference, batches))
+    assert_tables(layer, reference)
+
+
+def test_invalid_id_changes_nothing(strategy, hardware):
+    with strategy.scope():
+        layer, reference = build(
+            "mean",
+            *OPTIMIZERS["adam"],
+            ("dense",),
+            size_threshold=0,
+            embedding_feature=hardware,
+            called=True,
+        )
+    step = trainer(strategy, layer)
+    rng = np.random.default_rng(4)
+    batches = make_steps(rng, reference, False, strategy)
+    step(batches)
+    before = state(layer)
+    batches[-1][0]["x_dense"][2] = ROWS["x"]
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"x_dense.*: id 50 is out of range; the table has 50 rows",
+    ):
+        step(batches)
+    after = state(layer)
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)

@@ -1,0 +1,1 @@
+"""Tables on TPUs, held by TensorFlow's own embedding classes."""

@@ -1,0 +1,288 @@
+"""What the engines for all generations of TPUs have in common."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.distribution.host import on_host
+from tfrs_embed.engines.engine import Engine
+from tfrs_embed.ops import lookup as lookup_ops
+from tfrs_embed.ops.bags import Bags
+from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.sparsecore import upstream
+
+
+class TPUEngine(Engine):
+    """Lets one of TensorFlow's TPU embedding classes hold the tables.
+
+    A TPU program has fixed shapes, so the number of samples of each feature
+    must be known before the tables are made. What a batch has less is padded.
+
+    Whatever reads ids runs on the host, outside of the compiled program: ids
+    come from there, and a compiled program checks nothing.
+
+    Args:
+        features: the features to look up, in the order of each call.
+        optimizers: each table's optimizer by the table's name, or None for a
+            table that is not trained.
+        strategy: the TPUStrategy.
+        name: whose tables these are, for errors.
+        batch_size: the largest batch of all replicas together, or None.
+
+    Raises:
+        ValueError: a table has more rows than a TPU can number.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec],
+        optimizers: dict[str, TableOptimizer | None],
+        strategy: tf.distribute.Strategy,
+        name: str,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__(features, optimizers)
+        self._strategy = strategy
+        self._name = name
+        self._rates: dict[int, tf.Tensor] = {}
+        self._step: Any = None
+        for state in self.states.values():
+            if state.spec.vocabulary_size > tf.int32.max:
+                raise ValueError(
+                    f"Table '{state.spec.name}': {state.spec.vocabulary_size} "
+                    f"rows; ids on a TPU are int32, so a table has at most "
+                    f"{tf.int32.max}."
+                )
+        replicas = strategy.num_replicas_in_sync
+        # The largest batch of one replica.
+        self._batch = None if batch_size is None else -(-batch_size // replicas)
+        self._samples: list[int | None] = []
+        for feature in features:
+            batch, *rest = feature.output_shape or (None, None)
+            batch = self._batch if batch is None else batch
+            self._samples.append(_product([batch, *rest]))
+
+    def expect(self, bags: Sequence[Bags]) -> None:
+        """See the base class."""
+        if self._step is not None:
+            return
+        for i, each in enumerate(bags):
+            if self._samples[i] is None and each.static_shape.rank is not None:
+                # A scalar has no batch.
+                batch, *rest = each.static_shape.as_list() or [1]
+                sizes = [n for n in (batch, self._batch) if n is not None]
+                largest = max(sizes, default=None)
+                self._samples[i] = _product([largest, *rest])
+
+    @property
+    def ready(self) -> bool:
+        """See the base class."""
+        return None not in self._samples
+
+    def build(self) -> None:
+        """See the base class.
+
+        Raises:
+            ValueError: the number of a feature's samples is not known.
+        """
+        if self._step is not None:
+            return
+        for feature, samples in zip(self.features, self._samples, strict=True):
+            if samples is None:
+                raise ValueError(
+                    f"{feature}: its batch size isn't known, and a TPU's "
+                    "tables are made for one. Give the feature an "
+                    "output_shape, or the layer a batch_size, or call the "
+                    "layer with a static shape first (tf.data's batch(..., "
+                    "drop_remainder=True))."
+                )
+        with tf.init_scope():
+            self._build()
+            # Every replica reads it in its program, and all count alike.
+            self._step = tf.Variable(
+                tf.constant(0, tf.int64),
+                trainable=False,
+                name="step",
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+        self.follow_step()
+
+    @abc.abstractmethod
+    def _build(self) -> None:
+        """Makes TensorFlow's object, and puts its variables into states."""
+
+    def _feature_configs(self, samples: Sequence[int]) -> list[Any]:
+        """The features as TensorFlow's classes take them."""
+        return upstream.feature_configs(
+            self.features,
+            samples,
+            self.optimizers,
+            rate=lambda optimizer: self._rates[id(optimizer)],
+        )
+
+    @property
+    def step(self) -> Any:
+        """See the base class."""
+        return self._step
+
+    @property
+    def held_whole(self) -> bool:
+        """See the base class."""
+        return False
+
+    def lookup(
+        self,
+        bags: Sequence[Bags],
+        training: bool,
+        dtype: tf.DType = tf.float32,
+    ) -> tuple[list[tf.Tensor], Any]:
+        """See the base class.
+
+        Outside of strategy.run it reads the tables where they are kept.
+        """
+        if (
+            tf.distribute.get_strategy() is not self._strategy
+            or tf.distribute.in_cross_replica_context()
+        ):
+            rows = [
+                self._read(feature.table.name, each.ids)
+                for feature, each in zip(self.features, bags, strict=True)
+            ]
+            return [
+                lookup_ops.combine(r, None, each)
+                for r, each in zip(rows, bags, strict=True)
+            ], None
+        with_room = on_host(self._require_room, bags)
+        vectors, residuals, valid = self._lookup(with_room, training)
+        cut = [
+            vector[: each.count] if _is_cut(vector, each) else vector
+            for vector, each in zip(vectors, bags, strict=True)
+        ]
+        return cut, (residuals, valid)
+
+    @abc.abstractmethod
+    def _read(self, name: str, ids: tf.Tensor) -> tf.Tensor:
+        """Rows of a table, [n, dim], outside of any replica."""
+
+    @abc.abstractmethod
+    def _lookup(
+        self, bags: Sequence[Bags], training: bool
+    ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
+        """Looks up in a replica.
+
+        Returns:
+            Each feature's [samples, dim], residuals, and a tensor on the TPU
+            that does not exist if the ids are bad.
+        """
+
+    def _require_room(self, bags: Sequence[Bags]) -> list[Bags]:
+        """Requires that no feature has more samples than were built for."""
+        checked = []
+        for feature, each, samples in zip(
+            self.features, bags, self._samples, strict=True
+        ):
+            assert samples is not None
+            count = _static_count(each)
+            text = (
+                f"{feature}: {{}} samples in a replica's batch, but the tables "
+                f"were made for at most {samples}. Set the feature's "
+                "output_shape, or the layer's batch_size, to the largest that "
+                "comes."
+            )
+            if count is not None:
+                if count > samples:
+                    raise ValueError(text.format(count))
+                checked.append(each)
+                continue
+            fits = tf.debugging.Assert(
+                each.count <= samples,
+                [tf.strings.format(text, each.count)],
+            )
+            with tf.control_dependencies([fits] if fits is not None else []):
+                checked.append(each._replace(ids=tf.identity(each.ids)))
+        return checked
+
+    def apply_gradients(
+        self, residuals: Any, gradients: Sequence[tf.Tensor]
+    ) -> None:
+        """See the base class.
+
+        Raises:
+            RuntimeError: the lookup was not made by a replica.
+        """
+        if residuals is None:
+            text = (
+                f"{self._name} is trained by the replicas of a TPUStrategy "
+                "together: call it, and the gradient, inside strategy.run."
+            )
+            if tf.executing_eagerly():
+                raise RuntimeError(text)
+            # A SavedModel has the gradients' functions, and may not run them.
+            tf.debugging.Assert(False, [text])
+            return
+        step = tf.convert_to_tensor(self._step)
+        self._rates = {
+            id(o): _rate(o, step) for o in self.optimizers.values() if o
+        }
+        padded = [
+            _pad_rows(g, samples)
+            for g, samples in zip(gradients, self._padded(), strict=True)
+        ]
+        inner, valid = residuals
+        self._apply_gradients(inner, padded)
+        # One replica counts for all, and must not if another's ids are bad.
+        replicas = tf.distribute.get_replica_context()
+        with tf.control_dependencies([valid]):
+            one = tf.identity(tf.constant(1, tf.int64))
+        done = replicas.all_reduce(tf.distribute.ReduceOp.SUM, one)
+        self._step.assign_add(done // replicas.num_replicas_in_sync)
+
+    def _padded(self) -> list[int]:
+        """The number of samples of each feature, with padding."""
+        return [samples or 0 for samples in self._samples]
+
+    @abc.abstractmethod
+    def _apply_gradients(
+        self, residuals: Any, gradients: Sequence[tf.Tensor]
+    ) -> None:
+        """Updates the tables from each feature's [samples, dim] gradient."""
+
+
+def _product(sizes: Sequence[int | None]) -> int | None:
+    return tf.TensorShape(sizes).num_elements()
+
+
+def _static_count(bags: Bags) -> int | None:
+    """The number of bags, if it is known when tracing."""
+    shape = bags.static_shape
+    return shape.num_elements() if shape.rank is not None else None
+
+
+def _is_cut(vectors: tf.Tensor, bags: Bags) -> bool:
+    """Whether there may be fewer bags than vectors."""
+    return _static_count(bags) != vectors.shape[0]
+
+
+def _pad_rows(rows: tf.Tensor, count: int) -> tf.Tensor:
+    """Adds rows of zeros up to `count`."""
+    if rows.shape[0] == count:
+        return rows
+    padded = tf.pad(rows, [[0, count - tf.shape(rows)[0]], [0, 0]])
+    return tf.ensure_shape(padded, [count, rows.shape[1]])
+
+
+def _rate(optimizer: TableOptimizer, step: tf.Tensor) -> tf.Tensor:
+    """The learning rate of this step, a scalar float32."""
+    variable = optimizer.rate.variable
+    # A strategy's variable is on the TPU; a plain one is on the host, where
+    # the TPU's program can't read it.
+    if variable is None or isinstance(
+        variable, tf.distribute.DistributedValues
+    ):
+        return optimizer.rate.at(step)
+    return on_host(optimizer.rate.at, step)

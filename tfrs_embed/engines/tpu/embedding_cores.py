@@ -1,0 +1,170 @@
+"""Tables on TPUs with embedding cores (v2, v3, v4), held by `TPUEmbedding`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.distribution.host import on_host
+from tfrs_embed.engines.initial_values import initial_blocks
+from tfrs_embed.engines.tpu.base import TPUEngine
+from tfrs_embed.engines.whole import WholeTable
+from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.samples import as_ragged
+from tfrs_embed.optimizers import TableOptimizer
+
+
+class _Embedding(tf.tpu.experimental.embedding.TPUEmbedding):
+    """TensorFlow's class, fed with ids that were checked on the host."""
+
+    def _raise_error_for_non_direct_inputs(self, features: Any) -> None:
+        """Nothing: what the checks return comes from the host, as it must."""
+
+
+class EmbeddingCoreEngine(TPUEngine):
+    """Tables on the embedding cores of a slice.
+
+    The hardware takes one layer's ids at the head of a step, so there can be
+    one layer, looked up once in a step.
+
+    Args:
+        features: the features to look up, in the order of each call.
+        optimizers: each table's optimizer by the table's name.
+        strategy: the TPUStrategy.
+        name: whose tables these are, for errors.
+        batch_size: the largest batch of all replicas together, or None.
+        pipelined: whether updates overlap the next step.
+
+    Raises:
+        ValueError: a table has more rows than a TPU can number.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec],
+        optimizers: dict[str, TableOptimizer | None],
+        strategy: tf.distribute.Strategy,
+        name: str,
+        batch_size: int | None = None,
+        pipelined: bool = False,
+    ) -> None:
+        super().__init__(features, optimizers, strategy, name, batch_size)
+        self._pipelined = pipelined
+        self._embedding: Any = None
+        self._calls = itertools.count()
+
+    def _build(self) -> None:
+        self._embedding = _Embedding(
+            self._feature_configs(self._padded()), None, self._pipelined
+        )
+        try:
+            self._embedding.build(
+                [tf.TensorShape([samples, None]) for samples in self._padded()]
+            )
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{self._name}: the embedding cores of these TPUs serve one "
+                "layer, and another one has them already. Put the features of "
+                "all into one layer."
+            ) from error
+        for name, state in self.states.items():
+            table = state.spec
+            for key, variable in self._embedding._variables[name].items():
+                state.add(
+                    key,
+                    _HostTable(
+                        f"{name}/{key}",
+                        (table.vocabulary_size, table.dim),
+                        variable,
+                        self._strategy,
+                        self._embedding._retrieve_variables,
+                        self._embedding._load_variables,
+                    ),
+                )
+            state.table.fill(initial_blocks(table))
+        self._embedding._load_variables()
+
+    def _read(self, name: str, ids: tf.Tensor) -> tf.Tensor:
+        if not tf.executing_eagerly():
+            raise NotImplementedError(
+                f"{self._name}: its tables are on embedding cores, which a "
+                "function outside of strategy.run can't read. Restore a "
+                "checkpoint into a layer made without a TPUStrategy."
+            )
+        return tf.gather(self.states[name].table.read(), ids)
+
+    def _lookup(
+        self, bags: Sequence[Bags], training: bool
+    ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
+        # The name ties the lookup to its update.
+        name = f"{self._name}_{next(self._calls)}"
+        rows = [
+            on_host(as_ragged, each, samples)
+            for each, samples in zip(bags, self._padded(), strict=True)
+        ]
+        ids, weights = [r[0] for r in rows], [r[1] for r in rows]
+        self._embedding.enqueue(ids, weights, training=training, name=name)
+        vectors = self._embedding.dequeue(name=name)
+        return vectors, name, vectors[0]
+
+    def _apply_gradients(
+        self, residuals: Any, gradients: Sequence[tf.Tensor]
+    ) -> None:
+        self._embedding.apply_gradients(list(gradients), name=residuals)
+
+
+class _HostTable(WholeTable):
+    """A table, or a slot, whose image on the hosts is copied from the cores.
+
+    Args:
+        name: the name, "<table>/parameters" or "<table>/<slot>".
+        shape: [vocabulary_size, dim].
+        variable: TensorFlow's variable, sharded over the hosts.
+        strategy: the strategy it was made under.
+        retrieve: copies all tables from the cores to the hosts.
+        load: copies all tables from the hosts to the cores.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        variable: Any,
+        strategy: tf.distribute.Strategy,
+        retrieve: Callable[[], None],
+        load: Callable[[], None],
+    ) -> None:
+        super().__init__(
+            name, shape, getattr(variable, "variables", [variable]), strategy
+        )
+        self._retrieve = retrieve
+        self._load = load
+
+    def numpy(self) -> np.ndarray:
+        """The whole table, [vocabulary_size, dim] float32."""
+        self._retrieve()
+        parts = [v.numpy() for v in self._variables]
+        return np.concatenate(parts)[: self.shape[0]]
+
+    def fill(self, blocks: Any) -> None:
+        """Sets the image on the hosts to a table's initial blocks."""
+        self._write_image(tf.concat([block for _, block in blocks], 0))
+
+    def _write_image(self, value: tf.Tensor) -> None:
+        sizes = [v.shape[0] for v in self._variables]
+        padded = tf.pad(value, [[0, sum(sizes) - self.shape[0]], [0, 0]])
+        for variable, part in zip(
+            self._variables, tf.split(padded, sizes), strict=True
+        ):
+            variable.assign(part)
+
+    def _write(self, value: tf.Tensor) -> None:
+        # The other tables' images would overwrite what the cores have.
+        self._retrieve()
+        self._write_image(value)
+        self._load()

@@ -1,0 +1,102 @@
+"""Tables on TPUs without embedding hardware, held by `TPUEmbeddingV0`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.distribution.host import on_host
+from tfrs_embed.engines.initial_values import initial_blocks
+from tfrs_embed.engines.tpu.base import TPUEngine
+from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.samples import Matrix
+from tfrs_embed.ops.update import PARAMETERS
+
+
+class _Tables(tf.tpu.experimental.embedding.TPUEmbeddingV0):
+    """TensorFlow's class, with tables that Keras's optimizers leave alone."""
+
+    def _create_variables(self, table: Any, trainable: bool) -> Any:
+        return super()._create_variables(table, trainable=False)
+
+
+class ReplicatedEngine(TPUEngine):
+    """Tables that every TensorCore has a copy of.
+
+    A compiled program can't pick out an unknown number of unique ids, so an
+    update passes over its whole table and sums a gradient of the table's size
+    over the replicas: only tables that a TensorCore can hold belong here.
+    """
+
+    def _build(self) -> None:
+        with tf.variable_creator_scope(_equal_on_all_replicas):
+            self._embedding = _Tables(
+                self._feature_configs(self._padded()), None
+            )
+            self._embedding.build()
+        for table in self._embedding.embedding_tables:
+            state = self.states[table.name]
+            for key, variable in self._embedding._variables[table.name].items():
+                state.add(key, variable)
+            blocks = [block for _, block in initial_blocks(state.spec)]
+            state.table.assign(tf.concat(blocks, 0))
+
+    def _read(self, name: str, ids: tf.Tensor) -> tf.Tensor:
+        return tf.gather(self.states[name].table, ids)
+
+    def _lookup(
+        self, bags: Sequence[Bags], training: bool
+    ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
+        matrices = [
+            on_host(Matrix.of, each, samples)
+            for each, samples in zip(bags, self._padded(), strict=True)
+        ]
+        rows = self._embedding.embedding_lookup([m.ids for m in matrices])
+        vectors = [m.combine(r) for m, r in zip(matrices, rows, strict=True)]
+        return vectors, matrices, matrices[0].ids
+
+    def _apply_gradients(
+        self, residuals: Any, gradients: Sequence[tf.Tensor]
+    ) -> None:
+        replicas = tf.distribute.get_replica_context()
+        for name, state in self.states.items():
+            optimizer = self.optimizers[name]
+            if optimizer is None:
+                continue
+            rows = state.spec.vocabulary_size
+            total = tf.zeros([rows, state.spec.dim])
+            uses = tf.zeros([rows])
+            for feature, matrix, gradient in zip(
+                self.features, residuals, gradients, strict=True
+            ):
+                if feature.table is not state.spec:
+                    continue
+                ids = tf.reshape(matrix.ids, [-1])
+                per_id = gradient[:, None, :] * matrix.gains[:, :, None]
+                total += tf.math.unsorted_segment_sum(
+                    tf.reshape(per_id, [-1, state.spec.dim]), ids, rows
+                )
+                uses += tf.math.unsorted_segment_sum(
+                    tf.reshape(matrix.there, [-1]), ids, rows
+                )
+            total, uses = replicas.all_reduce(
+                tf.distribute.ReduceOp.SUM, [total, uses]
+            )
+            old = {k: tf.convert_to_tensor(v) for k, v in state.slots.items()}
+            table = tf.convert_to_tensor(state.table)
+            new_table, new = optimizer.rule.update(
+                self._rates[id(optimizer)], total, table, old
+            )
+            used = uses[:, None] > 0.0
+            for key, value in {PARAMETERS: new_table, **new}.items():
+                before = table if key == PARAMETERS else old[key]
+                state.variables[key].assign(tf.where(used, value, before))
+
+
+def _equal_on_all_replicas(
+    make: Callable[..., tf.Variable], **kwargs: Any
+) -> tf.Variable:
+    kwargs["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return make(**kwargs)

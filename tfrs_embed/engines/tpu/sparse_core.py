@@ -1,0 +1,161 @@
+"""Tables on SparseCores, held by TensorFlow's `TPUEmbeddingV2`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.distribution.host import on_host
+from tfrs_embed.engines.initial_values import initial_blocks
+from tfrs_embed.engines.tpu.base import TPUEngine
+from tfrs_embed.engines.tpu.stacked_table import StackedTable
+from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.samples import as_ragged
+from tfrs_embed.optimizers import TableOptimizer
+
+_tpu = tf.tpu.experimental.embedding
+
+
+class SparseCoreEngine(TPUEngine):
+    """Tables on the SparseCores of a slice (v5p, v6e).
+
+    Pipelining is the hardware's: it takes place in a `tf.while_loop` over
+    `strategy.run`, as Keras's steps_per_execution makes it.
+
+    Args:
+        features: the features to look up, in the order of each call.
+        optimizers: each table's optimizer by the table's name, or None for a
+            table that is not trained.
+        strategy: the TPUStrategy.
+        name: whose tables these are, for errors.
+        batch_size: the largest batch of all replicas together, or None.
+        pipelined: whether updates overlap the next step.
+        config: a `SparseCoreEmbeddingConfig`, or None.
+
+    Raises:
+        ValueError: a table has more rows than a TPU can number.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec],
+        optimizers: dict[str, TableOptimizer | None],
+        strategy: tf.distribute.Strategy,
+        name: str,
+        batch_size: int | None = None,
+        pipelined: bool = False,
+        config: Any = None,
+    ) -> None:
+        super().__init__(features, optimizers, strategy, name, batch_size)
+        self._pipelined = pipelined
+        self._config = config
+        self._embedding: Any = None
+        hardware = strategy.extended.tpu_hardware_feature
+        # 0 stands for 4 in TensorFlow's class.
+        self._sparse_cores = hardware.num_embedding_devices_per_chip or 4
+
+    def _build(self) -> None:
+        config = self._config or _tpu.SparseCoreEmbeddingConfig()
+        # Made twice: the names of the stacks, which limits go by, are what the
+        # first one finds. It makes no variables.
+        names = self._make(config)._stacked_table_to_tables
+        self._embedding = self._make(self._with_limits(config, names))
+        self._embedding.build()
+        layouts = self._embedding.embedding_layouts
+        for name, state in self.states.items():
+            table = state.spec
+            stack = layouts[name].stacked_table_name
+            for key, variable in self._embedding.variables[stack].items():
+                state.add(
+                    key,
+                    StackedTable(
+                        f"{name}/{key}",
+                        (table.vocabulary_size, table.dim),
+                        variable.values,
+                        layouts[name],
+                        self._strategy,
+                    ),
+                )
+            for start, block in initial_blocks(table):
+                state.table.write(start, block)
+
+    def _make(self, config: Any) -> Any:
+        return _tpu.TPUEmbeddingV2(
+            self._feature_configs(self._padded()),
+            None,
+            self._pipelined,
+            config,
+        )
+
+    def _with_limits(
+        self, config: Any, stacks: dict[str, Sequence[Any]]
+    ) -> Any:
+        """Adds the tables' own limits for stacks that `config` has none for."""
+        limits = {}
+        specs = {name: state.spec for name, state in self.states.items()}
+        for field, own in (
+            ("max_ids_per_table", "max_ids_per_partition"),
+            ("max_unique_ids_per_table", "max_unique_ids_per_partition"),
+        ):
+            given = dict(getattr(config, field) or {})
+            _check_limits(field, given, stacks)
+            limits[field] = {
+                stack: max(getattr(specs[t.name], own) for t in tables)
+                for stack, tables in stacks.items()
+            } | given
+        return dataclasses.replace(config, **limits)
+
+    def _padded(self) -> list[int]:
+        # TensorFlow drops the samples beyond a multiple of the SparseCores.
+        cores = self._sparse_cores
+        return [-(-samples // cores) * cores for samples in super()._padded()]
+
+    def _read(self, name: str, ids: tf.Tensor) -> tf.Tensor:
+        return self.states[name].table.gather(ids)
+
+    def _lookup(
+        self, bags: Sequence[Bags], training: bool
+    ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
+        rows = [
+            on_host(as_ragged, each, samples)
+            for each, samples in zip(bags, self._padded(), strict=True)
+        ]
+        ids, weights = [r[0] for r in rows], [r[1] for r in rows]
+        vectors, buffers = self._embedding(ids, weights)
+        return vectors, buffers, next(iter(buffers.values())).row_pointers
+
+    def _apply_gradients(
+        self, residuals: Any, gradients: Sequence[tf.Tensor]
+    ) -> None:
+        self._embedding.apply_gradients(list(gradients), residuals)
+
+
+def _check_limits(
+    field: str, given: dict[str, int], stacks: dict[str, Sequence[Any]]
+) -> None:
+    for name, limit in given.items():
+        if name not in stacks:
+            inside = [
+                stack
+                for stack, tables in stacks.items()
+                if name in [t.name for t in tables]
+            ]
+            text = (
+                f"Table '{name}' is in the stack '{inside[0]}'; limits go by "
+                "stacks."
+                if inside
+                else f"The stacks are {sorted(stacks)}."
+            )
+            raise ValueError(
+                f"SparseCoreEmbeddingConfig: {field} has a limit for "
+                f"'{name}', which is no stack of tables. {text}"
+            )
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise ValueError(
+                f"SparseCoreEmbeddingConfig: {field}['{name}'] must be an "
+                f"integer >= 1, got {limit!r}."
+            )

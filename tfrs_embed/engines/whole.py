@@ -1,0 +1,185 @@
+"""What is kept in parts, seen as one variable."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.training.saving.saveable_object import SaveSpec
+
+# What a variable's value is called in a checkpoint.
+_VALUE = "VARIABLE_VALUE"
+
+
+class Whole(tf.__internal__.tracking.Trackable):
+    """Variables of several shards, seen as one.
+
+    A checkpoint holds the whole. A SavedModel holds the variables instead: its
+    functions read those.
+
+    Args:
+        variables: the variables of this process's shards.
+        strategy: the strategy they were made under.
+    """
+
+    trainable = False
+    dtype: tf.DType
+    name: str
+
+    def __init__(
+        self,
+        variables: Sequence[tf.Variable],
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        self._variables = list(variables)
+        # Where Keras looks whether a weight is of its strategy.
+        self._distribute_strategy = strategy
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Keras would put the functions of a SavedModel that it loads here,
+        # which know the shards' own variables only.
+        if name not in ("_serialize_to_tensors", "_restore_from_tensors"):
+            super().__setattr__(name, value)
+
+    @property
+    def _shared_name(self) -> str:
+        """What a variable is called in a checkpoint's description."""
+        return self.name.split(":")[0]
+
+    @abc.abstractmethod
+    def numpy(self) -> Any:
+        """The whole, as numpy has it."""
+
+    def read(self) -> tf.Tensor:
+        """The whole, as a tensor in the host's memory."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            return tf.constant(self.numpy())
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        """The whole."""
+        value = np.asarray(self.numpy())
+        return value.astype(dtype or value.dtype, copy=False)
+
+    @abc.abstractmethod
+    def assign(self, value: Any) -> None:
+        """Sets the whole."""
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        if not tf.executing_eagerly():
+            return {}  # A SavedModel is being made.
+        # By its full name the host is the device that TensorFlow has other
+        # variables on; with several it would save and restore in a function.
+        with tf.init_scope(), tf.device("CPU:0"):
+            host = tf.zeros([]).device
+        # Restoring asks for what there is to save, too, and must not read it.
+        whole = SaveSpec(
+            tensor=self.read,
+            slice_spec="",
+            name="",
+            dtype=self.dtype,
+            device=host,
+        )
+        return {_VALUE: whole}
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> None:
+        if restored_tensors:
+            self.assign(restored_tensors[_VALUE])
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":
+            for i, variable in enumerate(self._variables):
+                children[f"shard_{i}"] = variable
+        return children
+
+
+def _to_tensor(
+    value: Whole, dtype: Any = None, name: Any = None, as_ref: Any = None
+) -> tf.Tensor:
+    tensor = value.read()
+    return tensor if dtype is None else tf.cast(tensor, dtype)
+
+
+tf.register_tensor_conversion_function(Whole, _to_tensor)
+
+
+# Keras's HDF5 format takes nothing else.
+tf.Variable.register(Whole)
+
+
+class WholeTable(Whole):
+    """A table, or a slot, that is kept in parts.
+
+    It has those parts of a variable's interface that see it whole, and a
+    checkpoint holds it whole, as if it were one variable.
+
+    Args:
+        name: the name, "<table>/parameters" or "<table>/<slot>".
+        shape: [vocabulary_size, dim].
+        variables: the variables that hold its parts in this process.
+        strategy: the strategy it was made under.
+    """
+
+    dtype = tf.float32
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        variables: Sequence[tf.Variable],
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        super().__init__(variables, strategy)
+        self.name = f"{name}:0"
+        self.shape = tf.TensorShape(shape)
+
+    @abc.abstractmethod
+    def numpy(self) -> np.ndarray:
+        """The whole table, [vocabulary_size, dim] float32."""
+
+    @abc.abstractmethod
+    def _write(self, value: tf.Tensor) -> None:
+        """Sets the parts to [vocabulary_size, dim], which is on the host."""
+
+    def assign(self, value: Any) -> None:
+        """Sets the whole table.
+
+        Args:
+            value: [vocabulary_size, dim], the same on all workers. Each takes
+                the rows that it holds.
+
+        Raises:
+            ValueError: another shape.
+        """
+        with tf.device("CPU:0"):
+            value = tf.convert_to_tensor(value, tf.float32)
+            if value.shape.rank is None:  # Restoring, in a traced function.
+                fits = tf.reduce_all(tf.equal(tf.shape(value), self.shape))
+                checked = tf.debugging.Assert(
+                    fits,
+                    [
+                        f"'{self.name}' has the shape {tuple(self.shape)}, and "
+                        "can't be given a value of shape",
+                        tf.shape(value),
+                    ],
+                )
+                with tf.control_dependencies([checked]):
+                    value = tf.reshape(value, self.shape)
+            if value.shape != self.shape:
+                raise ValueError(
+                    f"'{self.name}' has the shape {tuple(self.shape)}, and "
+                    f"can't be given a value of shape {tuple(value.shape)}."
+                )
+        self._write(value)
+
+    def __repr__(self) -> str:
+        """Name, shape and parts."""
+        return (
+            f"<{type(self).__name__} '{self.name}' shape={tuple(self.shape)}, "
+            f"{len(self._variables)} parts here>"
+        )

@@ -1,0 +1,17 @@
+"""TPU SparseCores: layout, host preprocessing, limits."""
+
+from tfrs_embed.sparsecore.limits import compute_limits
+from tfrs_embed.sparsecore.limits_report import (
+    LimitsReport,
+    StackLoad,
+    TableLoad,
+)
+from tfrs_embed.sparsecore.topology import Topology
+
+__all__ = [
+    "LimitsReport",
+    "StackLoad",
+    "TableLoad",
+    "Topology",
+    "compute_limits",
+]
