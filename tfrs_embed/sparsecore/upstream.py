@@ -84,12 +84,10 @@ def _zeros(shape: Any, dtype: tf.DType, **_: Any) -> tf.Tensor:
 def _optimizer(optimizer: TableOptimizer | None, rate: Rate | None) -> Any:
     # An untrained table's gradients are never sent; TF wants an optimizer.
     if optimizer is None:
-        return _tpu.SGD(0.0)
-    given: Any = 0.01
-    if rate is not None:
-        trained, read = optimizer, rate
-        given = lambda: read(trained)  # noqa: E731
-    return rule_to_tpu(optimizer.rule, given)
+        return rule_to_tpu(SGD(), 0.0)
+    # Tables of two optimizers must not become one stack, not even if these
+    # are equal now. TensorFlow compares callables by identity.
+    return rule_to_tpu(optimizer.rule, lambda: rate(optimizer) if rate else 0.0)
 
 
 def rule_to_tpu(rule: UpdateRule, rate: Any) -> Any:
@@ -102,6 +100,15 @@ def rule_to_tpu(rule: UpdateRule, rate: Any) -> Any:
     Returns:
         A `tf.tpu.experimental.embedding` optimizer.
     """
+    optimizer = _make(rule, rate)
+    # TensorFlow's default is False, which recent versions of protobuf refuse
+    # where an enumeration's number belongs.
+    if getattr(optimizer, "low_dimensional_packing_status", None) is False:
+        optimizer.low_dimensional_packing_status = 0
+    return optimizer
+
+
+def _make(rule: UpdateRule, rate: Any) -> Any:
     if isinstance(rule, SGD):
         return _tpu.SGD(rate)
     if isinstance(rule, Adagrad):

@@ -95,11 +95,11 @@ class TPUEngine(Engine):
         for feature, samples in zip(self.features, self._samples, strict=True):
             if samples is None:
                 raise ValueError(
-                    f"{feature}: its batch size isn't known, and a TPU's "
-                    "tables are made for one. Give the feature an "
-                    "output_shape, or the layer a batch_size, or call the "
-                    "layer with a static shape first (tf.data's batch(..., "
-                    "drop_remainder=True))."
+                    f"{feature}: the number of its samples isn't known, and a "
+                    "TPU's tables are made for one. Give the feature an "
+                    "output_shape, or call the layer first: with ids of a "
+                    "static shape (tf.data's batch(..., drop_remainder=True)), "
+                    "or with the layer's batch_size set."
                 )
         with tf.init_scope():
             self._build()

@@ -1,0 +1,108 @@
+"""The engine for embedding cores against the numpy reference."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrs_embed
+from strategies.embedding_cores import EmbeddingCores
+from strategies.test_sharded_conformance import (
+    FEW,
+    check_step,
+    make_steps,
+    trainer,
+)
+from test_conformance import OPTIMIZERS, assert_tables, build
+
+
+@pytest.fixture
+def cores(strategy, monkeypatch):
+    return EmbeddingCores(strategy, monkeypatch)
+
+
+def build_on(strategy, optimizer, **kwargs):
+    with strategy.scope():
+        return build(
+            "mean",
+            *OPTIMIZERS[optimizer],
+            size_threshold=0,
+            called=True,
+            **kwargs,
+        )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+def test_training(strategy, cores, optimizer):
+    kinds = (*FEW, "matrix", "combined_cube")
+    layer, reference = build_on(strategy, optimizer, kinds=kinds)
+    assert {t.engine for t in layer.placement.tables} == {"TPU embedding core"}
+    rng = np.random.default_rng(5)
+    step = trainer(strategy, layer)
+    for weighted in (True, False):
+        batches = make_steps(rng, reference, weighted, strategy)
+        reference.update(check_step(step, reference, batches))
+    assert_tables(layer, reference)
+    assert cores.training == [True] * len(cores.training)
+    # Evaluating must not wait for gradients.
+    check_step(trainer(strategy, layer, training=False), reference, batches)
+    assert not cores.training[-1]
+
+
+def test_checkpoint_moves_to_one_device_and_back(strategy, cores, tmp_path):
+    layer, reference = build_on(strategy, "adam", kinds=("dense",))
+    step = trainer(strategy, layer)
+    batches = make_steps(np.random.default_rng(0), reference, False, strategy)
+    reference.update(check_step(step, reference, batches))
+    path = tf.train.Checkpoint(layer=layer).write(str(tmp_path / "tpu"))
+    other, _ = build("mean", *OPTIMIZERS["adam"], ("dense",), size_threshold=0)
+    tf.train.Checkpoint(layer=other).restore(path).expect_partial()
+    assert_tables(other, reference)
+
+    reference.update(check_step(step, reference, batches))
+    tf.train.Checkpoint(layer=layer).restore(path).expect_partial()
+    for name, table in other.embedding_tables.items():
+        np.testing.assert_array_equal(
+            layer.embedding_tables[name].numpy(), table.numpy()
+        )
+        np.testing.assert_array_equal(
+            cores.tables[name]["parameters"].numpy(), table.numpy()
+        )
+
+
+def test_a_second_layer_is_an_error(strategy, cores):
+    build_on(strategy, "sgd", kinds=("dense",))
+    with pytest.raises(
+        RuntimeError, match="serve one layer, and another one has them"
+    ):
+        build_on(strategy, "sgd", kinds=("dense",))
+
+
+def test_a_bad_id_is_an_error(strategy, cores):
+    layer, reference = build_on(strategy, "sgd", kinds=("dense",))
+    step = trainer(strategy, layer)
+    batches = make_steps(np.random.default_rng(0), reference, False, strategy)
+    batches[0][0]["y_dense"][1] = 7
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"y_dense.*: id 7 is out of range"
+    ):
+        step(batches)
+    assert_tables(layer, reference)
+
+
+def test_sequences_and_sizes(strategy, cores):
+    table = tfrs_embed.TableConfig("x", 50, 4)
+    with strategy.scope():
+        layer = tfrs_embed.PartialTPUEmbedding(
+            [tfrs_embed.FeatureConfig("f", table, max_sequence_length=3)],
+            "sgd",
+            size_threshold=0,
+            batch_size=5 * strategy.num_replicas_in_sync,
+        )
+    run = tf.function(lambda ids: strategy.run(layer, ([ids],)))
+    ids = tf.ragged.constant([[1, 2], [], [3, 4, 5, 6]], dtype=tf.int64)
+    [found] = run(ids)
+    for rows in strategy.experimental_local_results(found):
+        assert rows.shape == (3, 3, 4)
+        values = layer.embedding_tables["x"].numpy()
+        np.testing.assert_allclose(rows[2], values[3:6], rtol=1e-6)
+        assert not np.any(rows[1])

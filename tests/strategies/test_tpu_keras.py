@@ -1,0 +1,305 @@
+"""Models on an emulated slice: Keras's loops, checkpoints, and errors."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfrs_embed
+from strategies.test_sharded_keras import (
+    PER_REPLICA,
+    as_batches,
+    assert_equal_tables,
+    compile_model,
+    make_model,
+    make_samples,
+    one_device,
+)
+
+tpu = tf.tpu.experimental.embedding
+Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
+
+
+@pytest.fixture
+def steps(strategy):
+    """Four steps of the global batch."""
+    return make_samples(4 * PER_REPLICA * strategy.num_replicas_in_sync)
+
+
+def make_on_tpu(strategy, **kwargs):
+    batch = PER_REPLICA * strategy.num_replicas_in_sync
+    with strategy.scope():
+        return make_model(batch_size=batch, **kwargs)
+
+
+def distribute(strategy, samples):
+    """Gives replica r of step s the batch number s * replicas + r."""
+    batches = tf.data.Dataset.from_tensor_slices(samples).batch(
+        PER_REPLICA, drop_remainder=True
+    )
+    return strategy.distribute_datasets_from_function(
+        lambda context: batches,
+        tf.distribute.InputOptions(experimental_fetch_to_device=False),
+    )
+
+
+def predict(model, samples):
+    inputs = {
+        k: v if tf.is_tensor(v) else tf.constant(v)
+        for k, v in samples[0].items()
+    }
+    return model(inputs).numpy()
+
+
+@pytest.mark.parametrize(
+    "hardware", [Hardware.V2, Hardware.UNSUPPORTED], ids=lambda h: h.name
+)
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_fit_equals_one_device(strategy, steps, hardware, steps_per_execution):
+    model, layer = make_on_tpu(strategy, embedding_feature=hardware)
+    with strategy.scope():
+        compile_model(model, steps_per_execution=steps_per_execution)
+    single, expected = one_device(steps, strategy)
+    for _ in range(2):
+        model.fit(distribute(strategy, steps), steps_per_epoch=4, verbose=0)
+    assert_equal_tables(layer, expected)
+    for ours, theirs in zip(
+        model.layers[-1].get_weights(),
+        single.layers[-1].get_weights(),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert layer.tpu_embedding.step.numpy() == 8
+    theirs = single.evaluate(as_batches(steps, PER_REPLICA), verbose=0)
+    ours = model.evaluate(distribute(strategy, steps), steps=4, verbose=0)
+    np.testing.assert_allclose(
+        ours, theirs * strategy.num_replicas_in_sync, rtol=1e-4
+    )
+
+
+def test_checkpoint_moves_to_one_device_and_back(strategy, steps, tmp_path):
+    model, layer = make_on_tpu(strategy)
+    with strategy.scope():
+        compile_model(model)
+    model.fit(distribute(strategy, steps), steps_per_epoch=4, verbose=0)
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "tpu"))
+
+    names = {name: shape for name, shape in tf.train.list_variables(path)}
+    [table] = [n for n in names if "user/parameters" in n]
+    assert names[table] == [40, 3]
+
+    single, expected = make_model()
+    tf.train.Checkpoint(model=single).restore(path).expect_partial()
+    assert_equal_tables(layer, expected, rtol=0, atol=0)
+    for name in ("user", "item"):
+        np.testing.assert_array_equal(
+            layer.tables[name].slots["accumulators"].numpy(),
+            expected.tables[name].slots["accumulators"].numpy(),
+        )
+    assert expected.tpu_embedding.step.numpy() == 4
+    np.testing.assert_allclose(
+        predict(model, steps), predict(single, steps), rtol=1e-5, atol=1e-6
+    )
+
+    compile_model(single)
+    single.fit(
+        as_batches(steps, PER_REPLICA * strategy.num_replicas_in_sync),
+        verbose=0,
+    )
+    path = tf.train.Checkpoint(model=single).write(str(tmp_path / "one"))
+    tf.train.Checkpoint(model=model).restore(path).expect_partial()
+    assert_equal_tables(layer, expected, rtol=0, atol=0)
+    # Restored before there are tables, too.
+    other, layer = make_on_tpu(strategy)
+    tf.train.Checkpoint(model=other).restore(path).expect_partial()
+    assert_equal_tables(layer, expected, rtol=0, atol=0)
+
+
+def test_weights_move_to_one_device(strategy, tmp_path):
+    model, layer = make_on_tpu(strategy)
+    model.save_weights(str(tmp_path / "model.weights.h5"))
+    single, expected = make_model()
+    single.load_weights(str(tmp_path / "model.weights.h5"))
+    assert_equal_tables(layer, expected, rtol=0, atol=0)
+
+
+def test_learning_rate_can_be_assigned(strategy, steps):
+    model, layer = make_on_tpu(strategy)
+    with strategy.scope():
+        compile_model(model)
+    before = {n: t.numpy() for n, t in layer.embedding_tables.items()}
+    for optimizer in layer.table_optimizers.values():
+        optimizer.learning_rate = 0.0
+    model.fit(distribute(strategy, steps), steps_per_epoch=4, verbose=0)
+    for name in ("user", "item"):
+        np.testing.assert_array_equal(
+            layer.embedding_tables[name].numpy(), before[name]
+        )
+    for optimizer in layer.table_optimizers.values():
+        optimizer.learning_rate = 0.1
+    model.fit(distribute(strategy, steps), steps_per_epoch=4, verbose=0)
+    assert np.any(layer.embedding_tables["user"].numpy() != before["user"])
+
+
+def test_keras_optimizer_on_the_tpu_schedules_its_rate(strategy, steps):
+    def make():
+        return tf_keras.optimizers.Adam(
+            tf_keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+        )
+
+    _, expected = one_device(steps, strategy, optimizer=make())
+    with strategy.scope():
+        optimizer = make()
+    model, layer = make_on_tpu(strategy, optimizer=optimizer)
+    with strategy.scope():
+        compile_model(model)
+    for _ in range(2):
+        model.fit(distribute(strategy, steps), steps_per_epoch=4, verbose=0)
+    assert_equal_tables(layer, expected, rtol=1e-3, atol=1e-4)
+
+
+# Sizes of batches.
+
+
+def make_layer(strategy, feature=None, **kwargs):
+    table = tfrs_embed.TableConfig("x", 50, 4)
+    with strategy.scope():
+        return tfrs_embed.PartialTPUEmbedding(
+            {"f": feature or tfrs_embed.FeatureConfig("f", table)},
+            "sgd",
+            size_threshold=0,
+            **kwargs,
+        )
+
+
+def look_up(strategy, layer, ids):
+    run = tf.function(
+        lambda ids: strategy.run(lambda i: layer({"f": i})["f"], (ids,))
+    )
+    return strategy.experimental_local_results(run(ids))
+
+
+@pytest.mark.parametrize("hardware", [None, Hardware.UNSUPPORTED], ids=str)
+def test_smaller_batches_are_padded(strategy, hardware):
+    layer = make_layer(strategy, embedding_feature=hardware)
+    # Any number, whatever the number of SparseCores.
+    for count in (7, 5, 1):
+        ids = tf.range(count)
+        expected = (
+            layer.embedding_tables["x"].numpy()[:count] if (count < 7) else None
+        )
+        for rows in look_up(strategy, layer, ids):
+            assert rows.shape == (count, 4)
+            if expected is not None:
+                np.testing.assert_allclose(rows, expected, rtol=1e-6)
+
+
+def test_larger_batches_are_errors(strategy):
+    layer = make_layer(strategy)
+    look_up(strategy, layer, tf.range(3))
+    with pytest.raises(
+        ValueError, match=r"Feature 'f'.*: 4 samples .* at most 3"
+    ):
+        look_up(strategy, layer, tf.range(4))
+
+
+def test_batch_size_says_what_comes(strategy):
+    chips = strategy.num_replicas_in_sync
+    layer = make_layer(strategy, batch_size=4 * chips)
+    look_up(strategy, layer, tf.range(3))
+    look_up(strategy, layer, tf.range(4))
+
+
+def test_an_unknown_batch_is_an_error(strategy):
+    layer = make_layer(strategy)
+    with pytest.raises(ValueError, match=r"Feature 'f'.*samples isn't known"):
+        _ = layer.embedding_tables
+
+
+def test_a_dynamic_batch_that_is_too_large_is_an_error(strategy):
+    layer = make_layer(strategy, batch_size=2 * strategy.num_replicas_in_sync)
+    run = tf.function(
+        lambda ids: strategy.run(lambda i: layer({"f": i})["f"], (ids,)),
+        input_signature=[tf.TensorSpec([None], tf.int32)],
+    )
+    [first, *_] = strategy.experimental_local_results(run([3]))
+    assert first.shape == (1, 4)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="3 samples in a replica"
+    ):
+        run([1, 2, 3])
+
+
+# Configurations.
+
+
+def test_hardware_that_is_not_there_is_an_error(strategy):
+    with pytest.raises(
+        ValueError, match="embedding_feature=V1, but these TPUs have V2"
+    ):
+        make_layer(strategy, embedding_feature=Hardware.V1)
+
+
+def test_placement_on_sparse_cores(strategy):
+    table = tfrs_embed.TableConfig("x", 50, 4, placement="sparsecore")
+    feature = tfrs_embed.FeatureConfig("f", table)
+    with strategy.scope():
+        layer = tfrs_embed.PartialTPUEmbedding({"f": feature}, "sgd")
+        [placed] = layer.placement.tables
+        assert placed.engine == "SparseCore"
+        with pytest.raises(ValueError, match=r"'x': placement='sparsecore'"):
+            tfrs_embed.PartialTPUEmbedding(
+                {"f": feature}, "sgd", embedding_feature=Hardware.UNSUPPORTED
+            )
+
+
+def test_limits_reach_the_sparse_cores(strategy):
+    table = tfrs_embed.TableConfig(
+        "x", 50, 4, max_ids_per_partition=1, max_unique_ids_per_partition=1
+    )
+    layer = make_layer(strategy, tfrs_embed.FeatureConfig("f", table))
+    hardware = strategy.extended.tpu_hardware_feature
+    shards = (
+        strategy.num_replicas_in_sync * hardware.num_embedding_devices_per_chip
+    )
+    # All samples of a SparseCore want rows of one shard.
+    ids = tf.range(4 * shards) * shards % 48
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="max ids per sparse core is set"
+    ):
+        look_up(strategy, layer, ids)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"y": 8}, r"a limit for 'y', which is no stack of tables. The stacks"),
+        ({"x": 0}, r"max_ids_per_table\['x'\] must be an integer >= 1, got 0"),
+    ],
+)
+def test_bad_limits_are_errors(strategy, limits, message):
+    layer = make_layer(
+        strategy,
+        sparse_core_embedding_config=tpu.SparseCoreEmbeddingConfig(
+            max_ids_per_table=limits
+        ),
+    )
+    with pytest.raises(ValueError, match=message):
+        layer({"f": tf.range(4)})
+
+
+def test_training_outside_of_run_is_an_error(strategy):
+    layer = make_layer(strategy)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer({"f": tf.range(4)})["f"])
+    with pytest.raises(RuntimeError, match=re.escape("inside strategy.run")):
+        tape.gradient(loss, layer.trainable_variables)
+
+
+def test_a_call_under_another_strategy_is_an_error(strategy):
+    layer = make_layer(strategy)
+    other = tf.distribute.OneDeviceStrategy("CPU:0")
+    with other.scope(), pytest.raises(RuntimeError, match="was made under"):
+        layer({"f": tf.range(4)})
