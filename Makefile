@@ -5,6 +5,7 @@ BAZEL ?= $(shell command -v bazel-4 || command -v bazel || echo bazel)
 
 VENV := .venv
 BENCH_VENV := .venv-bench
+TPU_VENV := .venv-tpu
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check -qq
 
@@ -13,11 +14,11 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernels demo multi-worker dlrm test sanitize upstream lint
-.PHONY: format bench wheel bazel clean
+.PHONY: help setup kernels demo multi-worker dlrm tpu test test-tpu-wheel
+.PHONY: sanitize upstream lint format bench wheel bazel clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' \
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' \
 		$(MAKEFILE_LIST)
 
 $(VENV)/.created:
@@ -63,8 +64,25 @@ multi-worker: ## Train on MovieLens-100K with several workers
 dlrm: $(VENV)/.ready-examples ## Train a DLRM on synthetic clicks
 	$(RUN) examples/dlrm_synthetic.py $(ARGS)
 
+# An emulated slice; ARGS="--emulate v6e-4", or --tpu NAME for a real one.
+tpu: $(VENV)/.ready-examples $(VENV)/.movielens ## Train on an emulated TPU
+	$(RUN) examples/tpu_ranking.py $(or $(ARGS),--emulate v5p-8)
+
 test: $(VENV)/.ready-test ## Run the tests; ARGS="-k ragged" picks some
 	$(RUN) -m pytest -n 2 $(ARGS)
+
+# TensorFlow's wheel for TPUs has SparseCore's host operations for any CPU.
+$(TPU_VENV)/.installed: $(wildcard tests/tpu_wheel/*.txt) setup.py pyproject.toml
+	$(MAKE) VENV=$(TPU_VENV) $(TPU_VENV)/.created
+	$(TPU_VENV)/bin/python -m pip --disable-pip-version-check -qq \
+		install --requirement tests/tpu_wheel/requirements.txt
+	$(TPU_VENV)/bin/python -m pip --disable-pip-version-check -qq \
+		install --no-deps --requirement tests/tpu_wheel/wheels.txt \
+		--editable .
+	@touch $@
+
+test-tpu-wheel: $(TPU_VENV)/.installed ## Test against SparseCore's own kernels
+	$(TPU_VENV)/bin/python -m pytest -n 2 $(ARGS) tests/tpu_wheel
 
 # ARGS="--seconds 600" for more; it needs g++ or clang++.
 sanitize: $(VENV)/.installed-test ## Fuzz the kernels under sanitizers
@@ -121,7 +139,7 @@ bazel: $(VENV)/.installed-test ## Build and test with Bazel, in .venv
 	$(BAZEL) $(BAZEL_STARTUP) test $(BAZEL_ARGS) //...
 
 clean: ## Remove what these targets made, .venv too
-	rm -rf $(VENV) $(BENCH_VENV) .build dist *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) $(TPU_VENV) .build dist *.egg-info
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f tfrs_embed/kernels/*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +

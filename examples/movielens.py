@@ -124,7 +124,9 @@ class MovieLens:
             dataset = dataset.repeat().flat_map(_parts(context))
             if full_batches:
                 part = batch_size // context.num_replicas_in_sync
-                dataset = dataset.map(lambda rows: tf.ensure_shape(rows, [part]))
+                dataset = dataset.map(
+                    lambda rows: tf.ensure_shape(rows, [part])
+                )
         # Mapped after batching: a few gathers per batch, not per rating.
         return dataset.map(inputs).prefetch(tf.data.AUTOTUNE)
 

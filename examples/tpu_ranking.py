@@ -30,7 +30,6 @@ import movielens_model
 import tensorflow as tf
 import tf_keras
 
-import tfrs_embed
 from tfrs_embed import sparsecore, testing
 
 #: Batches of one replica that limits are computed from.
@@ -75,9 +74,7 @@ def main() -> None:
         "pipeline_execution_with_tensor_core": flags.pipelined,
     }
     if has_sparse_cores(strategy):
-        options["sparse_core_embedding_config"] = limits(
-            data, flags, strategy
-        )
+        options["sparse_core_embedding_config"] = limits(data, flags, strategy)
     steps = len(data.train) // flags.batch_size
     with strategy.scope():
         model = movielens_model.make(
@@ -145,7 +142,7 @@ def limits(
 
     config, report = sparsecore.compute_limits(
         batches(),
-        movielens_model.feature_configs(data, part),
+        movielens_model.feature_configs(data),
         (chips, hardware.num_embedding_devices_per_chip),
         size_threshold=flags.size_threshold,
         # Later batches may have more of an id than those that were counted.

@@ -23,11 +23,15 @@ def environment(strategy):
     }
 
 
-def run(files, strategy, **env):
-    """Runs test files under a strategy; fails with what they print."""
+def run(files, strategy, select=None, **env):
+    """Runs test files under a strategy; fails with what they print.
+
+    `select` is pytest's expression of what to run in them.
+    """
     command = [sys.executable, "-m", "pytest", "-q", "-x"]
     command += ["-p", "no:cacheprovider", "-p", "no:xdist"]
     command += [str(FOLDER / f) for f in files]
+    command += [] if select is None else ["-k", select]
     kind, count = strategy.split(":")
     env = {**environment(strategy), **env}
     if kind != "workers":

@@ -1,10 +1,11 @@
 """Embedding layers: one configuration for every accelerator."""
 
-from tfrs_embed import kernels
+from tfrs_embed import kernels, sparsecore
 from tfrs_embed.configs import FeatureConfig, TableConfig
 from tfrs_embed.layers.all2all_dense_embedding import All2AllDenseEmbedding
 from tfrs_embed.layers.embedding import Embedding, embedding_lookup
 from tfrs_embed.layers.partial_tpu_embedding import PartialTPUEmbedding
+from tfrs_embed.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
 from tfrs_embed.placement import Placement, TablePlacement
 from tfrs_embed.version import __version__
 
@@ -14,9 +15,11 @@ __all__ = [
     "FeatureConfig",
     "PartialTPUEmbedding",
     "Placement",
+    "TPUEmbeddingV2",
     "TableConfig",
     "TablePlacement",
     "__version__",
     "embedding_lookup",
     "kernels",
+    "sparsecore",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs import EmbeddingSpec, TableSpec
-from tfrs_embed.distribution.host import is_tpu
+from tfrs_embed.strategies import is_tpu
 
 KERAS = "Keras"
 ONE_DEVICE = "one device"

@@ -1,5 +1,6 @@
 """Models on an emulated slice: Keras's loops, checkpoints, and errors."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -17,6 +18,7 @@ from strategies.test_sharded_keras import (
     make_samples,
     one_device,
 )
+from tfrs_embed import sparsecore
 
 tpu = tf.tpu.experimental.embedding
 Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
@@ -101,6 +103,22 @@ def test_checkpoint_moves_to_one_device_and_back(strategy, steps, tmp_path):
     assert expected.tpu_embedding.step.numpy() == 4
     np.testing.assert_allclose(
         predict(model, steps), predict(single, steps), rtol=1e-5, atol=1e-6
+    )
+
+    chips = strategy.num_replicas_in_sync
+    mirrored = tf.distribute.MirroredStrategy(
+        [f"CPU:{i}" for i in range(chips)]
+    )
+    with mirrored.scope():
+        sharded, spread = make_model()
+    tf.train.Checkpoint(model=sharded).restore(path).expect_partial()
+    assert {t.engine for t in spread.placement.tables} == {
+        "sharded" if chips > 1 else "one device",
+        "Keras",
+    }
+    assert_equal_tables(layer, spread, rtol=0, atol=0)
+    np.testing.assert_allclose(
+        predict(model, steps), predict(sharded, steps), rtol=1e-5, atol=1e-6
     )
 
     compile_model(single)
@@ -272,11 +290,62 @@ def test_limits_reach_the_sparse_cores(strategy):
         look_up(strategy, layer, ids)
 
 
+def test_computed_limits_are_what_a_layer_needs(strategy):
+    rng = np.random.default_rng(0)
+    table = tfrs_embed.TableConfig("x", 50, 4, optimizer="sgd")
+    other = tfrs_embed.TableConfig("y", 70, 3, optimizer="sgd")
+    config = {
+        "f": tfrs_embed.FeatureConfig("f", table),
+        "g": tfrs_embed.FeatureConfig("g", other, max_sequence_length=2),
+    }
+    batches = [
+        {
+            "f": tf.constant(rng.integers(0, 50, 7)),
+            "g": tf.ragged.constant(
+                [
+                    rng.integers(0, 70, n).tolist()
+                    for n in rng.integers(0, 5, 7)
+                ],
+                dtype=tf.int64,
+                ragged_rank=1,
+            ),
+        }
+        for _ in range(5)
+    ]
+    limits, _ = sparsecore.compute_limits(
+        batches, config, strategy.topology, progress=False
+    )
+
+    def look_up_all(limits):
+        with strategy.scope():
+            layer = tfrs_embed.PartialTPUEmbedding(
+                config,
+                None,
+                size_threshold=0,
+                sparse_core_embedding_config=limits,
+            )
+        run = tf.function(
+            lambda batch: strategy.run(layer, (batch,)), reduce_retracing=True
+        )
+        for batch in batches:
+            run(batch)
+
+    look_up_all(limits)
+    for field in ("max_ids_per_table", "max_unique_ids_per_table"):
+        for stack, limit in getattr(limits, field).items():
+            smaller = {**getattr(limits, field), stack: limit - 1}
+            with pytest.raises(
+                (ValueError, tf.errors.InvalidArgumentError),
+                match=f"for table {stack}|must be an integer from 1",
+            ):
+                look_up_all(dataclasses.replace(limits, **{field: smaller}))
+
+
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"y": 8}, r"a limit for 'y', which is no stack of tables. The stacks"),
-        ({"x": 0}, r"max_ids_per_table\['x'\] must be an integer >= 1, got 0"),
+        ({"y": 8}, r"max_ids_per_table has no stack 'y'; the stacks are"),
+        ({"x": 0}, r"max_ids_per_table\['x'\] must be an .* from 1 .*, got 0"),
     ],
 )
 def test_bad_limits_are_errors(strategy, limits, message):

@@ -89,7 +89,7 @@ def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:
     for name in _SAMPLERS:
         if _calls_as(initializer, name):
             return _sampler(initializer, name, shape)
-    if _parameters(initializer) >= _PARTITION:
+    if parameters(initializer) >= _PARTITION:
         return lambda first, block: _call(
             initializer,
             shape,
@@ -150,7 +150,8 @@ def _calls_as(initializer: Any, *names: str) -> bool:
     )
 
 
-def _parameters(initializer: Any) -> set[str]:
+def parameters(initializer: Any) -> set[str]:
+    """Returns the names of the parameters that an initializer takes."""
     try:
         return set(inspect.signature(initializer).parameters)
     except (TypeError, ValueError):
@@ -159,7 +160,7 @@ def _parameters(initializer: Any) -> set[str]:
 
 def _call(initializer: Any, shape: _Shape, **partition: Any) -> Any:
     # TF documents initializers of a shape alone; its own take a dtype too.
-    if len(_parameters(initializer) - _PARTITION) > 1:
+    if len(parameters(initializer) - _PARTITION) > 1:
         return initializer(shape, tf.float32, **partition)
     return initializer(shape, **partition)
 

@@ -16,17 +16,18 @@ from tfrs_embed import (
     optimizers,
     placement,
     serialization,
+    strategies,
 )
-from tfrs_embed.distribution.host import is_tpu
 from tfrs_embed.engines.engine import Engine, TableState
 from tfrs_embed.engines.hashed import HashedEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.sharded import ShardedEngine
-from tfrs_embed.layers import errors, strategies
+from tfrs_embed.layers import errors
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.checks import Checks, first, message
 from tfrs_embed.ops.ids import valid
+from tfrs_embed.strategies import is_tpu
 
 KEY_DTYPES = (tf.int32, tf.int64, tf.uint32, tf.uint64)
 

@@ -15,8 +15,8 @@ from tfrs_embed import (
     optimizers,
     placement,
     serialization,
+    strategies,
 )
-from tfrs_embed.distribution.host import is_tpu, on_host
 from tfrs_embed.engines.engine import Engine, Tables, TableState
 from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.one_device import OneDeviceEngine
@@ -24,7 +24,7 @@ from tfrs_embed.engines.sharded import ShardedEngine
 from tfrs_embed.engines.tpu.embedding_cores import EmbeddingCoreEngine
 from tfrs_embed.engines.tpu.replicated import ReplicatedEngine
 from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
-from tfrs_embed.layers import errors, strategies
+from tfrs_embed.layers import errors
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops.bags import Bags, to_bags
@@ -35,6 +35,7 @@ from tfrs_embed.ops.lookup import (
 )
 from tfrs_embed.ops.samples import Matrix
 from tfrs_embed.placement import Placement, TablePlacement
+from tfrs_embed.strategies import is_tpu, on_host
 
 INVALID_IDS = ("error", "zero")
 
@@ -232,6 +233,15 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         """Creates the tables' variables if they aren't there yet."""
         if self._has_tables:
             return
+        if is_tpu(self._strategy) and strategies.in_replica(self._strategy):
+            # Once for all replicas, and where their variables are made.
+            tf.distribute.get_replica_context().merge_call(
+                lambda _: self._make_tables()
+            )
+        else:
+            self._make_tables()
+
+    def _make_tables(self) -> None:
         with tf.init_scope(), strategies.scope(self._strategy):
             if self._engine_layer is not None:
                 self._engine_layer.ensure_built()

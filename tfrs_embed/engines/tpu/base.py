@@ -8,13 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed import strategies
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.distribution.host import on_host
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.optimizers import TableOptimizer
 from tfrs_embed.sparsecore import upstream
+from tfrs_embed.strategies import on_host
 
 
 class TPUEngine(Engine):
@@ -145,10 +146,7 @@ class TPUEngine(Engine):
 
         Outside of strategy.run it reads the tables where they are kept.
         """
-        if (
-            tf.distribute.get_strategy() is not self._strategy
-            or tf.distribute.in_cross_replica_context()
-        ):
+        if not strategies.in_replica(self._strategy):
             rows = [
                 self._read(feature.table.name, each.ids)
                 for feature, each in zip(self.features, bags, strict=True)

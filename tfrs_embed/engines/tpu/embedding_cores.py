@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.distribution.host import on_host
 from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.engines.whole import WholeTable
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.samples import as_ragged
 from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.strategies import on_host
 
 
 class _Embedding(tf.tpu.experimental.embedding.TPUEmbedding):

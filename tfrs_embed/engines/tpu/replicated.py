@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.distribution.host import on_host
 from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.samples import Matrix
 from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.strategies import on_host
 
 
 class _Tables(tf.tpu.experimental.embedding.TPUEmbeddingV0):

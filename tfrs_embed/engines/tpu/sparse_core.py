@@ -9,13 +9,16 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.distribution.host import on_host
 from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.engines.tpu.stacked_table import StackedTable
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.samples import as_ragged
 from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.sparsecore.checks import check_limits
+from tfrs_embed.sparsecore.layout import Layout
+from tfrs_embed.sparsecore.topology import Topology
+from tfrs_embed.strategies import on_host
 
 _tpu = tf.tpu.experimental.embedding
 
@@ -59,11 +62,17 @@ class SparseCoreEngine(TPUEngine):
         self._sparse_cores = hardware.num_embedding_devices_per_chip or 4
 
     def _build(self) -> None:
-        config = self._config or _tpu.SparseCoreEmbeddingConfig()
-        # Made twice: the names of the stacks, which limits go by, are what the
-        # first one finds. It makes no variables.
-        names = self._make(config)._stacked_table_to_tables
-        self._embedding = self._make(self._with_limits(config, names))
+        # TensorFlow leaves out what its buffers have no room for, and limits
+        # for stacks that it doesn't have.
+        topology = Topology.of(
+            (self._strategy.num_replicas_in_sync, self._sparse_cores)
+        )
+        features = self._feature_configs(self._padded())
+        layout = Layout(features, None, topology, self._config)
+        check_limits(layout)
+        self._embedding = _tpu.TPUEmbeddingV2(
+            features, None, self._pipelined, self._with_limits(layout)
+        )
         self._embedding.build()
         layouts = self._embedding.embedding_layouts
         for name, state in self.states.items():
@@ -83,31 +92,21 @@ class SparseCoreEngine(TPUEngine):
             for start, block in initial_blocks(table):
                 state.table.write(start, block)
 
-    def _make(self, config: Any) -> Any:
-        return _tpu.TPUEmbeddingV2(
-            self._feature_configs(self._padded()),
-            None,
-            self._pipelined,
-            config,
-        )
-
-    def _with_limits(
-        self, config: Any, stacks: dict[str, Sequence[Any]]
-    ) -> Any:
-        """Adds the tables' own limits for stacks that `config` has none for."""
+    def _with_limits(self, layout: Layout) -> Any:
+        """Adds the tables' own limits for stacks that there are none for."""
         limits = {}
-        specs = {name: state.spec for name, state in self.states.items()}
         for field, own in (
             ("max_ids_per_table", "max_ids_per_partition"),
             ("max_unique_ids_per_table", "max_unique_ids_per_partition"),
         ):
-            given = dict(getattr(config, field) or {})
-            _check_limits(field, given, stacks)
             limits[field] = {
-                stack: max(getattr(specs[t.name], own) for t in tables)
-                for stack, tables in stacks.items()
-            } | given
-        return dataclasses.replace(config, **limits)
+                name: max(
+                    getattr(self.states[table.name].spec, own)
+                    for table in stack.tables
+                )
+                for name, stack in layout.stacks.items()
+            } | (getattr(layout.config, field) or {})
+        return dataclasses.replace(layout.config, **limits)
 
     def _padded(self) -> list[int]:
         # TensorFlow drops the samples beyond a multiple of the SparseCores.
@@ -132,30 +131,3 @@ class SparseCoreEngine(TPUEngine):
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
         self._embedding.apply_gradients(list(gradients), residuals)
-
-
-def _check_limits(
-    field: str, given: dict[str, int], stacks: dict[str, Sequence[Any]]
-) -> None:
-    for name, limit in given.items():
-        if name not in stacks:
-            inside = [
-                stack
-                for stack, tables in stacks.items()
-                if name in [t.name for t in tables]
-            ]
-            text = (
-                f"Table '{name}' is in the stack '{inside[0]}'; limits go by "
-                "stacks."
-                if inside
-                else f"The stacks are {sorted(stacks)}."
-            )
-            raise ValueError(
-                f"SparseCoreEmbeddingConfig: {field} has a limit for "
-                f"'{name}', which is no stack of tables. {text}"
-            )
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise ValueError(
-                f"SparseCoreEmbeddingConfig: {field}['{name}'] must be an "
-                f"integer >= 1, got {limit!r}."
-            )

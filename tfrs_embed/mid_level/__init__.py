@@ -1,0 +1,1 @@
+"""TensorFlow's mid-level API for SparseCores, with and without TPUs."""

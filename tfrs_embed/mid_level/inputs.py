@@ -1,0 +1,81 @@
+"""What a TPUEmbeddingV2 looks up, checked.
+
+SparseCores read whatever row an id leads to, be it another table's, and
+TensorFlow leaves out samples that it has no room for. So ids, weights and
+their number are checked on the host, before buffers are made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.ops.checks import Checks, message
+from tfrs_embed.ops.ids import Draft, make_draft, require_valid
+from tfrs_embed.sparsecore.checks import Setup
+
+
+def drafts(
+    setup: Setup,
+    inputs: Sequence[Any],
+    weights: Sequence[Any],
+    chips: int,
+    checks: Checks,
+) -> list[Draft]:
+    """Checks ids and weights.
+
+    Args:
+        setup: the configuration.
+        inputs: each feature's ids: a Tensor, a RaggedTensor or a SparseTensor
+            of rank 2, of any integer dtype; in the layout's order.
+        weights: each feature's weights, of the ids' kind; or None.
+        chips: how many chips' batches the inputs hold, one after the other.
+        checks: takes the conditions that depend on values.
+
+    Returns:
+        For each feature its ids, the sample of each, and their weights; valid
+        once the checks hold.
+
+    Raises:
+        TypeError: a wrong dtype or kind.
+        ValueError: a wrong rank or static shape.
+    """
+    made = []
+    for i, feature in enumerate(setup.features):
+        draft = make_draft(feature, inputs[i], weights[i], checks)
+        _require_samples(setup, i, draft, chips, checks)
+        made.append(draft)
+    require_valid(setup.features, [d.ids for d in made], checks, True)
+    return made
+
+
+def _require_samples(
+    setup: Setup, index: int, draft: Draft, chips: int, checks: Checks
+) -> None:
+    layout = setup.layout.features[index]
+    expected = chips * layout.samples
+    if draft.bag is None:
+        # Dense ids are one sample each, in whatever shape they come.
+        static, count = draft.ids.shape[0], tf.size(draft.ids)
+    else:
+        static, count = draft.static_shape[0], draft.shape[0]
+    of_chips = f"{chips} chips with " if chips > 1 else ""
+    need = (
+        f"output_shape={layout.config.output_shape.as_list()} asks for "
+        f"{expected} ({of_chips}{layout.samples} each)."
+    )
+    if static is not None and static != expected:
+        raise ValueError(
+            f"{setup.features[index]}: ids of {static} samples, but {need}"
+        )
+    if static is None:
+        checks.require(
+            tf.equal(count, expected),
+            lambda: message(
+                f"{setup.features[index]}: ids of ",
+                count,
+                f" samples, but {need}",
+            ),
+        )

@@ -1,0 +1,107 @@
+"""TensorFlow's TPUEmbeddingV2 under a TPUStrategy, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.tpu import tpu_embedding_v3
+from tensorflow.python.util import nest
+
+from tfrs_embed.mid_level import inputs, stacked_tables
+from tfrs_embed.ops.checks import Checks
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.sparsecore.checks import check
+from tfrs_embed.sparsecore.topology import Topology
+
+
+class TPUEmbeddingV2OnTPU(tpu_embedding_v3.TPUEmbeddingV2):
+    """TensorFlow's class, with its configuration and its ids checked.
+
+    TF's checkpoints find the class by a name that begins as this one does.
+
+    Args:
+        feature_config: see `TPUEmbeddingV2`.
+        optimizer: see `TPUEmbeddingV2`; every table needs one.
+        pipeline_execution_with_tensor_core: see `TPUEmbeddingV2`.
+        sparse_core_embedding_config: see `TPUEmbeddingV2`.
+        topology: None, or the strategy's.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: see `TPUEmbeddingV2`.
+    """
+
+    def __init__(
+        self,
+        feature_config: Any,
+        optimizer: Any = None,
+        pipeline_execution_with_tensor_core: bool = False,
+        sparse_core_embedding_config: Any = None,
+        *,
+        topology: Any = None,
+    ) -> None:
+        strategy = tf.distribute.get_strategy()
+        hardware = strategy.extended.tpu_hardware_feature
+        # TF takes 4 where the hardware does not say.
+        cores = hardware.num_embedding_devices_per_chip or 4
+        found = Topology.of((strategy.num_replicas_in_sync, cores))
+        if topology is not None:
+            asked = Topology.of(topology)
+            if (asked.chips, asked.sparse_cores) != (found.chips, cores):
+                raise ValueError(
+                    f"topology={topology!r} is {asked.chips} chips x "
+                    f"{asked.sparse_cores} SparseCores, but the strategy has "
+                    f"{found.name}; leave it out."
+                )
+        setup = check(
+            feature_config, optimizer, found, sparse_core_embedding_config
+        )
+        for name, rule in setup.rules.items():
+            if rule is None:
+                raise ValueError(
+                    f"Stack '{name}': under a TPUStrategy every table needs an "
+                    "optimizer."
+                )
+        super().__init__(
+            setup.feature_config,
+            optimizer,
+            pipeline_execution_with_tensor_core,
+            sparse_core_embedding_config,
+        )
+        # Plain classes hold it: TF's checkpoints are to know nothing of it.
+        self._setup = setup
+
+    def _preprocess_features(self, **kwargs: Any) -> Any:
+        # This runs on a host, where a TPU's ids can be read.
+        given = kwargs["flat_inputs"]
+        weights = kwargs["flat_weights"] or [None] * len(given)
+        checks = Checks()
+        inputs.drafts(self._setup, given, weights, 1, checks)
+        tensors = checks.guard(nest.flatten(given, expand_composites=True))
+        kwargs["flat_inputs"] = nest.pack_sequence_as(
+            given, tensors, expand_composites=True
+        )
+        return super()._preprocess_features(**kwargs)
+
+    def drain(self) -> None:
+        """Does nothing: the TPU makes all updates by the end of a loop."""
+
+    @property
+    def unstacked_variables(self) -> dict[str, dict[str, tf.Tensor]]:
+        """By table, its parameters and slots, [vocabulary_size, dim] each."""
+        devices = self._strategy.extended._tpu_devices.flatten()
+        return stacked_tables.unstack(
+            self._setup,
+            {
+                stack: {
+                    key: tf.concat([v.read_from_device(d) for d in devices], 0)
+                    for key, v in of_stack.items()
+                }
+                for stack, of_stack in self.variables.items()
+            },
+        )
+
+    @property
+    def unstacked_tables(self) -> dict[str, tf.Tensor]:
+        """By table, its parameters, [vocabulary_size, dim]."""
+        return {k: v[PARAMETERS] for k, v in self.unstacked_variables.items()}

@@ -1,0 +1,265 @@
+"""Tables as stacks hold them: what they begin with, and what they are.
+
+The shards of a stack follow each other, so that a chip's are a slice of its
+variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.trackable import base
+
+from tfrs_embed import strategies
+from tfrs_embed.configs import TableSpec
+from tfrs_embed.engines.initial_values import initial_blocks, parameters
+from tfrs_embed.mid_level import checkpoints
+from tfrs_embed.mid_level.updates import Trained, Updater
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.sparsecore.checks import Setup
+from tfrs_embed.sparsecore.layout import Layout, flat_rows
+
+
+class StackedTables(tf.__internal__.tracking.AutoTrackable):
+    """The variables of all stacks: parameters and slots.
+
+    Checkpoints have them under the names that TF's class gives them, beside the
+    tables' layouts.
+
+    Args:
+        setup: the configuration.
+        strategy: the strategy that the variables belong to.
+        pipelined: whether updates in loops are put off.
+    """
+
+    def __init__(
+        self, setup: Setup, strategy: tf.distribute.Strategy, pipelined: bool
+    ) -> None:
+        super().__init__()
+        self._setup = setup
+        self._layout = setup.layout
+        self._strategy = strategy
+        self._pipelined = pipelined
+        self._updater: Updater | None = None
+        self._built = False
+
+    @tf.autograph.experimental.do_not_convert
+    def build(self) -> None:
+        """Creates the stacks' variables; restores what was read before."""
+        if self._built:
+            return
+        with tf.init_scope(), strategies.scope(self._strategy):
+            self._variables = {
+                name: self._make_stack(name) for name in self._layout.stacks
+            }
+            self._updater = Updater(
+                {
+                    name: Trained(dict(self._variables[name]), rule)
+                    for name, rule in self._setup.rules.items()
+                    if rule is not None
+                },
+                self._pipelined,
+            )
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._track_trackable(
+                checkpoints.layouts_to_save(self.embedding_layouts),
+                checkpoints.LAYOUTS_KEY,
+            )
+        self._built = True
+
+    def _make_stack(self, name: str) -> dict[str, tf.Variable]:
+        stack = self._layout.stacks[name]
+        rule = self._setup.rules[name]
+
+        def make(key: str, initial: Any) -> tf.Variable:
+            # By these names TF's class saves them and restores them.
+            return self._add_variable_with_custom_getter(
+                name=key,
+                shape=(stack.rows, stack.dim),
+                dtype=tf.float32,
+                initializer=lambda shape, dtype, **_: initial(),
+                getter=_make_variable,
+                # Building may have failed before, in an initializer.
+                overwrite=True,
+                trainable=False,
+            )
+
+        made = {}
+        for slot, value in (rule.slots() if rule else {}).items():
+            made[slot] = make(
+                f"{name}/{slot}",
+                lambda value=value: tf.fill([stack.rows, stack.dim], value),
+            )
+        made[PARAMETERS] = make(
+            name,
+            lambda: tf.constant(initial_rows(self._setup, name)),
+        )
+        return made
+
+    @tf.autograph.experimental.do_not_convert
+    def drain(self) -> None:
+        """Makes the updates that pipelining has put off.
+
+        The end of a loop does so by itself; an update is left over only where a
+        loop was broken off by an error.
+        """
+        if self._updater is not None:
+            self._updater.drain()
+
+    def _drain_eagerly(self) -> None:
+        # A function that is being traced must not apply updates as a side
+        # effect of being asked for its variables.
+        if tf.executing_eagerly():
+            self.drain()
+
+    @property
+    def variables(self) -> dict[str, dict[str, tf.Variable]]:
+        """Variables by the stack's name, then "parameters" or a slot's name.
+
+        Each is [rows, dim]: the shards of all chips, end to end.
+        """
+        self.build()
+        self._drain_eagerly()
+        return self._variables
+
+    @property
+    def embedding_tables(self) -> dict[str, tf.Variable]:
+        """The stacks' parameters by the stack's name."""
+        return {k: v[PARAMETERS] for k, v in self.variables.items()}
+
+    @property
+    def embedding_table_shards(
+        self,
+    ) -> dict[str, list[tuple[str, tf.Tensor]]]:
+        """By stack, each chip's device and shard of the parameters."""
+        number = self._layout.topology.chips
+        return {
+            name: [(table.device, part) for part in tf.split(table, number)]
+            for name, table in self.embedding_tables.items()
+        }
+
+    @property
+    def embedding_layouts(self) -> dict[str, Any]:
+        """By table, the `SparseCoreTableLayout`: where its rows are."""
+        return self._layout.stacking.table_to_layout
+
+    @property
+    def unstacked_variables(self) -> dict[str, dict[str, tf.Tensor]]:
+        """By table, its parameters and slots, [vocabulary_size, dim] each."""
+        return unstack(self._setup, self.variables)
+
+    @property
+    def unstacked_tables(self) -> dict[str, tf.Tensor]:
+        """By table, its parameters, [vocabulary_size, dim]."""
+        return {k: v[PARAMETERS] for k, v in self.unstacked_variables.items()}
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        # Before tables are saved, and before they are replaced.
+        self._drain_eagerly()
+        return super()._trackable_children(save_type, **kwargs)
+
+    def _checkpoint_adapter(self, path: str) -> None:
+        checkpoints.check_layouts(path, self.embedding_layouts)
+
+
+def _make_variable(
+    name: str, shape: Any, dtype: Any, initializer: Any, trainable: bool
+) -> tf.Variable:
+    return tf.Variable(
+        lambda: initializer(shape, dtype),
+        name=name,
+        shape=shape,
+        dtype=dtype,
+        trainable=trainable,
+    )
+
+
+def initial_rows(setup: Setup, stack: str) -> np.ndarray:
+    """Makes a stack's initial rows from its tables' initializers.
+
+    An initializer with a parameter `shard_info` is called for each chip, as TF
+    calls it, with a table's padded shape. Others give the table's own rows, as
+    every engine draws them. Padding is zero.
+
+    Args:
+        setup: the configuration.
+        stack: the stack's name.
+
+    Returns:
+        The rows, [rows, dim] float32.
+
+    Raises:
+        ValueError: an initializer returned something else.
+    """
+    layout = setup.layout
+    of_stack = layout.stacks[stack]
+    result = np.zeros((of_stack.rows, of_stack.dim), np.float32)
+    for table in of_stack.tables:
+        spec = setup.tables[table.name]
+        where = layout.stacking.table_to_layout[table.name]
+        if "shard_info" in parameters(spec.initializer):
+            _fill_shards(result, layout, spec, where)
+            continue
+        for first, block in initial_blocks(spec):
+            rows = np.arange(first, first + block.shape[0])
+            result[flat_rows(where, rows), : spec.dim] = block.numpy()
+    return result
+
+
+def _fill_shards(
+    result: np.ndarray, layout: Layout, spec: TableSpec, where: Any
+) -> None:
+    topology = layout.topology
+    shape = tuple(where.unsharded_padded_shape)
+    per_core = shape[0] // topology.shards
+    per_chip = per_core * topology.sparse_cores
+    chips = []
+    for chip in range(topology.chips):
+        first = chip * per_chip - where.sparse_core_shard_rotation * per_core
+        info = base.ShardInfo((per_chip, shape[1]), (first % shape[0], 0))
+        rows = np.asarray(
+            spec.initializer(shape, dtype=tf.float32, shard_info=info)
+        )
+        if rows.shape != info.shape or rows.dtype != np.float32:
+            raise ValueError(
+                f"Table '{spec.name}': its initializer returned {rows.dtype} "
+                f"of shape {rows.shape} for the shard of chip {chip}, not "
+                f"float32 of shape {info.shape}."
+            )
+        chips.append(rows)
+    shards = np.concatenate(chips).reshape(topology.shards, per_core, shape[1])
+    rows = np.arange(spec.vocabulary_size)
+    shard = (rows + where.sparse_core_shard_rotation) % topology.shards
+    result[flat_rows(where, rows), : spec.dim] = shards[
+        shard, rows // topology.shards, : spec.dim
+    ]
+
+
+def unstack(
+    setup: Setup, variables: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, tf.Tensor]]:
+    """Reads tables and their slots out of the stacks.
+
+    Args:
+        setup: the configuration.
+        variables: by stack, the parameters and slots by name, [rows, dim] each.
+
+    Returns:
+        By table, its parameters and slots, [vocabulary_size, dim] each.
+    """
+    tables: dict[str, dict[str, tf.Tensor]] = {}
+    for stack, of_stack in variables.items():
+        for table in setup.layout.stacks[stack].tables:
+            spec = setup.tables[table.name]
+            where = setup.layout.stacking.table_to_layout[table.name]
+            rows = flat_rows(where, np.arange(spec.vocabulary_size))
+            tables[table.name] = {
+                key: tf.gather(value, rows)[:, : spec.dim]
+                for key, value in of_stack.items()
+            }
+    return tables

@@ -1,0 +1,134 @@
+"""What SparseCores compute from their buffers, in plain TensorFlow ops.
+
+A chip's buffers of a stack are those of ConvertToSparseCoreCsrWrappedCooTensor:
+for each of its SparseCores, and for each shard that ids are looked up in, a run
+of (sample, row, gain). Runs start at multiples of 8; where they end is said by
+the row pointers, which are padded to a multiple of 8 for each SparseCore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfrs_embed.sparsecore.csr import padded_sizes
+from tfrs_embed.sparsecore.topology import Topology
+
+
+class Buffers(NamedTuple):
+    """One chip's buffers of one stack.
+
+    Attributes:
+        row_pointers: int32, where each run ends.
+        sample_ids: int32, samples among those of the run's SparseCore.
+        token_ids: int32, rows among those of the run's shard.
+        gains: float32.
+    """
+
+    row_pointers: tf.Tensor
+    sample_ids: tf.Tensor
+    token_ids: tf.Tensor
+    gains: tf.Tensor
+
+
+class Entries(NamedTuple):
+    """What buffers say: sample += gain * row.
+
+    Attributes:
+        sample: [n] int32, among the chip's samples.
+        row: [n] int32, among the stack's rows chip by chip and SparseCore by
+            SparseCore: shard * rows_per_shard + row of the shard.
+        gain: [n] float32.
+    """
+
+    sample: tf.Tensor
+    row: tf.Tensor
+    gain: tf.Tensor
+
+
+def decode(
+    buffers: Buffers, topology: Topology, samples: int, rows_per_shard: int
+) -> Entries:
+    """Reads buffers.
+
+    Args:
+        buffers: a chip's buffers of a stack, of one minibatch.
+        topology: the slice.
+        samples: the chip's samples of the stack.
+        rows_per_shard: rows of each shard of the stack.
+
+    Returns:
+        The entries that the row pointers cover, in the buffers' order; neither
+        padding nor what lies beyond is read.
+    """
+    shards = topology.shards
+    runs = topology.sparse_cores * shards
+    pointers = padded_sizes(shards)
+    ends = buffers.row_pointers[: topology.sparse_cores * pointers]
+    ends = tf.reshape(ends, [topology.sparse_cores, pointers])
+    ends = tf.reshape(ends[:, :shards], [runs])
+    starts = tf.concat([[0], padded_sizes(ends[:-1])], 0)
+    index = tf.ragged.range(starts, ends).flat_values
+    # Of the runs that start at one place, all but the last are empty.
+    run = tf.searchsorted(starts, index, side="right") - 1
+    per_core = samples // topology.sparse_cores
+    return Entries(
+        sample=tf.gather(buffers.sample_ids, index) + run // shards * per_core,
+        row=tf.gather(buffers.token_ids, index) + run % shards * rows_per_shard,
+        gain=tf.gather(buffers.gains, index),
+    )
+
+
+def activations(
+    entries: Entries, rows: tf.Tensor, samples: int, quantization: Any = None
+) -> tf.Tensor:
+    """Combines rows into samples.
+
+    Args:
+        entries: a chip's entries.
+        rows: [n, dim] float32, each entry's row.
+        samples: the chip's samples of the stack.
+        quantization: a `QuantizationConfig` that rows are quantized with before
+            they are combined, or None.
+
+    Returns:
+        The activations, [samples, dim] float32; zero where a sample has no
+        entry.
+    """
+    if quantization is not None:
+        rows = _quantize(rows, quantization)
+    rows *= entries.gain[:, tf.newaxis]
+    return tf.math.unsorted_segment_sum(rows, entries.sample, samples)
+
+
+def _quantize(rows: tf.Tensor, config: Any) -> tf.Tensor:
+    quantum = (config.upper - config.lower) / (config.num_buckets - 1)
+    rows = tf.clip_by_value(rows, config.lower, config.upper)
+    buckets = tf.floor((rows - config.lower) / quantum + 0.5)
+    return buckets * quantum + config.lower
+
+
+def row_gradients(
+    entries: Sequence[Entries], gradients: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sums the gradients of a stack's rows.
+
+    Args:
+        entries: each chip's entries.
+        gradients: each chip's activations' gradients, [samples, dim] float32.
+
+    Returns:
+        The unique rows of all chips' entries, [m] int32, in the order they
+        first occur, and their gradients, [m, dim] float32.
+    """
+    rows, index = tf.unique(tf.concat([e.row for e in entries], 0))
+    parts = [
+        tf.gather(gradient, e.sample) * e.gain[:, tf.newaxis]
+        for e, gradient in zip(entries, gradients, strict=True)
+    ]
+    sums = tf.math.unsorted_segment_sum(
+        tf.concat(parts, 0), index, tf.size(rows)
+    )
+    return rows, sums

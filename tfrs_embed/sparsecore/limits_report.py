@@ -1,0 +1,147 @@
+"""What `compute_limits` found out about tables and SparseCores."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tfrs_embed.placement import format_bytes
+
+_TABLE_HEAD = ("table", "rows", "dim", "ids", "unique ids", "share", "stack")
+_STACK_HEAD = (
+    "stack",
+    "max ids",
+    "max unique",
+    "fullest core",
+    "load",
+    "headroom",
+    "of unique",
+    "tables/chip",
+    "buffers/chip",
+    "name",
+)
+#: Columns of text; the others are numbers.
+_LEFT = ("table", "name")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableLoad:
+    """What was looked up in a table.
+
+    Attributes:
+        table: the table's name.
+        stack: the name of its stack.
+        rows: its vocabulary size.
+        dim: the width of a row.
+        ids: ids of all batches.
+        unique_ids: the different ones among them.
+        share: its part of the ids of all tables.
+    """
+
+    table: str
+    stack: str
+    rows: int
+    dim: int
+    ids: int
+    unique_ids: int
+    share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class StackLoad:
+    """How full the SparseCores were of a stack's ids.
+
+    Attributes:
+        stack: the stack's name.
+        max_ids: most ids that a SparseCore sent to one shard in a batch.
+        max_unique_ids: most different ids among them.
+        fullest_sparse_core: the shard that `max_ids` was seen at.
+        load: that shard's ids of all batches, over the mean of the shards.
+        headroom_ids: ids left up to the limit that was configured, or is the
+            default; below zero, TensorFlow would have raised an error.
+        headroom_unique_ids: the same of unique ids.
+        table_bytes: tables and slots on each chip, padding included.
+        buffer_bytes: buffers on each chip, with the limits computed.
+    """
+
+    stack: str
+    max_ids: int
+    max_unique_ids: int
+    fullest_sparse_core: int
+    load: float
+    headroom_ids: int
+    headroom_unique_ids: int
+    table_bytes: int
+    buffer_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LimitsReport:
+    """What `compute_limits` saw; prints as two tables.
+
+    Attributes:
+        topology: the name of the topology.
+        batches: batches seen.
+        tables: one entry per table, in the order of the configuration.
+        stacks: one entry per stack.
+    """
+
+    topology: str
+    batches: int
+    tables: tuple[TableLoad, ...]
+    stacks: tuple[StackLoad, ...]
+
+    def __str__(self) -> str:
+        """The report: a line per table, a line per stack."""
+        # Names of stacks are long: a table's line has its stack's number.
+        number = {s.stack: str(i) for i, s in enumerate(self.stacks)}
+        tables = [
+            (
+                t.table,
+                f"{t.rows:,}",
+                str(t.dim),
+                f"{t.ids:,}",
+                f"{t.unique_ids:,}",
+                f"{t.share:.1%}",
+                number[t.stack],
+            )
+            for t in self.tables
+        ]
+        stacks = [
+            (
+                number[s.stack],
+                f"{s.max_ids:,}",
+                f"{s.max_unique_ids:,}",
+                str(s.fullest_sparse_core),
+                f"{s.load:.2f}x",
+                f"{s.headroom_ids:,}",
+                f"{s.headroom_unique_ids:,}",
+                format_bytes(s.table_bytes),
+                format_bytes(s.buffer_bytes),
+                s.stack,
+            )
+            for s in self.stacks
+        ]
+        return "\n".join(
+            [
+                f"{self.batches:,} batches on {self.topology}",
+                "",
+                *_aligned(_TABLE_HEAD, tables),
+                "",
+                *_aligned(_STACK_HEAD, stacks),
+            ]
+        )
+
+
+def _aligned(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, cells)) for cells in zip(head, *lines, strict=True)]
+
+    def text(cells: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if name in _LEFT else cell.rjust(width)
+            for name, cell, width in zip(head, cells, widths, strict=True)
+        ]
+        return "  ".join(padded).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    return [text(head), rule, *map(text, lines)]

@@ -1,0 +1,71 @@
+"""The strategy that something belongs to, and its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.tpu import tpu_replication
+
+
+def check(name: str, strategy: tf.distribute.Strategy) -> None:
+    """Checks that a layer is called under the strategy it was made under.
+
+    Args:
+        name: the layer's name.
+        strategy: the strategy it was made under.
+
+    Raises:
+        RuntimeError: another strategy is in effect.
+    """
+    if not tf.distribute.has_strategy():
+        return
+    current = tf.distribute.get_strategy()
+    if current is not strategy:
+        raise RuntimeError(
+            f"Layer '{name}' was made under {type(strategy).__name__} but is "
+            f"called under {type(current).__name__}. Make it inside the scope "
+            "of the strategy that runs it."
+        )
+
+
+def scope(strategy: tf.distribute.Strategy) -> AbstractContextManager:
+    """Returns the strategy's scope, to make variables in."""
+    # A replica that builds a layer is inside the scope, and can't enter.
+    inside = tf.distribute.get_strategy() is strategy
+    return nullcontext() if inside else strategy.scope()
+
+
+def in_replica(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this is a replica of the strategy."""
+    return (
+        tf.distribute.get_strategy() is strategy
+        and not tf.distribute.in_cross_replica_context()
+    )
+
+
+def on_host(function: Callable[..., Any], *args: Any) -> Any:
+    """Runs a function on the host of a replica's TPU.
+
+    Args:
+        function: what to run.
+        *args: its arguments.
+
+    Returns:
+        What it returns. Outside of a TPUStrategy's replica it is just called.
+    """
+    if tf.executing_eagerly() or tf.distribute.in_cross_replica_context():
+        return function(*args)
+    if not is_tpu(tf.distribute.get_strategy()):
+        return function(*args)
+    return tpu_replication.outside_compilation(function, *args)
+
+
+def is_tpu(strategy: tf.distribute.Strategy) -> bool:
+    """Tells a TPUStrategy."""
+    return isinstance(
+        strategy,
+        (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy),
+    )

@@ -1,0 +1,166 @@
+"""What an EmulatedTPUStrategy replaces in TensorFlow.
+
+Everything that is replaced asks at each call whether such a strategy is in
+effect, and calls what TensorFlow had otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import tpu_strategy, tpu_util, values_util
+from tensorflow.python.tpu import tpu_embedding_v3
+from tensorflow.python.tpu.ops import gen_xla_ops
+
+from tfrs_embed.sparsecore import pipelining
+from tfrs_embed.testing import emulated_device_ops, emulated_host_ops
+
+_Function = Callable[..., Any]
+
+
+class _Current(threading.local):
+    """The TPUEmbeddingV2 that this thread is in a method of."""
+
+    embedding: Any = None
+
+
+_current = _Current()
+
+
+@functools.cache
+def install() -> None:
+    """Replaces what is to be emulated, once."""
+    for name, emulated in emulated_host_ops.missing().items():
+        _replace(name, emulated)
+    for name, emulated in emulated_device_ops.COPIES.items():
+        _replace(name, emulated)
+    for name, emulated in emulated_device_ops.LOOKUPS.items():
+        _replace(name, emulated, _looks_up)
+    for name, update in emulated_device_ops.UPDATES.items():
+        _replace(name, functools.partial(_update, update))
+    cls = tpu_embedding_v3.TPUEmbeddingV2
+    for name in ("enqueue", "dequeue", "apply_gradients"):
+        setattr(cls, name, _remembered(getattr(cls, name)))
+    _replace_shards(tpu_embedding_v3.TPUEmbeddingShardedVariable)
+    enclosing = tpu_util.enclosing_tpu_context
+    tpu_util.enclosing_tpu_context = lambda: enclosing() or _replica()
+    pipelining.retrace_in_loops()
+
+
+def _emulated(strategy: Any) -> bool:
+    # Not by its class, whose module imports this one.
+    return isinstance(strategy, tpu_strategy.TPUStrategyV2) and hasattr(
+        strategy, "topology"
+    )
+
+
+def _in_effect() -> bool:
+    """Whether an emulated strategy is in effect."""
+    if _current.embedding is not None:
+        return _emulated(_current.embedding._strategy)
+    return _emulated(tf.distribute.get_strategy())
+
+
+def _looks_up() -> bool:
+    """Whether an emulated strategy is in effect, and a lookup will be run.
+
+    Keras builds a model's graph outside of any replica, for its shapes only.
+    """
+    if _replica() is None and not tf.executing_eagerly():
+        return False
+    return _in_effect()
+
+
+def _replace(
+    name: str, emulated: _Function, when: Callable[[], bool] = _in_effect
+) -> None:
+    """Replaces an op's function."""
+    original = getattr(gen_xla_ops, name)
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return (emulated if when() else original)(*args, **kwargs)
+
+    setattr(gen_xla_ops, name, replacement)
+
+
+def _update(update: _Function, **kwargs: Any) -> Any:
+    return update(_current.embedding, **kwargs)
+
+
+def _remembered(method: _Function) -> _Function:
+    @functools.wraps(method)
+    def remembered(embedding: Any, *args: Any, **kwargs: Any) -> Any:
+        with _remember(embedding):
+            return method(embedding, *args, **kwargs)
+
+    return remembered
+
+
+@contextlib.contextmanager
+def _remember(embedding: Any) -> Iterator[None]:
+    before, _current.embedding = _current.embedding, embedding
+    try:
+        yield
+    finally:
+        _current.embedding = before
+
+
+class _Replica:
+    """What variables ask of the context of a TPU's replica.
+
+    Args:
+        replica: its number.
+    """
+
+    def __init__(self, replica: int) -> None:
+        self._replica = replica
+
+    def get_replicated_var_handle(
+        self, name: str, handle_id: str, values: Any, *_: Any
+    ) -> Any:
+        """Returns the handle of the replica's own variable."""
+        return values[self._replica].handle
+
+
+def _replica() -> _Replica | None:
+    """Returns the context of this replica, in an emulated replica function."""
+    context = tf.distribute.get_replica_context()
+    if context is None or not _emulated(context.strategy):
+        return None
+    return _Replica(values_util.get_current_replica_id_as_int())
+
+
+def _replace_shards(cls: Any) -> None:
+    """Lets a table's shards be read and assigned on CPUs.
+
+    TensorFlow does so by a packed handle, which only TPUs have.
+    """
+    read, assign = cls.read_from_device, cls.assign_on_device
+
+    def on_device(variable: Any, device: str) -> Any:
+        strategy = variable.distribute_strategy
+        if not _emulated(strategy):
+            return None
+        devices = strategy.extended.worker_devices
+        return variable.values[devices.index(device)]
+
+    @functools.wraps(read)
+    def read_from_device(self: Any, device: str) -> Any:
+        shard = on_device(self, device)
+        return read(self, device) if shard is None else shard.read_value()
+
+    @functools.wraps(assign)
+    def assign_on_device(self: Any, device: str, value: Any) -> Any:
+        shard = on_device(self, device)
+        if shard is None:
+            return assign(self, device, value)
+        return shard.assign(value)
+
+    cls.read_from_device = read_from_device
+    cls.assign_on_device = assign_on_device

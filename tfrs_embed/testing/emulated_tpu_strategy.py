@@ -1,0 +1,186 @@
+"""A TPUStrategy that needs no TPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf.tpu import topology_pb2
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
+from tensorflow.python.distribute import (
+    cross_device_ops,
+    device_util,
+    mirrored_strategy,
+    tpu_strategy,
+)
+from tensorflow.python.eager import def_function
+from tensorflow.python.tpu import embedding_context_utils, tpu_hardware_feature
+
+from tfrs_embed.sparsecore.topology import Topology
+from tfrs_embed.testing import emulated_tensorflow
+
+_FEATURE = topology_pb2.TPUHardwareFeature.EmbeddingFeature.V2
+
+
+class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
+    """Runs code written for `tf.distribute.TPUStrategy` on CPUs.
+
+    It emulates a slice whose chips have SparseCores: each chip is a replica on
+    a logical CPU of its own, and TensorFlow's own
+    `tf.tpu.experimental.embedding.TPUEmbeddingV2` looks up and trains tables
+    that are laid out, limited and pipelined as on that slice. What it computes
+    is what a TPU computes, up to the order in which numbers are added; how long
+    it takes says nothing about one.
+
+    Make it before TensorFlow runs its first operation, which fixes the number
+    of logical CPUs. From then on TensorFlow's SparseCore operations are those
+    of the emulation under such a strategy, and TensorFlow's own elsewhere.
+
+    ```python
+    strategy = tfrs_embed.testing.EmulatedTPUStrategy("v5p-8")
+    with strategy.scope():
+        model = MyModel()  # With a tfrs.layers.embedding.TPUEmbedding.
+        model.compile(steps_per_execution=10)
+    model.fit(dataset)
+    ```
+
+    A lookup or an update in a `tf.function` that is passed to `run` works here
+    even where a TPU asks for `run` to be called in a `tf.function` instead.
+
+    Attributes:
+        topology: the slice.
+
+    Args:
+        topology: its name, such as "v5p-8" or "v6e-4", or a pair (chips,
+            sparse_cores_per_chip).
+
+    Raises:
+        ValueError: there is no such topology.
+        TypeError: neither a name nor a pair.
+        RuntimeError: TensorFlow has fewer logical CPUs than the slice has
+            chips, and it is too late to change that.
+    """
+
+    #: MirroredStrategy's machinery asks for it.
+    _collective_key_base = 0
+
+    def __init__(self, topology: str | tuple[int, int] | Topology) -> None:
+        self.topology = Topology.of(topology)
+        _make_logical_cpus(self.topology.chips)
+        # Not that of TPUStrategy, which looks for TPUs.
+        tf.distribute.Strategy.__init__(
+            self, _EmulatedExtended(self, self.topology)
+        )
+        emulated_tensorflow.install()
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """See the base class."""
+        tpu_strategy.validate_run_function(fn)
+        if tf.executing_eagerly():
+            return tf.distribute.Strategy.run(self, fn, args, kwargs, options)
+        if isinstance(fn, def_function.Function):
+            # Replicas meet only in the graph that they are called in.
+            fn = fn.python_function
+        fn = autograph.tf_convert(fn, ag_ctx.control_status_ctx())
+        state = embedding_context_utils.embedding_pipelining_state
+        enabled = state.enabled
+
+        @tf.autograph.experimental.do_not_convert
+        def replica_fn(*args: Any, **kwargs: Any) -> Any:
+            # A replica is traced in a thread of its own, and this is the
+            # caller's.
+            state.enabled = enabled
+            return fn(*args, **kwargs)
+
+        return tf.distribute.Strategy.run(
+            self, replica_fn, args, kwargs, options
+        )
+
+
+class _EmulatedExtended(mirrored_strategy.MirroredExtended):
+    """MirroredStrategy's machinery with what is asked of TPUStrategy's."""
+
+    num_hosts = 1
+    steps_per_run = 1
+    _tpu_cluster_resolver = None
+    _use_spmd_for_xla_partitioning = False
+
+    def __init__(self, strategy: Any, topology: Topology) -> None:
+        devices = [f"/device:CPU:{i}" for i in range(topology.chips)]
+        super().__init__(
+            strategy,
+            devices=devices,
+            # Several strategies of one process would share the keys of
+            # collectives.
+            cross_device_ops=cross_device_ops.ReductionToOneDevice(),
+        )
+        self._topology = topology
+        self._tpu_devices = np.array([[d] for d in self._devices], object)
+        self._host_device = device_util.get_host_for_device(self._devices[0])
+        self._require_static_shapes = True
+
+    @property
+    def num_replicas_per_host(self) -> int:
+        return self._topology.chips
+
+    @property
+    def tpu_hardware_feature(self) -> Any:
+        return tpu_hardware_feature.HardwareFeature(
+            topology_pb2.TPUHardwareFeature(
+                embedding_feature=_FEATURE,
+                num_embedding_devices_per_chip=self._topology.sparse_cores,
+            )
+        )
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        # A shard of a table is not mirrored.
+        if kwargs.pop("skip_mirrored_creator", False):
+            return next_creator(**kwargs)
+        return super()._create_variable(next_creator, **kwargs)
+
+    def _experimental_distribute_dataset(
+        self, dataset: Any, options: Any
+    ) -> Any:
+        self._check_fetched(dataset.element_spec, options)
+        return super()._experimental_distribute_dataset(dataset, options)
+
+    def _distribute_datasets_from_function(
+        self, dataset_fn: Any, options: Any
+    ) -> Any:
+        datasets = super()._distribute_datasets_from_function(
+            dataset_fn, options
+        )
+        self._check_fetched(datasets.element_spec, options)
+        return datasets
+
+    def _check_fetched(self, element_spec: Any, options: Any) -> None:
+        # A TPU's memory holds neither sparse nor ragged tensors.
+        if options is None or options.experimental_fetch_to_device:
+            tpu_strategy.TPUExtended._check_spec(self, element_spec)
+
+
+def _make_logical_cpus(number: int) -> None:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    made = tf.config.get_logical_device_configuration(cpu) or [None]
+    if len(made) >= number:
+        return
+    try:
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * number
+        )
+    except RuntimeError:
+        raise RuntimeError(
+            f"The slice has {number} chips, but TensorFlow was already started "
+            f"with {len(made)} logical CPUs. Make the EmulatedTPUStrategy "
+            "before the first TensorFlow operation; if there are several, the "
+            "largest first."
+        ) from None

@@ -1,0 +1,80 @@
+"""TensorFlow's own host preprocessing for SparseCores, without a TPU.
+
+Its kernels are in the tensorflow-tpu wheel and run on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import kernels
+
+from tfrs_embed.sparsecore.csr import ChipBuffers
+from tfrs_embed.sparsecore.layout import Layout
+
+
+def has_kernels() -> bool:
+    """Tells whether this TensorFlow has kernels of SparseCore's host ops."""
+    op = "ConvertToListOfSparseCoreCooTensors"
+    return bool(kernels.get_registered_kernels_for_op(op).kernel)
+
+
+def preprocess(
+    layout: Layout, inputs: Sequence[Any], weights: Sequence[Any]
+) -> dict[str, ChipBuffers]:
+    """Fills one chip's buffers with `TPUEmbeddingV2._preprocess_features`.
+
+    Args:
+        layout: the layout.
+        inputs: each feature's Tensor, RaggedTensor or SparseTensor.
+        weights: each feature's weights of the same kind, float32; or None.
+
+    Returns:
+        The buffers of each stack, by its name, in static sizes; tensors.
+    """
+    topology, stacking = layout.topology, layout.stacking
+    filled = _Preprocessing(layout)._preprocess_features(
+        num_replicas_in_sync=topology.chips,
+        max_ids_per_chip_per_sample=layout.config.max_ids_per_chip_per_sample,
+        max_minibatches_per_sc=64,
+        num_sc_per_chip=topology.sparse_cores,
+        num_sc_shards=topology.shards,
+        stacked_table_to_tables=stacking.stacked_table_to_tables,
+        table_to_stacked_table_offset=stacking.table_to_stacked_table_offset,
+        table_to_sample_count=stacking.table_to_sample_count,
+        feature_to_sample_offset=stacking.feature_to_sample_offset,
+        flat_features=[(f.path, f.config) for f in layout.features],
+        flat_inputs=inputs,
+        flat_weights=weights,
+    )
+    return {
+        name: ChipBuffers(
+            csr.row_pointers,
+            csr.sorted_sample_ids,
+            csr.sorted_token_ids,
+            csr.sorted_gains,
+            pointers,
+            size,
+            csr.num_minibatches_per_physical_sparse_core,
+        )
+        for name, (csr, pointers, size) in filled.items()
+    }
+
+
+class _Preprocessing(tf.tpu.experimental.embedding.TPUEmbeddingV2):
+    """The class with what preprocessing reads, but no TPU."""
+
+    def __init__(self, layout: Layout) -> None:
+        stacks = layout.stacks
+        # Past tf.Module's tracking, which would wrap the dicts.
+        self.__dict__.update(
+            _sparse_core_embedding_config=layout.config,
+            _table_to_max_ids_per_sparse_core={
+                name: stack.max_ids for name, stack in stacks.items()
+            },
+            _table_to_max_unique_ids_per_sparse_core={
+                name: stack.max_unique_ids for name, stack in stacks.items()
+            },
+        )
