@@ -124,6 +124,7 @@ class RankingModel(tfrs.models.Model):
         self.embeddings = tfrs_embed.PartialTPUEmbedding(
             feature_configs(data),
             optimizer=table_optimizer,
+            batch_size=batch_size,
             size_threshold=size_threshold,
             **layer_options,
         )

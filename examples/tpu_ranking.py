@@ -69,12 +69,9 @@ def main() -> None:
             tf.distribute.InputOptions(experimental_fetch_to_device=False),
         )
 
-    options: dict[str, Any] = {
-        "batch_size": flags.batch_size,
-        "pipeline_execution_with_tensor_core": flags.pipelined,
-    }
+    config = None
     if has_sparse_cores(strategy):
-        options["sparse_core_embedding_config"] = limits(data, flags, strategy)
+        config = limits(data, flags, strategy)
     steps = len(data.train) // flags.batch_size
     with strategy.scope():
         model = movielens_model.make(
@@ -83,7 +80,8 @@ def main() -> None:
             flags.epochs * steps,
             flags.size_threshold,
             flags.steps_per_execution,
-            **options,
+            pipeline_execution_with_tensor_core=flags.pipelined,
+            sparse_core_embedding_config=config,
         )
     print(model.embeddings.placement)
     start = time.perf_counter()
