@@ -17,7 +17,6 @@ from tfrs_embed.learning_rate import call
 from tfrs_embed.mid_level import chips, inputs, samples
 from tfrs_embed.mid_level.on_tpu import TPUEmbeddingV2OnTPU
 from tfrs_embed.mid_level.stacked_tables import StackedTables
-from tfrs_embed.mid_level.updates import Update
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.sparsecore import pipelining
@@ -28,6 +27,7 @@ from tfrs_embed.sparsecore.device import (
     decode,
     row_gradients,
 )
+from tfrs_embed.sparsecore.held_back import Update
 from tfrs_embed.sparsecore.topology import Topology
 
 _TPU_STRATEGIES = (tpu_strategy.TPUStrategyV2, tpu_strategy.TPUStrategy)

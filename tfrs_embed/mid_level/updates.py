@@ -5,25 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfrs_embed.ops.update import Change, Uses, update_unique
 from tfrs_embed.optimizers import UpdateRule
 from tfrs_embed.sparsecore import pipelining
-
-
-class Update(NamedTuple):
-    """What changes a stack.
-
-    Attributes:
-        rows: [n] int32, unique.
-        gradients: [n, dim] float32.
-        rate: the learning rate, a scalar float32.
-    """
-
-    rows: tf.Tensor
-    gradients: tf.Tensor
-    rate: tf.Tensor
+from tfrs_embed.sparsecore.held_back import HeldBack, Update
 
 
 class Trained(NamedTuple):
@@ -53,10 +39,12 @@ class Updater:
 
     def __init__(self, stacks: dict[str, Trained], pipelined: bool) -> None:
         self._stacks = stacks
-        self._late: dict[str, _Late] = {}
+        self._late: dict[str, HeldBack] = {}
         if pipelined:
             for name, stack in stacks.items():
-                self._late[name] = _Late(stack.variables["parameters"].shape[1])
+                self._late[name] = HeldBack(
+                    stack.variables["parameters"].shape[1]
+                )
 
     def update(self, updates: dict[str, Update], late: bool) -> None:
         """Updates stacks; none of them before all updates are computed.
@@ -74,7 +62,7 @@ class Updater:
                 else:
                     self._apply(name, update)
         if late:
-            pipelining.at_loop_end(self.drain)
+            pipelining.around_loop(self.drain)
 
     def drain(self) -> None:
         """Makes the updates that have been put off."""
@@ -85,38 +73,3 @@ class Updater:
         stack = self._stacks[name]
         change = Change(stack.variables, stack.rule, update.rate, Uses([], []))
         update_unique(change, update.rows, update.gradients)
-
-
-class _Late:
-    """Keeps one update of a stack.
-
-    Args:
-        dim: the stack's width.
-    """
-
-    def __init__(self, dim: int) -> None:
-        self._kept = Update(
-            _variable(tf.zeros([0], tf.int32), [None]),
-            _variable(tf.zeros([0, dim]), [None, dim]),
-            _variable(tf.zeros([]), []),
-        )
-        # How many of the rows are still to be updated. They are not replaced by
-        # none: Grappler takes all that is assigned to a variable to have one
-        # shape, and would fold the number of rows to 0.
-        self._size = _variable(tf.constant(0), [])
-
-    def put(self, update: Update) -> None:
-        for kept, tensor in zip(self._kept, update, strict=True):
-            kept.assign(tensor)
-        self._size.assign(tf.size(update.rows))
-
-    def take(self) -> Update:
-        size = tf.convert_to_tensor(self._size)
-        rows, gradients, rate = (tf.convert_to_tensor(v) for v in self._kept)
-        self._size.assign(0)
-        return Update(rows[:size], gradients[:size], rate)
-
-
-def _variable(value: tf.Tensor, shape: list[int | None]) -> tf.Variable:
-    # The class itself: checkpoints and strategies are to know nothing of it.
-    return ResourceVariable(value, shape=shape, trainable=False)

@@ -31,12 +31,14 @@ def in_loop() -> bool:
     return _innermost_body() is not None
 
 
-def at_loop_end(callback: Callable[[], None]) -> None:
-    """Runs a callback behind the innermost loop whose body is being built.
+def around_loop(callback: Callable[[], None]) -> None:
+    """Runs a callback before and behind the loop whose body is being built.
 
-    It runs once, in the graph around the loop, as soon as the loop's operation
-    is made. What it builds on variables that the loop uses comes after the
-    loop, by automatic control dependencies.
+    That is the innermost one. The callback runs in the graph around the loop:
+    now, which is before the loop's operation is made, and as soon as it is.
+    What it builds on variables that the loop uses comes before and after the
+    loop, by automatic control dependencies. What a loop left that was broken
+    off by an error is there before the next.
 
     Args:
         callback: builds the operations.
@@ -46,12 +48,14 @@ def at_loop_end(callback: Callable[[], None]) -> None:
     """
     body = _innermost_body()
     if body is None:
-        raise RuntimeError("at_loop_end was called outside of a loop's body.")
+        raise RuntimeError("around_loop was called outside of a loop's body.")
     callbacks = getattr(body, "_tfrs_embed_at_end", None)
     if callbacks is None:
         callbacks = body._tfrs_embed_at_end = []
         _run_behind(body, callbacks)
     callbacks.append(callback)
+    with body.outer_graph.as_default(), ops.control_dependencies(None):
+        callback()
 
 
 def retrace_in_loops() -> None:

@@ -26,8 +26,8 @@ from tfrs_embed.optimizers import (
     UpdateRule,
 )
 from tfrs_embed.sparsecore import device, pipelining
+from tfrs_embed.sparsecore.held_back import HeldBack, Update
 from tfrs_embed.testing.emulated_merge import merge
-from tfrs_embed.testing.emulated_pipeline import Change, Pending
 
 _Tables = dict[str, tf.Tensor]
 _BUFFERS = (
@@ -128,11 +128,13 @@ class _UpdateOp:
             change = _sum_up(strategy, calls)
             if held_back:
                 stack = op["table_name"]
-                pending = _pending(embedding, stack, change)
-                pipelining.at_loop_end(
+                held = _held_back(embedding, stack, change)
+                pipelining.around_loop(
                     lambda: _drain(strategy, embedding, stack, rule)
                 )
-                change = pending.exchange(change)
+                before = held.take()
+                held.put(change)
+                change = before
             shards = [call.tables for call in calls]
             shards = _apply(strategy, rule, change, shards)
             names = [PARAMETERS, *self.slots.values()]
@@ -171,16 +173,16 @@ def _decode(
     return entries
 
 
-def _sum_up(strategy: Any, calls: Sequence[_UpdateCall]) -> Change:
+def _sum_up(strategy: Any, calls: Sequence[_UpdateCall]) -> Update:
     gradients = [call.gradients for call in calls]
     entries = _decode(strategy, calls, gradients[0].shape[0])
     with tf.device(strategy.extended.worker_devices[0]):
         rows, sums = device.row_gradients(entries, gradients)
-        return Change(rows, sums, tf.stack([call.rate for call in calls]))
+        return Update(rows, sums, tf.stack([call.rate for call in calls]))
 
 
 def _apply(
-    strategy: Any, rule: UpdateRule, change: Change, shards: Sequence[_Tables]
+    strategy: Any, rule: UpdateRule, change: Update, shards: Sequence[_Tables]
 ) -> list[_Tables]:
     """Returns each chip's tables after a change."""
     updated = []
@@ -192,7 +194,7 @@ def _apply(
             rows = tf.gather(rows, own)
             before = {k: tf.gather(v, rows) for k, v in tables.items()}
             parameters, slots = rule.update(
-                change.rates[chip],
+                change.rate[chip],
                 tf.gather(change.gradients, own),
                 before.pop(PARAMETERS),
                 before,
@@ -209,25 +211,24 @@ def _apply(
     return updated
 
 
-#: Each embedding's pending changes by stack.
-_all_pending: weakref.WeakKeyDictionary[Any, dict[str, Pending]] = (
+#: Each embedding's updates that are held back, by stack.
+_all_held_back: weakref.WeakKeyDictionary[Any, dict[str, HeldBack]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _pending(embedding: Any, stack: str, change: Change) -> Pending:
-    stacks = _all_pending.setdefault(embedding, {})
+def _held_back(embedding: Any, stack: str, change: Update) -> HeldBack:
+    stacks = _all_held_back.setdefault(embedding, {})
     if stack not in stacks:
+        chips = change.rate.shape[0]
         with tf.init_scope():
-            stacks[stack] = Pending(
-                change.rates.shape[0], change.gradients.shape[1]
-            )
+            stacks[stack] = HeldBack(change.gradients.shape[1], (chips,))
     return stacks[stack]
 
 
 def _drain(strategy: Any, embedding: Any, stack: str, rule: UpdateRule) -> None:
-    """Applies a stack's pending change to its variables."""
-    change = _all_pending[embedding][stack].take()
+    """Makes a stack's update that was held back."""
+    change = _all_held_back[embedding][stack].take()
     variables = embedding.variables[stack]
     names = [PARAMETERS, *rule.slots()]
     shards = [

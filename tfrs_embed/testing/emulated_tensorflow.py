@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import tpu_strategy, tpu_util, values_util
-from tensorflow.python.tpu import tpu_embedding_v3
+from tensorflow.python.tpu import tpu_embedding_v3, tpu_replication
 from tensorflow.python.tpu.ops import gen_xla_ops
 
 from tfrs_embed.sparsecore import pipelining
@@ -47,6 +47,8 @@ def install() -> None:
     for name in ("enqueue", "dequeue", "apply_gradients"):
         setattr(cls, name, _remembered(getattr(cls, name)))
     _replace_shards(tpu_embedding_v3.TPUEmbeddingShardedVariable)
+    # It would warn, each time, that there is no TPU's program to leave.
+    _replace("outside_compilation", _call, module=tpu_replication)
     enclosing = tpu_util.enclosing_tpu_context
     tpu_util.enclosing_tpu_context = lambda: enclosing() or _replica()
     pipelining.retrace_in_loops()
@@ -77,16 +79,23 @@ def _looks_up() -> bool:
 
 
 def _replace(
-    name: str, emulated: _Function, when: Callable[[], bool] = _in_effect
+    name: str,
+    emulated: _Function,
+    when: Callable[[], bool] = _in_effect,
+    module: Any = gen_xla_ops,
 ) -> None:
-    """Replaces an op's function."""
-    original = getattr(gen_xla_ops, name)
+    """Replaces a function, by default an op's."""
+    original = getattr(module, name)
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return (emulated if when() else original)(*args, **kwargs)
 
-    setattr(gen_xla_ops, name, replacement)
+    setattr(module, name, replacement)
+
+
+def _call(function: _Function, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 def _update(update: _Function, **kwargs: Any) -> Any:
