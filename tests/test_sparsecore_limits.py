@@ -240,7 +240,7 @@ def test_a_later_batch_of_more_samples_is_an_error():
     config = tfrs_embed.FeatureConfig("f", tfrs_embed.TableConfig("t", 9, 8))
     limits([[1, 2], [1]], config)
     with pytest.raises(
-        ValueError, match=r"batch 1: Feature 'f'.*: 3 samples, .* room for 2"
+        ValueError, match=r"batch 1: Feature 'f'.*: 3 samples, .*room for 2"
     ):
         limits([[1, 2], [1, 2, 3]], config)
 

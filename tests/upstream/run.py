@@ -1,6 +1,6 @@
 """Runs other projects' own tests on this package's PartialTPUEmbedding.
 
-    python tests/upstream/run.py [tfrs|tfmodels]
+    python tests/upstream/run.py [--every N] [tfrs|tfmodels]
 
 The tests are those inside the installed wheels: of TensorFlow Recommenders,
 where the layer takes the place of the one of the same name, and of TF-models,
@@ -72,7 +72,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     projects = sorted({file.project for file in FILES})
     parser.add_argument("project", nargs="?", choices=projects)
-    project = parser.parse_args().project
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run each Nth test of a file only [all]",
+    )
+    flags = parser.parse_args()
+    project = flags.project
     files = [file for file in FILES if project in (None, file.project)]
     if any(file.project == "tfmodels" for file in files):
         install()
@@ -80,7 +88,9 @@ def main():
         tempfile.TemporaryDirectory() as scratch,
         ThreadPoolExecutor(SIDE_BY_SIDE) as pool,
     ):
-        passed = list(pool.map(lambda file: run(file, scratch), files))
+        passed = list(
+            pool.map(lambda file: run(file, flags.every, scratch), files)
+        )
     sys.exit(not all(passed))
 
 
@@ -109,11 +119,12 @@ def install():
     stamp.write_text(wanted)
 
 
-def run(file, scratch):
+def run(file, every, scratch):
     """Runs a file's tests and prints what came of it.
 
     Args:
         file: the TestFile.
+        every: how many of its tests there are to each that is run.
         scratch: an empty folder for whatever the tests write.
 
     Returns:
@@ -133,7 +144,7 @@ def run(file, scratch):
         "TMPDIR": scratch,
     }
     command = [sys.executable, "-m", "pytest", "--pyargs", file.module]
-    command += ["-p", "swap", *file.options]
+    command += ["-p", "swap", *file.options, "--every", str(every)]
     command += ["-q", "-rfE", "--tb=short", "--show-capture=no"]
     # Not this project's own settings, nor its cache.
     command += ["-c", os.devnull, "--rootdir", scratch]

@@ -21,6 +21,9 @@ def pytest_addoption(parser):
         default="(?!)",
         help="tests that do not make the layer",
     )
+    parser.addoption(
+        "--every", type=int, default=1, help="run each Nth test only"
+    )
 
 
 def pytest_configure(config):
@@ -31,6 +34,15 @@ def pytest_configure(config):
     # Warnings at Python's exit would hide pytest's closing lines.
     tf.get_logger().setLevel("ERROR")
     config.pluginmanager.register(_Watch(config.option.without_layer))
+
+
+def pytest_collection_modifyitems(config, items):
+    # Parameters mostly come in twos: an odd number mixes them.
+    chosen = items[:: config.option.every]
+    config.hook.pytest_deselected(
+        items=[item for item in items if item not in chosen]
+    )
+    items[:] = chosen
 
 
 class _Watch:

@@ -1,7 +1,7 @@
 """A chip's batch, in whatever form it comes, as checked ids in numpy.
 
-`read` is for features whose configuration says all, as TensorFlow's class takes
-it. `to_layer_bags` and `of_bags` are for the others: they do what a layer does.
+`read` is for features whose ids are samples as they are. `to_layer_bags` and
+`of_bags` are for the others: they do what a layer does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _DENSE: NDArray[np.int32] = np.zeros(0, np.int32)
 
 
 def read(
-    feature: FeatureSpec, layout: FeatureLayout, given: Any, where: str
+    feature: FeatureSpec,
+    layout: FeatureLayout,
+    given: Any,
+    where: str,
+    padded: bool = False,
 ) -> Ids:
     """Turns a feature's ids into those that host ops take.
 
@@ -35,6 +39,8 @@ def read(
             or nested lists. Dense ids are one a sample, or have one dimension
             more than output_shape, which is combined over.
         where: which batch it is, for errors.
+        padded: whether there may be fewer samples, and dense ids are one a
+            sample whatever their shape.
 
     Returns:
         The ids, without weights.
@@ -46,7 +52,7 @@ def read(
     """
     problem = f"{where}: {feature}: "
     if isinstance(given, (tf.SparseTensor, tf.compat.v1.SparseTensorValue)):
-        positions, values = _of_sparse(given, layout, problem)
+        positions, values = _of_sparse(given, layout, problem, padded)
     elif isinstance(
         given, (tf.RaggedTensor, tf.compat.v1.ragged.RaggedTensorValue)
     ):
@@ -57,9 +63,9 @@ def read(
                 f"[samples, None]; got {given.shape}."
             )
         values = np.asarray(values)
-        _check_samples(positions.size - 1, layout, problem)
+        _check_samples(positions.size - 1, layout, problem, padded)
     else:
-        positions, values = _of_dense(given, layout, problem)
+        positions, values = _of_dense(given, layout, problem, padded)
     if values.dtype.kind not in "iu":
         raise TypeError(
             problem + f"ids must be integers, got {values.dtype.name}."
@@ -72,11 +78,15 @@ def read(
                 f"table's {layout.vocabulary_size} rows, 0 to "
                 f"{layout.vocabulary_size - 1}."
             )
+    if positions.ndim == 1 and positions.size:
+        missing = layout.samples + 1 - positions.size
+        if missing:
+            positions = np.pad(positions, (0, missing), "edge")
     return Ids(positions.astype(np.int32), values.astype(np.int32))
 
 
 def _of_sparse(
-    given: Any, layout: FeatureLayout, problem: str
+    given: Any, layout: FeatureLayout, problem: str, padded: bool
 ) -> tuple[NDArray, NDArray]:
     shape = np.asarray(given.dense_shape)
     if shape.size != 2:
@@ -84,7 +94,7 @@ def _of_sparse(
             problem + "sparse ids must have two dimensions, "
             f"[samples, None]; got {shape.tolist()}."
         )
-    _check_samples(shape[0], layout, problem)
+    _check_samples(shape[0], layout, problem, padded)
     indices = np.asarray(given.indices)
     samples = indices[:, 0]
     if (samples[1:] < samples[:-1]).any():
@@ -102,7 +112,7 @@ def _of_sparse(
 
 
 def _of_dense(
-    given: Any, layout: FeatureLayout, problem: str
+    given: Any, layout: FeatureLayout, problem: str, padded: bool
 ) -> tuple[NDArray, NDArray]:
     is_list = isinstance(given, (list, tuple))
     if not is_list and not isinstance(given, (tf.Tensor, np.ndarray)):
@@ -114,11 +124,14 @@ def _of_dense(
         values = np.asarray(given)
     except ValueError:
         # Lists of different lengths.
-        return _of_rows(given, layout, problem)
+        return _of_rows(given, layout, problem, padded)
     if is_list and not values.size:
         values = values.astype(np.int32)
     if values.size == layout.samples and layout.samples:
         return _DENSE, values.ravel()
+    if padded:
+        _check_samples(values.size, layout, problem, padded)
+        return np.arange(values.size + 1), values.ravel()
     shape = layout.config.output_shape.as_list()
     if values.ndim != len(shape) + 1 or list(values.shape[:-1]) != shape:
         raise ValueError(
@@ -131,7 +144,7 @@ def _of_dense(
 
 
 def _of_rows(
-    given: Any, layout: FeatureLayout, problem: str
+    given: Any, layout: FeatureLayout, problem: str, padded: bool
 ) -> tuple[NDArray, NDArray]:
     try:
         rows = [np.asarray(row) for row in given]
@@ -142,14 +155,18 @@ def _of_rows(
             problem + "lists of different lengths must be one list of ids for "
             "each sample."
         )
-    _check_samples(len(rows), layout, problem)
+    _check_samples(len(rows), layout, problem, padded)
     rows = [row if row.size else row.astype(np.int32) for row in rows]
     splits = np.cumsum([0] + [row.size for row in rows])
     return splits, np.concatenate(rows)
 
 
-def _check_samples(samples: int, layout: FeatureLayout, problem: str) -> None:
-    if samples != layout.samples:
+def _check_samples(
+    samples: int, layout: FeatureLayout, problem: str, padded: bool
+) -> None:
+    if padded:
+        _check_room(samples, layout.samples, problem)
+    elif samples != layout.samples:
         shape = layout.config.output_shape.as_list()
         raise ValueError(
             problem + f"ids of {samples} samples, but output_shape={shape} "
@@ -201,14 +218,17 @@ def of_bags(feature: FeatureSpec, bags: Bags, samples: int, where: str) -> Ids:
     Raises:
         ValueError: there are more samples.
     """
-    count = int(bags.count)
-    if count > samples:
-        raise ValueError(
-            f"{where}: {feature}: {count} samples, but the first batch has "
-            f"room for {samples}; begin with the largest."
-        )
+    _check_room(int(bags.count), samples, f"{where}: {feature}: ")
     ids, _ = as_ragged(bags, samples)
     return Ids(ids.row_splits.numpy(), ids.values.numpy())
+
+
+def _check_room(samples: int, room: int, problem: str) -> None:
+    if samples > room:
+        raise ValueError(
+            problem + f"{samples} samples, but the first batch has room for "
+            f"{room}; begin with the largest."
+        )
 
 
 def _to_tensor(given: Any) -> Any:

@@ -150,11 +150,16 @@ class _Reader:
     ) -> None:
         self._structure = spec.structure
         # In the layout's order: the feature as it was given, its place in a
-        # batch, and whether a layer's rules apply.
+        # batch, whether it may be padded, and those that a layer's rules
+        # apply to.
         self._features = [spec.features[large[i]] for i in setup.order]
         self._places = [large[i] for i in setup.order]
+        self._padded = [not declared[i] for i in setup.order]
         self._by_layer = [
-            n for n, i in enumerate(setup.order) if not declared[i]
+            n
+            for n, feature in enumerate(self._features)
+            if self._padded[n]
+            and (feature.max_sequence_length or feature.output_shape)
         ]
         self._layouts = setup.layout.features
 
@@ -171,7 +176,9 @@ class _Reader:
         return [
             batches_lib.of_bags(feature, by_layer[n], layout.samples, where)
             if n in by_layer
-            else batches_lib.read(feature, layout, given[n], where)
+            else batches_lib.read(
+                feature, layout, given[n], where, self._padded[n]
+            )
             for n, (feature, layout) in enumerate(
                 zip(self._features, self._layouts, strict=True)
             )
