@@ -20,6 +20,7 @@ import tfrs_embed
 from tfrs_embed.sparsecore import Topology, buffers, compute_limits
 from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.layout import Layout
+from tfrs_embed.sparsecore.wheel import has_kernels
 from tfrs_embed.testing import EmulatedTPUStrategy, host_kernels
 
 tpu = tf.tpu.experimental.embedding
@@ -94,7 +95,7 @@ def kernels(layout, tensors):
 
 
 def time_host(args):
-    if not host_kernels.has_kernels():
+    if not has_kernels():
         raise SystemExit("The kernels are in the tensorflow-tpu wheel alone.")
     rng = np.random.default_rng(0)
     print(

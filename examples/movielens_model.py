@@ -121,10 +121,11 @@ class RankingModel(tfrs.models.Model):
         self.movie_features = tuple(data.movie_features)
         self.mean_rating = float(np.mean(data.train.rating))
         self.batch_size = batch_size
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
         self.embeddings = tfrs_embed.PartialTPUEmbedding(
             feature_configs(data),
             optimizer=table_optimizer,
-            batch_size=batch_size,
+            batch_size=batch_size // replicas,
             size_threshold=size_threshold,
             **layer_options,
         )

@@ -95,7 +95,7 @@ def test_sequences_and_sizes(strategy, cores):
             [tfrs_embed.FeatureConfig("f", table, max_sequence_length=3)],
             "sgd",
             size_threshold=0,
-            batch_size=5 * strategy.num_replicas_in_sync,
+            batch_size=5,
         )
     run = tf.function(lambda ids: strategy.run(layer, ([ids],)))
     ids = tf.ragged.constant([[1, 2], [], [3, 4, 5, 6]], dtype=tf.int64)

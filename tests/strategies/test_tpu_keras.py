@@ -19,6 +19,7 @@ from strategies.test_sharded_keras import (
     one_device,
 )
 from tfrs_embed import sparsecore
+from tfrs_embed.sparsecore import wheel
 
 tpu = tf.tpu.experimental.embedding
 Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
@@ -31,9 +32,8 @@ def steps(strategy):
 
 
 def make_on_tpu(strategy, **kwargs):
-    batch = PER_REPLICA * strategy.num_replicas_in_sync
     with strategy.scope():
-        return make_model(batch_size=batch, **kwargs)
+        return make_model(batch_size=PER_REPLICA, **kwargs)
 
 
 def distribute(strategy, samples):
@@ -224,8 +224,7 @@ def test_larger_batches_are_errors(strategy):
 
 
 def test_batch_size_says_what_comes(strategy):
-    chips = strategy.num_replicas_in_sync
-    layer = make_layer(strategy, batch_size=4 * chips)
+    layer = make_layer(strategy, batch_size=4)
     look_up(strategy, layer, tf.range(3))
     look_up(strategy, layer, tf.range(4))
 
@@ -237,7 +236,7 @@ def test_an_unknown_batch_is_an_error(strategy):
 
 
 def test_a_dynamic_batch_that_is_too_large_is_an_error(strategy):
-    layer = make_layer(strategy, batch_size=2 * strategy.num_replicas_in_sync)
+    layer = make_layer(strategy, batch_size=2)
     run = tf.function(
         lambda ids: strategy.run(lambda i: layer({"f": i})["f"], (ids,)),
         input_signature=[tf.TensorSpec([None], tf.int32)],
@@ -258,6 +257,16 @@ def test_hardware_that_is_not_there_is_an_error(strategy):
         ValueError, match="embedding_feature=V1, but these TPUs have V2"
     ):
         make_layer(strategy, embedding_feature=Hardware.V1)
+
+
+def test_the_wrong_wheel_is_an_error_that_names_the_right_one(
+    strategy, monkeypatch
+):
+    monkeypatch.setattr(wheel, "has_kernels", lambda: False)
+    make_layer(strategy)  # An emulated slice needs none.
+    monkeypatch.delattr(strategy, "topology")
+    with pytest.raises(RuntimeError, match="pip install 'tensorflow-tpu=="):
+        make_layer(strategy)
 
 
 def test_placement_on_sparse_cores(strategy):

@@ -12,13 +12,14 @@ from tensorflow.python.tpu.ops import gen_xla_ops
 
 from tfrs_embed.sparsecore import Topology, buffers, compute_limits, coo, host
 from tfrs_embed.sparsecore.layout import Layout
+from tfrs_embed.sparsecore.wheel import has_kernels
 from tfrs_embed.testing import host_kernels
 
 tpu = tf.tpu.experimental.embedding
 TOPOLOGIES = [(chips, cores) for chips in (1, 2, 4) for cores in (2, 4)]
 
 
-if not host_kernels.has_kernels():
+if not has_kernels():
     pytest.skip(
         "needs the kernels of the tensorflow-tpu wheel", allow_module_level=True
     )

@@ -73,8 +73,9 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
             the next training step. Lookup i then sees the updates of steps 0
             to i - 2. Reading tables, saving, evaluating and `drain()` apply
             what is pending.
-        batch_size: the global batch size. Read where TPU hardware needs it;
-            elsewhere the inputs have theirs.
+        batch_size: the largest batch of one replica, as in TFRS. Read on TPUs,
+            whose tables are made for one where neither an output_shape nor the
+            first call says more; elsewhere the inputs have theirs.
         size_threshold: number of rows above which a table is large. 0 makes
             every table large, None none.
         sparse_core_embedding_config: read on SparseCore only.

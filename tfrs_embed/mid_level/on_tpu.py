@@ -13,6 +13,7 @@ from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.sparsecore.checks import check
 from tfrs_embed.sparsecore.topology import Topology
+from tfrs_embed.sparsecore.wheel import require_kernels
 
 
 class TPUEmbeddingV2OnTPU(tpu_embedding_v3.TPUEmbeddingV2):
@@ -29,6 +30,7 @@ class TPUEmbeddingV2OnTPU(tpu_embedding_v3.TPUEmbeddingV2):
 
     Raises:
         ValueError, TypeError, NotImplementedError: see `TPUEmbeddingV2`.
+        RuntimeError: this is not TensorFlow's wheel for TPUs.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class TPUEmbeddingV2OnTPU(tpu_embedding_v3.TPUEmbeddingV2):
         topology: Any = None,
     ) -> None:
         strategy = tf.distribute.get_strategy()
+        require_kernels(strategy)
         hardware = strategy.extended.tpu_hardware_feature
         # TF takes 4 where the hardware does not say.
         cores = hardware.num_embedding_devices_per_chip or 4

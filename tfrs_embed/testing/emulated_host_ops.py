@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import kernels
 
 from tfrs_embed.sparsecore import host
 from tfrs_embed.sparsecore.csr import padded_sizes
+from tfrs_embed.sparsecore.wheel import has_kernels
 
 _Output = tuple[tf.DType, Sequence[int | None]]
 
@@ -22,8 +22,7 @@ _COO = (tf.int32, tf.int32, tf.float32)
 
 def missing() -> dict[str, Callable[..., Any]]:
     """Returns replacements for `gen_xla_ops`, of ops without kernels."""
-    op = "ConvertToListOfSparseCoreCooTensors"
-    if kernels.get_registered_kernels_for_op(op).kernel:
+    if has_kernels():
         return {}
     return {
         "convert_to_list_of_sparse_core_coo_tensors": _convert,

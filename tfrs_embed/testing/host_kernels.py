@@ -9,16 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import kernels
 
 from tfrs_embed.sparsecore.csr import ChipBuffers
 from tfrs_embed.sparsecore.layout import Layout
-
-
-def has_kernels() -> bool:
-    """Tells whether this TensorFlow has kernels of SparseCore's host ops."""
-    op = "ConvertToListOfSparseCoreCooTensors"
-    return bool(kernels.get_registered_kernels_for_op(op).kernel)
 
 
 def preprocess(

@@ -33,7 +33,7 @@ class TPUEngine(Engine):
             table that is not trained.
         strategy: the TPUStrategy.
         name: whose tables these are, for errors.
-        batch_size: the largest batch of all replicas together, or None.
+        batch_size: the largest batch of a replica, or None.
 
     Raises:
         ValueError: a table has more rows than a TPU can number.
@@ -59,9 +59,7 @@ class TPUEngine(Engine):
                     f"rows; ids on a TPU are int32, so a table has at most "
                     f"{tf.int32.max}."
                 )
-        replicas = strategy.num_replicas_in_sync
-        # The largest batch of one replica.
-        self._batch = None if batch_size is None else -(-batch_size // replicas)
+        self._batch = batch_size
         self._samples: list[int | None] = []
         for feature in features:
             batch, *rest = feature.output_shape or (None, None)

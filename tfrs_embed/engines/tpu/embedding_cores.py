@@ -37,7 +37,7 @@ class EmbeddingCoreEngine(TPUEngine):
         optimizers: each table's optimizer by the table's name.
         strategy: the TPUStrategy.
         name: whose tables these are, for errors.
-        batch_size: the largest batch of all replicas together, or None.
+        batch_size: the largest batch of a replica, or None.
         pipelined: whether updates overlap the next step.
 
     Raises:

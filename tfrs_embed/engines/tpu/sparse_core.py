@@ -18,6 +18,7 @@ from tfrs_embed.optimizers import TableOptimizer
 from tfrs_embed.sparsecore.checks import check_limits
 from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.sparsecore.topology import Topology
+from tfrs_embed.sparsecore.wheel import require_kernels
 from tfrs_embed.strategies import on_host
 
 _tpu = tf.tpu.experimental.embedding
@@ -35,12 +36,13 @@ class SparseCoreEngine(TPUEngine):
             table that is not trained.
         strategy: the TPUStrategy.
         name: whose tables these are, for errors.
-        batch_size: the largest batch of all replicas together, or None.
+        batch_size: the largest batch of a replica, or None.
         pipelined: whether updates overlap the next step.
         config: a `SparseCoreEmbeddingConfig`, or None.
 
     Raises:
         ValueError: a table has more rows than a TPU can number.
+        RuntimeError: this is not TensorFlow's wheel for TPUs.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class SparseCoreEngine(TPUEngine):
         config: Any = None,
     ) -> None:
         super().__init__(features, optimizers, strategy, name, batch_size)
+        require_kernels(strategy)
         self._pipelined = pipelined
         self._config = config
         self._embedding: Any = None

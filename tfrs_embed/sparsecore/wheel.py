@@ -1,0 +1,38 @@
+"""Which TensorFlow wheel this is: SparseCore's host operations are in one."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from tensorflow.python.distribute import device_util
+from tensorflow.python.framework import kernels
+
+_OP = "ConvertToListOfSparseCoreCooTensors"
+
+
+def has_kernels() -> bool:
+    """Tells whether this TensorFlow has kernels of SparseCore's host ops."""
+    return bool(kernels.get_registered_kernels_for_op(_OP).kernel)
+
+
+def require_kernels(strategy: tf.distribute.Strategy) -> None:
+    """Checks that ids can be preprocessed for a strategy's SparseCores.
+
+    Args:
+        strategy: a TPUStrategy.
+
+    Raises:
+        RuntimeError: this process preprocesses ids, and its TensorFlow can't.
+    """
+    if has_kernels() or hasattr(strategy, "topology"):
+        return  # An emulated slice has the operations in numpy.
+    device = strategy.extended.worker_devices[0]
+    host = tf.DeviceSpec.from_string(device_util.get_host_for_device(device))
+    if host.job not in (None, "localhost"):
+        return  # Another machine's TensorFlow does it.
+    version = ".".join(tf.__version__.split(".")[:2])
+    raise RuntimeError(
+        f"These TPUs have SparseCores, but TensorFlow {tf.__version__} as "
+        "installed lacks their host operations. They are in the wheel for "
+        "TPUs: pip uninstall tensorflow; pip install "
+        f"'tensorflow-tpu=={version}.*'"
+    )
