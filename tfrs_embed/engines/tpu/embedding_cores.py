@@ -15,6 +15,7 @@ from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.engines.whole import WholeTable
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.samples import as_ragged
+from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers import TableOptimizer
 from tfrs_embed.strategies import on_host
 
@@ -72,22 +73,27 @@ class EmbeddingCoreEngine(TPUEngine):
                 "layer, and another one has them already. Put the features of "
                 "all into one layer."
             ) from error
-        for name, state in self.states.items():
-            table = state.spec
-            for key, variable in self._embedding._variables[name].items():
-                state.add(
-                    key,
-                    _HostTable(
-                        f"{name}/{key}",
-                        (table.vocabulary_size, table.dim),
-                        variable,
-                        self._strategy,
-                        self._embedding._retrieve_variables,
-                        self._embedding._load_variables,
-                    ),
+        tables = {
+            name: {
+                key: _HostTable(
+                    f"{name}/{key}",
+                    (state.spec.vocabulary_size, state.spec.dim),
+                    variable,
+                    self._strategy,
+                    self._embedding._retrieve_variables,
+                    self._embedding._load_variables,
                 )
-            state.table.fill(initial_blocks(table))
+                for key, variable in self._embedding._variables[name].items()
+            }
+            for name, state in self.states.items()
+        }
+        for name, made in tables.items():
+            made[PARAMETERS].fill(initial_blocks(self.states[name].spec))
         self._embedding._load_variables()
+        # Only now: a checkpoint that was read before restores them.
+        for name, made in tables.items():
+            for key, whole in made.items():
+                self.states[name].add(key, whole)
 
     def _read(self, name: str, ids: tf.Tensor) -> tf.Tensor:
         if not tf.executing_eagerly():

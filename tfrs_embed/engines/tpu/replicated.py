@@ -38,10 +38,12 @@ class ReplicatedEngine(TPUEngine):
             self._embedding.build()
         for table in self._embedding.embedding_tables:
             state = self.states[table.name]
-            for key, variable in self._embedding._variables[table.name].items():
-                state.add(key, variable)
+            made = self._embedding._variables[table.name]
             blocks = [block for _, block in initial_blocks(state.spec)]
-            state.table.assign(tf.concat(blocks, 0))
+            made[PARAMETERS].assign(tf.concat(blocks, 0))
+            # Only now: a checkpoint that was read before restores them.
+            for key, variable in made.items():
+                state.add(key, variable)
 
     def _read(self, name: str, ids: tf.Tensor) -> tf.Tensor:
         return tf.gather(self.states[name].table, ids)

@@ -14,6 +14,7 @@ from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.engines.tpu.stacked_table import StackedTable
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.samples import as_ragged
+from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers import TableOptimizer
 from tfrs_embed.sparsecore.checks import check_limits
 from tfrs_embed.sparsecore.layout import Layout
@@ -81,19 +82,21 @@ class SparseCoreEngine(TPUEngine):
         for name, state in self.states.items():
             table = state.spec
             stack = layouts[name].stacked_table_name
-            for key, variable in self._embedding.variables[stack].items():
-                state.add(
-                    key,
-                    StackedTable(
-                        f"{name}/{key}",
-                        (table.vocabulary_size, table.dim),
-                        variable.values,
-                        layouts[name],
-                        self._strategy,
-                    ),
+            made = {
+                key: StackedTable(
+                    f"{name}/{key}",
+                    (table.vocabulary_size, table.dim),
+                    variable.values,
+                    layouts[name],
+                    self._strategy,
                 )
+                for key, variable in self._embedding.variables[stack].items()
+            }
             for start, block in initial_blocks(table):
-                state.table.write(start, block)
+                made[PARAMETERS].write(start, block)
+            # Only now: a checkpoint that was read before restores them.
+            for key, whole in made.items():
+                state.add(key, whole)
 
     def _with_limits(self, layout: Layout) -> Any:
         """Adds the tables' own limits for stacks that there are none for."""
