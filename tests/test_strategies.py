@@ -9,16 +9,25 @@ STRATEGIES = ["mirrored:2", "mirrored:4", "workers:2", "workers:3"]
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_conformance(strategy):
-    run(["test_sharded_conformance.py"], strategy)
+    # Four replicas find nothing in the other tests that three don't.
+    select = "optimizer" if strategy == "mirrored:4" else None
+    run(["test_sharded_conformance.py"], strategy, select)
 
 
 def test_conformance_without_kernels():
     run(["test_sharded_conformance.py"], "mirrored:2", TFRS_EMBED_KERNELS="off")
 
 
-@pytest.mark.parametrize("strategy", ["mirrored:2", "workers:2"])
-def test_keras(strategy):
-    run(["test_sharded_keras.py", "test_sharded_models.py"], strategy)
+@pytest.mark.parametrize(
+    ("file", "strategy"),
+    [
+        ("test_sharded_keras.py", "mirrored:2"),
+        ("test_sharded_keras.py", "workers:2"),
+        ("test_sharded_models.py", "mirrored:2"),
+    ],
+)
+def test_keras(file, strategy):
+    run([file], strategy)
 
 
 @pytest.mark.parametrize("strategy", ["mirrored:2", "workers:3"])

@@ -10,7 +10,7 @@ from tensorflow.python.tpu.embedding_context_utils import (
 TOPOLOGIES = [(1, 2), (1, 4), (2, 2), (2, 4), (4, 2), (4, 4)]
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", [(1, 4), (2, 2), (4, 4)])
 def test_steps_train_as_the_reference(topology):
     s = Slice(topology, pipelined=False)
     step = tf.function(s.step)

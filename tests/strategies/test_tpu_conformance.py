@@ -98,8 +98,8 @@ def test_every_kind_of_ids(strategy, hardware):
         )
     rng = np.random.default_rng(5)
     step = trainer(strategy, layer)
-    for weighted in (True, False):
-        batches = make_steps(rng, reference, weighted, strategy)
+    for _ in range(2):
+        batches = make_steps(rng, reference, True, strategy)
         reference.update(check_step(step, reference, batches))
     assert_tables(layer, reference)
 

@@ -72,14 +72,20 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         pipeline_execution_with_tensor_core: whether the tables' updates overlap
             the next training step. Lookup i then sees the updates of steps 0
             to i - 2. Reading tables, saving, evaluating and `drain()` apply
-            what is pending.
+            what is pending. On SparseCores that is so within a loop on the
+            device, whose end applies it; see docs/tpu.md.
         batch_size: the largest batch of one replica, as in TFRS. Read on TPUs,
             whose tables are made for one where neither an output_shape nor the
             first call says more; elsewhere the inputs have theirs.
         size_threshold: number of rows above which a table is large. 0 makes
             every table large, None none.
-        sparse_core_embedding_config: read on SparseCore only.
-        embedding_feature: read on TPUs only.
+        sparse_core_embedding_config: a
+            `tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig`, as
+            `tfrs_embed.sparsecore.compute_limits` makes it. Read on SparseCores
+            only.
+        embedding_feature: a `tf.tpu.experimental.HardwareFeature`'s
+            EmbeddingFeature, to overrule what TPUs say they have: UNSUPPORTED
+            keeps large tables replicated on them. Read on TPUs only.
         invalid_ids: what an id outside its table does: "error", or "zero": it
             counts as absent, so alone it gives a zero vector, and combiners
             leave it out.
@@ -110,7 +116,7 @@ class PartialTPUEmbedding(tf_keras.layers.Layer):
         NotImplementedError: large tables under a strategy that has no engine
             for them.
         RuntimeError: the layer is called under another strategy than it was
-            made under.
+            made under; or SparseCores without TensorFlow's wheel for TPUs.
     """
 
     def __init__(
