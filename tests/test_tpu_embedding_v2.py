@@ -352,6 +352,23 @@ def test_an_update_left_by_a_broken_loop_is_made_before_the_next_read():
     assert table[0, 0] == 3
 
 
+def test_an_update_left_by_a_broken_loop_is_made_before_the_next_loop():
+    embedding = simple(pipelined=True)
+
+    @tf.function
+    def run(ids):
+        seen = tf.TensorArray(tf.float32, 0, True)
+        for i in tf.range(len(ids)):
+            activations, preserved = embedding(ids[i])
+            seen = seen.write(i, activations[0, 0])
+            embedding.apply_gradients(-tf.ones_like(activations), preserved)
+        return seen.stack()
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="id 9 is out"):
+        run(tf.constant([[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 9]]))
+    assert run(tf.constant([[0, 1, 2, 3]] * 3)).numpy().tolist() == [2, 2, 3]
+
+
 def test_a_function_traced_outside_of_loops_is_pipelined_in_one():
     embedding = simple(pipelined=True)
     step = tf.function(lambda: train(embedding))

@@ -110,8 +110,7 @@ def check(
             f"{type(config).__name__}."
         )
     layout = Layout(feature_config, None, topology, config)
-    _check_sizes(layout)
-    check_limits(layout)
+    check_layout(layout)
     return Setup(
         feature_config=feature_config,
         layout=layout,
@@ -231,6 +230,18 @@ def _rule(table: Any) -> UpdateRule | None:
     return converted.rule
 
 
+def check_layout(layout: Layout) -> None:
+    """Checks the stacks of a layout, and the limits that there are for them.
+
+    Raises:
+        ValueError: a stack with too many rows; or a limit for what is no stack,
+            or out of range.
+        TypeError: limits that are no dict.
+    """
+    _check_sizes(layout)
+    _check_limits(layout)
+
+
 def _check_sizes(layout: Layout) -> None:
     for stack in layout.stacks.values():
         if stack.rows <= MAX_ROWS:
@@ -244,13 +255,7 @@ def _check_sizes(layout: Layout) -> None:
         )
 
 
-def check_limits(layout: Layout) -> None:
-    """Checks what a `SparseCoreEmbeddingConfig` says of a layout's stacks.
-
-    Raises:
-        ValueError: a limit for what is no stack, or out of range.
-        TypeError: limits that are no dict.
-    """
+def _check_limits(layout: Layout) -> None:
     config = layout.config
     _check_positive(
         config.max_ids_per_chip_per_sample, "max_ids_per_chip_per_sample"

@@ -16,7 +16,7 @@ from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.samples import as_ragged
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers import TableOptimizer
-from tfrs_embed.sparsecore.checks import check_limits
+from tfrs_embed.sparsecore.checks import check_layout
 from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.sparsecore.topology import Topology
 from tfrs_embed.sparsecore.wheel import require_kernels
@@ -73,7 +73,7 @@ class SparseCoreEngine(TPUEngine):
         )
         features = self._feature_configs(self._padded())
         layout = Layout(features, None, topology, self._config)
-        check_limits(layout)
+        check_layout(layout)
         self._embedding = _tpu.TPUEmbeddingV2(
             features, None, self._pipelined, self._with_limits(layout)
         )
