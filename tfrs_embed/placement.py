@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed.configs import EmbeddingSpec, TableSpec
 from tfrs_embed.strategies import is_tpu
+from tfrs_embed.text_table import format_bytes, text_table
 
 KERAS = "Keras"
 ONE_DEVICE = "one device"
@@ -110,23 +110,8 @@ class Placement:
             f"{features} features",
             "",
         )
-        widths = [
-            max(map(len, column))
-            for column in zip(head, *lines, total, strict=True)
-        ]
-        right = (False, True, True, True, False, False, False, False)
-
-        def text(cells: Sequence[str]) -> str:
-            padded = [
-                cell.rjust(width) if r else cell.ljust(width)
-                for cell, width, r in zip(cells, widths, right, strict=True)
-            ]
-            return "  ".join(padded).rstrip()
-
-        rule = "  ".join("-" * width for width in widths)
-        return "\n".join(
-            [text(head), rule, *map(text, lines), rule, text(total)]
-        )
+        left = ("table", "engine", "optimizer", "features", "reason")
+        return "\n".join(text_table(head, lines, left, total))
 
 
 def route(
@@ -233,12 +218,3 @@ def can_shard(strategy: tf.distribute.Strategy) -> bool:
         tf.distribute.MultiWorkerMirroredStrategy,
     )
     return isinstance(strategy, kinds) and strategy.num_replicas_in_sync > 1
-
-
-def format_bytes(size: float) -> str:
-    """Returns a size in the binary unit that suits it, e.g. "1.5 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

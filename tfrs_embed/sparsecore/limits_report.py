@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
-from tfrs_embed.placement import format_bytes
+from tfrs_embed.text_table import format_bytes, text_table
 
 _TABLE_HEAD = ("table", "rows", "dim", "ids", "unique ids", "share", "stack")
 _STACK_HEAD = (
@@ -126,22 +125,8 @@ class LimitsReport:
             [
                 f"{self.batches:,} batches on {self.topology}",
                 "",
-                *_aligned(_TABLE_HEAD, tables),
+                *text_table(_TABLE_HEAD, tables, _LEFT),
                 "",
-                *_aligned(_STACK_HEAD, stacks),
+                *text_table(_STACK_HEAD, stacks, _LEFT),
             ]
         )
-
-
-def _aligned(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, cells)) for cells in zip(head, *lines, strict=True)]
-
-    def text(cells: Sequence[str]) -> str:
-        padded = [
-            cell.ljust(width) if name in _LEFT else cell.rjust(width)
-            for name, cell, width in zip(head, cells, widths, strict=True)
-        ]
-        return "  ".join(padded).rstrip()
-
-    rule = "  ".join("-" * width for width in widths)
-    return [text(head), rule, *map(text, lines)]
