@@ -200,7 +200,10 @@ def reshape_output(vectors: tf.Tensor, bags: Bags, dim: int) -> tf.Tensor:
     shape = bags.static_shape + tf.TensorShape([dim])
     if shape.rank == 2 and vectors.shape == shape and shape[0] is not None:
         return vectors
-    if shape.rank != 2:
+    if shape.is_fully_defined():
+        # What XLA has to know when it compiles.
+        vectors = tf.reshape(vectors, shape)
+    elif shape.rank != 2:
         vectors = tf.reshape(vectors, tf.concat([bags.shape, [dim]], 0))
     return tf.ensure_shape(vectors, shape)
 

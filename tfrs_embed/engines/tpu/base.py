@@ -155,10 +155,7 @@ class TPUEngine(Engine):
             ], None
         with_room = on_host(self._require_room, bags)
         vectors, residuals, valid = self._lookup(with_room, training)
-        cut = [
-            vector[: each.count] if _is_cut(vector, each) else vector
-            for vector, each in zip(vectors, bags, strict=True)
-        ]
+        cut = [_cut(v, b) for v, b in zip(vectors, bags, strict=True)]
         return cut, (residuals, valid)
 
     @abc.abstractmethod
@@ -259,9 +256,12 @@ def _static_count(bags: Bags) -> int | None:
     return shape.num_elements() if shape.rank is not None else None
 
 
-def _is_cut(vectors: tf.Tensor, bags: Bags) -> bool:
-    """Whether there may be fewer bags than vectors."""
-    return _static_count(bags) != vectors.shape[0]
+def _cut(vectors: tf.Tensor, bags: Bags) -> tf.Tensor:
+    """Leaves out the vectors of samples that are padding."""
+    count = _static_count(bags)
+    if count == vectors.shape[0]:
+        return vectors
+    return vectors[: bags.count if count is None else count]
 
 
 def _pad_rows(rows: tf.Tensor, count: int) -> tf.Tensor:
