@@ -1,0 +1,49 @@
+"""Reports as tables of text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+
+def text_table(
+    head: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    left: Collection[str],
+    total: Sequence[str] | None = None,
+) -> list[str]:
+    """Lays out a table in columns.
+
+    Args:
+        head: the columns' names.
+        lines: the cells, line by line.
+        left: the names of the columns that are aligned to the left; the others
+            are to the right.
+        total: the cells of a last line, behind a rule; None: there is none.
+
+    Returns:
+        The lines of the table.
+    """
+    last = [] if total is None else [total]
+    widths = [
+        max(map(len, cells)) for cells in zip(head, *lines, *last, strict=True)
+    ]
+
+    def text(cells: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if name in left else cell.rjust(width)
+            for name, cell, width in zip(head, cells, widths, strict=True)
+        ]
+        return "  ".join(padded).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    result = [text(head), rule, *map(text, lines)]
+    return result if total is None else [*result, rule, text(total)]
+
+
+def format_bytes(size: float) -> str:
+    """Returns a size in the binary unit that suits it, e.g. "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
