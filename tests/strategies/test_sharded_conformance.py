@@ -29,6 +29,21 @@ def make_steps(rng, reference, weighted, strategy):
     ]
 
 
+def make_invalid_steps(rng, reference, strategy):
+    """The same with weights, some of the ids being outside of their tables."""
+    batches = []
+    for _ in range(strategy.num_replicas_in_sync):
+        ids, weights, gradients = {}, {}, {}
+        for name, feature in reference.features.items():
+            kind, rows = name.split("_", 1)[1], ROWS[feature.table]
+            ids[name] = make_ids(rng, kind, BATCH, rows + 4, low=-3)
+            weights[name] = make_weights(rng, ids[name])
+        for name, output in reference.lookup(ids, weights).items():
+            gradients[name] = rng.normal(size=output.shape).astype(np.float32)
+        batches.append((ids, weights, gradients))
+    return batches
+
+
 def trainer(strategy, layer, training=True):
     """A function that trains on all replicas' batches at once."""
 
@@ -195,15 +210,6 @@ def test_invalid_ids_count_as_absent(strategy):
         )
     reference.invalid_ids = "zero"
     rng = np.random.default_rng(4)
-    batches = []
-    for _ in range(strategy.num_replicas_in_sync):
-        ids, weights, gradients = {}, {}, {}
-        for name, feature in reference.features.items():
-            kind, rows = name.split("_", 1)[1], ROWS[feature.table]
-            ids[name] = make_ids(rng, kind, BATCH, rows + 4, low=-3)
-            weights[name] = make_weights(rng, ids[name])
-        for name, output in reference.lookup(ids, weights).items():
-            gradients[name] = rng.normal(size=output.shape).astype(np.float32)
-        batches.append((ids, weights, gradients))
+    batches = make_invalid_steps(rng, reference, strategy)
     reference.update(check_step(trainer(strategy, layer), reference, batches))
     assert_tables(layer, reference)

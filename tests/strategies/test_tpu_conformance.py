@@ -5,12 +5,13 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import make_ids, make_weights, state
+from helpers import assert_unchanged, state
 from reference import Feature, Reference, Table
 from strategies.replicas import add
 from strategies.test_sharded_conformance import (
     FEW,
     check_step,
+    make_invalid_steps,
     make_steps,
     trainer,
 )
@@ -224,16 +225,7 @@ def test_invalid_ids_count_as_absent(strategy, hardware):
         )
     reference.invalid_ids = "zero"
     rng = np.random.default_rng(4)
-    batches = []
-    for _ in range(strategy.num_replicas_in_sync):
-        ids, weights, gradients = {}, {}, {}
-        for name, feature in reference.features.items():
-            kind, rows = name.split("_", 1)[1], ROWS[feature.table]
-            ids[name] = make_ids(rng, kind, BATCH, rows + 4, low=-3)
-            weights[name] = make_weights(rng, ids[name])
-        for name, output in reference.lookup(ids, weights).items():
-            gradients[name] = rng.normal(size=output.shape).astype(np.float32)
-        batches.append((ids, weights, gradients))
+    batches = make_invalid_steps(rng, reference, strategy)
     reference.update(check_step(trainer(strategy, layer), reference, batches))
     assert_tables(layer, reference)
 
@@ -259,6 +251,4 @@ def test_invalid_id_changes_nothing(strategy, hardware):
         match=r"x_dense.*: id 50 is out of range; the table has 50 rows",
     ):
         step(batches)
-    after = state(layer)
-    for name, value in before.items():
-        np.testing.assert_array_equal(after[name], value, err_msg=name)
+    assert_unchanged(layer, before)

@@ -161,6 +161,20 @@ class Engine(abc.ABC):
             gradients: each feature's, [count, dim] float32.
         """
 
+    def _refuse_to_train(self, text: str) -> None:
+        """Raises that tables are trained by replicas only.
+
+        Args:
+            text: what to say.
+
+        Raises:
+            RuntimeError: always, when executing eagerly. The gradients'
+                functions are in a SavedModel too, which may not run them.
+        """
+        if tf.executing_eagerly():
+            raise RuntimeError(text)
+        tf.debugging.Assert(False, [text])
+
     def drain(self) -> None:
         """Applies the updates that pipelining has put off."""
         return

@@ -329,14 +329,10 @@ class ShardedEngine(Engine):
             RuntimeError: the lookup was not made by a replica.
         """
         if residuals is None:
-            text = (
+            self._refuse_to_train(
                 f"{self._name} is sharded over replicas, which train it "
                 "together: call it, and the gradient, inside strategy.run."
             )
-            if tf.executing_eagerly():
-                raise RuntimeError(text)
-            # A SavedModel has the gradients' functions, and may not run them.
-            tf.debugging.Assert(False, [text])
             return
         replica = residuals.replica
         shard, world = self._shards[replica], self._replicas.world

@@ -209,14 +209,10 @@ class TPUEngine(Engine):
             RuntimeError: the lookup was not made by a replica.
         """
         if residuals is None:
-            text = (
+            self._refuse_to_train(
                 f"{self._name} is trained by the replicas of a TPUStrategy "
                 "together: call it, and the gradient, inside strategy.run."
             )
-            if tf.executing_eagerly():
-                raise RuntimeError(text)
-            # A SavedModel has the gradients' functions, and may not run them.
-            tf.debugging.Assert(False, [text])
             return
         step = tf.convert_to_tensor(self._step)
         self._rates = {
