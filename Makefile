@@ -83,7 +83,7 @@ $(TPU_VENV)/.installed: $(wildcard tests/tpu_wheel/*.txt) setup.py pyproject.tom
 
 test-tpu-wheel: $(TPU_VENV)/.installed ## Test against SparseCore's own kernels
 	$(TPU_VENV)/bin/python -m pytest -n 2 $(ARGS) tests/tpu_wheel \
-		tests/test_emulated_tpu.py \
+		tests/test_tpu_strategies.py::test_emulated_slices \
 		tests/test_tpu_strategies.py::test_loops_on_every_slice
 
 # ARGS="--seconds 600" for more; it needs g++ or clang++.

@@ -15,6 +15,11 @@ def test_loops_on_every_slice(pipelined):
     )
 
 
+@pytest.mark.parametrize("what", ["training", "strategy", "keras"])
+def test_emulated_slices(what):
+    run([f"test_emulated_{what}.py"], "tpu:4x4")
+
+
 def test_ids_and_other_hardware():
     run(
         ["test_tpu_conformance.py", "test_tpu_embedding_cores.py"],

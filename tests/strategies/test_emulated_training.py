@@ -2,10 +2,11 @@
 
 import pytest
 import tensorflow as tf
-from slices import Slice
 from tensorflow.python.tpu.embedding_context_utils import (
     SequentialEmbeddingContext,
 )
+
+from strategies.slices import Slice
 
 TOPOLOGIES = [(1, 2), (1, 4), (2, 2), (2, 4), (4, 2), (4, 4)]
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from slices import FEATURES, Slice, make_batch, tpu
 from tensorflow.python.tpu.ops import gen_xla_ops
 from tf_keras.src import backend
 
+from strategies.slices import FEATURES, Slice, make_batch, tpu
 from tfrs_embed.testing import EmulatedTPUStrategy
 
 
