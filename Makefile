@@ -14,8 +14,8 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernels demo multi-worker dlrm tpu test test-tpu-wheel
-.PHONY: sanitize upstream lint format bench wheel bazel clean
+.PHONY: help setup kernels demo distributed multi-worker dlrm tpu test
+.PHONY: test-tpu-wheel sanitize upstream lint format bench wheel bazel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' \
@@ -54,6 +54,11 @@ kernels: $(VENV)/.installed-test ## Compile the CPU kernels, or say why not
 
 demo: $(VENV)/.ready-examples $(VENV)/.movielens ## Train on MovieLens-100K
 	$(RUN) examples/movielens_ranking.py
+
+# ARGS="--strategy mirrored:2" and other flags.
+distributed: $(VENV)/.ready-examples $(VENV)/.movielens
+distributed: ## Train DistributedEmbedding on MovieLens-100K
+	$(RUN) examples/movielens_distributed_embedding.py $(ARGS)
 
 # Two processes, as on a cluster; ARGS="--workers 3" and other flags.
 multi-worker: $(VENV)/.ready-examples $(VENV)/.movielens

@@ -188,7 +188,7 @@ def local_replicas(replicas: int | None) -> tf.distribute.Strategy:
     gpus = tf.config.list_physical_devices("GPU")
     replicas = replicas or len(gpus) or 2
     if gpus and replicas > len(gpus):
-        raise SystemExit(f"--replicas {replicas}: only {len(gpus)} GPUs here.")
+        raise SystemExit(f"{replicas} replicas, but only {len(gpus)} GPUs.")
     if replicas == 1:
         return tf.distribute.get_strategy()
     kind = "GPU" if gpus else "CPU"

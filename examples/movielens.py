@@ -6,6 +6,7 @@ line: `.inter` (user, movie, rating, time), `.user` and `.item`.
 
 from __future__ import annotations
 
+import argparse
 import collections
 import csv
 import dataclasses
@@ -145,6 +146,64 @@ class MovieLens:
             f"standard deviation {np.std(self.train.rating):.3f}; mean length "
             f"of {', '.join(f'{n} {v:.1f}' for n, v in lengths.items())}"
         )
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, epochs: int, size_threshold: int
+) -> None:
+    """Adds the flags of programs that train on it.
+
+    Args:
+        parser: what reads the command line.
+        epochs: the default of --epochs.
+        size_threshold: the default of --size_threshold.
+    """
+
+    def threshold(text: str) -> int | None:
+        return None if text == "none" else int(text)
+
+    add = parser.add_argument
+    add(
+        "--data",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help="where the files ml-100k.* are [the installed recbole]",
+    )
+    add(
+        "--epochs",
+        type=positive_int,
+        default=epochs,
+        metavar="N",
+        help="passes over the ratings [%(default)s]",
+    )
+    add(
+        "--batch_size",
+        type=positive_int,
+        default=1000,
+        metavar="N",
+        help="ratings per step, of all replicas [%(default)s]",
+    )
+    add(
+        "--size_threshold",
+        type=threshold,
+        default=size_threshold,
+        metavar="ROWS",
+        help="tables with more rows are large; none: no table is [%(default)s]",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of initial values and shuffling [%(default)s]",
+    )
+
+
+def positive_int(text: str) -> int:
+    """Reads a flag."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def find() -> pathlib.Path:

@@ -152,65 +152,22 @@ def export(
 
 def parse_flags() -> argparse.Namespace:
     """Reads the command line."""
-
-    def positive_int(text: str) -> int:
-        if int(text) < 1:
-            raise ValueError
-        return int(text)
-
-    def threshold(text: str) -> int | None:
-        return None if text == "none" else int(text)
-
     parser = argparse.ArgumentParser(
         description="Trains a ranking model on MovieLens-100K."
     )
-    add = parser.add_argument
-    add(
-        "--data",
-        type=pathlib.Path,
-        metavar="FOLDER",
-        help="where the files ml-100k.* are [the installed recbole]",
-    )
-    add(
+    movielens.add_flags(parser, epochs=12, size_threshold=500)
+    parser.add_argument(
         "--output",
         type=pathlib.Path,
         metavar="FOLDER",
         help="where the model and the training curve go [a temporary folder]",
     )
-    add(
-        "--epochs",
-        type=positive_int,
-        default=12,
-        metavar="N",
-        help="passes over the ratings [%(default)s]",
-    )
-    add(
-        "--batch_size",
-        type=positive_int,
-        default=1000,
-        metavar="N",
-        help="ratings per step [%(default)s]",
-    )
-    add(
+    parser.add_argument(
         "--steps_per_execution",
-        type=positive_int,
+        type=movielens.positive_int,
         default=1,
         metavar="N",
         help="steps that Keras runs at once [%(default)s]",
-    )
-    add(
-        "--size_threshold",
-        type=threshold,
-        default=500,
-        metavar="ROWS",
-        help="tables with more rows are large; none: no table is [%(default)s]",
-    )
-    add(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="of initial values and shuffling [%(default)s]",
     )
     return parser.parse_args()
 

@@ -89,8 +89,8 @@ def state(layer):
         for table in layer.embedding_tables
         for name, variable in layer.tables[table].variables.items()
     }
-    if layer.tpu_embedding is not None:
-        copies["step"] = layer.tpu_embedding.step.numpy()
+    if layer.step is not None:
+        copies["step"] = layer.step.numpy()
     return copies
 
 

@@ -80,12 +80,14 @@ def build(
     settings=None,
     kinds=tuple(KINDS),
     called=False,
+    make=tfrs_embed.PartialTPUEmbedding,
     **kwargs,
 ):
     """A layer whose two tables serve these kinds of ids, and its reference.
 
     Engines of TPUs have no tables before they have been called.
     """
+    combines = make is tfrs_embed.DistributedEmbedding
     tables = {
         name: tpu.TableConfig(
             ROWS[name],
@@ -99,11 +101,15 @@ def build(
     features, reference = {}, {}
     for table in ROWS:
         for kind in kinds:
+            if combines and kind == "scalar":
+                continue  # It has no batch.
             name = f"{table}_{kind}"
             options = KINDS[kind](BATCH)
             features[name] = tpu.FeatureConfig(tables[table], **options)
+            if combines and kind == "matrix":
+                options = {"output_shape": (BATCH,)}
             reference[name] = Feature(table, **options)
-    layer = tfrs_embed.PartialTPUEmbedding(features, optimizer, **kwargs)
+    layer = make(features, optimizer=optimizer, **kwargs)
     if called:
         layer(first_ids(features))
     values = {n: v.numpy() for n, v in layer.embedding_tables.items()}
@@ -189,11 +195,21 @@ def assert_tables(layer, reference):
             )
 
 
-@pytest.mark.parametrize("threshold", [None, 0, 20], ids=str)
+@pytest.mark.parametrize(
+    ("make", "threshold"),
+    [
+        (tfrs_embed.PartialTPUEmbedding, None),
+        (tfrs_embed.PartialTPUEmbedding, 0),
+        (tfrs_embed.PartialTPUEmbedding, 20),
+        (tfrs_embed.DistributedEmbedding, 0),
+    ],
+)
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_lookup(combiner, weighted, threshold):
-    layer, reference = build(combiner, "sgd", size_threshold=threshold)
+def test_lookup(combiner, weighted, make, threshold):
+    layer, reference = build(
+        combiner, "sgd", size_threshold=threshold, make=make
+    )
     rng = np.random.default_rng(0)
     for _ in range(2):
         ids, weights, _ = make_step(rng, reference, weighted)
@@ -203,18 +219,18 @@ def test_lookup(combiner, weighted, threshold):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(
-    ("combiner", "weighted", "graph"),
+    ("combiner", "weighted", "graph", "make"),
     [
-        ("sum", False, True),
-        ("mean", True, False),
-        ("mean", True, True),
-        ("sqrtn", True, True),
+        ("sum", False, True, tfrs_embed.PartialTPUEmbedding),
+        ("mean", True, False, tfrs_embed.PartialTPUEmbedding),
+        ("mean", True, True, tfrs_embed.PartialTPUEmbedding),
+        ("sqrtn", True, True, tfrs_embed.DistributedEmbedding),
     ],
 )
-def test_training(name, combiner, weighted, graph):
+def test_training(name, combiner, weighted, graph, make):
     optimizer, rule, settings = OPTIMIZERS[name]
     layer, reference = build(
-        combiner, optimizer, rule, settings, size_threshold=0
+        combiner, optimizer, rule, settings, size_threshold=0, make=make
     )
     rng = np.random.default_rng(1)
     step = trainer(layer, graph)
@@ -227,8 +243,14 @@ def test_training(name, combiner, weighted, graph):
 
 
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_pipelined_training(name, graph):
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("sgd", tfrs_embed.PartialTPUEmbedding),
+        ("adam", tfrs_embed.DistributedEmbedding),
+    ],
+)
+def test_pipelined_training(name, make, graph):
     optimizer, rule, settings = OPTIMIZERS[name]
     layer, reference = build(
         "mean",
@@ -237,6 +259,7 @@ def test_pipelined_training(name, graph):
         settings,
         size_threshold=0,
         pipeline_execution_with_tensor_core=True,
+        make=make,
     )
     rng = np.random.default_rng(2)
     step = trainer(layer, graph)
@@ -278,14 +301,22 @@ def test_keras_route_gradients(combiner):
         )
 
 
-@pytest.mark.parametrize("threshold", [None, 0], ids=str)
-def test_invalid_ids_count_as_absent(threshold):
+@pytest.mark.parametrize(
+    ("make", "threshold"),
+    [
+        (tfrs_embed.PartialTPUEmbedding, None),
+        (tfrs_embed.PartialTPUEmbedding, 0),
+        (tfrs_embed.DistributedEmbedding, 0),
+    ],
+)
+def test_invalid_ids_count_as_absent(make, threshold):
     layer, reference = build(
         "mean",
         tpu.Adam(0.3),
         "Adam" if threshold == 0 else None,
         size_threshold=threshold,
         invalid_ids="zero",
+        make=make,
     )
     reference.invalid_ids = "zero"
     rng = np.random.default_rng(4)

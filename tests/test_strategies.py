@@ -30,6 +30,17 @@ def test_keras(file, strategy):
     run([file], strategy)
 
 
+@pytest.mark.parametrize("strategy", ["mirrored:2", "mirrored:4", "workers:2"])
+def test_mirrored_engine(strategy):
+    # More replicas only find that their sums have different orders.
+    select = "test_training" if strategy == "mirrored:4" else None
+    run(["test_mirrored_engine.py"], strategy, select)
+
+
+def test_distributed_embedding():
+    run(["test_sharded_distributed.py"], "mirrored:2")
+
+
 @pytest.mark.parametrize("strategy", ["mirrored:2", "workers:3"])
 def test_errors(strategy):
     run(["test_sharded_errors.py"], strategy)

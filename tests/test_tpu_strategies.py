@@ -29,4 +29,4 @@ def test_ids_and_other_hardware():
 
 
 def test_keras():
-    run(["test_tpu_keras.py"], "tpu:2x2")
+    run(["test_tpu_keras.py", "test_tpu_distributed.py"], "tpu:2x2")

@@ -3,6 +3,7 @@
 from tfrs_embed import kernels, sparsecore
 from tfrs_embed.configs import FeatureConfig, TableConfig
 from tfrs_embed.layers.all2all_dense_embedding import All2AllDenseEmbedding
+from tfrs_embed.layers.distributed_embedding import DistributedEmbedding
 from tfrs_embed.layers.embedding import Embedding, embedding_lookup
 from tfrs_embed.layers.partial_tpu_embedding import PartialTPUEmbedding
 from tfrs_embed.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
@@ -11,6 +12,7 @@ from tfrs_embed.version import __version__
 
 __all__ = [
     "All2AllDenseEmbedding",
+    "DistributedEmbedding",
     "Embedding",
     "FeatureConfig",
     "PartialTPUEmbedding",

@@ -189,6 +189,10 @@ class FeatureSpec:
         output_shape: shape of its activations without the embedding dim, batch
             first, None where any size will do; or None: decided by the ids.
         source: the user's own config object.
+        batch_size: the largest batch of one replica, or None: not declared.
+        sequences: whether a row of ragged or sparse ids is a sequence where
+            output_shape is [batch, length], not one of batch * length bags;
+            None: as the number of rows says.
     """
 
     name: str
@@ -196,6 +200,8 @@ class FeatureSpec:
     max_sequence_length: int
     output_shape: tuple[int | None, ...] | None
     source: Any
+    batch_size: int | None = None
+    sequences: bool | None = None
 
     def __str__(self) -> str:
         """Names the feature in an error message."""

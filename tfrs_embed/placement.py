@@ -8,12 +8,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs import EmbeddingSpec, TableSpec
+from tfrs_embed.optimizers import TableOptimizer
 from tfrs_embed.strategies import is_tpu
 from tfrs_embed.text_table import format_bytes, text_table
 
 KERAS = "Keras"
 ONE_DEVICE = "one device"
 SHARDED = "sharded"
+MIRRORED = "mirrored"
 SPARSE_CORE = "SparseCore"
 EMBEDDING_CORE = "TPU embedding core"
 TPU_REPLICATED = "replicated on TPU"
@@ -145,6 +147,49 @@ def route(
     }
 
 
+def route_to_engines(
+    spec: EmbeddingSpec,
+    size_threshold: int | None,
+    strategy: tf.distribute.Strategy,
+    embedding_feature: Any = None,
+) -> dict[str, tuple[str, str]]:
+    """The same for tables that their own optimizers train, small ones too.
+
+    What `route` leaves to Keras layers goes to an engine of the default
+    device: a copy on each replica, if there are several.
+
+    Args:
+        spec: the configuration.
+        size_threshold: see `route`.
+        strategy: see `route`.
+        embedding_feature: see `route`.
+
+    Returns:
+        See `route`.
+
+    Raises:
+        ValueError: see `route`.
+        NotImplementedError: the strategy has no engine for such tables.
+    """
+    routes = route(spec, size_threshold, strategy, embedding_feature)
+    for table, (engine, reason) in routes.items():
+        if engine == KERAS:
+            routes[table] = _default_device(table, strategy, reason)
+    return routes
+
+
+def _default_device(
+    table: str, strategy: tf.distribute.Strategy, reason: str
+) -> tuple[str, str]:
+    replicas = f"{reason}, {strategy.num_replicas_in_sync} replicas"
+    if is_tpu(strategy):
+        return TPU_REPLICATED, replicas
+    if can_shard(strategy):
+        return MIRRORED, replicas
+    _require_one_device(table, strategy, reason, "")
+    return ONE_DEVICE, f"{reason}, one replica"
+
+
 def _tpu_engine(
     strategy: tf.distribute.Strategy, embedding_feature: Any
 ) -> str | None:
@@ -193,22 +238,38 @@ def _route(
     reason = f"rows > size_threshold {size_threshold:,}"
     if tpu is not None:
         return tpu, f"{reason}, {replicas}"
-    if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
-        raise NotImplementedError(
-            f"Table '{table.name}': {reason}, but large tables under "
-            "ParameterServerStrategy are not supported; size_threshold=None "
-            "keeps all tables in Keras layers."
-        )
     if can_shard(strategy):
         return SHARDED, f"{reason}, {replicas}"
+    keras = "; size_threshold=None keeps all tables in Keras layers"
+    _require_one_device(table.name, strategy, reason, keras)
+    return ONE_DEVICE, f"{reason}, one replica"
+
+
+def _require_one_device(
+    table: str, strategy: tf.distribute.Strategy, reason: str, instead: str
+) -> None:
+    """Requires a strategy of one replica, as `can_shard` said no.
+
+    Args:
+        table: the table's name.
+        strategy: the strategy.
+        reason: why the table needs an engine.
+        instead: what else could be done.
+
+    Raises:
+        NotImplementedError: it isn't.
+    """
+    if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
+        raise NotImplementedError(
+            f"Table '{table}': {reason}, but tables with optimizers of their "
+            f"own are not supported under ParameterServerStrategy{instead}."
+        )
     if strategy.num_replicas_in_sync > 1:
         raise NotImplementedError(
-            f"Table '{table.name}': {reason}, but large tables on several "
-            f"replicas need a MirroredStrategy or a "
-            f"MultiWorkerMirroredStrategy, not {type(strategy).__name__}; "
-            "size_threshold=None keeps all tables in Keras layers."
+            f"Table '{table}': {reason}, but tables with optimizers of their "
+            "own need a MirroredStrategy or a MultiWorkerMirroredStrategy on "
+            f"several replicas, not {type(strategy).__name__}{instead}."
         )
-    return ONE_DEVICE, f"{reason}, one replica"
 
 
 def can_shard(strategy: tf.distribute.Strategy) -> bool:
@@ -218,3 +279,45 @@ def can_shard(strategy: tf.distribute.Strategy) -> bool:
         tf.distribute.MultiWorkerMirroredStrategy,
     )
     return isinstance(strategy, kinds) and strategy.num_replicas_in_sync > 1
+
+
+def describe(
+    spec: EmbeddingSpec,
+    routes: dict[str, tuple[str, str]],
+    optimizers: dict[str, TableOptimizer | None],
+) -> Placement:
+    """Describes where tables are.
+
+    Args:
+        spec: the configuration.
+        routes: each table's engine and the reason for it, by its name.
+        optimizers: the optimizers of tables that engines hold, by name.
+
+    Returns:
+        The description.
+    """
+    entries = []
+    for table in spec.tables:
+        engine, reason = routes[table.name]
+        optimizer = optimizers.get(table.name)
+        slots = len(optimizer.rule.slots()) if optimizer else 0
+        if engine == KERAS:
+            trained_by = "the model's"
+        else:
+            trained_by = "none" if optimizer is None else str(optimizer)
+        size = table.vocabulary_size * table.dim * tf.float32.size
+        entries.append(
+            TablePlacement(
+                table=table.name,
+                rows=table.vocabulary_size,
+                dim=table.dim,
+                bytes=size * (1 + slots),
+                features=tuple(
+                    f.name for f in spec.features if f.table is table
+                ),
+                engine=engine,
+                optimizer=trained_by,
+                reason=reason,
+            )
+        )
+    return Placement(tuple(entries))

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import make_ids, make_weights
+from helpers import KINDS, assert_unchanged, make_ids, make_weights, state
 from reference import Feature, Reference, Table
 from strategies.replicas import add, distribute, local
 from test_conformance import (
@@ -213,3 +213,86 @@ def test_invalid_ids_count_as_absent(strategy):
     batches = make_invalid_steps(rng, reference, strategy)
     reference.update(check_step(trainer(strategy, layer), reference, batches))
     assert_tables(layer, reference)
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize(
+    ("threshold", "x", "y"),
+    [
+        (0, "sharded", "sharded"),
+        (20, "sharded", "mirrored"),
+        (None, "mirrored", "mirrored"),
+    ],
+)
+def test_distributed_embedding(strategy, threshold, x, y, pipelined):
+    with strategy.scope():
+        layer, reference = build(
+            "mean",
+            *OPTIMIZERS["adam"],
+            FEW if pipelined else tuple(KINDS),
+            size_threshold=threshold,
+            pipeline_execution_with_tensor_core=pipelined,
+            make=tfrs_embed.DistributedEmbedding,
+        )
+    engines = {t.table: t.engine for t in layer.placement.tables}
+    assert engines == {"x": x, "y": y}
+    rng = np.random.default_rng(5)
+    step = trainer(strategy, layer)
+    put_off = None
+    for _ in range(3):
+        batches = make_steps(rng, reference, True, strategy)
+        sums = check_step(step, reference, batches)
+        if put_off is not None:
+            reference.update(put_off)
+        if pipelined:
+            put_off = sums
+        else:
+            reference.update(sums)
+    if put_off is not None:
+        reference.update(put_off)
+    assert_tables(layer, reference)
+    assert layer.step.numpy() == 3
+
+
+def test_distributed_embedding_counts_invalid_ids_as_absent(strategy):
+    with strategy.scope():
+        layer, reference = build(
+            "mean",
+            *OPTIMIZERS["adam"],
+            FEW,
+            size_threshold=20,
+            invalid_ids="zero",
+            make=tfrs_embed.DistributedEmbedding,
+        )
+    reference.invalid_ids = "zero"
+    rng = np.random.default_rng(4)
+    batches = make_invalid_steps(rng, reference, strategy)
+    reference.update(check_step(trainer(strategy, layer), reference, batches))
+    assert_tables(layer, reference)
+
+
+def test_distributed_embedding_changes_nothing_with_a_bad_id(strategy):
+    with strategy.scope():
+        layer, reference = build(
+            "mean",
+            *OPTIMIZERS["adam"],
+            FEW,
+            size_threshold=20,
+            make=tfrs_embed.DistributedEmbedding,
+        )
+    step = trainer(strategy, layer)
+    rng = np.random.default_rng(4)
+    batches = make_steps(rng, reference, False, strategy)
+    step(batches)
+    before = state(layer)
+    # Of the mirrored table, on one replica.
+    batches[-1][0]["y_dense"][2] = ROWS["y"]
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"y_dense.*: id 7 is out of range; the table has 7 rows",
+    ):
+        step(batches)
+    assert_unchanged(layer, before)
+    batches[-1][0]["y_dense"][2] = 0
+    step(batches)
+    assert layer.step.numpy() == 2

@@ -10,7 +10,9 @@ import tfrs_embed
 PER_REPLICA, DIM, USERS, ITEMS = 4, 3, 40, 60
 
 
-def make_model(optimizer=None, policy=None, **kwargs):
+def make_model(
+    optimizer=None, policy=None, make=tfrs_embed.PartialTPUEmbedding, **kwargs
+):
     """A functional model with two sharded tables and a mirrored one."""
     tables = {
         name: tfrs_embed.TableConfig(
@@ -31,13 +33,13 @@ def make_model(optimizer=None, policy=None, **kwargs):
         ),
         "hour": tf_keras.Input([], dtype=tf.int64, name="hour"),
     }
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = make(
         {
             "user": tfrs_embed.FeatureConfig("user", tables["user"]),
             "items": tfrs_embed.FeatureConfig("items", tables["item"]),
             "hour": tfrs_embed.FeatureConfig("hour", tables["hour"]),
         },
-        "adagrad" if optimizer is None else optimizer,
+        optimizer="adagrad" if optimizer is None else optimizer,
         size_threshold=20,
         dtype=policy,
         **kwargs,
@@ -133,12 +135,19 @@ def assert_equal_tables(layer, expected, **kwargs):
         )
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
-def test_fit_equals_one_device(strategy, steps, steps_per_execution):
+@pytest.mark.parametrize(
+    ("make", "steps_per_execution"),
+    [
+        (tfrs_embed.PartialTPUEmbedding, 1),
+        (tfrs_embed.PartialTPUEmbedding, 3),
+        (tfrs_embed.DistributedEmbedding, 3),
+    ],
+)
+def test_fit_equals_one_device(strategy, steps, make, steps_per_execution):
     with strategy.scope():
-        model, layer = make_model()
+        model, layer = make_model(make=make)
         compile_model(model, steps_per_execution=steps_per_execution)
-    single, expected = one_device(steps, strategy)
+    single, expected = one_device(steps, strategy, make=make)
     fit(model, strategy, steps)
     assert_equal_tables(layer, expected)
     for ours, theirs in zip(
@@ -147,7 +156,7 @@ def test_fit_equals_one_device(strategy, steps, steps_per_execution):
         strict=True,
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-    assert layer.tpu_embedding.step.numpy() == 8
+    assert layer.step.numpy() == 8
 
 
 def test_evaluate_and_predict(strategy, steps):

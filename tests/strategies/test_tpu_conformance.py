@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import assert_unchanged, state
+from helpers import KINDS, assert_unchanged, state
 from reference import Feature, Reference, Table
 from strategies.replicas import add
 from strategies.test_sharded_conformance import (
@@ -250,5 +250,57 @@ def test_invalid_id_changes_nothing(strategy, hardware):
         tf.errors.InvalidArgumentError,
         match=r"x_dense.*: id 50 is out of range; the table has 50 rows",
     ):
+        step(batches)
+    assert_unchanged(layer, before)
+
+
+@pytest.mark.parametrize("threshold", [0, 20, None], ids=str)
+def test_distributed_embedding(strategy, hardware, threshold):
+    on_tpu = {Hardware.V2: "SparseCore"}.get(hardware, "replicated on TPU")
+    with strategy.scope():
+        layer, reference = build(
+            "mean",
+            *OPTIMIZERS["adam"],
+            tuple(KINDS) if threshold == 20 else FEW,
+            size_threshold=threshold,
+            embedding_feature=hardware,
+            called=True,
+            make=tfrs_embed.DistributedEmbedding,
+        )
+    small = "replicated on TPU"
+    engines = {t.table: t.engine for t in layer.placement.tables}
+    assert engines == {
+        "x": small if threshold is None else on_tpu,
+        "y": on_tpu if threshold == 0 else small,
+    }
+    rng = np.random.default_rng(5)
+    step = trainer(strategy, layer)
+    for _ in range(2):
+        batches = make_steps(rng, reference, True, strategy)
+        reference.update(check_step(step, reference, batches))
+    assert_tables(layer, reference)
+    assert layer.step.numpy() == 2
+
+
+def test_distributed_embedding_changes_nothing_with_a_bad_id(
+    strategy, hardware
+):
+    with strategy.scope():
+        layer, reference = build(
+            "mean",
+            *OPTIMIZERS["adam"],
+            ("dense",),
+            size_threshold=20,
+            embedding_feature=hardware,
+            called=True,
+            make=tfrs_embed.DistributedEmbedding,
+        )
+    step = trainer(strategy, layer)
+    rng = np.random.default_rng(4)
+    batches = make_steps(rng, reference, False, strategy)
+    step(batches)
+    before = state(layer)
+    batches[-1][0]["y_dense"][2] = ROWS["y"]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"id 7 is out of"):
         step(batches)
     assert_unchanged(layer, before)

@@ -107,6 +107,14 @@ class Engine(abc.ABC):
         """
         return
 
+    def measure(self, bags: Sequence[Bags]) -> None:
+        """Raises the limits of hardware that has them to what a batch needs.
+
+        Args:
+            bags: each feature's bags in a global batch, executing eagerly.
+        """
+        return
+
     def follow_step(self) -> None:
         """Lets the optimizers' learning rates follow this engine's step."""
         for optimizer in distinct(self.optimizers):

@@ -8,7 +8,6 @@ lookup of the training step that first uses it.
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import tensorflow as tf
 
@@ -16,10 +15,11 @@ from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import consensus
 from tfrs_embed.distribution.exchange import Received
 from tfrs_embed.engines.engine import TableState
+from tfrs_embed.engines.group import rows_per_shard
 from tfrs_embed.engines.hashed_table import HashedTable, KeyedRows
 from tfrs_embed.engines.key_map import UNKNOWN, KeyMap
 from tfrs_embed.engines.shard import Shard
-from tfrs_embed.engines.sharded import ShardedEngine, rows_per_shard
+from tfrs_embed.engines.sharded import ShardedEngine
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.optimizers import TableOptimizer
 
@@ -89,7 +89,7 @@ class HashedEngine(ShardedEngine):
         with warnings.catch_warnings():
             # Keras warns that an initializer without a seed repeats itself.
             warnings.simplefilter("ignore", UserWarning)
-            self._fill(table, self._replicas.ranks)
+            self._fill(table)
         optimizer = self.optimizers[table.name]
         slots = optimizer.rule.slots() if optimizer else {}
         for shard in self._shards:
@@ -97,13 +97,6 @@ class HashedEngine(ShardedEngine):
                 variable = shard.variables[table.name][slot]
                 with tf.device(shard.device):
                     variable.assign(tf.fill(variable.shape, value))
-
-    @property
-    def step(self) -> Any:
-        """See the base class."""
-        if self._replicas.world == 1:
-            return self._shards[0].step
-        return super().step
 
     @property
     def capacity(self) -> int:
@@ -205,5 +198,5 @@ class HashedEngine(ShardedEngine):
         vectors = super()._read(shard, name, tf.maximum(rows, 0))
         return tf.where(known[:, None], vectors, tf.zeros_like(vectors))
 
-    def _trained(self, received: Received) -> Received:
-        return received._replace(there=received.there & (received.rows >= 0))
+    def _trained(self, received: Received) -> tf.Tensor:
+        return received.there & (received.rows >= 0)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfrs_embed.configs import TableSpec
+from tfrs_embed.ops import compiled
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import update as update_ops
 from tfrs_embed.ops.bags import Bags
@@ -184,7 +185,8 @@ class Shard:
                 pending.gradients[name].assign(gradients)
         # What doesn't depend on the ids must not change either if they are bad.
         with tf.control_dependencies(after):
-            self.step.assign_add(1)
+            bags = (b for of_table in uses.values() for b in of_table.bags)
+            self.step.assign_add(compiled.updates(bags))
             if pending is not None:
                 pending.rates.assign(tf.stack(rates))
                 pending.exists.assign(True)
@@ -199,6 +201,7 @@ class Shard:
         pending = self.pending
         if pending is None:
             return
+        compiled.refuse("Pipelined updates of tables")
 
         def apply() -> tf.Operation:
             rates = tf.unstack(pending.rates, num=len(self._distinct))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.engines.shard import Shard
-from tfrs_embed.engines.whole import Whole, WholeTable
+from tfrs_embed.engines.whole import WholeTable
 from tfrs_embed.ops.update import scatter_update
 
 #: Rows come from other workers in blocks of this many float32 numbers.
@@ -84,42 +82,3 @@ class ShardedTable(WholeTable):
             with tf.device(shard.device):
                 rows = value[rank::world]
                 scatter_update(shard, tf.range(tf.shape(rows)[0]), rows)
-
-
-class ShardedStep(Whole):
-    """The number of updates made, kept by each shard, seen as one.
-
-    Restoring it drops pending updates, as a one-device engine's step does.
-
-    Args:
-        shards: this process's shards.
-        strategy: the strategy it was made under.
-    """
-
-    dtype = tf.int64
-    shape = tf.TensorShape(())
-    name = "step:0"
-
-    def __init__(
-        self, shards: Sequence[Shard], strategy: tf.distribute.Strategy
-    ) -> None:
-        super().__init__([s.step for s in shards], strategy)
-        self._shards = tuple(shards)
-
-    def numpy(self) -> np.int64:
-        """The number."""
-        return self._shards[0].step.numpy()
-
-    def assign(self, value: Any) -> None:
-        """Sets the number on all shards."""
-        for shard in self._shards:
-            shard.step.assign(tf.cast(value, tf.int64))
-
-    def read(self) -> tf.Tensor:
-        """The number, a scalar tensor."""
-        return tf.convert_to_tensor(self._shards[0].step)
-
-    def _restore_from_tensors(self, restored_tensors: Any) -> None:
-        for shard in self._shards:
-            shard.drop_pending()
-        super()._restore_from_tensors(restored_tensors)

@@ -20,6 +20,7 @@ from absl import logging
 from tensorflow.python.saved_model import save_context
 
 from tfrs_embed.kernels import files
+from tfrs_embed.ops.compiled import in_xla
 
 __all__ = ["Status", "disabled", "status"]
 
@@ -94,6 +95,8 @@ def portable_operations(device: str | None) -> Any:
 def _operations(device: str | None) -> Any:
     if _disabled or save_context.in_save_context() or not _on_cpu(device):
         return None
+    if in_xla():
+        return None  # XLA knows TensorFlow's operations only.
     found, module = _load()
     if module is None:
         _say_once(found.reason)

@@ -15,8 +15,10 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.ops import compiled
 from tfrs_embed.ops.checks import Checks, Consensus
 from tfrs_embed.ops.ids import Draft, make_draft, require_valid, valid
+from tfrs_embed.ops.input_shapes import InputShape
 
 
 class Bags(NamedTuple):
@@ -25,7 +27,7 @@ class Bags(NamedTuple):
     Bag b's vector is scale[b] * sum over its ids i of weights[i] * row(ids[i]).
 
     Attributes:
-        ids: [n] int32 or int64, each inside the table.
+        ids: [n] int32 or int64, each inside the table, or what `validity` says.
         bag: [n] int32, the bag of each id, ascending; None: every bag has the
             same number of ids.
         weights: [n] float32, or None for ones.
@@ -36,6 +38,8 @@ class Bags(NamedTuple):
         static_shape: what is known of `shape` when tracing.
         lengths: [k], if every bag has k ids; [None], if `bag` says it. Not an
             integer, which Keras would make a tensor of.
+        validity: inside XLA, which ids are in the table; the others are
+            vocabulary_size, just beyond it. None: all are.
     """
 
     ids: tf.Tensor
@@ -46,6 +50,7 @@ class Bags(NamedTuple):
     shape: tf.Tensor
     static_shape: tf.TensorShape
     lengths: tf.TensorShape = tf.TensorShape([1])
+    validity: compiled.Validity | None = None
 
     @classmethod
     def of_rows(
@@ -83,6 +88,7 @@ def to_bags(
     invalid_ids: str = "error",
     consensus: Consensus | None = None,
     training: bool = False,
+    input_shapes: Sequence[InputShape | None] | None = None,
 ) -> list[Bags]:
     """Turns a call's ids into bags.
 
@@ -98,6 +104,7 @@ def to_bags(
         consensus: the replicas that must all have valid features; None: this
             call stands alone.
         training: whether this is part of a training step.
+        input_shapes: the shape that each feature's ids must have, or None.
 
     Returns:
         The bags of each feature. Those of a traced function exist only if all
@@ -107,15 +114,35 @@ def to_bags(
         TypeError: ids or weights of a wrong dtype or kind.
         ValueError: ids or weights of a wrong rank or static shape.
         tf.errors.InvalidArgumentError: values that are wrong, raised at once
-            when executing eagerly, else by the running graph.
+            when executing eagerly, else by the running graph; see
+            `tfrs_embed.ops.compiled` for functions that XLA compiles.
+        NotImplementedError: ragged or sparse ids, or a consensus, inside XLA.
     """
     checks = Checks(consensus)
     drafts = []
-    for feature, feature_ids, feature_weights in zip(
-        features, ids, weights, strict=True
+    for feature, feature_ids, feature_weights, input_shape in zip(
+        features,
+        ids,
+        weights,
+        input_shapes or [None] * len(features),
+        strict=True,
     ):
+        if input_shape is not None:
+            input_shape.require(feature, feature_ids, checks)
         draft = make_draft(feature, feature_ids, feature_weights, checks)
         drafts.append(draft)
+    if compiled.in_xla():
+        inside = [
+            valid(draft.ids, feature.table.vocabulary_size)
+            for feature, draft in zip(features, drafts, strict=True)
+        ]
+        validity = compiled.judge(inside, checks.hold(), invalid_ids)
+        return [
+            _finish(feature, draft, invalid_ids, of_feature)
+            for feature, draft, of_feature in zip(
+                features, drafts, validity, strict=True
+            )
+        ]
     if invalid_ids == "error":
         require_valid(features, [d.ids for d in drafts], checks, training)
     names = ("ids", "bag", "weights", "shape", "kept")
@@ -134,7 +161,12 @@ def to_bags(
     ]
 
 
-def _finish(feature: FeatureSpec, draft: Draft, invalid_ids: str) -> Bags:
+def _finish(
+    feature: FeatureSpec,
+    draft: Draft,
+    invalid_ids: str,
+    validity: compiled.Validity | None = None,
+) -> Bags:
     ids, bag, weights = draft.ids, draft.bag, draft.weights
     if draft.kept is not None:
         weights = tf.gather(weights, draft.kept)
@@ -148,7 +180,9 @@ def _finish(feature: FeatureSpec, draft: Draft, invalid_ids: str) -> Bags:
     combiner = feature.table.combiner
     vocabulary_size = feature.table.vocabulary_size
     combine = draft.combine
-    if invalid_ids == "zero":
+    if invalid_ids == "zero" and validity is not None:
+        weights = validity.weights(weights, combine)
+    elif invalid_ids == "zero":
         # An id that is left out leaves its bag empty, which is a zero vector.
         kept = tf.where(valid(ids, vocabulary_size))[:, 0]
         bag = (
@@ -163,6 +197,8 @@ def _finish(feature: FeatureSpec, draft: Draft, invalid_ids: str) -> Bags:
         # TensorFlow's operations are faster on int32.
         small = vocabulary_size <= tf.int32.max
         ids = tf.cast(ids, tf.int32 if small else tf.int64)
+    if validity is not None:
+        ids = tf.where(validity.there, ids, vocabulary_size)
     if weights is None and (not combine or per_bag == 1):
         # One id of weight 1: every combiner gives the row itself.
         scale = None
@@ -177,6 +213,7 @@ def _finish(feature: FeatureSpec, draft: Draft, invalid_ids: str) -> Bags:
         shape,
         draft.static_shape,
         tf.TensorShape([per_bag]),
+        validity,
     )
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.ops import compiled
+
 
 def message(*parts: Any) -> tf.Tensor:
     """Joins strings and tensors into the text of an error.
@@ -87,12 +89,30 @@ class Checks:
         """Adds conditions, [n] bool, with a text for each, in a graph."""
         self._checks.append((oks, lambda: tf.stack([t() for t in texts])))
 
+    def hold(self) -> tf.Tensor:
+        """Returns whether all conditions hold, for code that can't raise.
+
+        Returns:
+            A scalar bool.
+
+        Raises:
+            NotImplementedError: that is to be decided with others.
+        """
+        if self._consensus is not None:
+            compiled.refuse("Tables of several replicas")
+        return tf.reduce_all(_in_row([tf.constant(True), *self._oks()]))
+
     def guard(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the tensors, which now exist only if all conditions hold."""
+        """Returns the tensors, which now exist only if all conditions hold.
+
+        Raises:
+            NotImplementedError: inside XLA, which drops what raises.
+        """
+        compiled.refuse("Checks that raise an error as they run")
         if not self._checks and self._consensus is None:
             return list(tensors)
         consensus = self._consensus
-        oks = _in_row([ok for ok, _ in self._checks] or [tf.constant(True)])
+        oks = _in_row(self._oks() or [tf.constant(True)])
         ok = tf.reduce_all(oks)
         if consensus is not None:
             ok = consensus.holds(ok)
@@ -119,6 +139,9 @@ class Checks:
         for after, before in zip(guarded, tensors, strict=True):
             after.set_shape(before.shape)
         return guarded
+
+    def _oks(self) -> list[tf.Tensor]:
+        return [ok for ok, _ in self._checks]
 
 
 def _in_row(values: Sequence[tf.Tensor]) -> tf.Tensor:

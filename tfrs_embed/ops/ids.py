@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.ops import compiled
 from tfrs_embed.ops.checks import Checks, first, message
 
 
@@ -63,7 +64,10 @@ def make_draft(
     Raises:
         TypeError: a wrong dtype or kind.
         ValueError: a wrong rank or static shape.
+        NotImplementedError: ragged or sparse ids inside XLA.
     """
+    if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+        compiled.refuse(f"{feature}: ragged and sparse ids")
     if isinstance(ids, tf.RaggedTensor):
         return _draft_ragged(feature, ids, weights, checks)
     if isinstance(ids, tf.SparseTensor):
@@ -247,13 +251,13 @@ def _by_rows(
     """Bags of ragged or sparse ids: a row each, or a position each."""
     wanted = feature.output_shape
     length = feature.max_sequence_length
-    if wanted is None and not length:
+    if wanted in (None, (None,)) and not length:
         return Draft(
             ids, row, weights, rows[None], tf.TensorShape([static_rows]), True
         )
     if wanted is None:
         wanted = (static_rows, length)
-    if _is_sequence(wanted, static_rows):
+    if _is_sequence(feature, wanted, static_rows):
         length = wanted[1] or 0
         _require_output_shape(
             feature,
@@ -301,11 +305,15 @@ def _by_rows(
 
 
 def _is_sequence(
-    wanted: tuple[int | None, ...], static_rows: int | None
+    feature: FeatureSpec,
+    wanted: tuple[int | None, ...],
+    static_rows: int | None,
 ) -> bool:
     """Whether rows are sequences: [batch, length], with `batch` rows."""
     if len(wanted) != 2 or wanted[1] is None:
         return False
+    if feature.sequences is not None:
+        return feature.sequences
     if static_rows is None or wanted[0] is None:
         return True
     return static_rows != wanted[0] * wanted[1] or wanted[1] == 1

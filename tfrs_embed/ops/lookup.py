@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.kernels import calls, portable
+from tfrs_embed.ops import compiled
 from tfrs_embed.ops.bags import Bags
 
 
@@ -81,6 +82,8 @@ def combine(rows: tf.Tensor, index: tf.Tensor | None, bags: Bags) -> tf.Tensor:
     Returns:
         [count, dim] of that dtype; a bag without ids is zero.
     """
+    if bags.validity is not None:
+        return compiled.combine(rows, index, bags)
     bag = bags.bag
     if bags.weights is not None:
         if index is not None:
@@ -146,6 +149,8 @@ def spread(
     Returns:
         [num_rows, dim] float32.
     """
+    if bags[0].validity is not None:
+        return compiled.spread(gradients, bags, index, num_rows)
     module = kernels.operations(device, training=True)
     if module and gradients[0].dtype == tf.float32:
         sizes = [tf.size(b.ids) for b in bags]

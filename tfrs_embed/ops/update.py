@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.kernels import calls
-from tfrs_embed.ops import lookup
+from tfrs_embed.ops import compiled, lookup
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.ids import of_one_dtype
 from tfrs_embed.optimizers import UpdateRule
@@ -104,6 +104,15 @@ def update(changes: Sequence[Change], device: str | None) -> None:
         changes: the tables, and what changes them.
         device: where they are.
     """
+    # As the lookup was, wherever its gradient is traced.
+    if any(b.validity is not None for c in changes for b in c.uses.bags):
+        for change in changes:
+            num_rows = change.variables[PARAMETERS].shape[0]
+            bags, gradients, _ = change.uses
+            update_unique(
+                change, *compiled.row_gradients(bags, gradients, num_rows)
+            )
+        return
     module = kernels.operations(device, training=True)
     if module and changes and all(calls.has_rule(c.rule) for c in changes):
         calls.update(
@@ -125,16 +134,29 @@ def _in_order(change: Change) -> dict[str, tf.Variable]:
     return {name: change.variables[name] for name in names}
 
 
-def update_unique(change: Change, ids: tf.Tensor, gradients: tf.Tensor) -> None:
-    """Updates the rows `ids`, [n] and unique, with gradients [n, dim]."""
+def update_unique(
+    change: Change,
+    ids: tf.Tensor,
+    gradients: tf.Tensor,
+    made: tf.Tensor | None = None,
+) -> None:
+    """Updates rows of a table and its slots.
+
+    Args:
+        change: the table; its uses are not read.
+        ids: [n], unique, or equal ones with equal gradients.
+        gradients: the rows' gradients, [n, dim] float32.
+        made: scalar bool; if not, the rows stay what they are. None: true.
+    """
     variables = change.variables
-    rows = {k: tf.gather(v, ids) for k, v in variables.items()}
+    old = {k: tf.gather(v, ids) for k, v in variables.items()}
+    slots = {k: v for k, v in old.items() if k != PARAMETERS}
     parameters, slots = change.rule.update(
-        change.rate, gradients, rows.pop(PARAMETERS), rows
+        change.rate, gradients, old[PARAMETERS], slots
     )
-    scatter_update(variables[PARAMETERS], ids, parameters)
-    for slot, value in slots.items():
-        scatter_update(variables[slot], ids, value)
+    for name, new in {PARAMETERS: parameters, **slots}.items():
+        rows = new if made is None else tf.where(made, new, old[name])
+        scatter_update(variables[name], ids, rows)
 
 
 def scatter_update(
@@ -147,7 +169,7 @@ def scatter_update(
 
     Args:
         variable: [vocabulary_size, dim].
-        ids: [rows], unique.
+        ids: [rows], unique, or equal ones with equal rows.
         rows: [rows, dim].
     """
     tf.raw_ops.ResourceScatterUpdate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import sys
@@ -14,7 +13,6 @@ import numpy as np
 
 from tfrs_embed.configs import EmbeddingSpec, parse
 from tfrs_embed.sparsecore import batches as batches_lib
-from tfrs_embed.sparsecore import buffers
 from tfrs_embed.sparsecore.checks import Setup, check
 from tfrs_embed.sparsecore.chip_configs import (
     declares_samples,
@@ -27,6 +25,7 @@ from tfrs_embed.sparsecore.limits_report import (
     StackLoad,
     TableLoad,
 )
+from tfrs_embed.sparsecore.loads import Loads
 from tfrs_embed.sparsecore.topology import Topology
 
 #: Bytes of an id in a buffer: its sample, its row and its gain.
@@ -127,7 +126,7 @@ def compute_limits(
     )
     reader = _Reader(spec, large, declared, setup)
     counters = _count(stream, reader, setup, progress)
-    config = _config(setup, counters, safety)
+    config = counters.loads.config(safety)
     return config, _report(setup, counters, spec, config)
 
 
@@ -192,10 +191,8 @@ class _Counters:
         batches: number of batches.
         ids: ids of each table.
         seen: whether a row of each table was looked up.
-        most_ids: by stack, [shards], most ids from one SparseCore.
-        most_unique_ids: by stack, [shards], most different ids of them.
+        loads: the largest loads of the stacks.
         total_ids: by stack, [shards], ids of all batches.
-        size: by stack, ids of the fullest chip buffer, padding included.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -208,25 +205,16 @@ class _Counters:
             name: np.zeros(table.vocabulary_size, np.bool_)
             for name, table in setup.tables.items()
         }
-        self.most_ids = {s: np.zeros(shards, np.intp) for s in stacks}
-        self.most_unique_ids = {s: np.zeros(shards, np.intp) for s in stacks}
+        self.loads = Loads(setup.layout)
         self.total_ids = {s: np.zeros(shards, np.intp) for s in stacks}
-        self.size = dict.fromkeys(stacks, 0)
 
     def add(self, setup: Setup, ids: list[Ids]) -> None:
         """Counts a batch."""
         for feature, given in zip(setup.features, ids, strict=True):
             self.ids[feature.table.name] += given.values.size
             self.seen[feature.table.name][given.values] = True
-        counted = buffers.statistics(setup.layout, ids)
-        for stack, of_batch in counted.items():
-            for most, found in (
-                (self.most_ids, of_batch.ids),
-                (self.most_unique_ids, of_batch.unique_ids),
-            ):
-                np.maximum(most[stack], found.max(0), out=most[stack])
+        for stack, of_batch in self.loads.add(ids).items():
             self.total_ids[stack] += of_batch.ids.sum(0)
-            self.size[stack] = max(self.size[stack], of_batch.size)
         self.batches += 1
 
 
@@ -266,31 +254,6 @@ class _Progress:
         print(start + text, end=end, file=sys.stderr, flush=True)
 
 
-def _config(setup: Setup, counters: _Counters, safety: float) -> Any:
-    def limit(most: int) -> int:
-        # The product of a float may be a little more than what it stands for.
-        return max(1, math.ceil(round(most * safety, 6)))
-
-    stacks = setup.layout.stacks
-    # Every stack's buffer is this times its samples, and a multiple of 8.
-    step = math.lcm(*(8 // math.gcd(8, s.samples) for s in stacks.values()))
-    per_sample = max(
-        limit(counters.size[name]) / stack.samples
-        for name, stack in stacks.items()
-    )
-    return dataclasses.replace(
-        setup.layout.config,
-        max_ids_per_table={
-            name: limit(int(counters.most_ids[name].max())) for name in stacks
-        },
-        max_unique_ids_per_table={
-            name: limit(int(counters.most_unique_ids[name].max()))
-            for name in stacks
-        },
-        max_ids_per_chip_per_sample=step * math.ceil(per_sample / step),
-    )
-
-
 def _report(
     setup: Setup, counters: _Counters, spec: EmbeddingSpec, config: Any
 ) -> LimitsReport:
@@ -319,9 +282,9 @@ def _report(
     for name, stack in setup.layout.stacks.items():
         rule = setup.rules[name]
         copies = 1 + (len(rule.slots()) if rule is not None else 0)
-        ids = counters.most_ids[name]
+        ids = counters.loads.ids[name]
         most_ids = int(ids.max())
-        most_unique_ids = int(counters.most_unique_ids[name].max())
+        most_unique_ids = int(counters.loads.unique_ids[name].max())
         fullest = int(ids.argmax())
         total = counters.total_ids[name]
         capacity = config.max_ids_per_chip_per_sample * stack.samples

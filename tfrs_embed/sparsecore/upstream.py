@@ -17,6 +17,7 @@ from tfrs_embed.optimizers import (
     TableOptimizer,
     UpdateRule,
 )
+from tfrs_embed.sparsecore.stacking import Stacking
 
 _tpu = tf.tpu.experimental.embedding
 
@@ -29,6 +30,7 @@ def feature_configs(
     samples: Sequence[int],
     optimizers: Mapping[str, TableOptimizer | None],
     rate: Rate | None = None,
+    stacking: Stacking | None = None,
 ) -> list[Any]:
     """Returns a `tf.tpu.experimental.embedding.FeatureConfig` per feature.
 
@@ -42,20 +44,24 @@ def feature_configs(
             whose optimizers are equal, so tables of one optimizer get one.
         rate: called for the learning rate at each update; None: the
             configurations are not for training.
+        stacking: which tables may be stacked; None: all of one optimizer.
 
     Returns:
         The configurations, in the order of the features.
     """
-    made: dict[int, Any] = {}
-    for optimizer in optimizers.values():
-        if id(optimizer) not in made:
-            made[id(optimizer)] = _optimizer(optimizer, rate)
+    made: dict[Any, Any] = {}
+    of_table = {}
+    for name, optimizer in optimizers.items():
+        key = (id(optimizer), stacking and stacking.group_of(name))
+        if key not in made:
+            made[key] = _optimizer(optimizer, rate)
+        of_table[name] = made[key]
     tables: dict[str, Any] = {}
     configs = []
     for feature, count in zip(features, samples, strict=True):
         table = feature.table
         if table.name not in tables:
-            tables[table.name] = _table(table, made[id(optimizers[table.name])])
+            tables[table.name] = _table(table, of_table[table.name])
         configs.append(
             _tpu.FeatureConfig(
                 table=tables[table.name],

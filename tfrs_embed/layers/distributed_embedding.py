@@ -1,0 +1,455 @@
+"""keras_rs's embedding layer, on every strategy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tfrs_embed import configs, placement, strategies
+from tfrs_embed.configs import FeatureConfig, FeatureSpec
+from tfrs_embed.layers import errors
+from tfrs_embed.layers.table_layer import Settings, TableLayer
+from tfrs_embed.ops.bags import to_bags
+from tfrs_embed.ops.input_shapes import InputShape
+from tfrs_embed.ops.tensors import ids_to_tensor, weights_to_tensor
+from tfrs_embed.sparsecore.stacking import Stacking
+
+# What `preprocess` returns is known by this key.
+_PREPROCESSED = "preprocessed_inputs"
+
+
+@tf_keras.saving.register_keras_serializable(package="tfrs_embed")
+class DistributedEmbedding(TableLayer):
+    """Looks features up in tables that train themselves, wherever they are.
+
+    It has the configurations and the calls of
+    `keras_rs.layers.DistributedEmbedding`, as a tf_keras layer. Every table is
+    trained by its own optimizer, row by row, whatever `model.compile` says: on
+    one device, sharded or mirrored over the replicas of a GPU cluster, or on
+    SparseCores.
+
+    ```python
+    movies = tfrs_embed.TableConfig("movies", 1_000_000, 64, optimizer="adam")
+    layer = tfrs_embed.DistributedEmbedding(
+        {
+            "movie": tfrs_embed.FeatureConfig(
+                "movie", movies, input_shape=(256,), output_shape=(256, 64)
+            ),
+            "history": tfrs_embed.FeatureConfig(
+                "history", movies, input_shape=(256, 50), output_shape=(256, 64)
+            ),
+        }
+    )
+    layer({"movie": movie_ids, "history": ragged_movie_ids})["movie"]
+    ```
+
+    Tables go where their `placement` says:
+
+    - "auto": tables with more than `size_threshold` rows are sharded by row
+      over the replicas of a MirroredStrategy or MultiWorkerMirroredStrategy, or
+      go to the embedding hardware of TPUs. Smaller ones, and all on one device,
+      are on the default device.
+    - "default_device": the device of the rest of the model; with several
+      replicas each has a copy.
+    - "sparsecore" and "sharded" demand it: an error elsewhere.
+
+    `layer.placement` says where each table is, and why.
+
+    Args:
+        feature_configs: a `FeatureConfig`, of this library or of
+            `tf.tpu.experimental.embedding`, or any nesting of dicts, lists and
+            tuples of them. Features that name the same table object share it.
+        table_stacking: which tables SparseCores hold as one: "auto", those of
+            one width and optimizer; None, none; a list of names, those tables
+            and no others; a list of such lists. Checked everywhere, read on
+            SparseCores only.
+        update_stats: whether `preprocess(..., training=True)` measures what its
+            batches ask of SparseCores, and raises their limits; see there.
+        strict_shapes: whether ids must have their features' input_shape
+            exactly. By default a batch may be smaller, rows of ragged and
+            sparse ids may be shorter, and a column of ids stands for a vector.
+        optimizer: of tables that have none of their own; see
+            `PartialTPUEmbedding`.
+        pipeline_execution_with_tensor_core: see `PartialTPUEmbedding`.
+        size_threshold: number of rows above which a table is large. 0 makes
+            every table large, None none.
+        sparse_core_embedding_config: see `PartialTPUEmbedding`. Its limits are
+            by stack, and win over the tables' max_ids_per_partition.
+        embedding_feature: see `PartialTPUEmbedding`.
+        invalid_ids: see `PartialTPUEmbedding`.
+        **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in
+            every Keras layer.
+
+    Call arguments:
+        inputs: ids in the nesting of `feature_configs`, or what `preprocess`
+            returned. Each [batch] or [batch, k] integers of any dtype: a
+            Tensor, RaggedTensor or SparseTensor, a numpy array, also one of
+            arrays of several lengths, or Python's lists.
+        weights: None, or weights in the same nesting, each None or of the kind,
+            shape, row lengths or indices of its ids. They get no gradient.
+        training: as in every Keras layer; it matters to pipelining only.
+
+    Output shape:
+        The nesting of `feature_configs`, each [batch, dim]: the ids of a sample
+        are combined by the table's combiner. With an output_shape of more
+        dimensions, [batch, ..., dim], dense ids are [batch, ..., k], and ragged
+        and sparse ids have a row for each vector. All in the layer's compute
+        dtype.
+
+    Raises:
+        ValueError: a setting is out of range or can't be honoured, or two
+            tables have one name.
+        TypeError: something is of a wrong kind.
+        NotImplementedError: the strategy has no engine for the tables.
+        RuntimeError: the layer is called under another strategy than it was
+            made under; or SparseCores without TensorFlow's wheel for TPUs.
+    """
+
+    _FEATURES = "feature_configs"
+
+    def __init__(
+        self,
+        feature_configs: Any,
+        *,
+        table_stacking: Any = "auto",
+        update_stats: bool = False,
+        strict_shapes: bool = False,
+        optimizer: Any = "adam",
+        pipeline_execution_with_tensor_core: bool = False,
+        size_threshold: int | None = 10_000,
+        sparse_core_embedding_config: Any = None,
+        embedding_feature: Any = None,
+        invalid_ids: str = "error",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        settings = Settings(
+            optimizer,
+            bool(pipeline_execution_with_tensor_core),
+            size_threshold,
+            sparse_core_embedding_config,
+            embedding_feature,
+            invalid_ids,
+        )
+        self._table_stacking = table_stacking
+        self._update_stats = bool(update_stats)
+        self._strict_shapes = bool(strict_shapes)
+        spec = configs.parse(feature_configs)
+        template = spec.structure.template
+        if isinstance(template, dict) and _PREPROCESSED in template:
+            raise ValueError(
+                f"No feature may be called '{_PREPROCESSED}': that is what "
+                "preprocess returns."
+            )
+        replicas = self._strategy.num_replicas_in_sync
+        spec = dataclasses.replace(
+            spec,
+            features=tuple(_combined(f, replicas) for f in spec.features),
+        )
+        routes = placement.route_to_engines(
+            spec, size_threshold, self._strategy, embedding_feature
+        )
+        self._place(
+            spec, routes, settings, stacking=Stacking.of(table_stacking)
+        )
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Turns lists and arrays of ids into tensors, and calls the layer."""
+        # Keras would make a tensor of each number in a list.
+        if not _is_preprocessed(inputs):
+            structure = self._spec.structure
+            ids = self._to_tensors(structure.flatten(inputs, "inputs"))
+            inputs = structure.pack(ids)
+        return super().__call__(inputs, *args, **kwargs)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates all tables, unless they wait for the size of a batch.
+
+        Args:
+            input_shape: the shapes of the inputs in their nesting, or None.
+
+        Raises:
+            ValueError: they are not the features' input_shape.
+        """
+        if input_shape is not None and not _is_preprocessed(input_shape):
+            self._check_shapes(input_shape)
+        super().build(input_shape)
+
+    @errors.plain
+    def call(
+        self, inputs: Any, weights: Any = None, training: bool = False
+    ) -> Any:
+        """Looks the features up; see the class."""
+        ids, flat_weights = self._flatten(inputs, weights)
+        outputs = self._look_up(
+            ids, flat_weights, training, self._input_shapes()
+        )
+        return self._spec.structure.pack(outputs)
+
+    def preprocess(
+        self, inputs: Any, weights: Any = None, training: bool = False
+    ) -> dict[str, Any]:
+        """Makes tensors of a batch's ids and weights, and checks them.
+
+        No call needs it. In an input pipeline it takes work off the training
+        step, and reports bad input where it is made.
+
+        Args:
+            inputs: a global batch's ids, as the layer is called with them.
+            weights: their weights.
+            training: whether the batch is for training. With `update_stats`
+                the limits of SparseCores are then raised to what the batch
+                needs, if that is more. Functions that were traced before keep
+                theirs, so measure before training.
+
+        Returns:
+            What stands for inputs and weights as the layer's `inputs`, also in
+            a tf.data.Dataset.
+
+        Raises:
+            TypeError: ids or weights of a wrong dtype or kind.
+            ValueError: ids or weights of a wrong shape.
+            tf.errors.InvalidArgumentError: values that are wrong.
+            RuntimeError: it is to measure a batch, and is traced.
+        """
+        structure = self._spec.structure
+        ids, flat_weights = self._flatten(inputs, weights)
+        bags = to_bags(
+            self._spec.features,
+            ids,
+            flat_weights,
+            self._settings.invalid_ids,
+            input_shapes=self._input_shapes(),
+        )
+        if training and self._update_stats:
+            if not tf.executing_eagerly():
+                raise RuntimeError(
+                    f"Layer '{self.name}' has update_stats set, but can't "
+                    "measure batches in a tf.function or in tf.data's map: "
+                    "call preprocess eagerly, or without training=True."
+                )
+            assert self._engine_layer is not None
+            self._engine_layer.engine.measure(bags)
+        result = {"inputs": structure.pack(ids)}
+        if any(w is not None for w in flat_weights):
+            result["weights"] = structure.pack(flat_weights)
+        return {_PREPROCESSED: result}
+
+    def get_embedding_tables(self) -> dict[str, tf.Tensor]:
+        """All tables' values by name, pending updates applied.
+
+        With several workers all of them must ask.
+
+        Returns:
+            Tensors [vocabulary_size, dim] float32 on the host.
+        """
+        with tf.init_scope(), tf.device("CPU:0"):
+            return {
+                name: tf.constant(table.numpy())
+                for name, table in self.embedding_tables.items()
+            }
+
+    def set_embedding_tables(self, tables: Mapping[str, Any]) -> None:
+        """Sets tables' values; their slots and the step stay what they are.
+
+        Args:
+            tables: [vocabulary_size, dim] by table name; the layer's other
+                tables keep their values. With several workers, the same on
+                all.
+
+        Raises:
+            ValueError: there is no such table, or it has another shape; then
+                none is set.
+        """
+        known = self.embedding_tables
+        values = {}
+        for name, value in tables.items():
+            if name not in known:
+                raise ValueError(
+                    f"Layer '{self.name}' has no table '{name}'; its tables "
+                    f"are {list(known)}."
+                )
+            with tf.device("CPU:0"):
+                values[name] = tf.convert_to_tensor(value, tf.float32)
+            if values[name].shape != known[name].shape:
+                raise ValueError(
+                    f"Table '{name}' has the shape {tuple(known[name].shape)}, "
+                    f"and can't be given values of shape "
+                    f"{tuple(values[name].shape)}."
+                )
+        for name, value in values.items():
+            known[name].assign(value)
+
+    def compute_output_shape(self, input_shapes: Any) -> Any:
+        """The shapes of the outputs.
+
+        Args:
+            input_shapes: the shapes of the inputs, in their nesting.
+
+        Returns:
+            A TensorShape for each feature, in their nesting.
+
+        Raises:
+            ValueError: they are not the features' input_shape.
+        """
+        outputs = []
+        for feature, shape in zip(
+            self._spec.features, self._check_shapes(input_shapes), strict=True
+        ):
+            assert feature.output_shape is not None
+            batch, *rest = feature.output_shape
+            # Rows of ragged and sparse ids may be several to a sample.
+            per_sample = math.prod([d or 1 for d in rest])
+            if batch is None and shape.rank and shape[0] is not None:
+                rows = shape.rank == 2 and len(rest) > 0
+                batch = shape[0] // per_sample if rows else shape[0]
+            outputs.append(tf.TensorShape([batch, *rest, feature.table.dim]))
+        return self._spec.structure.pack(outputs)
+
+    def get_config(self) -> dict[str, Any]:
+        """See the base class."""
+        config = super().get_config()
+        config.update(
+            table_stacking=self._table_stacking,
+            update_stats=self._update_stats,
+            strict_shapes=self._strict_shapes,
+        )
+        return config
+
+    def _flatten(
+        self, inputs: Any, weights: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Each feature's ids and weights, as tensors."""
+        structure = self._spec.structure
+        if _is_preprocessed(inputs):
+            if weights is not None:
+                raise ValueError(
+                    "What preprocess returned has weights of its own; got "
+                    "others beside it."
+                )
+            given = inputs[_PREPROCESSED]
+            inputs, weights = given["inputs"], given.get("weights")
+        ids = self._to_tensors(structure.flatten(inputs, "inputs"))
+        flat = [None] * len(ids)
+        if weights is not None:
+            flat = structure.flatten(weights, "weights")
+        return ids, [
+            weights_to_tensor(feature, weight, each)
+            for feature, weight, each in zip(
+                self._spec.features, flat, ids, strict=True
+            )
+        ]
+
+    def _to_tensors(self, ids: Sequence[Any]) -> list[Any]:
+        return [
+            ids_to_tensor(feature, each)
+            for feature, each in zip(self._spec.features, ids, strict=True)
+        ]
+
+    def _input_shapes(self) -> list[InputShape | None]:
+        """The shape of each feature's ids in a call made here."""
+        inside = strategies.in_replica(self._strategy)
+        shapes: list[InputShape | None] = []
+        for feature in self._spec.features:
+            declared = _declared(feature)
+            if declared is None:
+                shapes.append(None)
+                continue
+            batch, *rest = declared
+            # The declared batch is the global one.
+            if inside and batch is not None:
+                batch //= self._strategy.num_replicas_in_sync
+            shapes.append(InputShape((batch, *rest), self._strict_shapes))
+        return shapes
+
+    def _check_shapes(self, input_shapes: Any) -> list[tf.TensorShape]:
+        """Checks shapes without ids; returns each feature's."""
+        flat = self._spec.structure.flatten(input_shapes, "input_shapes")
+        shapes = [tf.TensorShape(shape) for shape in flat]
+        for feature, shape, declared in zip(
+            self._spec.features, shapes, self._input_shapes(), strict=True
+        ):
+            if shape.rank == 0:
+                raise ValueError(
+                    f"{feature}: ids of shape [], but they need a batch."
+                )
+            if declared is not None:
+                declared.check_static(feature, shape, rows=True)
+        return shapes
+
+
+def _is_preprocessed(inputs: Any) -> bool:
+    return isinstance(inputs, Mapping) and _PREPROCESSED in inputs
+
+
+def _declared(feature: FeatureSpec) -> tuple[int | None, ...] | None:
+    """The input_shape that a feature was declared with."""
+    return getattr(feature.source, "input_shape", None)
+
+
+def _combined(feature: FeatureSpec, replicas: int) -> FeatureSpec:
+    """The feature with an output_shape, so that dense ids are combined.
+
+    Args:
+        feature: the feature.
+        replicas: the number of replicas that divide a batch.
+
+    Returns:
+        The feature, with its batch on one replica.
+
+    Raises:
+        ValueError: the declared shapes contradict each other, or the batch
+            can't be divided.
+    """
+    declared, output = _declared(feature), feature.output_shape
+    if output is None and feature.max_sequence_length:
+        output = (None, feature.max_sequence_length)
+    elif output is None:
+        output = (None, *(declared or ())[1:-1])
+    combined = dataclasses.replace(feature, output_shape=output)
+    if not isinstance(feature.source, FeatureConfig):
+        return combined
+    shape = feature.source.output_shape or (None,)
+    bags = (shape[0], *output[1:])
+    if declared is not None:
+        batch = _common_batch(declared, bags, feature.max_sequence_length)
+        if batch == 0:
+            raise ValueError(
+                f"{feature}: ids of input_shape {list(declared)} can't become "
+                f"an output of shape {[*bags, feature.table.dim]}."
+            )
+        bags = (batch, *bags[1:])
+    batch = bags[0]
+    if batch is not None and batch % replicas:
+        raise ValueError(
+            f"{feature}: a batch of {batch} can't be divided among {replicas} "
+            "replicas."
+        )
+    # Each id by itself: then a row of ragged ids is a sequence of them.
+    alone = declared is None or len(declared) == len(output)
+    return dataclasses.replace(
+        combined,
+        batch_size=batch and batch // replicas,
+        sequences=alone or feature.max_sequence_length > 0,
+    )
+
+
+def _common_batch(
+    ids: tuple[int | None, ...], bags: tuple[int | None, ...], length: int
+) -> int | None:
+    """The batch of ids that become bags; 0 if they can't."""
+    wanted = tf.TensorShape(bags)
+    # Ids each by itself, combined over the last dimension, or in a sequence.
+    for shape in (ids, ids[:-1], (*ids[:-1], length)):
+        if shape and wanted.is_compatible_with(shape):
+            return wanted.merge_with(shape).as_list()[0]
+    # Ragged and sparse ids may have a row for each vector of a sample.
+    count = wanted.num_elements()
+    if len(ids) == 2 and (None in (ids[0], count) or ids[0] == count):
+        return bags[0]
+    return 0

@@ -1,0 +1,512 @@
+"""What the layers that look features up in tables have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tfrs_embed import (
+    optimizer_conversion,
+    placement,
+    serialization,
+    strategies,
+)
+from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, TableSpec
+from tfrs_embed.engines.combined import CombinedEngine
+from tfrs_embed.engines.engine import Engine, Tables, TableState
+from tfrs_embed.engines.initial_values import initial_blocks
+from tfrs_embed.engines.mirrored import MirroredEngine
+from tfrs_embed.engines.one_device import OneDeviceEngine
+from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.tpu.embedding_cores import EmbeddingCoreEngine
+from tfrs_embed.engines.tpu.replicated import ReplicatedEngine
+from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
+from tfrs_embed.layers.embedding import Embedding
+from tfrs_embed.layers.engine_layer import EngineLayer
+from tfrs_embed.ops.bags import Bags, to_bags
+from tfrs_embed.ops.input_shapes import InputShape
+from tfrs_embed.ops.lookup import combine, gather_densely, reshape_output
+from tfrs_embed.ops.samples import Matrix
+from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.placement import Placement
+from tfrs_embed.sparsecore.stacking import Stacking
+from tfrs_embed.strategies import is_tpu, on_host
+
+INVALID_IDS = ("error", "zero")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The arguments that layers of tables share, as they were given.
+
+    In an object of its own they are out of reach of Keras's tracking.
+
+    Attributes:
+        optimizer: of the tables that have none of their own.
+        pipeline_execution_with_tensor_core: whether updates overlap the next
+            step.
+        size_threshold: number of rows above which a table is large, or None.
+        sparse_core_embedding_config: a `SparseCoreEmbeddingConfig`, or None.
+        embedding_feature: a TPU's embedding hardware to use instead of what it
+            has, or None.
+        invalid_ids: one of `INVALID_IDS`.
+    """
+
+    optimizer: Any
+    pipeline_execution_with_tensor_core: bool
+    size_threshold: int | None
+    sparse_core_embedding_config: Any
+    embedding_feature: Any
+    invalid_ids: str
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        check_integer(self.size_threshold, "size_threshold")
+        if self.invalid_ids not in INVALID_IDS:
+            raise ValueError(
+                f"invalid_ids must be one of {list(INVALID_IDS)}, got "
+                f"{self.invalid_ids!r}."
+            )
+
+
+class TableLayer(tf_keras.layers.Layer):
+    """Holds a configuration's tables and looks its features up.
+
+    A layer made of it says where each table goes, with `_place`, and calls
+    `_look_up`.
+
+    Args:
+        **kwargs: those of every Keras layer.
+    """
+
+    #: The argument that is the feature configuration.
+    _FEATURES: str
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self._supports_ragged_inputs = True
+        self._strategy = tf.distribute.get_strategy()
+
+    def _place(
+        self,
+        spec: EmbeddingSpec,
+        routes: dict[str, tuple[str, str]],
+        settings: Settings,
+        batch_size: int | None = None,
+        stacking: Stacking | None = None,
+    ) -> None:
+        """Makes the engines and Keras layers that will hold the tables.
+
+        Args:
+            spec: the configuration.
+            routes: each table's engine and the reason for it, by its name.
+            settings: what is asked of all tables.
+            batch_size: the largest batch of one replica, where features don't
+                say, or None.
+            stacking: which tables SparseCores hold as one; None: TensorFlow's
+                choice.
+        """
+        self._spec = spec
+        self._settings = settings
+        self._batch_size = batch_size
+        large = [t for t in spec.tables if routes[t.name][0] != placement.KERAS]
+        # Those of small tables too: a config is valid wherever its tables are.
+        converted = _convert_optimizers(
+            spec.tables, settings.optimizer, type(self).__name__
+        )
+        optimizers = {t.name: converted[t.name] for t in large}
+        if stacking is not None:
+            stacking.check(spec.tables, converted)
+        self._stacking = stacking
+        self._placement = placement.describe(spec, routes, optimizers)
+        self._has_tables = False
+        self.tables = Tables()
+        self._engine_layer: EngineLayer | None = None
+        if large:
+            self._engine_layer = EngineLayer(
+                self._make_engines(routes, optimizers),
+                name="tpu_embedding",
+                dtype=self._dtype_policy,
+            )
+            for state in self._engine_layer.engine.states.values():
+                self.tables.add(state)
+        self._keras_layers: dict[str, Embedding] = {}
+        for table in spec.tables:
+            if table in large:
+                continue
+            self._keras_layers[table.name] = Embedding(
+                table.vocabulary_size,
+                table.dim,
+                embeddings_initializer=table.initializer,
+                name=table.name,
+                dtype=self._dtype_policy,
+            )
+            self.tables.add(TableState(table))
+
+    def _make_engines(
+        self,
+        routes: dict[str, tuple[str, str]],
+        optimizers: dict[str, TableOptimizer | None],
+    ) -> Engine:
+        """One engine for all tables that no Keras layer holds."""
+        features = [
+            f
+            for f in self._spec.features
+            if routes[f.table.name][0] != placement.KERAS
+        ]
+        by_kind: dict[str, list[FeatureSpec]] = {}
+        for feature in features:
+            kind, _ = routes[feature.table.name]
+            by_kind.setdefault(kind, []).append(feature)
+        engines = [
+            self._make_engine(
+                kind,
+                mine,
+                {f.table.name: optimizers[f.table.name] for f in mine},
+            )
+            for kind, mine in by_kind.items()
+        ]
+        if len(engines) == 1:
+            return engines[0]
+        return CombinedEngine(features, engines)
+
+    def _make_engine(
+        self,
+        kind: str,
+        features: Sequence[FeatureSpec],
+        optimizers: dict[str, TableOptimizer | None],
+    ) -> Engine:
+        settings, strategy = self._settings, self._strategy
+        pipelined = settings.pipeline_execution_with_tensor_core
+        name = f"Layer '{self.name}'"
+        if kind == placement.ONE_DEVICE:
+            return OneDeviceEngine(
+                features, optimizers, pipelined, _device(strategy)
+            )
+        if kind == placement.SHARDED:
+            return ShardedEngine(
+                features, optimizers, pipelined, strategy, name
+            )
+        if kind == placement.MIRRORED:
+            return MirroredEngine(
+                features, optimizers, pipelined, strategy, name
+            )
+        on_tpu = (features, optimizers, strategy, name, self._batch_size)
+        if kind == placement.TPU_REPLICATED:
+            return ReplicatedEngine(*on_tpu)
+        if kind == placement.EMBEDDING_CORE:
+            return EmbeddingCoreEngine(*on_tpu, pipelined=pipelined)
+        return SparseCoreEngine(
+            *on_tpu,
+            pipelined=pipelined,
+            config=settings.sparse_core_embedding_config,
+            stacking=self._stacking,
+        )
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates all tables, unless they wait for the size of a batch."""
+        strategies.check(self.name, self._strategy)
+        # A call with no features has no use for tables: see
+        # `PartialTPUEmbedding.call`.
+        if not (isinstance(input_shape, Mapping) and not input_shape):
+            self._make_tables_if_ready()
+        super().build(input_shape)
+
+    def _make_tables_if_ready(self) -> None:
+        if self._engine_layer is None or self._engine_layer.engine.ready:
+            self._ensure_tables()
+
+    def _ensure_tables(self) -> None:
+        """Creates the tables' variables if they aren't there yet."""
+        if self._has_tables:
+            return
+        if is_tpu(self._strategy) and strategies.in_replica(self._strategy):
+            # Once for all replicas, and where their variables are made.
+            tf.distribute.get_replica_context().merge_call(
+                lambda _: self._make_tables()
+            )
+        else:
+            self._make_tables()
+
+    def _make_tables(self) -> None:
+        with tf.init_scope(), strategies.scope(self._strategy):
+            if self._engine_layer is not None:
+                self._engine_layer.ensure_built()
+                # Not as an attribute: Keras would list it before the tables.
+                self._track_trackable(
+                    self._engine_layer.step, "step", overwrite=True
+                )
+            for name, layer in self._keras_layers.items():
+                if not layer.built:
+                    with tf.name_scope(name):
+                        _build(layer, self.tables[name].spec)
+                self.tables[name].add("parameters", layer.embeddings)
+        self._has_tables = True
+
+    def _look_up(
+        self,
+        ids: Sequence[Any],
+        weights: Sequence[Any],
+        training: bool | None,
+        input_shapes: Sequence[InputShape | None] | None = None,
+    ) -> list[tf.Tensor]:
+        """Looks the features up.
+
+        Args:
+            ids: each feature's ids.
+            weights: each feature's weights, or None.
+            training: whether this is a training step.
+            input_shapes: what shape each feature's ids must have.
+
+        Returns:
+            Each feature's activations in its output shape, in the layer's
+            compute dtype.
+        """
+        strategies.check(self.name, self._strategy)
+        spec = self._spec
+        self._make_tables_if_ready()
+        engine = self._engine_layer and self._engine_layer.engine
+        bags = on_host(
+            to_bags,
+            spec.features,
+            ids,
+            weights,
+            self._settings.invalid_ids,
+            engine and engine.consensus(),
+            bool(training),
+            input_shapes,
+        )
+        by_engine = [
+            i
+            for i, f in enumerate(spec.features)
+            if f.table.name not in self._keras_layers
+        ]
+        if engine is not None:
+            engine.expect([bags[i] for i in by_engine])
+        self._ensure_tables()
+        outputs: list[Any] = [None] * len(ids)
+        if self._engine_layer is not None:
+            found = self._engine_layer(
+                [bags[i] for i in by_engine], training=training
+            )
+            for i, output in zip(by_engine, found, strict=True):
+                outputs[i] = output
+        for i, feature in enumerate(spec.features):
+            layer = self._keras_layers.get(feature.table.name)
+            if layer is not None:
+                vectors = self._keras_vectors(layer.embeddings, bags[i])
+                outputs[i] = tf.cast(
+                    reshape_output(vectors, bags[i], feature.table.dim),
+                    self.compute_dtype,
+                )
+        return outputs
+
+    def _keras_vectors(self, table: tf.Variable, bags: Bags) -> tf.Tensor:
+        """Looks up in a small table; [count, dim]."""
+        strategy = self._strategy
+        if is_tpu(strategy) and bags.per_bag != 1:
+            # A compiled program takes no number of ids that changes.
+            matrix = on_host(Matrix.of, bags, bags.count)
+            return matrix.combine(tf.gather(table, matrix.ids))
+        workers = isinstance(
+            strategy, tf.distribute.MultiWorkerMirroredStrategy
+        )
+        gather = gather_densely if workers else tf.gather
+        return combine(gather(table, bags.ids), None, bags)
+
+    @property
+    def embedding_tables(self) -> dict[str, tf.Variable]:
+        """All tables by name, whatever holds them; pending updates applied.
+
+        Shapes are [vocabulary_size, dim].
+        """
+        self._ensure_tables()
+        if tf.executing_eagerly():
+            self.drain()
+        return {
+            table.name: self.tables[table.name].table
+            for table in self._spec.tables
+        }
+
+    @property
+    def table_optimizers(self) -> dict[str, TableOptimizer]:
+        """The engines' tables' optimizers by table name.
+
+        Assigning an optimizer's `learning_rate` takes effect at the next step.
+        """
+        if self._engine_layer is None:
+            return {}
+        return {
+            name: optimizer
+            for name, optimizer in self._engine_layer.engine.optimizers.items()
+            if optimizer is not None
+        }
+
+    @property
+    def placement(self) -> Placement:
+        """Where each table is and why; prints as a readable table."""
+        return self._placement
+
+    @property
+    def step(self) -> Any:
+        """The number of updates made, a scalar int64 variable, or like one.
+
+        None without tables that an engine holds, or before these are made.
+        """
+        if self._engine_layer is None or not self._engine_layer.built:
+            return None
+        return self._engine_layer.step
+
+    def drain(self) -> None:
+        """Applies the updates that pipelining has put off."""
+        if self._engine_layer is not None:
+            self._engine_layer.drain()
+
+    def save_own_variables(self, store: Any) -> None:
+        """Nothing: the tables' own layers store them."""
+
+    def load_own_variables(self, store: Any) -> None:
+        """Nothing: the tables' own layers load them."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, JSON-able.
+
+        Raises:
+            ValueError: an optimizer's learning rate can't be stored.
+        """
+        settings = self._settings
+        config = super().get_config()
+        config.update(
+            optimizer=optimizer_conversion.serialize(settings.optimizer),
+            pipeline_execution_with_tensor_core=(
+                settings.pipeline_execution_with_tensor_core
+            ),
+            size_threshold=settings.size_threshold,
+            sparse_core_embedding_config=serialization.dataclass_to_config(
+                settings.sparse_core_embedding_config
+            ),
+            embedding_feature=getattr(settings.embedding_feature, "name", None),
+            invalid_ids=settings.invalid_ids,
+            activity_regularizer=tf_keras.regularizers.serialize(
+                self.activity_regularizer
+            ),
+        )
+        config[self._FEATURES] = serialization.features_to_config(self._spec)
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TableLayer:
+        """Makes the layer of what `get_config` returned; leaves that alone."""
+        config = dict(config)
+        config[cls._FEATURES] = serialization.features_from_config(
+            config[cls._FEATURES]
+        )
+        config["optimizer"] = optimizer_conversion.deserialize(
+            config["optimizer"]
+        )
+        config["sparse_core_embedding_config"] = (
+            serialization.sparse_core_from_config(
+                config["sparse_core_embedding_config"]
+            )
+        )
+        feature = config["embedding_feature"]
+        if feature is not None:
+            kinds = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
+            config["embedding_feature"] = kinds[feature]
+        return cls(**config)
+
+    def get_build_config(self) -> dict[str, Any]:
+        """Nothing: the variables do not depend on the inputs."""
+        return {}
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Creates all tables."""
+        self.build(None)
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        if tf.executing_eagerly():
+            self.drain()
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "checkpoint":
+            # Tables and slots by name: the same keys whatever the route.
+            children = {
+                k: v for k, v in children.items() if k in ("tables", "step")
+            }
+        return children
+
+
+def check_integer(value: Any, name: str, minimum: int | None = None) -> None:
+    """Checks an argument that is an integer or None.
+
+    Args:
+        value: the argument.
+        name: its name.
+        minimum: its least value, or None.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it is below the minimum.
+    """
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer or None, got {value!r}.")
+    if minimum is not None and value < minimum:
+        raise ValueError(f"{name} must be >= {minimum}, got {value}.")
+
+
+def _convert_optimizers(
+    tables: Sequence[TableSpec], optimizer: Any, layer: str
+) -> dict[str, TableOptimizer | None]:
+    """Converts each table's optimizer: its own, else the layer's.
+
+    Args:
+        tables: the tables.
+        optimizer: the layer's, in any form that `convert` takes.
+        layer: the layer's class, for errors.
+
+    Returns:
+        The optimizers by table name. Tables that were given one object, or one
+        name, share what becomes of it.
+    """
+    converted: dict[Any, TableOptimizer | None] = {}
+    result = {}
+    for table in tables:
+        given = optimizer if table.optimizer is None else table.optimizer
+        key = given.lower() if isinstance(given, str) else id(given)
+        if key not in converted:
+            where = (
+                f"{layer}'s optimizer"
+                if table.optimizer is None
+                else f"Table '{table.name}'"
+            )
+            converted[key] = optimizer_conversion.convert(given, where)
+        result[table.name] = converted[key]
+    return result
+
+
+def _build(layer: Embedding, table: TableSpec) -> None:
+    """Creates a small table, with the checks that large ones have."""
+    given = layer.embeddings_initializer
+    layer.embeddings_initializer = lambda *_, **__: tf.concat(
+        [rows for _, rows in initial_blocks(table)], 0
+    )
+    try:
+        layer.build(None)
+    finally:
+        # Keras stores it in a SavedModel, where it can't store ours.
+        layer.embeddings_initializer = given
+
+
+def _device(strategy: tf.distribute.Strategy) -> str | None:
+    if tf.distribute.get_strategy() is strategy and (
+        tf.distribute.has_strategy()
+    ):
+        return strategy.extended.worker_devices[0]
+    return None

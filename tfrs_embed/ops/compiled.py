@@ -1,0 +1,224 @@
+"""Lookups and updates inside `tf.function(jit_compile=True)`.
+
+XLA compiles for fixed shapes, and what it compiles can't raise. So these take
+the place of the library's other operations, on one device and with dense ids:
+
+- An id outside its table becomes one just beyond it. What is read for it is
+  never used. Nothing is written for it.
+- With invalid_ids="zero" such an id counts as absent, as elsewhere.
+- With invalid_ids="error" it gives NaN instead of an error, in each vector that
+  it is part of; all other vectors of the call are what they should be. The
+  call's update is left out: no row, slot or step counter changes. What the
+  model's own optimizer trains gets a loss of NaN, as from any NaN.
+- Ids and weights, or an output_shape, that don't fit together are errors while
+  tracing if their shapes are known then, else they make all of the call NaN.
+- An update of n ids writes n rows, as XLA has to know their number: each row
+  once, then the first of them again, with the same values. Nothing depends on
+  what XLA does with a row that isn't there, so that it is right as well where
+  a function that was traced inside XLA is called from outside.
+
+On TPUs, whose programs XLA compiles as well, ids are checked on the host, and
+none of this is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from tfrs_embed.strategies import is_tpu
+
+if TYPE_CHECKING:
+    from tfrs_embed.ops.bags import Bags
+
+
+def in_xla() -> bool:
+    """Whether XLA will compile what is being traced, for other than TPUs."""
+    if tf.executing_eagerly() or is_tpu(tf.distribute.get_strategy()):
+        return False
+    return control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )
+
+
+def refuse(what: str) -> None:
+    """Raises inside XLA, and does nothing elsewhere.
+
+    Args:
+        what: the feature that XLA can't have, in the plural.
+
+    Raises:
+        NotImplementedError: XLA will compile what is being traced.
+    """
+    if in_xla():
+        raise NotImplementedError(
+            f"{what} are not supported inside tf.function(jit_compile=True). "
+            "Leave jit_compile out, or keep this layer's call out of the "
+            "function that has it."
+        )
+
+
+class Validity(NamedTuple):
+    """What is wrong with a feature's ids, where that can't raise.
+
+    Attributes:
+        there: [n] bool, the ids that are in the table.
+        sound: scalar bool, the same for all features of a call: whether it may
+            be trained on. If not, ids that aren't there are NaN, else zero.
+    """
+
+    there: tf.Tensor
+    sound: tf.Tensor
+
+    def weights(
+        self, weights: tf.Tensor | None, combined: bool
+    ) -> tf.Tensor | None:
+        """Weights, [n] float32 or None for ones, without those of absent ids.
+
+        Args:
+            weights: the weights.
+            combined: whether a vector may be made of several ids.
+
+        Returns:
+            The weights, zero for ids that aren't there; None if no sum has a
+            use for that.
+        """
+        if weights is not None:
+            return tf.where(self.there, weights, 0.0)
+        return tf.cast(self.there, tf.float32) if combined else None
+
+
+def judge(
+    inside: Sequence[tf.Tensor], shapes_fit: tf.Tensor, invalid_ids: str
+) -> list[Validity]:
+    """Judges a call's ids.
+
+    Args:
+        inside: each feature's [n] bool: whether an id is in the table.
+        shapes_fit: scalar bool; if not, no id of the call is used.
+        invalid_ids: "error", or "zero" if ids outside are to be absent.
+
+    Returns:
+        Each feature's validity.
+    """
+    sound = shapes_fit
+    if invalid_ids == "error":
+        sound = tf.reduce_all([sound, *(tf.reduce_all(i) for i in inside)])
+    return [Validity(i & shapes_fit, sound) for i in inside]
+
+
+def combine(rows: tf.Tensor, index: tf.Tensor | None, bags: Bags) -> tf.Tensor:
+    """Combines rows into the bags' vectors; see `lookup.combine`."""
+    if index is not None:
+        rows = tf.gather(rows, index)
+    rows = _valid_rows(rows, bags.validity)
+    if bags.weights is not None:
+        rows *= tf.cast(bags.weights, rows.dtype)[:, None]
+    if bags.bag is not None:
+        rows = tf.math.unsorted_segment_sum(rows, bags.bag, bags.count)
+    elif bags.per_bag != 1:
+        shape = [bags.count, bags.per_bag, rows.shape[1]]
+        rows = tf.reduce_sum(tf.reshape(rows, shape), 1)
+    if bags.scale is not None:
+        rows *= tf.cast(bags.scale, rows.dtype)[:, None]
+    return rows
+
+
+def _valid_rows(rows: tf.Tensor, validity: Validity | None) -> tf.Tensor:
+    """Rows, [n, dim], with zeros or NaN for ids that aren't there."""
+    if validity is None:
+        return rows
+    there, sound = validity.there[:, None], validity.sound
+    nothing = tf.where(sound, 0.0, float("nan"))
+    # Where the model's optimizer trains the rows, an unsound call gives them no
+    # gradient: it would be NaN.
+    fixed = tf.where(
+        there, tf.stop_gradient(rows), tf.cast(nothing, rows.dtype)
+    )
+    return tf.where(there & sound, rows, fixed)
+
+
+def spread(
+    gradients: Sequence[tf.Tensor],
+    bags: Sequence[Bags],
+    index: tf.Tensor,
+    num_rows: tf.Tensor,
+) -> tf.Tensor:
+    """Sums gradients of bags into rows; see `lookup.spread`.
+
+    If the call is not sound the sums are zero.
+    """
+    validity = bags[0].validity
+    assert validity is not None
+    per_id = _per_id(bags, gradients)
+    per_id = tf.where(validity.sound, per_id, tf.zeros_like(per_id))
+    return tf.math.unsorted_segment_sum(per_id, index, num_rows)
+
+
+def row_gradients(
+    bags: Sequence[Bags], gradients: Sequence[tf.Tensor], num_rows: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Sums a table's gradients row by row, over all its features.
+
+    Args:
+        bags: bags of n ids in all, of each feature.
+        gradients: their vectors' gradients, [count, dim] float32.
+        num_rows: the number of the table's rows.
+
+    Returns:
+        [n] ids, all in the table: the unique ones, then the first of them as
+        often as it takes to make them n. The rows' summed gradients, [n, dim]
+        float32, the same for the same id. And whether there is anything to
+        update, a scalar bool; if not, ids and sums mean nothing.
+    """
+    validity = bags[0].validity
+    assert validity is not None
+    ids = tf.concat([b.ids for b in bags], 0)
+    order = tf.argsort(ids)
+    ids = tf.gather(ids, order)
+    # The first of equal ids starts a slot.
+    before = tf.concat([ids[:1] - 1, ids[:-1]], 0)
+    slot = tf.cumsum(tf.cast(ids != before, tf.int32)) - 1
+    size = tf.size(ids)
+    sums = tf.math.unsorted_segment_sum(
+        tf.gather(_per_id(bags, gradients), order), slot, size
+    )
+    # A slot that no id is in has the largest number that there is.
+    ids = tf.math.unsorted_segment_min(ids, slot, size)
+    used = ids < num_rows
+    source = tf.where(used, tf.range(size), 0)
+    ids = tf.minimum(tf.gather(ids, source), num_rows - 1)
+    made = validity.sound & tf.reduce_any(used)
+    return ids, tf.gather(sums, source), made
+
+
+def _per_id(bags: Sequence[Bags], gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """What each id's row gets of its vector's gradient, [sum of n, dim]."""
+    parts = []
+    for b, gradient in zip(bags, gradients, strict=True):
+        if b.scale is not None:
+            gradient *= tf.cast(b.scale, gradient.dtype)[:, None]
+        if b.bag is not None:
+            gradient = tf.gather(gradient, b.bag)
+        elif b.per_bag != 1:
+            gradient = tf.repeat(gradient, b.per_bag, 0)
+        if b.weights is not None:
+            gradient *= tf.cast(b.weights, gradient.dtype)[:, None]
+        parts.append(gradient)
+    return tf.concat(parts, 0)
+
+
+def updates(bags: Iterable[Bags]) -> tf.Tensor | int:
+    """The number of updates that a step makes: 1, or 0 if it is not sound.
+
+    Args:
+        bags: the step's bags, compiled or not.
+
+    Returns:
+        A number, or a scalar int64.
+    """
+    validity = next((b.validity for b in bags), None)
+    return 1 if validity is None else tf.cast(validity.sound, tf.int64)

@@ -1,0 +1,135 @@
+"""Which tables SparseCores are to hold as one: a layer's `table_stacking`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfrs_embed.configs import TableSpec
+from tfrs_embed.optimizers import TableOptimizer
+
+# SparseCores hold rows in multiples of this many numbers.
+_WIDTH = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Stacking:
+    """Tables by their names, in the groups that are to become stacks.
+
+    Attributes:
+        groups: the names of each stack's tables. A table that is in no group
+            is a stack of its own.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, table_stacking: Any) -> Stacking | None:
+        """Reads a layer's argument.
+
+        Args:
+            table_stacking: "auto"; None, for no stacking; a list of the names
+                of tables to stack; or a list of such lists.
+
+        Returns:
+            The groups; None for "auto", which leaves them to TensorFlow.
+
+        Raises:
+            TypeError: it is something else.
+            ValueError: a table is named twice.
+        """
+        if table_stacking is None:
+            return cls(())
+        if isinstance(table_stacking, str):
+            if table_stacking == "auto":
+                return None
+            raise ValueError(
+                "table_stacking must be 'auto', None, a list of table names or "
+                f"a list of such lists, got {table_stacking!r}."
+            )
+        groups = _lists(table_stacking)
+        named = [name for group in groups for name in group]
+        for name in named:
+            if named.count(name) > 1:
+                raise ValueError(
+                    f"table_stacking names the table '{name}' twice."
+                )
+        return cls(groups)
+
+    def check(
+        self,
+        tables: Sequence[TableSpec],
+        optimizers: Mapping[str, TableOptimizer | None],
+    ) -> None:
+        """Checks that the groups can be stacks, on SparseCores or elsewhere.
+
+        Args:
+            tables: the layer's tables.
+            optimizers: their optimizers by name.
+
+        Raises:
+            ValueError: there is no such table, or a group's tables differ in
+                their padded widths or optimizers, or one of them demands
+                another place.
+        """
+        by_name = {table.name: table for table in tables}
+        for group in self.groups:
+            unknown = [name for name in group if name not in by_name]
+            if unknown:
+                raise ValueError(
+                    f"table_stacking names the tables {unknown}, which the "
+                    f"layer doesn't have; its tables are {list(by_name)}."
+                )
+            first, *others = (by_name[name] for name in group)
+            for table in (first, *others):
+                if table.placement in ("default_device", "sharded"):
+                    raise ValueError(
+                        f"Table '{table.name}': placement="
+                        f"'{table.placement}', but table_stacking names it, "
+                        "and only SparseCores hold stacks."
+                    )
+            for table in others:
+                both = f"Tables '{first.name}' and '{table.name}' can't be"
+                if _padded(table.dim) != _padded(first.dim):
+                    raise ValueError(
+                        f"{both} stacked: their rows are {first.dim} and "
+                        f"{table.dim} wide, padded to {_padded(first.dim)} "
+                        f"and {_padded(table.dim)}."
+                    )
+                if optimizers[table.name] is not optimizers[first.name]:
+                    raise ValueError(
+                        f"{both} stacked: they are trained by "
+                        f"{optimizers[first.name]} and "
+                        f"{optimizers[table.name]}, which are two objects. "
+                        "Give both tables one."
+                    )
+
+    def group_of(self, table: str) -> Any:
+        """What is equal for the tables of one group."""
+        for group in self.groups:
+            if table in group:
+                return group
+        return table
+
+
+def _lists(value: Any) -> tuple[tuple[str, ...], ...]:
+    """The groups of a list of names, or of a list of such lists."""
+    entries = list(value) if isinstance(value, (list, tuple)) else [value]
+    if entries and all(isinstance(entry, str) for entry in entries):
+        return (tuple(entries),)
+    for entry in entries:
+        if not (
+            isinstance(entry, (list, tuple))
+            and entry
+            and all(isinstance(name, str) for name in entry)
+        ):
+            raise TypeError(
+                "table_stacking must be 'auto', None, a list of table names or "
+                f"a list of such lists, got {value!r}."
+            )
+    return tuple(tuple(entry) for entry in entries)
+
+
+def _padded(dim: int) -> int:
+    return -(-dim // _WIDTH) * _WIDTH
