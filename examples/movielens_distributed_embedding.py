@@ -193,8 +193,8 @@ def check_saved(model: tf_keras.Model, test: tf.data.Dataset) -> None:
 def parse_flags() -> argparse.Namespace:
     """Reads the command line."""
 
-    def replicas(text: str) -> int:
-        """How many replicas a strategy has."""
+    def strategy(text: str) -> int:
+        """Its number of replicas."""
         match = re.fullmatch(r"none|mirrored:([1-9]\d*)", text)
         if match is None:
             raise ValueError
@@ -205,7 +205,7 @@ def parse_flags() -> argparse.Namespace:
     )
     parser.add_argument(
         "--strategy",
-        type=replicas,
+        type=strategy,
         default="none",
         metavar="{none,mirrored:N}",
         help="how many replicas train: GPUs, or without any, parts of the CPU "

@@ -34,9 +34,3 @@ def test_new_code_runs(heading):
         assert block.startswith((NEW, OLD)), block
         if block.startswith(NEW):
             exec(compile(block, f"{PAGE}: {heading}", "exec"), names)
-
-
-@pytest.mark.parametrize("heading", BELOW)
-def test_both_sides_are_shown(heading):
-    kinds = {block[: len(NEW)] for block in BELOW[heading]}
-    assert kinds == {NEW, OLD}

@@ -125,6 +125,10 @@ def test_11_partition_limits_reach_tensorflow(strategy, measured):
 def test_batches_are_measured_eagerly(strategy):
     layer = make_layer(strategy, make_tables("a"), update_stats=True)
     ids = tf.constant(ids_of_one_shard(strategy))
+
+    def prepare(ids):
+        return layer.preprocess({"a": ids}, training=True)
+
     with pytest.raises(RuntimeError, match="update_stats"):
         tf.function(prepare, autograph=False)(ids)
 

@@ -20,7 +20,6 @@ from absl import logging
 from tensorflow.python.saved_model import save_context
 
 from tfrs_embed.kernels import files
-from tfrs_embed.ops.compiled import in_xla
 
 __all__ = ["Status", "disabled", "status"]
 
@@ -95,8 +94,11 @@ def portable_operations(device: str | None) -> Any:
 def _operations(device: str | None) -> Any:
     if _disabled or save_context.in_save_context() or not _on_cpu(device):
         return None
+    # Not above: kernels.build has this module, and must do without the others.
+    from tfrs_embed.ops.compiled import in_xla
+
     if in_xla():
-        return None  # XLA knows TensorFlow's operations only.
+        return None  # XLA has TensorFlow's operations only.
     found, module = _load()
     if module is None:
         _say_once(found.reason)

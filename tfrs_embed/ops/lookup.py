@@ -12,6 +12,9 @@ from tfrs_embed.kernels import calls, portable
 from tfrs_embed.ops import compiled
 from tfrs_embed.ops.bags import Bags
 
+# Up to this width SparseSegmentSumGrad was the fastest sum of unsorted rows.
+_NARROW = 32
+
 
 def look_up(
     tables: Sequence[tf.Variable],
@@ -161,7 +164,9 @@ def spread(
         for g, b in zip(gradients, bags, strict=True)
     ]
     gradient = _concat(scaled)
-    if all(b.per_bag == 1 and b.weights is None for b in bags):
+    narrow = gradient.shape[1] <= _NARROW
+    unweighted = all(b.weights is None for b in bags)
+    if not narrow and unweighted and all(b.per_bag == 1 for b in bags):
         return tf.math.unsorted_segment_sum(gradient, index, num_rows)
     # Number the bags of all features in one row.
     first = tf.constant(0)
@@ -170,7 +175,14 @@ def spread(
         numbers.append(b.bag_of_id() + first)
         first += b.count
     bag = _concat(numbers)
-    if all(b.weights is None for b in bags):
+    if unweighted and narrow:
+        return tf.raw_ops.SparseSegmentSumGrad(
+            grad=gradient,
+            indices=index,
+            segment_ids=bag,
+            output_dim0=num_rows,
+        )
+    if unweighted:
         return _spread_unweighted(gradient, index, bag, num_rows)
     weights = _concat(
         [
@@ -189,8 +201,8 @@ def _spread_unweighted(
     gradient: tf.Tensor, index: tf.Tensor, bag: tf.Tensor, num_rows: tf.Tensor
 ) -> tf.Tensor:
     """rows[index[i]] += gradient[bag[i]], without a copy per id."""
-    # Sorting the ids by row first takes less than SparseSegmentSumGrad does
-    # with them unsorted.
+    # With rows that are not narrow, sorting the ids by row first takes less
+    # than SparseSegmentSumGrad does with them unsorted.
     order = tf.argsort(index)
     return tf.raw_ops.SparseSegmentSumWithNumSegments(
         data=gradient,
