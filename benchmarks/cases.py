@@ -19,9 +19,12 @@ NUMERICAL = 10  # Features beside the ids in a model with an MLP.
 OURS = ("ours", "ours-ops")
 SINGLE_PEERS = (
     *OURS,
+    "distributed",
+    "distributed-ops",
     "tfrs",
     "tf_keras",
     "keras_rs-tf",
+    "keras_rs-xla",
     "keras_rs-jax",
     "torch",
     "fbgemm",
@@ -29,9 +32,12 @@ SINGLE_PEERS = (
 )
 MODEL_PEERS = (
     *OURS,
+    "distributed",
+    "distributed-ops",
     "tfrs",
     "tf_keras",
     "keras_rs-tf",
+    "keras_rs-xla",
     "fbgemm",
     "dense-tf",
     "dense-torch",

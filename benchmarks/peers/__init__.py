@@ -75,6 +75,16 @@ PEERS = {
         env={**_KERAS_2, "TFRS_EMBED_KERNELS": "off"},
         all_forms=True,
     ),
+    "distributed": Peer(
+        "tfrs_embed DistributedEmbedding, kernels",
+        "ours_distributed",
+        env=_KERAS_2,
+    ),
+    "distributed-ops": Peer(
+        "tfrs_embed DistributedEmbedding, TensorFlow's ops",
+        "ours_distributed",
+        env={**_KERAS_2, "TFRS_EMBED_KERNELS": "off"},
+    ),
     "tfrs": Peer(
         "TFRS TPUEmbedding, legacy optimizer",
         "tfrs",
@@ -89,8 +99,13 @@ PEERS = {
         "keras_rs DistributedEmbedding, TensorFlow",
         "keras_rs_tf",
         ("keras-rs", "keras"),
-        ("dense", "XLA"),
-        {"KERAS_BACKEND": "tensorflow"},
+        env={"KERAS_BACKEND": "tensorflow"},
+    ),
+    "keras_rs-xla": Peer(
+        "keras_rs DistributedEmbedding, TensorFlow with XLA",
+        "keras_rs_tf",
+        forms=("XLA",),
+        env={"KERAS_BACKEND": "tensorflow"},
     ),
     "keras_rs-jax": Peer(
         "keras_rs DistributedEmbedding, JAX",

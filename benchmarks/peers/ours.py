@@ -1,5 +1,6 @@
 """This library's layer; all tables are large."""
 
+import functools
 import importlib
 
 import tf_keras
@@ -9,16 +10,7 @@ from peers import tf_steps
 
 
 def make(case, form):
-    tables = [
-        tfrs_embed.TableConfig(
-            f"table_{i}",
-            table.rows,
-            table.dim,
-            initializer=tf_steps.RowValues(),
-            combiner="sum",
-        )
-        for i, table in enumerate(case.tables)
-    ]
+    tables = make_tables(case)
     features = [
         tfrs_embed.FeatureConfig(
             f"feature_{i}",
@@ -33,12 +25,31 @@ def make(case, form):
         for i, feature in enumerate(case.features)
     ]
     layer = tfrs_embed.PartialTPUEmbedding(
-        features,
-        None
-        if case.kind == "forward"
-        else tf_steps.make_optimizer(case, tf_keras.optimizers),
-        size_threshold=0,
+        features, table_optimizer(case), size_threshold=0
     )
+    return make_runner(case, layer, form)
+
+
+def make_tables(case):
+    return [
+        tfrs_embed.TableConfig(
+            f"table_{i}",
+            table.rows,
+            table.dim,
+            initializer=tf_steps.RowValues(),
+            combiner="sum",
+        )
+        for i, table in enumerate(case.tables)
+    ]
+
+
+def table_optimizer(case):
+    if case.kind == "forward":
+        return None
+    return tf_steps.make_optimizer(case, tf_keras.optimizers)
+
+
+def make_runner(case, layer, form):
     layer.build()
     return tf_steps.make_runner(
         case,
@@ -48,6 +59,7 @@ def make(case, form):
         tf_steps.make_optimizer(case, tf_keras.optimizers),
         form,
         kernels(),
+        embed_to_train=functools.partial(layer, training=True),
     )
 
 

@@ -73,7 +73,15 @@ def make_head(case, keras):
 
 
 def make_runner(
-    case, embed, table_variables, keras, optimizer, form, info="", xla=False
+    case,
+    embed,
+    table_variables,
+    keras,
+    optimizer,
+    form,
+    info="",
+    xla=False,
+    embed_to_train=None,
 ):
     """Makes a runner.
 
@@ -86,7 +94,9 @@ def make_runner(
         form: of the ids.
         info: for the report.
         xla: whether to compile with it.
+        embed_to_train: what training calls, if not `embed`.
     """
+    embed_to_train = embed_to_train or embed
     head, variables = make_head(case, keras)
     variables = [*table_variables, *variables]
     # Keras 3 wraps TensorFlow's variables.
@@ -98,7 +108,7 @@ def make_runner(
     @tf.function(jit_compile=xla)
     def step(inputs):
         with tf.GradientTape() as tape:
-            loss = head(tf.concat(embed(unpack(inputs)), 1))
+            loss = head(tf.concat(embed_to_train(unpack(inputs)), 1))
         gradients = tape.gradient(loss, tensors)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss

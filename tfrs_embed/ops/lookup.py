@@ -12,7 +12,8 @@ from tfrs_embed.kernels import calls, portable
 from tfrs_embed.ops import compiled
 from tfrs_embed.ops.bags import Bags
 
-# Up to this width SparseSegmentSumGrad was the fastest sum of unsorted rows.
+# Up to this width a product with a sparse matrix was the fastest sum of rows,
+# two to ten times as fast as others at 8 and 16.
 _NARROW = 32
 
 
@@ -175,14 +176,7 @@ def spread(
         numbers.append(b.bag_of_id() + first)
         first += b.count
     bag = _concat(numbers)
-    if unweighted and narrow:
-        return tf.raw_ops.SparseSegmentSumGrad(
-            grad=gradient,
-            indices=index,
-            segment_ids=bag,
-            output_dim0=num_rows,
-        )
-    if unweighted:
+    if not narrow and unweighted:
         return _spread_unweighted(gradient, index, bag, num_rows)
     weights = _concat(
         [
@@ -193,8 +187,24 @@ def spread(
         ]
     )
     weights = tf.cast(weights, gradient.dtype)
+    if narrow:
+        return tf.raw_ops.SparseTensorDenseMatMul(
+            a_indices=_pairs(index, bag),
+            a_values=weights,
+            a_shape=tf.cast(tf.stack([num_rows, first]), tf.int64),
+            b=gradient,
+        )
     per_id = tf.gather(gradient, bag) * weights[:, None]
     return tf.math.unsorted_segment_sum(per_id, index, num_rows)
+
+
+def _pairs(low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
+    """[n] and [n] int32, not negative, as [n, 2]."""
+    # As halves of an int64: ten times as fast as tf.stack.
+    both = tf.cast(low, tf.int64) + tf.bitwise.left_shift(
+        tf.cast(high, tf.int64), tf.constant(32, tf.int64)
+    )
+    return tf.bitcast(both, tf.int32)
 
 
 def _spread_unweighted(
