@@ -16,6 +16,7 @@ from test_conformance import (
     make_step,
     tensors,
 )
+from tfrs_embed import strategies
 from tfrs_embed.ops import compiled
 from tfrs_embed.ops.bags import Bags
 
@@ -477,8 +478,8 @@ def test_functions_traced_inside_may_be_called_outside():
 
 
 def test_nothing_is_compiled_elsewhere():
-    assert not compiled.in_xla()
+    assert not strategies.in_xla()
     found = []
-    tf.function(lambda: found.append(compiled.in_xla()))()
-    tf.function(lambda: found.append(compiled.in_xla()), jit_compile=True)()
+    tf.function(lambda: found.append(strategies.in_xla()))()
+    tf.function(lambda: found.append(strategies.in_xla()), jit_compile=True)()
     assert found == [False, True]

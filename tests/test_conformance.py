@@ -336,3 +336,44 @@ def test_invalid_ids_count_as_absent(make, threshold):
         if threshold == 0:
             reference.update(reference.row_gradients(ids, weights, gradients))
             assert_tables(layer, reference)
+
+
+@pytest.mark.parametrize("dim", [4, 40], ids=lambda dim: f"dim {dim}")
+@pytest.mark.parametrize("weighted", [False, True])
+def test_many_tables_of_one_width(dim, weighted):
+    # Those of one rule and rate are updated together.
+    shared = OPTIMIZERS["adagrad"]
+    tables, features, reference, rules = {}, {}, {}, {}
+    for i, setting in enumerate([shared, OPTIMIZERS["sgd"], shared, shared]):
+        name = f"t{i}"
+        tables[name] = tpu.TableConfig(
+            9 + 30 * i,
+            dim,
+            tf.random_normal_initializer(seed=i),
+            setting[0],
+            ("sum", "mean")[i % 2],
+            name,
+        )
+        rules[name] = (tables[name].combiner, *setting[1:])
+        for kind in ("dense", "combined", "ragged", "sparse_sequence"):
+            options = KINDS[kind](BATCH)
+            features[f"{name}_{kind}"] = tpu.FeatureConfig(
+                tables[name], **options
+            )
+            reference[f"{name}_{kind}"] = Feature(name, **options)
+    layer = tfrs_embed.PartialTPUEmbedding(features, None, size_threshold=0)
+    reference = Reference(
+        reference,
+        {
+            name: Table(value.numpy(), *rules[name], rate=lambda step: 0.3)
+            for name, value in layer.embedding_tables.items()
+        },
+    )
+    rng = np.random.default_rng(6)
+    step = trainer(layer, graph=True)
+    for _ in range(2):
+        ids, weights, gradients = make_step(rng, reference, weighted)
+        outputs = step(tensors(ids), tensors(weights), gradients)
+        assert_outputs(outputs, reference.lookup(ids, weights))
+        reference.update(reference.row_gradients(ids, weights, gradients))
+    assert_tables(layer, reference)

@@ -337,25 +337,47 @@ def test_outputs_of_more_dimensions():
 
 def test_output_shapes():
     table = make_table()
+
+    def of(ids, output):
+        return FeatureConfig("f", table, ids, (*output, DIM))
+
     layer = DistributedEmbedding(
         {
-            "one": make_feature(table, "one", (BATCH,)),
-            "many": make_feature(table),
-            "deep": FeatureConfig(
-                "deep", table, (BATCH, 2, 3), (BATCH, 2, DIM)
-            ),
+            "one": of((BATCH,), (BATCH,)),
+            "many": of((BATCH, WIDTH), (BATCH,)),
+            "deep": of((BATCH, 2, 3), (BATCH, 2)),
+            "rows": of((BATCH, 2, 3), (BATCH, 2)),
+            "alone": of((BATCH, 2), (BATCH, 2)),
         }
     )
-    shapes = layer.compute_output_shape(
-        {"one": (BATCH,), "many": (None, WIDTH), "deep": (3, 2, 3)}
-    )
-    assert shapes["one"].as_list() == [BATCH, DIM]
-    assert shapes["many"].as_list() == [None, DIM]
-    assert shapes["deep"].as_list() == [3, 2, DIM]
+    given = {
+        "one": (BATCH,),
+        "many": (None, WIDTH),
+        "deep": (3, 2, 3),
+        "rows": (6, None),
+        "alone": (3, None),
+    }
+    shapes = layer.compute_output_shape(given)
+    assert {k: s.as_list() for k, s in shapes.items()} == {
+        "one": [BATCH, DIM],
+        "many": [None, DIM],
+        "deep": [3, 2, DIM],
+        "rows": [3, 2, DIM],
+        "alone": [3, 2, DIM],
+    }
     with pytest.raises(ValueError, match=r"'many'.*\[4, 9\]"):
-        layer.compute_output_shape(
-            {"one": (BATCH,), "many": (BATCH, 9), "deep": (BATCH, 2, 3)}
-        )
+        layer.compute_output_shape({**given, "many": (BATCH, 9)})
+
+
+def test_a_row_of_ids_each_by_itself_is_a_sequence():
+    layer = DistributedEmbedding(
+        FeatureConfig("f", make_table(), (BATCH, 3), (BATCH, 3, DIM))
+    )
+    table = layer.get_embedding_tables()["t"].numpy()
+    found = layer(LISTS).numpy()
+    for i, ids in enumerate(LISTS):
+        np.testing.assert_array_equal(found[i, : len(ids)], table[ids])
+        np.testing.assert_array_equal(found[i, len(ids) :], 0)
 
 
 # Placement and stacking.
@@ -549,7 +571,7 @@ def test_1_ids_of_another_shape_are_an_error(ids, graph):
     ],
 )
 def test_1_an_output_shape_that_ids_cannot_have_is_an_error(ids, output):
-    with pytest.raises(ValueError, match="'f'.*input_shape .*can't become"):
+    with pytest.raises(ValueError, match=r"'f'.*input_shape .*can't become"):
         DistributedEmbedding(FeatureConfig("f", make_table(), ids, output))
 
 
@@ -586,7 +608,7 @@ def test_2_an_unknown_optimizer_is_an_error():
 )
 def test_2_an_optimizers_setting_that_no_rule_has_is_an_error(setting):
     optimizer = tf_keras.optimizers.SGD(0.1, **setting)
-    with pytest.raises(ValueError, match=rf"'t'.*{list(setting)[0]}"):
+    with pytest.raises(ValueError, match=rf"'t'.*{next(iter(setting))}"):
         make_layer(make_table(optimizer=optimizer))
 
 

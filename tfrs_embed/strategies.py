@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 from tensorflow.python.tpu import tpu_replication
 
 
@@ -68,4 +69,13 @@ def is_tpu(strategy: tf.distribute.Strategy) -> bool:
     return isinstance(
         strategy,
         (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy),
+    )
+
+
+def in_xla() -> bool:
+    """Whether XLA will compile what is being traced, for other than TPUs."""
+    if tf.executing_eagerly() or is_tpu(tf.distribute.get_strategy()):
+        return False
+    return control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
     )

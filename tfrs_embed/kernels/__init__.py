@@ -95,7 +95,7 @@ def _operations(device: str | None) -> Any:
     if _disabled or save_context.in_save_context() or not _on_cpu(device):
         return None
     # Not above: kernels.build has this module, and must do without the others.
-    from tfrs_embed.ops.compiled import in_xla
+    from tfrs_embed.strategies import in_xla
 
     if in_xla():
         return None  # XLA has TensorFlow's operations only.

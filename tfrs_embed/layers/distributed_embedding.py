@@ -303,11 +303,11 @@ class DistributedEmbedding(TableLayer):
         ):
             assert feature.output_shape is not None
             batch, *rest = feature.output_shape
-            # Rows of ragged and sparse ids may be several to a sample.
-            per_sample = math.prod([d or 1 for d in rest])
             if batch is None and shape.rank and shape[0] is not None:
-                rows = shape.rank == 2 and len(rest) > 0
-                batch = shape[0] // per_sample if rows else shape[0]
+                batch = shape[0]
+                if feature.sequences is False and shape.rank == 2:
+                    # Rows of ragged or sparse ids, several to a sample.
+                    batch //= math.prod(d or 1 for d in rest)
             outputs.append(tf.TensorShape([batch, *rest, feature.table.dim]))
         return self._spec.structure.pack(outputs)
 

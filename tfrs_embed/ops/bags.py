@@ -19,6 +19,7 @@ from tfrs_embed.ops import compiled
 from tfrs_embed.ops.checks import Checks, Consensus
 from tfrs_embed.ops.ids import Draft, make_draft, require_valid, valid
 from tfrs_embed.ops.input_shapes import InputShape
+from tfrs_embed.strategies import in_xla
 
 
 class Bags(NamedTuple):
@@ -131,7 +132,7 @@ def to_bags(
             input_shape.require(feature, feature_ids, checks)
         draft = make_draft(feature, feature_ids, feature_weights, checks)
         drafts.append(draft)
-    if compiled.in_xla():
+    if in_xla():
         inside = [
             valid(draft.ids, feature.table.vocabulary_size)
             for feature, draft in zip(features, drafts, strict=True)

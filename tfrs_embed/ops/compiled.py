@@ -27,21 +27,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
-from tfrs_embed.strategies import is_tpu
+from tfrs_embed.strategies import in_xla
 
 if TYPE_CHECKING:
     from tfrs_embed.ops.bags import Bags
-
-
-def in_xla() -> bool:
-    """Whether XLA will compile what is being traced, for other than TPUs."""
-    if tf.executing_eagerly() or is_tpu(tf.distribute.get_strategy()):
-        return False
-    return control_flow_util.GraphOrParentsInXlaContext(
-        tf.compat.v1.get_default_graph()
-    )
 
 
 def refuse(what: str) -> None:

@@ -82,10 +82,15 @@ class InputShape:
             ok = size <= limit if below else tf.equal(size, limit)
             checks.require(
                 ok,
-                lambda: message(
-                    f"{feature}: ids of shape ",
-                    tf.stack([tf.cast(s, tf.int64) for s in shape]),
-                    f", but {self._describe()}.",
+                lambda: tf.strings.join(
+                    [
+                        f"{feature}: ids of shape [",
+                        tf.strings.reduce_join(
+                            [tf.strings.as_string(s) for s in shape],
+                            separator=", ",
+                        ),
+                        f"], but {self._describe()}.",
+                    ]
                 ),
             )
         if isinstance(ids, tf.RaggedTensor) and self.strict and wanted[1]:
@@ -151,4 +156,7 @@ class InputShape:
             if self.strict
             else "only a batch, and rows of ragged or sparse ids, may be less"
         )
-        return f"input_shape is {list(self.shape)}, and {smaller}"
+        return (
+            f"input_shape is {list(self.shape)} here, and {smaller}; None in "
+            "its place takes any size"
+        )

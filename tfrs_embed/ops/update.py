@@ -141,9 +141,9 @@ def _alike(changes: Sequence[Change]) -> list[list[Change]]:
         dim = change.variables[PARAMETERS].shape[1]
         key = (dim, change.rule, id(change.rate))
         # What was exchanged is shared by tables already.
-        groups.setdefault(
-            (number,) if change.uses.single else key, []
-        ).append(change)
+        groups.setdefault((number,) if change.uses.single else key, []).append(
+            change
+        )
     return list(groups.values())
 
 
