@@ -56,6 +56,41 @@ def test_lookup(weighted):
     assert_outputs(outputs, reference.lookup(ids, weights))
 
 
+def test_distributed_embedding():
+    layer, reference = build(
+        "mean",
+        *OPTIMIZERS["adam"],
+        kinds=("dense", "matrix", "combined_cube"),
+        size_threshold=0,
+        make=tfrs_embed.DistributedEmbedding,
+    )
+    step = tf.function(training_step(layer), jit_compile=True)
+    rng = np.random.default_rng(3)
+    for _ in range(2):
+        ids, weights, gradients = make_step(rng, reference, True)
+        outputs = step(tensors(ids), tensors(weights), gradients)
+        assert_outputs(outputs, reference.lookup(ids, weights))
+        reference.update(reference.row_gradients(ids, weights, gradients))
+    assert_tables(layer, reference)
+
+
+def test_a_larger_batch_than_declared_is_nan():
+    table = tfrs_embed.TableConfig("t", 9, 3)
+    layer = tfrs_embed.DistributedEmbedding(
+        tfrs_embed.FeatureConfig("f", table, (4, 2), (4, 3))
+    )
+    layer.build((4, 2))
+    with pytest.raises(ValueError, match=r"ids of shape \[5, 2\]"):
+        tf.function(layer, jit_compile=True)(tf.zeros([5, 2], tf.int64))
+    lookup = tf.function(
+        layer,
+        input_signature=[tf.TensorSpec([None, 2], tf.int64)],
+        jit_compile=True,
+    )
+    assert np.isfinite(lookup(tf.zeros([3, 2], tf.int64))).all()
+    assert np.isnan(lookup(tf.zeros([5, 2], tf.int64))).all()
+
+
 def check_training(name, combiner, weighted, kinds):
     optimizer, rule, settings = OPTIMIZERS[name]
     layer, reference = build(

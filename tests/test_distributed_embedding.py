@@ -197,6 +197,9 @@ def test_preprocess_reports_bad_input():
         layer.preprocess(np.full((BATCH, WIDTH), ROWS))
     with pytest.raises(ValueError, match=r"ids of shape \[4, 2\]"):
         layer.preprocess(np.zeros((BATCH, 2), int))
+    dataset = tf.data.Dataset.from_tensors(np.full((BATCH, WIDTH), ROWS))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="id 20 is out of"):
+        list(dataset.map(layer.preprocess))
 
 
 def test_preprocessed_inputs_have_their_own_weights():

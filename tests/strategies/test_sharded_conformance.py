@@ -215,21 +215,21 @@ def test_invalid_ids_count_as_absent(strategy):
     assert_tables(layer, reference)
 
 
-@pytest.mark.parametrize("pipelined", [False, True])
 @pytest.mark.parametrize(
-    ("threshold", "x", "y"),
+    ("threshold", "x", "y", "kinds", "pipelined"),
     [
-        (0, "sharded", "sharded"),
-        (20, "sharded", "mirrored"),
-        (None, "mirrored", "mirrored"),
+        (0, "sharded", "sharded", FEW, False),
+        (20, "sharded", "mirrored", tuple(KINDS), False),
+        (20, "sharded", "mirrored", FEW, True),
+        (None, "mirrored", "mirrored", FEW, False),
     ],
 )
-def test_distributed_embedding(strategy, threshold, x, y, pipelined):
+def test_distributed_embedding(strategy, threshold, x, y, kinds, pipelined):
     with strategy.scope():
         layer, reference = build(
             "mean",
-            *OPTIMIZERS["adam"],
-            FEW if pipelined else tuple(KINDS),
+            *OPTIMIZERS["adam" if pipelined else "adagrad"],
+            kinds,
             size_threshold=threshold,
             pipeline_execution_with_tensor_core=pipelined,
             make=tfrs_embed.DistributedEmbedding,

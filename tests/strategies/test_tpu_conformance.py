@@ -256,12 +256,15 @@ def test_invalid_id_changes_nothing(strategy, hardware):
 
 @pytest.mark.parametrize("threshold", [0, 20, None], ids=str)
 def test_distributed_embedding(strategy, hardware, threshold):
+    if hardware is not Hardware.V2 and threshold != 20:
+        pytest.skip("All tables are replicated, whatever the threshold.")
     on_tpu = {Hardware.V2: "SparseCore"}.get(hardware, "replicated on TPU")
+    engines_differ = hardware is Hardware.V2 and threshold == 20
     with strategy.scope():
         layer, reference = build(
             "mean",
-            *OPTIMIZERS["adam"],
-            tuple(KINDS) if threshold == 20 else FEW,
+            *OPTIMIZERS["adagrad"],
+            tuple(KINDS) if engines_differ else FEW,
             size_threshold=threshold,
             embedding_feature=hardware,
             called=True,

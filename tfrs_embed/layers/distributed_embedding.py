@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -136,9 +137,11 @@ class DistributedEmbedding(TableLayer):
             embedding_feature,
             invalid_ids,
         )
-        self._table_stacking = table_stacking
-        self._update_stats = bool(update_stats)
-        self._strict_shapes = bool(strict_shapes)
+        self._own = _Own(
+            copy.deepcopy(table_stacking),
+            bool(update_stats),
+            bool(strict_shapes),
+        )
         spec = configs.parse(feature_configs)
         template = spec.structure.template
         if isinstance(template, dict) and _PREPROCESSED in template:
@@ -158,6 +161,7 @@ class DistributedEmbedding(TableLayer):
             spec, routes, settings, stacking=Stacking.of(table_stacking)
         )
 
+    @tf.autograph.experimental.do_not_convert
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Turns lists and arrays of ids into tensors, and calls the layer."""
         # Keras would make a tensor of each number in a list.
@@ -191,6 +195,7 @@ class DistributedEmbedding(TableLayer):
         )
         return self._spec.structure.pack(outputs)
 
+    @tf.autograph.experimental.do_not_convert
     def preprocess(
         self, inputs: Any, weights: Any = None, training: bool = False
     ) -> dict[str, Any]:
@@ -226,7 +231,7 @@ class DistributedEmbedding(TableLayer):
             self._settings.invalid_ids,
             input_shapes=self._input_shapes(),
         )
-        if training and self._update_stats:
+        if training and self._own.update_stats:
             if not tf.executing_eagerly():
                 raise RuntimeError(
                     f"Layer '{self.name}' has update_stats set, but can't "
@@ -315,9 +320,9 @@ class DistributedEmbedding(TableLayer):
         """See the base class."""
         config = super().get_config()
         config.update(
-            table_stacking=self._table_stacking,
-            update_stats=self._update_stats,
-            strict_shapes=self._strict_shapes,
+            table_stacking=copy.deepcopy(self._own.table_stacking),
+            update_stats=self._own.update_stats,
+            strict_shapes=self._own.strict_shapes,
         )
         return config
 
@@ -364,7 +369,7 @@ class DistributedEmbedding(TableLayer):
             # The declared batch is the global one.
             if inside and batch is not None:
                 batch //= self._strategy.num_replicas_in_sync
-            shapes.append(InputShape((batch, *rest), self._strict_shapes))
+            shapes.append(InputShape((batch, *rest), self._own.strict_shapes))
         return shapes
 
     def _check_shapes(self, input_shapes: Any) -> list[tf.TensorShape]:
@@ -381,6 +386,15 @@ class DistributedEmbedding(TableLayer):
             if declared is not None:
                 declared.check_static(feature, shape, rows=True)
         return shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Own:
+    """The arguments that no other layer has, out of reach of Keras."""
+
+    table_stacking: Any
+    update_stats: bool
+    strict_shapes: bool
 
 
 def _is_preprocessed(inputs: Any) -> bool:

@@ -472,14 +472,16 @@ def _convert_optimizers(
         layer: the layer's class, for errors.
 
     Returns:
-        The optimizers by table name. Tables that were given one object, or one
-        name, share what becomes of it.
+        The optimizers by table name. Tables that were given one object share
+        what becomes of it.
     """
-    converted: dict[Any, TableOptimizer | None] = {}
+    converted: dict[int, TableOptimizer | None] = {}
     result = {}
     for table in tables:
         given = optimizer if table.optimizer is None else table.optimizer
-        key = given.lower() if isinstance(given, str) else id(given)
+        key = id(given)
+        if table.optimizer is not None and isinstance(given, str):
+            key = id(table)  # Equal names are not one object.
         if key not in converted:
             where = (
                 f"{layer}'s optimizer"

@@ -200,7 +200,8 @@ def spread(
 
 def _pairs(low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
     """[n] and [n] int32, not negative, as [n, 2]."""
-    # As halves of an int64: ten times as fast as tf.stack.
+    # As halves of an int64, the low one first in memory as on all machines that
+    # TensorFlow runs on: ten times as fast as tf.stack.
     both = tf.cast(low, tf.int64) + tf.bitwise.left_shift(
         tf.cast(high, tf.int64), tf.constant(32, tf.int64)
     )
