@@ -486,28 +486,29 @@ def train_model(model, seed):
     return model.train_on_batch(ids, labels)
 
 
-@pytest.mark.parametrize("how", ["keras", "weights", "checkpoint"])
+@pytest.mark.parametrize("how", ["keras", "tf", "weights", "checkpoint"])
 def test_a_model_that_was_saved_goes_on_as_if_it_had_not_been(tmp_path, how):
     model = make_model(seed=0)
     for seed in range(3):
         train_model(model, seed)
-    if how == "keras":
-        model.save(tmp_path / "model.keras")
-        restored = tf_keras.models.load_model(tmp_path / "model.keras")
+    if how in ("keras", "tf"):
+        model.save(tmp_path / f"model.{how}", save_format=how)
+        restored = tf_keras.models.load_model(tmp_path / f"model.{how}")
     elif how == "weights":
         restored = make_model()
         train_model(restored, 5)
         model.save_weights(tmp_path / "model.weights.h5")
         restored.load_weights(tmp_path / "model.weights.h5")
-        # Keras's weights have no optimizer state.
-        for each in (model, restored):
-            each.compile(tf_keras.optimizers.Adagrad(0.1), "mse")
     else:
         restored = make_model()
         train_model(restored, 5)
         of = lambda m: tf.train.Checkpoint(m, optimizer=m.optimizer)  # noqa: E731
         path = of(model).save(str(tmp_path / "checkpoint"))
         of(restored).restore(path).assert_consumed()
+    if how in ("tf", "weights"):
+        # Keras keeps no state of the model's optimizer there.
+        for each in (model, restored):
+            each.compile(tf_keras.optimizers.Adagrad(0.1), "mse")
     ids, _ = data(7)
     np.testing.assert_array_equal(model(ids), restored(ids))
     for seed in range(10, 13):
