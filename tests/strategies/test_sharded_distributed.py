@@ -117,7 +117,7 @@ def test_checkpoints_move_to_one_device_and_back(
     assert_same_state(spread, layer)
 
 
-@pytest.mark.parametrize("form", ["keras", "h5", "weights.h5"])
+@pytest.mark.parametrize("form", ["keras", "weights.h5"])
 def test_models_are_saved_and_loaded(strategy, trained, tmp_path, form):
     model, layer = trained
     path = os.fspath(tmp_path / f"model.{form}")

@@ -254,28 +254,21 @@ def test_invalid_id_changes_nothing(strategy, hardware):
     assert_unchanged(layer, before)
 
 
-@pytest.mark.parametrize("threshold", [0, 20, None], ids=str)
-def test_distributed_embedding(strategy, hardware, threshold):
-    if hardware is not Hardware.V2 and threshold != 20:
-        pytest.skip("All tables are replicated, whatever the threshold.")
-    on_tpu = {Hardware.V2: "SparseCore"}.get(hardware, "replicated on TPU")
-    engines_differ = hardware is Hardware.V2 and threshold == 20
+def test_distributed_embedding(strategy, hardware):
     with strategy.scope():
         layer, reference = build(
             "mean",
             *OPTIMIZERS["adagrad"],
-            tuple(KINDS) if engines_differ else FEW,
-            size_threshold=threshold,
+            tuple(KINDS) if hardware is Hardware.V2 else FEW,
+            size_threshold=20,
             embedding_feature=hardware,
             called=True,
             make=tfrs_embed.DistributedEmbedding,
         )
     small = "replicated on TPU"
+    large = {Hardware.V2: "SparseCore"}.get(hardware, small)
     engines = {t.table: t.engine for t in layer.placement.tables}
-    assert engines == {
-        "x": small if threshold is None else on_tpu,
-        "y": on_tpu if threshold == 0 else small,
-    }
+    assert engines == {"x": large, "y": small}
     rng = np.random.default_rng(5)
     step = trainer(strategy, layer)
     for _ in range(2):
