@@ -64,6 +64,7 @@ class Replicas:
         self._strategy = weakref.ref(strategy)
         self._slots = 1  # The first is the ranks'.
         self._handshakes = 0
+        self._saves = 0
         self._ranks: list[int] | None = None
         self._launchers = [None] if self.world == 1 else _launchers(strategy)
         self.local = len(self._launchers)
@@ -92,6 +93,11 @@ class Replicas:
         """The number of handshakes so far, this one included."""
         self._handshakes += 1
         return self._handshakes
+
+    def count_save(self) -> int:
+        """The number of checkpoints saved together, this one included."""
+        self._saves += 1
+        return self._saves
 
     def _ids(self) -> list[int]:
         """The replica id of each local replica."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint import growth, saver
+from tfrs_embed.checkpoint.bundle import blocks
+from tfrs_embed.checkpoint.rows import Saved, VariableRows
 from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.shard import distinct
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.checks import Consensus
@@ -24,16 +28,60 @@ class TableState(tf.__internal__.tracking.Trackable):
 
     Args:
         spec: the table.
+        slots: the values that the slots begin with, by name.
     """
 
-    def __init__(self, spec: TableSpec) -> None:
+    def __init__(
+        self, spec: TableSpec, slots: Mapping[str, float] | None = None
+    ) -> None:
         self.spec = spec
         self.variables: dict[str, Any] = {}
+        self._slots = dict(slots or {})
+        self._growing = False
+        self._saved: dict[str, Saved] = {}
 
     def add(self, name: str, variable: Any) -> None:
         """Adds the variable `name`: "parameters" or a slot's name."""
         self.variables[name] = variable
+        saved = (
+            variable
+            if isinstance(variable, Saved)
+            else VariableRows(f"{self.spec.name}/{name}", variable)
+        )
+        saved.initial = lambda start: self._initial(name, start)
+        saved.growing = self._growing
+        self._saved[name] = saved
+        saver.mark(variable, saved)
+        # What was restored before is written now.
         self._track_trackable(variable, name, overwrite=True)
+
+    def _initial(
+        self, name: str, first: int
+    ) -> Iterator[tuple[int, tf.Tensor]]:
+        """Makes the initial rows of a variable from a row on."""
+        shape = [self.spec.vocabulary_size, self.spec.dim]
+        if name != PARAMETERS:
+            for start, size in blocks([shape[0] - first, shape[1]], tf.float32):
+                value = self._slots[name]
+                yield first + start, tf.fill([size, shape[1]], value)
+            return
+        for start, rows in initial_blocks(self.spec):
+            cut = max(0, first - start)
+            if cut < rows.shape[0]:
+                yield start + cut, rows[cut:]
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        for saved in self._saved.values():
+            saved.exporting = save_type == "savedmodel"
+        return super()._trackable_children(save_type, **kwargs)
+
+    def _checkpoint_adapter(self, path: str) -> None:
+        # Asked before what is below is restored, which may be much later.
+        self._growing = growth.allowed()
+        for saved in self._saved.values():
+            saved.growing = self._growing
 
     @property
     def table(self) -> Any:
@@ -88,7 +136,10 @@ class Engine(abc.ABC):
         for feature in features:
             table = feature.table
             if table.name not in self.states:
-                self.states[table.name] = TableState(table)
+                optimizer = optimizers[table.name]
+                self.states[table.name] = TableState(
+                    table, optimizer.rule.slots() if optimizer else {}
+                )
 
     @abc.abstractmethod
     def build(self) -> None:

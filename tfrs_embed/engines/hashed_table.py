@@ -7,13 +7,21 @@ written in the order of the keys.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.checkpoint import saver
+from tfrs_embed.checkpoint.bundle import BundleReader, blocks
+from tfrs_embed.checkpoint.rows import (
+    KEYS,
+    Saved,
+    VariableRows,
+    scatter,
+)
+from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.engine import TableState
 from tfrs_embed.engines.key_map import KeyMap
@@ -21,14 +29,12 @@ from tfrs_embed.engines.sharded_table import BLOCK_ELEMENTS
 from tfrs_embed.engines.whole import Whole
 from tfrs_embed.ops.update import scatter_update
 
-KEYS = "keys"
-
 
 class HashedTable(TableState):
     """A table by key: its keys, their rows and the rows' slots.
 
-    A checkpoint holds them as `<table>/keys`, [n] int64 and ascending,
-    `<table>/parameters` and `<table>/<slot>`, [n, dim] in the same order.
+    A checkpoint holds them as `<table>/keys`, [n] int64, `<table>/parameters`
+    and `<table>/<slot>`, [n, dim] in the same order, whichever it is.
 
     Args:
         spec: the table.
@@ -39,16 +45,11 @@ class HashedTable(TableState):
         table, dim = self.spec.name, self.spec.dim
         # The others are written in the order of the keys that are there, so
         # these come first: here, in checkpoints, among Keras's weights.
-        keys = Column(
-            f"{table}/{KEYS}",
-            tf.int64,
-            (None,),
-            rows.tables,
-            rows.read_keys,
-            rows.write_keys,
-            strategy,
+        keys = rows.tables
+        self.add(
+            KEYS,
+            Column(f"{table}/{KEYS}", tf.int64, (None,), keys, rows, strategy),
         )
-        self.add(KEYS, keys)
         for name in rows.names:
             self.add(
                 name,
@@ -57,10 +58,8 @@ class HashedTable(TableState):
                     tf.float32,
                     (None, dim),
                     rows.variables(name),
-                    functools.partial(rows.read, name),
-                    functools.partial(rows.write, name),
+                    rows,
                     strategy,
-                    keys,
                 ),
             )
 
@@ -70,24 +69,24 @@ class HashedTable(TableState):
         return {k: v for k, v in super().slots.items() if k != KEYS}
 
 
-class Column(Whole):
+class Column(Whole, Saved):
     """The keys, the rows or a slot of all shards, in the order of the keys.
 
     It has those parts of a variable's interface that see it whole.
 
-    With several workers, reading it (also into a checkpoint) gathers the rows
-    of all: all workers must do it. Writing it is each worker's own business:
-    it takes what it holds of a value that is the same on all.
+    With several workers, reading it gathers the rows of all, and saving it has
+    each write its own: all workers must do it. Writing and restoring it is each
+    worker's own business: it takes what it holds of what is the same for all.
+
+    A checkpoint holds it shard by shard, so that nobody needs all of it.
 
     Args:
         name: the name, "<table>/keys" or the like.
         dtype: the dtype.
         shape: the static shape.
         shards: what this process's shards keep it in.
-        read: returns the value.
-        write: sets it.
+        rows: the rows by key.
         strategy: the strategy it was made under.
-        keys: the keys that a value to write is for; None: these are they.
     """
 
     def __init__(
@@ -96,27 +95,22 @@ class Column(Whole):
         dtype: tf.DType,
         shape: tuple[int | None, ...],
         shards: Sequence[Any],
-        read: Callable[[], np.ndarray],
-        write: Callable[[np.ndarray], None],
+        rows: KeyedRows,
         strategy: tf.distribute.Strategy,
-        keys: Column | None = None,
     ) -> None:
         super().__init__(shards, strategy)
         self.name = f"{name}:0"
         self.dtype = dtype
         self.shape = tf.TensorShape(shape)
-        self._read = read
-        self._write = write
-        self._keys = keys
-        # Of the keys: the restore they were last written in, the operation
-        # that does it, and what has to wait for it.
-        self._restored = -1
-        self._operation: tf.Operation | None = None
-        self._waiting: list[tuple[Column, int, tf.Tensor]] = []
+        self._rows = rows
+        self._which = name.rpartition("/")[2]
+        self.order = 0 if self._which == KEYS else 1
 
     def numpy(self) -> np.ndarray:
         """The whole value."""
-        return self._read()
+        if self._which == KEYS:
+            return self._rows.read_keys()
+        return self._rows.read(self._which)
 
     def assign(self, value: Any) -> None:
         """Sets the whole value.
@@ -130,7 +124,60 @@ class Column(Whole):
             ValueError: another shape, keys that are not ascending, or more keys
                 than a shard has rows for.
         """
-        self._write(np.asarray(value))
+        value = np.asarray(value)
+        if self._which == KEYS:
+            self._rows.write_keys(value)
+        else:
+            self._rows.write(self._which, value)
+
+    @property
+    def _workers(self) -> int:
+        return self._rows.workers
+
+    @property
+    def _exported_whole(self) -> bool:
+        # Keras loads it from there, into a layer that it makes anew.
+        return self._rows.alone
+
+    def save(self, key: str, session: Session) -> None:
+        """See the base class."""
+        self._rows.save(self._which, key, session)
+
+    def check(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+        where = f"'{self.name}' can't be restored from '{reader.prefix}'"
+        there = reader.shapes[key]
+        if self._which == KEYS:
+            self._rows.announce(key, reader)
+            return
+        if self._rows.source != reader.prefix:
+            raise ValueError(
+                f"{where}: the checkpoint has no keys for its rows. It is of a "
+                "layer with use_hashtable=False."
+            )
+        here = [self._rows.announced, self.shape[1]]
+        if there != here:
+            raise ValueError(
+                f"{where}: with its keys it has the shape {here} here, and "
+                f"{there} there."
+            )
+
+    def restore(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+        if self._which == KEYS:
+            self._rows.restore_keys()
+        else:
+            self._rows.restore(self._which, key, reader)
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        # For checkpoints that are written while the training goes on.
+        if self not in object_map:
+            object_map[self] = _Taken(self)
+        taken = object_map[self]
+        if tf.executing_eagerly():
+            taken.take()
+        else:
+            tf.py_function(taken.take, [], [])
 
     def __repr__(self) -> str:
         """Name, shape and dtype."""
@@ -139,38 +186,33 @@ class Column(Whole):
             f"dtype={self.dtype.name}>"
         )
 
-    def _restore_from_tensors(self, restored_tensors: Any) -> None:
-        if not restored_tensors:
-            return
-        [value] = restored_tensors.values()
-        restore = self._update_uid
-        keys = self._keys or self
-        if keys._update_uid != restore:
-            raise ValueError(
-                f"'{self.name}' can't be restored: the checkpoint has no keys "
-                "for its rows. It is of a layer with use_hashtable=False."
-            )
-        if self is keys:
-            self._restored = restore
-            self._restore(value)
-            waiting, self._waiting = self._waiting, []
-            for column, its_restore, its_value in waiting:
-                if its_restore == restore:
-                    column._restore(its_value)
-        elif keys._restored == restore:
-            self._restore(value)
-        else:
-            # TensorFlow restores in an order of its own.
-            keys._waiting.append((self, restore, value))
 
-    def _restore(self, value: tf.Tensor) -> None:
-        if tf.executing_eagerly():
-            self.assign(value)
-            return
-        # Under a strategy TensorFlow restores in a function.
-        after = self._keys and self._keys._operation
-        with tf.control_dependencies([after] if after else []):
-            self._operation = tf.py_function(self.assign, [value], [])
+class _Taken(tf.__internal__.tracking.Trackable, Saved):
+    """What a column was when it was last taken."""
+
+    def __init__(self, column: Column) -> None:
+        self.name = column.name
+        self.order = column.order
+        self._column = column
+        self._value: Any = None
+        saver.mark(self, self)
+
+    def take(self) -> None:
+        """Reads the column."""
+        self._value = self._column.numpy()
+
+    def save(self, key: str, session: Session) -> None:
+        """See the base class."""
+        with tf.device("CPU:0"):
+            session.writer().add_blocks(key, tf.constant(self._value))
+
+    def check(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+        self._column.check(key, reader)
+
+    def restore(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+        self._column.restore(key, reader)
 
 
 class KeyedRows:
@@ -207,6 +249,22 @@ class KeyedRows:
         # Of the sizes, the keys and the rows.
         self._slot = replicas.allocate(3)
         self._written = np.zeros([0], np.int64)
+        #: The checkpoint that keys were last read from, and their number.
+        self.source: str | None = None
+        self.announced = 0
+        # These keys, in its order, and once they are restored their shards.
+        self._announced = np.zeros([0], np.int64)
+        self._shard_of = np.zeros([0], np.int32)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one shard."""
+        return self._replicas.world == 1
+
+    @property
+    def workers(self) -> int:
+        """The number of processes that have shards."""
+        return self._replicas.workers
 
     @property
     def tables(self) -> list[Any]:
@@ -254,9 +312,18 @@ class KeyedRows:
             raise ValueError(
                 f"{self._owner}: keys must be ascending, each of them once."
             )
+        self._require_room(keys)
+        self._replace(keys)
+        self._written = keys
+
+    def _require_room(self, keys: np.ndarray) -> None:
+        """Requires room for keys, [n] int64, in all shards.
+
+        Raises:
+            ValueError: a shard has none.
+        """
         world = self._replicas.world
-        shard_of = np.mod(keys, world)
-        sizes = np.bincount(shard_of, minlength=world)
+        sizes = np.bincount(np.mod(keys, world), minlength=world)
         fullest = int(np.argmax(sizes))
         if sizes[fullest] > self._capacity:
             raise ValueError(
@@ -264,11 +331,98 @@ class KeyedRows:
                 f"replicas shard {fullest} would hold {sizes[fullest]} of "
                 f"them, and max_vocabulary_size_per_gpu is {self._capacity}."
             )
+
+    def _replace(self, keys: np.ndarray) -> np.ndarray:
+        """Replaces all keys; returns the shard of each, [n] int32."""
+        shard_of = np.mod(keys, self._replicas.world).astype(np.int32)
         if any(int(key_map.size()) for key_map in self._maps):
             self._reset()
         for rank, key_map in zip(self._replicas.ranks, self._maps, strict=True):
             key_map.replace(keys[shard_of == rank])
-        self._written = keys
+        return shard_of
+
+    def save(self, name: str, key: str, session: Session) -> None:
+        """Writes the keys, the parameters or a slot, shard after shard.
+
+        With several workers all must, and each writes what it holds.
+
+        Args:
+            name: which of them.
+            key: the checkpoint's key.
+            session: where to.
+        """
+        writer, sizes = session.writer(self._replicas), self.sizes()
+        row = [] if name == KEYS else [self._dim]
+        shape = [sum(sizes), *row]
+        if shape[0] == 0 and self._replicas.worker == 0:
+            dtype = tf.int64 if name == KEYS else tf.float32
+            writer.add(key, tf.zeros(shape, dtype))
+        for i, rank in enumerate(self._replicas.ranks):
+            first = sum(sizes[:rank])
+            if name == KEYS:
+                keys = tf.constant(self._maps[i].keys())
+                writer.add_blocks(key, keys, shape[0], first)
+                continue
+            rows = VariableRows(name, self._variables[i][name])
+            for start, size in blocks([sizes[rank], *row], tf.float32):
+                block = rows.read_rows(start, size)
+                writer.add_rows(key, shape, first + start, block)
+
+    def announce(self, key: str, reader: BundleReader) -> None:
+        """Reads keys that are to replace those that there are.
+
+        Args:
+            key: the checkpoint's key.
+            reader: the checkpoint.
+
+        Raises:
+            ValueError: they are no keys, or a shard has no room for its own.
+        """
+        shape, dtype = reader.shapes[key], reader.dtypes[key]
+        where = f"{self._owner}: the keys of '{reader.prefix}'"
+        if len(shape) != 1 or dtype != tf.int64:
+            raise ValueError(
+                f"{where} must be int64 of shape [n], got {dtype.name} of "
+                f"shape {shape}."
+            )
+        keys = np.concatenate(
+            [np.zeros([0], np.int64)]
+            + [reader.read_rows(key, *b).numpy() for b in blocks(shape, dtype)]
+        )
+        if len(np.unique(keys)) != len(keys):
+            raise ValueError(f"{where} must all differ.")
+        self._require_room(keys)
+        self.source, self.announced = reader.prefix, len(keys)
+        self._announced = keys
+
+    def restore_keys(self) -> None:
+        """Replaces all keys by those announced.
+
+        Their rows and slots are initial ones.
+        """
+        self._shard_of = self._replace(self._announced)
+        self._announced = self._announced[:0]
+
+    def restore(self, name: str, key: str, reader: BundleReader) -> None:
+        """Reads the parameters or a slot of the keys last restored.
+
+        Args:
+            name: which of them.
+            key: the checkpoint's key.
+            reader: the checkpoint.
+        """
+        counts = [0] * len(self._maps)
+        for start, size in blocks(reader.shapes[key], tf.float32):
+            rows = reader.read_rows(key, start, size)
+            shard_of = self._shard_of[start : start + size]
+            for i, rank in enumerate(self._replicas.ranks):
+                # A shard's keys have its rows in the order they are read in.
+                mine = tf.gather(rows, np.flatnonzero(shard_of == rank))
+                end = counts[i] + mine.shape[0]
+                scatter(
+                    self._variables[i][name], tf.range(counts[i], end), mine
+                )
+                counts[i] = end
 
     def write(self, name: str, values: np.ndarray) -> None:
         """Sets the parameters or a slot of all keys.

@@ -92,7 +92,9 @@ class MirroredEngine(ReplicasEngine):
     def _whole(
         self, name: str, shape: tuple[int, int], shards: list[tf.Variable]
     ) -> MirroredTable:
-        return MirroredTable(name, shape, shards, self._strategy)
+        return MirroredTable(
+            name, shape, shards, self._strategy, self._pipelined
+        )
 
     def _look_up(
         self,

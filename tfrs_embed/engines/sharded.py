@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.saved_model import save_context
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import exchange
@@ -246,13 +247,15 @@ class ShardedEngine(ReplicasEngine):
         # The shards must all be of this process.
         world = self._replicas.world
         if self._replicas.workers > 1:
-            remote = tf.debugging.Assert(
-                False,
-                [
-                    f"{self._name} is sharded over {self._replicas.workers} "
-                    "workers and can only be called inside strategy.run."
-                ],
+            text = (
+                f"{self._name} is sharded over {self._replicas.workers} "
+                "workers and can only be called inside strategy.run."
             )
+            if save_context.in_save_context():
+                raise RuntimeError(
+                    f"{text} tfrs_embed.serving.export exports it."
+                )
+            remote = tf.debugging.Assert(False, [text])
             with tf.control_dependencies([remote] if remote else []):
                 return [
                     tf.zeros([b.count, f.table.dim])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.rows import scatter
+from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.whole import WholeTable
-from tfrs_embed.ops.update import scatter_update
 
 #: Rows come from other workers in blocks of this many float32 numbers.
 BLOCK_ELEMENTS = 1 << 22
@@ -18,8 +20,9 @@ BLOCK_ELEMENTS = 1 << 22
 class ShardedTable(WholeTable):
     """A table, or a slot, whose row i is row i // world of shard i % world.
 
-    With several workers, reading it (also into a checkpoint) gathers the rows
-    of all: all workers must do it, as all workers save Keras's variables.
+    With several workers, reading it gathers the rows of all, and saving it has
+    each write a part: all workers must do it, as all workers save Keras's
+    variables.
 
     Args:
         name: the name, "<table>/parameters" or "<table>/<slot>".
@@ -38,47 +41,126 @@ class ShardedTable(WholeTable):
         strategy: tf.distribute.Strategy,
     ) -> None:
         super().__init__(name, shape, shards, strategy)
-        self.shards = tuple(shards)
         self._replicas = replicas
-        self._slot = replicas.allocate(1)
+        # Rows of each shard that the workers exchange at a time.
+        self._block = min(
+            shards[0].shape[0],
+            max(1, BLOCK_ELEMENTS // shape[1] // replicas.world),
+        )
+        self._slot = replicas.allocate(2)
         # One function for all tables would be traced for each, and TensorFlow
         # warns of that.
         self._gather = tf.function(self._gather_block, autograph=False)
+        self._swap = tf.function(self._swap_block, autograph=False)
 
-    def numpy(self) -> np.ndarray:
-        """The whole table, [vocabulary_size, dim] float32."""
-        world, (vocabulary_size, dim) = self._replicas.world, self.shape
-        num_rows = self.shards[0].shape[0]
-        whole = np.empty((num_rows, world, dim), np.float32)
+    @property
+    def _workers(self) -> int:
+        return self._replicas.workers
+
+    @property
+    def shards(self) -> tuple[tf.Variable, ...]:
+        """The variables of this process's replicas."""
+        return tuple(self._variables)
+
+    def read_rows(self, start: int, size: int) -> tf.Tensor:
+        """Returns rows, [size, dim] float32, in the host's memory.
+
+        With several workers it is a collective: all must ask for the same.
+        """
+        world = self._replicas.world
+        first, last = start // world, -(-(start + size) // world)
+        rows = np.empty([last - first, world, self.shape[1]], np.float32)
         if self._replicas.workers == 1:
-            for rank, shard in zip(
-                self._replicas.ranks, self.shards, strict=True
-            ):
-                whole[:, rank] = shard.numpy()
+            for rank, shard in self._by_rank():
+                with tf.device(shard.device):
+                    found = tf.gather(shard, tf.range(first, last))
+                rows[:, rank] = found.numpy()
         else:
-            size = min(num_rows, max(1, BLOCK_ELEMENTS // dim))
-            for start in range(0, num_rows, size):
-                # The last block overlaps the one before: all have one shape.
-                start = min(start, num_rows - size)
-                block = self._gather(tf.constant(start), size).numpy()
-                whole[start : start + size] = block.reshape(
-                    world, size, dim
-                ).swapaxes(0, 1)
-        return whole.reshape(-1, dim)[:vocabulary_size]
+            for row in range(first, last, self._block):
+                # The last block may overlap the one before: all have one shape.
+                row = max(0, min(row, self.shards[0].shape[0] - self._block))
+                block = self._gather(tf.constant(row)).numpy()
+                block = block.reshape(world, self._block, -1).swapaxes(0, 1)
+                skipped = max(0, first - row)
+                end = min(row + self._block, last)
+                at = row + skipped - first
+                rows[at : end - first] = block[skipped : end - row]
+        skipped = start - first * world
+        with tf.device("CPU:0"):
+            rows = rows.reshape(-1, self.shape[1])
+            return tf.constant(rows[skipped : skipped + size])
 
-    def _gather_block(self, start: tf.Tensor, size: int) -> tf.Tensor:
-        """Rows start to start + size of all shards, [world * size, dim]."""
+    def write_rows(self, start: int, rows: tf.Tensor) -> None:
+        """Sets those of some rows that are this process's.
+
+        Args:
+            start: the first row's index.
+            rows: [n, dim].
+        """
+        world = self._replicas.world
+        for rank, shard in self._by_rank():
+            first = (rank - start) % world
+            mine = rows[first::world]
+            row = (start + first) // world
+            scatter(shard, tf.range(row, row + mine.shape[0]), mine)
+
+    def save(self, key: str, session: Session) -> None:
+        """Writes the table under a key.
+
+        With several workers each writes every world-th block; the rows of a
+        block come from all. So each sends and writes as much as it holds.
+        """
+        if self._replicas.workers == 1:
+            super().save(key, session)
+            return
+        writer = session.writer(self._replicas)
+        shape, world = self.shape.as_list(), self._replicas.world
+        step = self._block * world
+        for start in range(0, self.shards[0].shape[0], step):
+            swapped = self._swap(tf.constant(start))
+            for rank, rows in zip(self._replicas.ranks, swapped, strict=True):
+                row = (start + rank * self._block) * world
+                size = min(step, shape[0] - row)
+                if size > 0:
+                    with tf.device("CPU:0"):
+                        rows = tf.identity(rows[:size])
+                    writer.add_rows(key, shape, row, rows)
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        if self._replicas.workers > 1:
+            raise RuntimeError(
+                f"'{self.name}' is sharded over {self._replicas.workers} "
+                "workers, whose parts of a checkpoint are exchanged between "
+                "steps: save without experimental_enable_async_checkpoint."
+            )
+        super()._copy_trackable_to_cpu(object_map)
+
+    def _by_rank(self) -> Iterator[tuple[int, tf.Variable]]:
+        return zip(self._replicas.ranks, self.shards, strict=True)
+
+    def _gather_block(self, start: tf.Tensor) -> tf.Tensor:
+        """A block of rows of all shards, one shard after the other."""
         rows = [
             self._replicas.gather(
-                i, tf.gather(shard, start + tf.range(size)), self._slot
+                i, tf.gather(shard, start + tf.range(self._block)), self._slot
             )
             for i, shard in enumerate(self.shards)
         ]
         return rows[0]
 
-    def _write(self, value: tf.Tensor) -> None:
-        world = self._replicas.world
-        for rank, shard in zip(self._replicas.ranks, self.shards, strict=True):
-            with tf.device(shard.device):
-                rows = value[rank::world]
-                scatter_update(shard, tf.range(tf.shape(rows)[0]), rows)
+    def _swap_block(self, start: tf.Tensor) -> list[tf.Tensor]:
+        """For each local replica, of rank r, a block of the table's rows.
+
+        It is the rows that all shards have at [start + r * block, start +
+        (r + 1) * block), in the table's order.
+        """
+        world, dim = self._replicas.world, self.shape[1]
+        swapped = []
+        for i, shard in enumerate(self.shards):
+            # What is beyond the last row is cut off by whoever gets it.
+            rows = start + tf.range(world * self._block)
+            rows = tf.minimum(rows, shard.shape[0] - 1)
+            mine = tf.reshape(tf.gather(shard, rows), [world, -1, dim])
+            got = self._replicas.all_to_all(i, mine, self._slot + 1)
+            swapped.append(tf.reshape(tf.transpose(got, [1, 0, 2]), [-1, dim]))
+        return swapped

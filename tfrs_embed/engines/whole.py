@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.training.saving.saveable_object import SaveSpec
 
-# What a variable's value is called in a checkpoint.
-_VALUE = "VARIABLE_VALUE"
+from tfrs_embed.checkpoint import saver
+from tfrs_embed.checkpoint.bundle import blocks
+from tfrs_embed.checkpoint.rows import VALUE, Rows
 
 
 class Whole(tf.__internal__.tracking.Trackable):
@@ -26,6 +28,7 @@ class Whole(tf.__internal__.tracking.Trackable):
     """
 
     trainable = False
+    exporting = False
     dtype: tf.DType
     name: str
 
@@ -49,6 +52,21 @@ class Whole(tf.__internal__.tracking.Trackable):
         """What a variable is called in a checkpoint's description."""
         return self.name.split(":")[0]
 
+    @property
+    def _exported_whole(self) -> bool:
+        """Whether a SavedModel holds it whole, beside the variables."""
+        return False
+
+    @property
+    def _exported_variables(self) -> Sequence[tf.Variable]:
+        """The variables that a SavedModel holds."""
+        return self._variables
+
+    @property
+    def _workers(self) -> int:
+        """The number of processes that hold the parts."""
+        return 1
+
     @abc.abstractmethod
     def numpy(self) -> Any:
         """The whole, as numpy has it."""
@@ -68,8 +86,10 @@ class Whole(tf.__internal__.tracking.Trackable):
         """Sets the whole."""
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
+        if self.exporting and not self._exported_whole:
+            return {}
         if not tf.executing_eagerly():
-            return {}  # A SavedModel is being made.
+            return {}
         # By its full name the host is the device that TensorFlow has other
         # variables on; with several it would save and restore in a function.
         with tf.init_scope(), tf.device("CPU:0"):
@@ -82,18 +102,25 @@ class Whole(tf.__internal__.tracking.Trackable):
             dtype=self.dtype,
             device=host,
         )
-        return {_VALUE: whole}
+        return {VALUE: whole}
 
     def _restore_from_tensors(self, restored_tensors: Any) -> None:
         if restored_tensors:
-            self.assign(restored_tensors[_VALUE])
+            self.assign(restored_tensors[VALUE])
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
         children = super()._trackable_children(save_type, **kwargs)
-        if save_type == "savedmodel":
-            for i, variable in enumerate(self._variables):
+        self.exporting = save_type == "savedmodel"
+        if self.exporting:
+            if self._workers > 1:
+                raise RuntimeError(
+                    f"'{self._shared_name}' is spread over {self._workers} "
+                    "workers, of which a SavedModel would have one's part: "
+                    "tfrs_embed.serving.export gathers them all."
+                )
+            for i, variable in enumerate(self._exported_variables):
                 children[f"shard_{i}"] = variable
         return children
 
@@ -112,7 +139,7 @@ tf.register_tensor_conversion_function(Whole, _to_tensor)
 tf.Variable.register(Whole)
 
 
-class WholeTable(Whole):
+class WholeTable(Whole, Rows):
     """A table, or a slot, that is kept in parts.
 
     It has those parts of a variable's interface that see it whole, and a
@@ -138,13 +165,14 @@ class WholeTable(Whole):
         self.name = f"{name}:0"
         self.shape = tf.TensorShape(shape)
 
-    @abc.abstractmethod
     def numpy(self) -> np.ndarray:
         """The whole table, [vocabulary_size, dim] float32."""
-
-    @abc.abstractmethod
-    def _write(self, value: tf.Tensor) -> None:
-        """Sets the parts to [vocabulary_size, dim], which is on the host."""
+        whole = np.empty(self.shape.as_list(), np.float32)
+        with self.reading():
+            for start, size in blocks(whole.shape, tf.float32):
+                rows = self.read_rows(start, size)
+                whole[start : start + size] = rows.numpy()
+        return whole
 
     def assign(self, value: Any) -> None:
         """Sets the whole table.
@@ -158,24 +186,41 @@ class WholeTable(Whole):
         """
         with tf.device("CPU:0"):
             value = tf.convert_to_tensor(value, tf.float32)
-            if value.shape.rank is None:  # Restoring, in a traced function.
-                fits = tf.reduce_all(tf.equal(tf.shape(value), self.shape))
-                checked = tf.debugging.Assert(
-                    fits,
-                    [
-                        f"'{self.name}' has the shape {tuple(self.shape)}, and "
-                        "can't be given a value of shape",
-                        tf.shape(value),
-                    ],
-                )
-                with tf.control_dependencies([checked]):
-                    value = tf.reshape(value, self.shape)
-            if value.shape != self.shape:
-                raise ValueError(
-                    f"'{self.name}' has the shape {tuple(self.shape)}, and "
-                    f"can't be given a value of shape {tuple(value.shape)}."
-                )
-        self._write(value)
+        if value.shape != self.shape:
+            raise ValueError(
+                f"'{self.name}' has the shape {tuple(self.shape)}, and can't "
+                f"be given a value of shape {tuple(value.shape)}."
+            )
+        with self.writing():
+            self.write_rows(0, value)
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        # For checkpoints that are written while the training goes on.
+        if self not in object_map:
+            object_map[self] = self._copy_on_host()
+        copies = object_map[self]._variables
+
+        def take() -> None:
+            with self.reading():
+                for there, here in zip(copies, self._variables, strict=True):
+                    there.assign(here)
+
+        if tf.executing_eagerly():
+            take()
+        else:
+            tf.py_function(take, [], [])
+
+    def _copy_on_host(self) -> WholeTable:
+        """Makes the same of variables in the host's memory."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            copies = [
+                tf.Variable(tf.zeros(v.shape), trainable=False)
+                for v in self._variables
+            ]
+        whole = copy.copy(self)
+        whole._variables = copies
+        saver.mark(whole, whole)
+        return whole
 
     def __repr__(self) -> str:
         """Name, shape and parts."""

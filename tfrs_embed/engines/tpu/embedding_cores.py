@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.rows import scatter
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.tpu.base import TPUEngine
@@ -88,7 +89,8 @@ class EmbeddingCoreEngine(TPUEngine):
             for name, state in self.states.items()
         }
         for name, made in tables.items():
-            made[PARAMETERS].fill(initial_blocks(self.states[name].spec))
+            for start, block in initial_blocks(self.states[name].spec):
+                made[PARAMETERS].write_rows(start, block)
         self._embedding._load_variables()
         # Only now: a checkpoint that was read before restores them.
         for name, made in tables.items():
@@ -151,26 +153,49 @@ class _HostTable(WholeTable):
         self._retrieve = retrieve
         self._load = load
 
-    def numpy(self) -> np.ndarray:
-        """The whole table, [vocabulary_size, dim] float32."""
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """See the base class."""
         self._retrieve()
-        parts = [v.numpy() for v in self._variables]
-        return np.concatenate(parts)[: self.shape[0]]
+        yield
 
-    def fill(self, blocks: Any) -> None:
-        """Sets the image on the hosts to a table's initial blocks."""
-        self._write_image(tf.concat([block for _, block in blocks], 0))
-
-    def _write_image(self, value: tf.Tensor) -> None:
-        sizes = [v.shape[0] for v in self._variables]
-        padded = tf.pad(value, [[0, sum(sizes) - self.shape[0]], [0, 0]])
-        for variable, part in zip(
-            self._variables, tf.split(padded, sizes), strict=True
-        ):
-            variable.assign(part)
-
-    def _write(self, value: tf.Tensor) -> None:
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """See the base class."""
         # The other tables' images would overwrite what the cores have.
         self._retrieve()
-        self._write_image(value)
+        yield
         self._load()
+
+    def read_rows(self, start: int, size: int) -> tf.Tensor:
+        """Rows of the image on the hosts."""
+        found = [
+            tf.gather(variable, tf.range(first, last))
+            for variable, _, first, last in self._overlaps(start, size)
+        ]
+        return tf.concat(found, 0)
+
+    def write_rows(self, start: int, rows: tf.Tensor) -> None:
+        """Sets rows of the image on the hosts."""
+        for variable, skipped, first, last in self._overlaps(
+            start, rows.shape[0]
+        ):
+            part = rows[skipped : skipped + last - first]
+            scatter(variable, tf.range(first, last), part)
+
+    def _overlaps(
+        self, start: int, size: int
+    ) -> Iterator[tuple[tf.Variable, int, int, int]]:
+        """Yields the hosts that hold some of a block.
+
+        Yields:
+            A host's variable, the number of the block's rows that come before
+            it, and which of the variable's rows are the block's.
+        """
+        offset = 0
+        for variable in self._variables:
+            first = max(start, offset)
+            last = min(start + size, offset + variable.shape[0])
+            if first < last:
+                yield variable, first - start, first - offset, last - offset
+            offset += variable.shape[0]

@@ -145,7 +145,7 @@ class SparseCoreEngine(TPUEngine):
                 for key, variable in self._embedding.variables[stack].items()
             }
             for start, block in initial_blocks(table):
-                made[PARAMETERS].write(start, block)
+                made[PARAMETERS].write_rows(start, block)
             # Only now: a checkpoint that was read before restores them.
             for key, whole in made.items():
                 state.add(key, whole)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.rows import scatter
 from tfrs_embed.engines.whole import WholeTable
-from tfrs_embed.ops.update import scatter_update
 from tfrs_embed.sparsecore.layout import flat_rows
 
 
@@ -36,12 +36,31 @@ class StackedTable(WholeTable):
         self.layout = layout
         self._rows_per_chip = int(chips[0].shape[0])
 
-    def numpy(self) -> np.ndarray:
-        """The whole table, [vocabulary_size, dim] float32."""
-        vocabulary_size, dim = self.shape
-        rows = flat_rows(self.layout, np.arange(vocabulary_size))
-        stack = np.concatenate([chip.numpy() for chip in self._variables])
-        return stack[rows, :dim]
+    def read_rows(self, start: int, size: int) -> tf.Tensor:
+        """See the base class."""
+        found = np.empty([size, self.shape[1]], np.float32)
+        for variable, own, places in self._by_chip(start, size):
+            with tf.device(variable.device):
+                rows = tf.gather(variable, tf.constant(places)).numpy()
+            found[own] = rows[:, : self.shape[1]]
+        with tf.device("CPU:0"):
+            return tf.constant(found)
+
+    def write_rows(self, start: int, rows: tf.Tensor) -> None:
+        """See the base class."""
+        padding = self._variables[0].shape[1] - self.shape[1]
+        for variable, own, places in self._by_chip(start, rows.shape[0]):
+            padded = tf.pad(tf.gather(rows, own), [[0, 0], [0, padding]])
+            scatter(variable, tf.constant(places), padded)
+
+    def _by_chip(
+        self, start: int, size: int
+    ) -> Iterator[tuple[tf.Variable, np.ndarray, np.ndarray]]:
+        """Yields each chip's variable, which rows it has, and where."""
+        rows = flat_rows(self.layout, np.arange(start, start + size))
+        for chip, variable in enumerate(self._variables):
+            own = np.flatnonzero(rows // self._rows_per_chip == chip)
+            yield variable, own, rows[own] % self._rows_per_chip
 
     def gather(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns rows, [n, dim], of ids [n]; reads no others."""
@@ -58,20 +77,3 @@ class StackedTable(WholeTable):
             )
         ]
         return tf.dynamic_stitch(places, found)[:, : self.shape[1]]
-
-    def write(self, start: int, value: tf.Tensor) -> None:
-        """Sets the rows from `start` on to a block, [n, dim]."""
-        ids = np.arange(start, start + value.shape[0])
-        rows = flat_rows(self.layout, ids)
-        padding = self._variables[0].shape[1] - self.shape[1]
-        for chip, variable in enumerate(self._variables):
-            own = np.flatnonzero(rows // self._rows_per_chip == chip)
-            with tf.device(variable.device):
-                scatter_update(
-                    variable,
-                    tf.constant(rows[own] % self._rows_per_chip),
-                    tf.pad(tf.gather(value, own), [[0, 0], [0, padding]]),
-                )
-
-    def _write(self, value: tf.Tensor) -> None:
-        self.write(0, value)

@@ -1,0 +1,42 @@
+"""Runs tests/strategies/test_checkpoints.py: save anywhere, restore anywhere.
+
+`make nightly` takes all placements; otherwise those that differ in kind.
+"""
+
+import os
+
+from processes import run
+
+ALL = bool(os.environ.get("TFRS_EMBED_NIGHTLY"))
+# By processes, which hold the placements of one machine together. A second
+# MirroredStrategy would share the first one's collectives.
+PROCESSES = {
+    "tpu:4x4": ["one", "mirrored-2", "v5p-4", *(["v6e-4"] if ALL else [])],
+    **({"mirrored:4": ["mirrored-4"]} if ALL else {}),
+    "workers:2": ["workers-2"],
+    **({"workers:3": ["workers-3"]} if ALL else {}),
+}
+
+
+def test_save_anywhere_restore_anywhere(tmp_path):
+    def in_process(strategy, restored, select=None):
+        run(
+            ["test_checkpoints.py"],
+            strategy,
+            select,
+            TFRS_EMBED_TEST_CHECKPOINTS=str(tmp_path),
+            TFRS_EMBED_TEST_SAVED=" ".join(PROCESSES[strategy]),
+            TFRS_EMBED_TEST_RESTORED=" ".join(restored),
+        )
+
+    done = []
+    for strategy, placements in PROCESSES.items():
+        done += placements
+        in_process(strategy, done)
+    # What was saved after they had ended.
+    earlier = []
+    for strategy, placements in PROCESSES.items():
+        earlier += placements
+        later = [p for p in done if p not in earlier]
+        if later:
+            in_process(strategy, later, "test_restore and not before")

@@ -1,0 +1,224 @@
+"""TensorFlow's checkpoint files, written and read in blocks of rows.
+
+A tensor is saved as slices of its rows, under its one name. Whoever asks
+TensorFlow for that name gets the whole tensor; whoever asks for some rows has
+only the slices read that hold them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.index import Index
+from tfrs_embed.checkpoint.stored import StoredTensor
+
+#: Bytes of a slice, unless one row has more.
+BLOCK_BYTES = 16 << 20
+#: Bytes that are handed to TensorFlow, and so held in memory, at a time.
+PART_BYTES = 64 << 20
+#: Bytes from which on a piece that a tensor was saved in, as others save them,
+#: is not read by TensorFlow, which would read all of it for some rows.
+LARGE_BYTES = 64 << 20
+
+
+def blocks(shape: Sequence[int], dtype: tf.DType) -> Iterator[tuple[int, int]]:
+    """Cuts a tensor's rows into blocks.
+
+    Args:
+        shape: the tensor's shape, [rows, ...].
+        dtype: the tensor's dtype.
+
+    Yields:
+        The first row and the number of rows of each block.
+    """
+    rows, *rest = shape
+    row = max(1, tf.TensorShape(rest).num_elements()) * dtype.size
+    size = max(1, BLOCK_BYTES // row)
+    for start in range(0, rows, size):
+        yield start, min(size, rows - start)
+
+
+class BundleWriter:
+    """Writes a checkpoint's tensors, part by part.
+
+    Parts are files of their own, which TensorFlow merges into a checkpoint
+    without reading them.
+
+    Args:
+        prefix: what the parts' paths begin with.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._names: list[str] = []
+        self._slices: list[str] = []
+        self._tensors: list[tf.Tensor] = []
+        self._bytes = 0
+        self._parts: list[str] = []
+
+    def add(self, name: str, value: tf.Tensor) -> None:
+        """Adds a whole tensor."""
+        self._add(name, "", value)
+
+    def add_rows(
+        self, name: str, shape: Sequence[int], start: int, rows: tf.Tensor
+    ) -> None:
+        """Adds some rows of a tensor.
+
+        Args:
+            name: the tensor's name.
+            shape: the whole tensor's shape.
+            start: the first row's index.
+            rows: the rows.
+        """
+        self._add(name, slice_spec(shape, start, rows.shape[0]), rows)
+
+    def add_blocks(
+        self,
+        name: str,
+        rows: tf.Tensor,
+        total: int | None = None,
+        first: int = 0,
+    ) -> None:
+        """Adds some rows of a tensor, or all of them, in blocks.
+
+        Args:
+            name: the tensor's name.
+            rows: the rows.
+            total: the number of rows of the whole tensor; None: these are all.
+            first: the first row's index.
+        """
+        count, *row = rows.shape
+        shape = [count if total is None else total, *row]
+        if shape[0] == 0:
+            self.add(name, rows)
+        for start, size in blocks(rows.shape, rows.dtype):
+            block = rows[start : start + size]
+            self.add_rows(name, shape, first + start, block)
+
+    def _add(self, name: str, slice_: str, value: tf.Tensor) -> None:
+        self._names.append(name)
+        self._slices.append(slice_)
+        self._tensors.append(value)
+        self._bytes += value.shape.num_elements() * value.dtype.size
+        if self._bytes >= PART_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what has been added."""
+        if not self._names:
+            return
+        part = f"{self._prefix}-{len(self._parts)}"
+        with tf.device("CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=part,
+                tensor_names=self._names,
+                shape_and_slices=self._slices,
+                tensors=self._tensors,
+            )
+        self._parts.append(part)
+        self._names, self._slices, self._tensors = [], [], []
+        self._bytes = 0
+
+    def finish(self) -> list[str]:
+        """Writes what is left; returns the parts' prefixes."""
+        self.flush()
+        return self._parts
+
+
+class BundleReader:
+    """Reads a checkpoint's tensors, whole or some rows.
+
+    Errors of damaged files name the checkpoint and the tensor.
+
+    Args:
+        prefix: the checkpoint's path, as `tf.train.latest_checkpoint` gives it.
+
+    Raises:
+        tf.errors.OpError: there is none, or its index is damaged.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        reader = tf.train.load_checkpoint(prefix)
+        #: Each tensor's shape, by name.
+        self.shapes: dict[str, list[int]] = reader.get_variable_to_shape_map()
+        #: Each tensor's dtype, by name.
+        self.dtypes: dict[str, tf.DType] = reader.get_variable_to_dtype_map()
+        self._index: Index | None = None
+        self._stored: dict[str, StoredTensor | None] = {}
+
+    def read(self, name: str) -> tf.Tensor:
+        """Returns a whole tensor."""
+        return self._read(name, "")
+
+    def read_rows(self, name: str, start: int, size: int) -> tf.Tensor:
+        """Returns `size` rows of a tensor from `start` on."""
+        stored = self._in_large_pieces(name)
+        if stored is not None:
+            with tf.device("CPU:0"):
+                return tf.constant(stored.rows(start, size))
+        return self._read(name, slice_spec(self.shapes[name], start, size))
+
+    def stored(self, name: str) -> StoredTensor:
+        """Returns a tensor's bytes in the data files, for reading any rows.
+
+        Raises:
+            KeyError: it was not saved.
+            ValueError: it is cut along its columns too, or its bytes are in the
+                order of another machine.
+        """
+        if self._index is None:
+            self._index = Index(self.prefix)
+        return StoredTensor(self._index, name)
+
+    def _in_large_pieces(self, name: str) -> StoredTensor | None:
+        """A tensor that was saved in large pieces; None: any other."""
+        shape, dtype = self.shapes[name], self.dtypes[name]
+        # A size of 0: its elements, strings, have none of their own.
+        if dtype.size * math.prod(shape) <= LARGE_BYTES:
+            return None
+        if name not in self._stored:
+            self._stored[name] = None
+            with contextlib.suppress(ValueError):
+                stored = self.stored(name)
+                if stored.largest > LARGE_BYTES:
+                    self._stored[name] = stored
+        return self._stored[name]
+
+    def _read(self, name: str, slice_: str) -> tf.Tensor:
+        try:
+            with tf.device("CPU:0"):
+                [value] = tf.raw_ops.RestoreV2(
+                    prefix=self.prefix,
+                    tensor_names=[name],
+                    shape_and_slices=[slice_],
+                    dtypes=[self.dtypes[name]],
+                )
+        except tf.errors.OpError as error:
+            raise type(error)(
+                None,
+                None,
+                f"'{name}' can't be read from the checkpoint '{self.prefix}': "
+                f"{error.message}",
+            ) from error
+        return value
+
+
+def slice_spec(shape: Sequence[int], start: int, size: int) -> str:
+    """TensorFlow's words for some rows of a tensor of a shape."""
+    dims = " ".join(str(n) for n in shape)
+    return ":".join([f"{dims} {start},{size}"] + ["-"] * (len(shape) - 1))
+
+
+def merge(parts: Sequence[str], prefix: str) -> None:
+    """Makes one checkpoint of parts, which are gone then."""
+    tf.raw_ops.MergeV2Checkpoints(
+        checkpoint_prefixes=list(parts),
+        destination_prefix=prefix,
+        delete_old_dirs=True,
+    )

@@ -1,0 +1,37 @@
+"""Whether a table may be restored from a checkpoint of fewer rows."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
+_allowed = contextvars.ContextVar("growing_tables", default=False)
+
+
+@contextlib.contextmanager
+def growing_tables() -> Iterator[None]:
+    """Lets tables be restored from checkpoints in which they have fewer rows.
+
+    The rows beyond those are initialized: parameters by the table's
+    initializer, slots as its optimizer begins them. Without it, another number
+    of rows is an error; fewer rows than a checkpoint has, or another dim, are
+    one always.
+
+    It holds for what is restored inside of it, tables that are only built later
+    included (these need TensorFlow 2.17).
+
+    Example:
+        with tfrs_embed.checkpoint.growing_tables():
+            tf.train.Checkpoint(model=model).restore(path)
+    """
+    token = _allowed.set(True)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def allowed() -> bool:
+    """Whether a restore that begins now may grow tables."""
+    return _allowed.get()

@@ -1,0 +1,196 @@
+"""What a checkpoint needs of a table: to read and to write some rows."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent import futures
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.checkpoint import growth
+from tfrs_embed.checkpoint.bundle import BundleReader, blocks
+from tfrs_embed.checkpoint.session import Session
+
+#: What a variable's value is called in a checkpoint.
+VALUE = "VARIABLE_VALUE"
+_SUFFIX = f"/.ATTRIBUTES/{VALUE}"
+#: What a table of keys calls these.
+KEYS = "keys"
+
+#: Makes initial rows from a row on: (first row's index, rows) block by block.
+Initial = Callable[[int], Iterable[tuple[int, tf.Tensor]]]
+
+
+def key_of(name: str) -> str:
+    """The key of an object's value, of the object's name or the key itself."""
+    return name if name.endswith(_SUFFIX) else f"{name}{_SUFFIX}"
+
+
+def sibling(key: str, name: str) -> str:
+    """The key of another object, which has the same parent."""
+    return f"{key[: -len(_SUFFIX)].rpartition('/')[0]}/{name}{_SUFFIX}"
+
+
+class Saved(abc.ABC):
+    """What is saved and restored in blocks.
+
+    Attributes:
+        order: what is less is restored first.
+        initial: makes the rows that a smaller table doesn't have.
+        growing: whether the restore that was last announced may grow tables.
+        exporting: whether it was last asked for by a SavedModel, which holds
+            variables alone.
+    """
+
+    name: str
+    order = 1
+    initial: Initial | None = None
+    growing = False
+    exporting = False
+
+    @abc.abstractmethod
+    def save(self, key: str, session: Session) -> None:
+        """Writes it under a key."""
+
+    @abc.abstractmethod
+    def check(self, key: str, reader: BundleReader) -> None:
+        """Checks that what is under a key fits, before anything is restored.
+
+        Raises:
+            ValueError: it does not.
+        """
+
+    @abc.abstractmethod
+    def restore(self, key: str, reader: BundleReader) -> None:
+        """Reads what is under a key."""
+
+
+class Rows(Saved):
+    """A table, or a slot, as rows: [vocabulary_size, dim] float32."""
+
+    shape: tf.TensorShape
+
+    @abc.abstractmethod
+    def read_rows(self, start: int, size: int) -> tf.Tensor:
+        """Returns rows, [size, dim] float32, in the host's memory."""
+
+    @abc.abstractmethod
+    def write_rows(self, start: int, rows: tf.Tensor) -> None:
+        """Sets the rows from `start` on to a block, [n, dim]."""
+
+    def reading(self) -> contextlib.AbstractContextManager[Any]:
+        """Surrounds reads that belong together."""
+        return contextlib.nullcontext()
+
+    def writing(self) -> contextlib.AbstractContextManager[Any]:
+        """Surrounds writes that belong together."""
+        return contextlib.nullcontext()
+
+    def save(self, key: str, session: Session) -> None:
+        """See the base class."""
+        writer, shape = session.writer(), self.shape.as_list()
+        with self.reading():
+            for start, size in blocks(shape, tf.float32):
+                rows = self.read_rows(start, size)
+                writer.add_rows(key, shape, start, rows)
+
+    def check(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+        there, here = reader.shapes[key], self.shape.as_list()
+        where = f"'{self.name}' can't be restored from '{reader.prefix}'"
+        if sibling(key, KEYS) in reader.shapes:
+            raise ValueError(f"{where}: there it is a table of keys.")
+        if len(there) != 2 or there[1] != here[1]:
+            raise ValueError(
+                f"{where}: it has the shape {here} here and {there} there; "
+                "only the number of rows may differ."
+            )
+        if reader.dtypes[key] != tf.float32:
+            raise ValueError(
+                f"{where}: it is {reader.dtypes[key].name} there, not float32."
+            )
+        if there[0] > here[0]:
+            raise ValueError(
+                f"{where}: it has {here[0]} rows here and {there[0]} there; "
+                "rows that ids may refer to would be lost."
+            )
+        if there[0] < here[0] and not self._may_grow():
+            raise ValueError(
+                f"{where}: it has {here[0]} rows here and {there[0]} there. To "
+                "initialize the others, restore inside of "
+                "tfrs_embed.checkpoint.growing_tables()."
+            )
+
+    def _may_grow(self) -> bool:
+        return self.initial is not None and (self.growing or growth.allowed())
+
+    def restore(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+        there = reader.shapes[key]
+        with self.writing(), futures.ThreadPoolExecutor(1) as thread:
+            waiting: list[tuple[int, futures.Future[tf.Tensor]]] = []
+            for start, size in blocks(there, tf.float32):
+                # One block is read while the one before is written.
+                read = thread.submit(reader.read_rows, key, start, size)
+                waiting.append((start, read))
+                if len(waiting) == 2:
+                    self._write_next(waiting)
+            while waiting:
+                self._write_next(waiting)
+            if there[0] < self.shape[0]:
+                assert self.initial is not None
+                for start, rows in self.initial(there[0]):
+                    self.write_rows(start, rows)
+
+    def _write_next(
+        self, waiting: list[tuple[int, futures.Future[tf.Tensor]]]
+    ) -> None:
+        start, read = waiting.pop(0)
+        self.write_rows(start, read.result())
+
+
+class VariableRows(Rows):
+    """The rows of a variable that holds its table whole.
+
+    Args:
+        name: what errors call it.
+        variable: the variable, of one device or of a strategy that gives each
+            replica a copy.
+    """
+
+    def __init__(self, name: str, variable: tf.Variable) -> None:
+        self.name = name
+        self.shape = variable.shape
+        self._copies: Sequence[tf.Variable] = getattr(
+            variable, "values", [variable]
+        )
+
+    def read_rows(self, start: int, size: int) -> tf.Tensor:
+        """See the base class."""
+        # Reading the variable would copy all of it if it was updated sparsely.
+        with tf.device(self._copies[0].device):
+            rows = tf.gather(self._copies[0], tf.range(start, start + size))
+        with tf.device("CPU:0"):
+            return tf.identity(rows)
+
+    def write_rows(self, start: int, rows: tf.Tensor) -> None:
+        """See the base class."""
+        for copy in self._copies:
+            scatter(copy, tf.range(start, start + rows.shape[0]), rows)
+
+
+def scatter(variable: tf.Variable, ids: tf.Tensor, rows: tf.Tensor) -> None:
+    """Writes rows in place, on the variable's device.
+
+    Args:
+        variable: [n, dim].
+        ids: the rows' indices, unique.
+        rows: the rows.
+    """
+    with tf.device(variable.device):
+        tf.raw_ops.ResourceScatterUpdate(
+            resource=variable.handle, indices=ids, updates=rows
+        )

@@ -1,0 +1,120 @@
+"""Saves and restores tables where TensorFlow saves and restores variables.
+
+TensorFlow lets a library register how objects of its own are written into a
+checkpoint. Tables are written in blocks, by the workers that hold them, and so
+never need a second table's worth of memory. The values have the keys that
+TensorFlow would give them, so whoever reads checkpoints by key sees no
+difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.saved_model import registration, save_context
+
+from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.rows import Saved, key_of
+from tfrs_embed.checkpoint.session import Session
+
+_ATTRIBUTE = "_tfrs_embed_saved"
+
+
+def mark(variable: Any, saved: Saved) -> None:
+    """Has a variable, or what is like one, saved and restored in blocks.
+
+    Args:
+        variable: the object that a checkpoint has.
+        saved: saves and restores it.
+    """
+    setattr(variable, _ATTRIBUTE, saved)
+    if not isinstance(variable, Saved):
+        _tell_exports(variable, saved)
+
+
+def _tell_exports(variable: Any, saved: Saved) -> None:
+    """Has a variable note that a SavedModel holds it.
+
+    Keras's `model.export` holds the variables, and nothing that they are of.
+    """
+    children_of = variable._trackable_children
+
+    def children(save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        saved.exporting = save_type == "savedmodel"
+        return children_of(save_type, **kwargs)
+
+    variable._trackable_children = children
+
+
+def marked(variable: Any) -> Saved | None:
+    """What saves and restores an object, if it is marked."""
+    return getattr(variable, _ATTRIBUTE, None)
+
+
+def _applies(trackable: Any) -> bool:
+    # SavedModels are loaded where nothing of this is registered.
+    saved = marked(trackable)
+    return (
+        saved is not None
+        and not saved.exporting
+        and not save_context.in_save_context()
+    )
+
+
+def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[str]:
+    # With variables on several devices TensorFlow saves in a function.
+    with tf.init_scope():
+        session = Session(_text(file_prefix))
+        try:
+            for name, trackable in trackables.items():
+                _saved(trackable).save(key_of(name), session)
+            parts = session.finish()
+        except BaseException:
+            session.fail()
+            raise
+        return [tf.constant(part) for part in parts]
+
+
+def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
+    with tf.init_scope():
+        reader = BundleReader(_text(merged_prefix))
+        found = {key_of(n): _saved(t) for n, t in trackables.items()}
+        # What rows belong to comes first.
+        found = dict(sorted(found.items(), key=lambda f: f[1].order))
+        for key, saved in found.items():
+            if key not in reader.shapes:
+                raise ValueError(
+                    f"'{saved.name}' can't be restored: the checkpoint "
+                    f"'{reader.prefix}' has no '{key}'. Under several workers "
+                    "only the chief's checkpoint holds sharded tables."
+                )
+            saved.check(key, reader)
+        for key, saved in found.items():
+            saved.restore(key, reader)
+
+
+def _saved(trackable: Any) -> Saved:
+    saved = marked(trackable)
+    assert saved is not None
+    return saved
+
+
+def _text(prefix: Any) -> str:
+    value = tf.get_static_value(tf.convert_to_tensor(prefix))
+    if value is None:
+        raise NotImplementedError(
+            "Tables can't be saved or restored in a tf.function that is given "
+            "the path."
+        )
+    return value.decode()
+
+
+registration.register_checkpoint_saver(
+    package="tfrs_embed",
+    name="table",
+    predicate=_applies,
+    save_fn=_save,
+    restore_fn=_restore,
+)
