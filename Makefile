@@ -14,8 +14,9 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernels demo distributed multi-worker dlrm tpu test
-.PHONY: test-tpu-wheel sanitize upstream lint format bench wheel bazel clean
+.PHONY: help setup kernels demo distributed multi-worker dlrm tpu serve test
+.PHONY: nightly test-tpu-wheel sanitize upstream lint format bench wheel
+.PHONY: bazel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' \
@@ -73,8 +74,14 @@ dlrm: $(VENV)/.ready-examples ## Train a DLRM on synthetic clicks
 tpu: $(VENV)/.ready-examples $(VENV)/.movielens ## Train on an emulated TPU
 	$(RUN) examples/tpu_ranking.py $(or $(ARGS),--emulate v5p-8)
 
+serve: $(VENV)/.ready-examples $(VENV)/.movielens ## Serve it from C++
+	$(RUN) examples/serve.py $(ARGS)
+
 test: $(VENV)/.ready-test ## Run the tests; ARGS="-k ragged" picks some
 	$(RUN) -m pytest -n 2 $(ARGS)
+
+nightly: $(VENV)/.ready-test ## Run the cases that make test leaves out
+	TFRS_EMBED_NIGHTLY=1 $(RUN) -m pytest -n 2 tests/test_checkpoint_*.py
 
 # TensorFlow's wheel for TPUs has SparseCore's host operations for any CPU.
 $(TPU_VENV)/.installed: $(wildcard tests/tpu_wheel/*.txt) setup.py pyproject.toml

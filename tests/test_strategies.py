@@ -59,6 +59,15 @@ def test_traffic(strategy):
     run(["test_sharded_traffic.py"], strategy)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "select"),
+    [("mirrored:2", "distributed or keys"), ("workers:2", "partial or keys")],
+)
+def test_serving(strategy, select, tmp_path):
+    folder = {"TFRS_EMBED_TEST_FOLDER": str(tmp_path)}
+    run(["test_serving_export.py"], strategy, select, **folder)
+
+
 def test_limits():
     run(["test_sharded_limits.py"], "mirrored:12")
 

@@ -30,3 +30,7 @@ def test_ids_and_other_hardware():
 
 def test_keras():
     run(["test_tpu_keras.py", "test_tpu_distributed.py"], "tpu:2x2")
+
+
+def test_serving():
+    run(["test_serving_export.py"], "tpu:2x4", select="partial")

@@ -1,6 +1,6 @@
 """Embedding layers: one configuration for every accelerator."""
 
-from tfrs_embed import kernels, sparsecore
+from tfrs_embed import checkpoint, kernels, serving, sparsecore
 from tfrs_embed.configs import FeatureConfig, TableConfig
 from tfrs_embed.layers.all2all_dense_embedding import All2AllDenseEmbedding
 from tfrs_embed.layers.distributed_embedding import DistributedEmbedding
@@ -21,7 +21,9 @@ __all__ = [
     "TableConfig",
     "TablePlacement",
     "__version__",
+    "checkpoint",
     "embedding_lookup",
     "kernels",
+    "serving",
     "sparsecore",
 ]

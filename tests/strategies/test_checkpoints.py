@@ -209,3 +209,35 @@ def test_restore_before_the_tables_are_made(strategy, here):
     model.layer.build(None)
     status.expect_partial()
     assert_equal(model.state(), expected(2), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("here", SAVED)
+def test_saving_while_training_goes_on(strategy, here, tmp_path):
+    model = trained(here, strategy)
+    options = tf.train.CheckpointOptions(
+        experimental_enable_async_checkpoint=True
+    )
+    path = str(tmp_path / "checkpoint")
+    if here.startswith("workers"):
+        with pytest.raises(RuntimeError, match="without experimental_enable"):
+            model.checkpoint.write(path, options)
+        return
+    # The second time TensorFlow copies the tables in a function.
+    for _ in range(2):
+        before = model.state()
+        model.checkpoint.write(path, options)
+        model.train(batches())
+    model.checkpoint.sync()
+    model.checkpoint.read(path)
+    assert_equal(model.state(), before, rtol=0, atol=0)
+
+
+def test_workers_need_paths_of_their_own(strategy, tmp_path):
+    if not SAVED[0].startswith("workers"):
+        pytest.skip("one process has one path")
+    model = trained(SAVED[0], strategy)
+    path = str(pathlib.Path(FOLDER) / "the same")
+    with pytest.raises(ValueError, match="Worker 1 saves to the path of the"):
+        model.checkpoint.write(path)
+    # Nobody waits for anybody, and the next one works.
+    model.checkpoint.write(path_of(SAVED[0], strategy) + "-again")

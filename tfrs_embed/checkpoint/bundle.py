@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
@@ -23,6 +24,9 @@ PART_BYTES = 64 << 20
 #: Bytes from which on a piece that a tensor was saved in, as others save them,
 #: is not read by TensorFlow, which would read all of it for some rows.
 LARGE_BYTES = 64 << 20
+
+# What TensorFlow puts into messages for itself.
+_NOISE = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\]")
 
 
 def blocks(shape: Sequence[int], dtype: tf.DType) -> Iterator[tuple[int, int]]:
@@ -133,7 +137,7 @@ class BundleWriter:
 class BundleReader:
     """Reads a checkpoint's tensors, whole or some rows.
 
-    Errors of damaged files name the checkpoint and the tensor.
+    Errors of damaged files name the checkpoint, the tensor and the files.
 
     Args:
         prefix: the checkpoint's path, as `tf.train.latest_checkpoint` gives it.
@@ -204,9 +208,21 @@ class BundleReader:
                 None,
                 None,
                 f"'{name}' can't be read from the checkpoint '{self.prefix}': "
-                f"{error.message}",
+                f"{self._damage(name)}{_NOISE.sub('', error.message)}",
             ) from error
         return value
+
+    def _damage(self, name: str) -> str:
+        """Which files an error is about, as far as it can be told."""
+        try:
+            if self._index is None:
+                self._index = Index(self.prefix)
+            files, incomplete = self._index.files(name)
+        except (tf.errors.OpError, KeyError, ValueError):
+            return ""
+        if incomplete:
+            return f"{', '.join(incomplete)} is missing or cut off. "
+        return f"it is in {files[0]}. " if len(files) == 1 else ""
 
 
 def slice_spec(shape: Sequence[int], start: int, size: int) -> str:

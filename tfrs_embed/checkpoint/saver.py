@@ -50,7 +50,12 @@ def _tell_exports(variable: Any, saved: Saved) -> None:
 
 def marked(variable: Any) -> Saved | None:
     """What saves and restores an object, if it is marked."""
-    return getattr(variable, _ATTRIBUTE, None)
+    # All objects of all checkpoints are asked: theirs may be any __getattr__.
+    try:
+        attributes = object.__getattribute__(variable, "__dict__")
+    except AttributeError:
+        return None
+    return attributes.get(_ATTRIBUTE)
 
 
 def _applies(trackable: Any) -> bool:

@@ -14,6 +14,8 @@ from tfrs_embed.distribution.replicas import Replicas
 
 #: Seconds that workers wait for each other to save.
 TIMEOUT_S = 600
+# What parts are in until TensorFlow merges them.
+_TEMP = "_temp"
 
 
 class Session:
@@ -27,7 +29,7 @@ class Session:
     """
 
     def __init__(self, prefix: str) -> None:
-        self._folder = f"{prefix}_temp"
+        self._folder = prefix + _TEMP
         # A save that was killed may have left parts of as many slices.
         if tf.io.gfile.exists(self._folder):
             tf.io.gfile.rmtree(self._folder)
@@ -75,12 +77,26 @@ class _Shared:
         number = replicas.count_save()
         self._key = f"tfrs_embed/{replicas.group}/save/{number}"
         self._service: Any = context.context()
-        if self._me == 0:
-            self._service.set_config_key_value(f"{self._key}/to", folder)
-        else:
-            folder = self._get(f"{self._key}/to", 0)
+        folders = self._exchange(folder)
+        for worker, theirs in enumerate(folders[1:], 1):
+            # All raise it, as none may wait for another's rows.
+            if theirs == folders[0]:
+                raise ValueError(
+                    f"Worker {worker} saves to the path of the chief, whose "
+                    f"parts go to '{theirs}': give all workers but the chief a "
+                    "path of their own."
+                )
+        folder = folders[0]
         self._folder = folder
         self.writer = BundleWriter(f"{folder}/worker-{self._me}")
+
+    def _exchange(self, folder: str) -> list[str]:
+        """Returns the folders of all workers."""
+        self._service.set_config_key_value(f"{self._key}/to/{self._me}", folder)
+        return [
+            folder if worker == self._me else self._get(f"to/{worker}", worker)
+            for worker in range(self._replicas.workers)
+        ]
 
     def finish(self) -> list[str]:
         """Ends this worker's part; the chief waits for the others'.
@@ -97,7 +113,7 @@ class _Shared:
             return []
         parts = list(mine)
         for worker in range(1, self._replicas.workers):
-            theirs = json.loads(self._get(f"{self._key}/{worker}", worker))
+            theirs = json.loads(self._get(str(worker), worker))
             if isinstance(theirs, str):
                 raise RuntimeError(
                     f"Worker {worker} could not save its part: {theirs}"
@@ -111,8 +127,6 @@ class _Shared:
                         "share."
                     )
             parts += theirs
-        for name in ["to", *range(1, self._replicas.workers)]:
-            self._service.delete_config_key_value(f"{self._key}/{name}")
         return parts
 
     def fail(self) -> None:
@@ -125,7 +139,8 @@ class _Shared:
             f"{self._key}/{self._me}", json.dumps(what)
         )
 
-    def _get(self, key: str, worker: int) -> str:
+    def _get(self, name: str, worker: int) -> str:
+        key = f"{self._key}/{name}"
         try:
             return self._service.get_config_key_value(key, TIMEOUT_S * 1000)
         except TypeError:  # TF before 2.19 has no timeout here.

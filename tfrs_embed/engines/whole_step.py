@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfrs_embed.engines.whole import Whole
 
@@ -47,6 +48,13 @@ class WholeStep(Whole):
     def read(self) -> tf.Tensor:
         """The number, a scalar tensor."""
         return tf.convert_to_tensor(self._variables[0])
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        # For checkpoints that are written while the training goes on.
+        if self not in object_map:
+            with tf.init_scope(), tf.device("CPU:0"):
+                object_map[self] = ResourceVariable(self.numpy())
+        object_map[self].assign(self.read())
 
     def _restore_from_tensors(self, restored_tensors: Any) -> None:
         self._drop_pending()

@@ -27,6 +27,8 @@ from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.checks import Checks, first, message
 from tfrs_embed.ops.ids import valid
+from tfrs_embed.ops.lookup import reshape_output
+from tfrs_embed.serving import tables as served_tables
 from tfrs_embed.strategies import is_tpu
 
 KEY_DTYPES = (tf.int32, tf.int64, tf.uint32, tf.uint64)
@@ -211,6 +213,12 @@ class All2AllDenseEmbedding(tf_keras.layers.Layer):
             # Such a call is a training step: its gradient updates the table.
             training = record.could_possibly_record()
         bags = self._to_bags(inputs)
+        served = served_tables.current()
+        if served is not None:
+            vectors = served.gather(self, self.table, bags.ids)
+            dim = self._arguments.embedding_vec_size
+            output = reshape_output(vectors, bags, dim)
+            return tf.cast(output, self.compute_dtype)
         [output] = self._engine_layer([bags], training=training)
         return output
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
+from tensorflow.python.saved_model import save_context
 
 from tfrs_embed import loss_scaling
 from tfrs_embed.engines.engine import Engine, Tables
@@ -35,6 +36,8 @@ class EngineLayer(tf_keras.layers.Layer):
         self._supports_ragged_inputs = True
         self._engine = engine
         self.tables = Tables(list(engine.states.values()))
+        # Of the last SavedModel that holds it.
+        self._saved_with: Any = None
         self._learns = any(o is not None for o in engine.optimizers.values())
         loss_scaling.install()
 
@@ -151,6 +154,11 @@ class EngineLayer(tf_keras.layers.Layer):
         forward_graph: Any,
     ) -> tf.Tensor:
         """Updates the tables and returns the scalar weight's gradient."""
+        if save_context.in_save_context() and not self._is_saved():
+            # Keras's `model.export` brings what the forward pass reads.
+            text = f"Layer '{self.name}' was exported to serve, not to train."
+            with tf.control_dependencies([tf.debugging.Assert(False, [text])]):
+                return tf.zeros_like(trigger)
 
         def update() -> tf.Tensor:
             self._engine.apply_gradients(residuals, gradients)
@@ -244,7 +252,13 @@ class EngineLayer(tf_keras.layers.Layer):
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
         self._drain_eagerly()
+        if save_type == "savedmodel" and save_context.in_save_context():
+            self._saved_with = save_context.get_save_options()
         return super()._trackable_children(save_type, **kwargs)
+
+    def _is_saved(self) -> bool:
+        """Whether the SavedModel that is being made holds all of the layer."""
+        return self._saved_with is save_context.get_save_options()
 
 
 def _as_vectors(gradient: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:

@@ -33,6 +33,8 @@ from tfrs_embed.ops.lookup import combine, gather_densely, reshape_output
 from tfrs_embed.ops.samples import Matrix
 from tfrs_embed.optimizers import TableOptimizer
 from tfrs_embed.placement import Placement
+from tfrs_embed.serving import tables as served_tables
+from tfrs_embed.serving.tables import ServedTables
 from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.strategies import is_tpu, on_host
 
@@ -268,6 +270,9 @@ class TableLayer(tf_keras.layers.Layer):
         """
         strategies.check(self.name, self._strategy)
         spec = self._spec
+        served = served_tables.current()
+        if served is not None:
+            return self._look_up_served(served, ids, weights, input_shapes)
         self._make_tables_if_ready()
         engine = self._engine_layer and self._engine_layer.engine
         bags = on_host(
@@ -303,6 +308,35 @@ class TableLayer(tf_keras.layers.Layer):
                     reshape_output(vectors, bags[i], feature.table.dim),
                     self.compute_dtype,
                 )
+        return outputs
+
+    def _look_up_served(
+        self,
+        served: ServedTables,
+        ids: Sequence[Any],
+        weights: Sequence[Any],
+        input_shapes: Sequence[InputShape | None] | None,
+    ) -> list[tf.Tensor]:
+        """Looks the features up as an exported model does; see `_look_up`."""
+        if not self._has_tables:
+            raise ValueError(
+                f"Layer '{self.name}' can't be exported: it has no tables yet. "
+                "Call it once, or train it."
+            )
+        features = self._spec.features
+        bags = to_bags(
+            features,
+            ids,
+            weights,
+            self._settings.invalid_ids,
+            input_shapes=input_shapes,
+        )
+        outputs = []
+        for feature, b in zip(features, bags, strict=True):
+            state = self.tables[feature.table.name]
+            vectors = combine(served.gather(self, state, b.ids), None, b)
+            output = reshape_output(vectors, b, feature.table.dim)
+            outputs.append(tf.cast(output, self.compute_dtype))
         return outputs
 
     def _keras_vectors(self, table: tf.Variable, bags: Bags) -> tf.Tensor:

@@ -1,0 +1,136 @@
+"""Measures saving and restoring a large table, beside a plain variable.
+
+Each runs in a process of its own, whose peak memory is the kernel's count. What
+is written is flushed to the disk, and what is read comes from where the system
+has it: for a file that was just written, mostly from memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+
+def peak_mb() -> float:
+    """The most memory that this process had so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure(what: str, gib: float, dim: int, folder: str) -> dict[str, float]:
+    """Saves and restores a table of a size in this process.
+
+    Args:
+        what: "plain", a variable; "ours", a layer's table, trained before;
+            "mirrored", the same in shards of two logical CPUs.
+        gib: the table's size in GiB of 2^30 bytes.
+        dim: its width.
+        folder: where to save.
+
+    Returns:
+        "save" and "restore", GB/s, and "extra_save" and "extra_restore", the
+        peak memory above the table, MB.
+    """
+    import tensorflow as tf
+
+    import tfrs_embed
+
+    rows = int(gib * 2**30) // (4 * dim)
+    bytes_ = rows * dim * 4
+    if what == "plain":
+        with tf.device("CPU:0"):
+            table = tf.Variable(tf.zeros([rows, dim]), trainable=False)
+        saver = tf.train.Checkpoint(table=table)
+    else:
+        strategy = tf.distribute.get_strategy()
+        if what == "mirrored":
+            [cpu] = tf.config.list_physical_devices("CPU")
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * 2
+            )
+            strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            layer = tfrs_embed.PartialTPUEmbedding(
+                {
+                    "id": tfrs_embed.FeatureConfig(
+                        "id",
+                        tfrs_embed.TableConfig(
+                            "table", rows, dim, initializer="zeros"
+                        ),
+                    )
+                },
+                "sgd",
+                size_threshold=0,
+            )
+            layer.build(None)
+
+        def step() -> None:
+            with tf.GradientTape() as tape:
+                vectors = layer({"id": tf.constant([1, 2, 3])}, training=True)
+                loss = tf.reduce_sum(vectors["id"])
+            tape.gradient(loss, layer.trainable_variables)
+
+        # TensorFlow copies a table that was trained when it is read.
+        tf.function(lambda: strategy.run(step))()
+        saver = tf.train.Checkpoint(layer=layer)
+    result = {}
+    before = peak_mb()
+    path = f"{folder}/checkpoint"
+    for name, call in (("save", saver.write), ("restore", saver.read)):
+        begin = time.perf_counter()
+        call(path)
+        if name == "save":
+            os.sync()
+        result[name] = bytes_ / 1e9 / (time.perf_counter() - begin)
+        result[f"extra_{name}"] = peak_mb() - max(before, bytes_ / 2**20)
+    return result
+
+
+def main() -> None:
+    """Prints a table of throughput and memory."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gib", type=float, default=4.0)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=["plain", "ours", "mirrored"])
+    parser.add_argument("--folder", default=None, help="a disk to save to")
+    args = parser.parse_args()
+    if args.only:
+        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+            found = measure(args.only, args.gib, args.dim, folder)
+        print(json.dumps(found))
+        return
+    results: dict[str, list[dict[str, float]]] = {}
+    for _ in range(args.rounds):
+        for what in ("plain", "ours", "mirrored"):
+            command = [sys.executable, str(pathlib.Path(__file__).resolve())]
+            command += ["--only", what, "--gib", str(args.gib)]
+            command += ["--dim", str(args.dim)]
+            command += ["--folder", args.folder] if args.folder else []
+            done = subprocess.run(
+                command, check=True, capture_output=True, text=True
+            )
+            found = json.loads(done.stdout.splitlines()[-1])
+            results.setdefault(what, []).append(found)
+    print(f"{args.gib} GiB, [rows, {args.dim}] float32, {args.rounds} rounds")
+    print("| | save GB/s | of plain | extra MB | restore GB/s | of plain "
+          "| extra MB |\n|---|---|---|---|---|---|---|")  # fmt: skip
+    for what, found in results.items():
+        row = [what]
+        for name in ("save", "restore"):
+            mine = statistics.median(f[name] for f in found)
+            plain = statistics.median(f[name] for f in results["plain"])
+            extra = max(f[f"extra_{name}"] for f in found)
+            row += [f"{mine:.2f}", f"{mine / plain:.2f}", f"{extra:.0f}"]
+        print(f"| {' | '.join(row)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,321 @@
+"""`python -m tfrs_embed.checkpoint`: what it shows, and how it fails."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrs_embed
+from processes import environment
+from tfrs_embed.checkpoint import bundle
+from tfrs_embed.checkpoint.conversion import convert, progress
+from tfrs_embed.checkpoint.conversion.command import main
+from tfrs_embed.checkpoint.index import Index
+
+tpu = tf.tpu.experimental.embedding
+
+
+def save(path, values, optimizer="adagrad", **objects):
+    """A checkpoint of a layer with a large table and a small one."""
+    rows, dim = values.shape
+    layer = tfrs_embed.PartialTPUEmbedding(
+        {
+            "x": tpu.FeatureConfig(tpu.TableConfig(rows, dim, name="large")),
+            "y": tpu.FeatureConfig(tpu.TableConfig(5, 2, name="small")),
+        },
+        optimizer,
+        size_threshold=5,
+    )
+    ids = {"x": tf.constant([1, 2]), "y": tf.constant([1, 2])}
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([tf.reduce_sum(v) for v in layer(ids).values()])
+    tape.gradient(loss, layer.trainable_variables)
+    layer.embedding_tables["large"].assign(values)
+    return tf.train.Checkpoint(layer=layer, **objects).save(str(path))
+
+
+@pytest.fixture
+def values():
+    return np.random.default_rng(0).random((300, 4)).astype(np.float32)
+
+
+def inspect(path, capsys, *options):
+    assert main(["inspect", str(path), *options]) == 0
+    return capsys.readouterr().out
+
+
+def inspect_json(path, capsys):
+    return json.loads(inspect(path, capsys, "--json"))
+
+
+def test_it_shows_tables_slots_and_the_rest(tmp_path, values, capsys):
+    values[7] = 0
+    dense = tf.Variable(tf.zeros([3, 2], tf.float16))
+    path = save(tmp_path / "c", values, dense=dense)
+    found = inspect_json(path, capsys)
+    assert found["path"] == path
+    assert found["format"] == "tfrs_embed"
+    assert found["steps"] == {"layer": 1}
+    tables = {table["name"]: table for table in found["tables"]}
+    large = tables["large"]
+    assert (large["layer"], large["rows"], large["dim"]) == ("layer", 300, 4)
+    assert not large["keys"]
+    assert list(large["columns"]) == ["parameters", "accumulators"]
+    parameters = large["columns"]["parameters"]
+    assert parameters["bytes"] == values.nbytes
+    norms = np.linalg.norm(values.astype(np.float64), axis=1)
+    for name, expected in [
+        ("norm", np.linalg.norm(norms)),
+        ("mean_row_norm", norms.mean()),
+        ("max_row_norm", norms.max()),
+    ]:
+        assert parameters[name] == pytest.approx(expected, rel=1e-9), name
+    assert (parameters["zero_rows"], parameters["nan"]) == (1, 0)
+    assert list(tables["small"]["columns"]) == ["parameters"]
+    others = {other["name"]: other for other in found["others"]}
+    assert others["dense"]["shape"] == [3, 2]
+    assert others["dense"]["dtype"] == "float16"
+    assert others["dense"]["nbytes"] == 12
+
+    text = inspect(path, capsys)
+    assert re.search(r"layer/large +ids +parameters +300 +4 +4\.7 KiB", text)
+    assert re.search(r"\n +accumulators +300 +4 ", text)
+    assert "Step of 'layer': 1" in text
+    assert re.search(r"dense +\[3, 2\] +float16 +12 B", text)
+
+
+def test_it_counts_what_is_not_finite(tmp_path, values, capsys):
+    values[0] = [np.nan, 3.0, np.inf, -np.inf]
+    values[1] = [np.nan, 0.0, 4.0, 0.0]
+    values[2:] = 0
+    path = save(tmp_path / "c", values)
+    [column] = [
+        table["columns"]["parameters"]
+        for table in inspect_json(path, capsys)["tables"]
+        if table["name"] == "large"
+    ]
+    assert (column["nan"], column["inf"], column["zero_rows"]) == (2, 2, 298)
+    assert column["norm"] == 5
+    assert column["max_row_norm"] == 4
+    assert column["mean_row_norm"] == pytest.approx(7 / 300)
+
+
+def test_blocks_make_no_difference(tmp_path, values, capsys, monkeypatch):
+    path = save(tmp_path / "c", values)
+    whole = inspect_json(path, capsys)
+    monkeypatch.setattr(bundle, "BLOCK_BYTES", 16 * 7)
+    in_blocks = inspect_json(path, capsys)
+    for one, other in zip(whole["tables"], in_blocks["tables"], strict=True):
+        for name, column in one["columns"].items():
+            in_blocks = other["columns"][name]
+            assert in_blocks.pop("shape") == column.pop("shape")
+            assert in_blocks == pytest.approx(column), name
+
+
+def test_it_shows_tables_of_keys(tmp_path, capsys):
+    layer = tfrs_embed.All2AllDenseEmbedding(10, 4, 1, 1, optimizer="adam")
+    layer(tf.constant([[[7]], [[9]]], tf.int64), training=True)
+    tf.train.Checkpoint(layer).save(str(tmp_path / "c"))
+    # The folder's latest.
+    [table] = inspect_json(tmp_path, capsys)["tables"]
+    assert table["keys"]
+    assert (table["layer"], table["name"]) == ("", "")
+    assert list(table["columns"]) == ["parameters", "momenta", "velocities"]
+    assert table["rows"] == 2
+
+
+def test_it_shows_a_checkpoint_without_tables(tmp_path, capsys):
+    path = tf.train.Checkpoint(v=tf.Variable([1.0])).write(str(tmp_path / "c"))
+    assert "no tables" in inspect(path, capsys)
+    assert "no tables" in inspect(f"{path}.index", capsys)
+    assert main(["convert", path, str(tmp_path / "d")]) == 1
+    assert f"'{path}' has no tables of this" in capsys.readouterr().err
+
+
+def test_many_other_variables_are_summed_up(tmp_path, capsys):
+    objects = {f"v{i}": tf.Variable(tf.zeros([i + 1])) for i in range(30)}
+    path = tf.train.Checkpoint(**objects).write(str(tmp_path / "c"))
+    text = inspect(path, capsys)
+    assert re.search(r"v29 +\[30\] +float32 +120 B\n", text)
+    assert re.search(r"10 smaller ones +220 B\n", text)
+
+
+def test_a_terminal_sees_progress(tmp_path, values, capsys, monkeypatch):
+    path = save(tmp_path / "c", values)
+    inspect(path, capsys)
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(progress, "_INTERVAL_S", 0)
+    assert main(["inspect", path]) == 0
+    err = capsys.readouterr().err
+    assert "50% of" in err or "100% of 9.4 KiB" in err
+    assert err.endswith("\r\033[K")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["show"],
+        ["inspect"],
+        ["convert", "a"],
+        ["inspect", "a", "--to", "b"],
+    ],
+)
+def test_wrong_arguments_exit_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(arguments)
+    assert error.value.code == 2
+    assert "usage: python -m tfrs_embed.checkpoint" in capsys.readouterr().err
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path, values, capsys):
+    def error(path, *options):
+        assert main(["inspect", str(path), *options]) == 1
+        return capsys.readouterr().err
+
+    assert f"There is no checkpoint '{tmp_path}/a'" in error(tmp_path / "a")
+    assert f"'{tmp_path}' doesn't say which" in error(tmp_path)
+    path = save(tmp_path / "c", values)
+    assert "no dim needed" in error(path, "--dim", "3")
+    save(tmp_path / "d", values)
+    os.remove(tmp_path / "checkpoint")
+    assert "and has 2 of TensorFlow's" in error(tmp_path)
+
+
+def change(path, at):
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert"])
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("how", ["changed", "cut", "gone"])
+def test_damaged_files_are_named(
+    command, large, how, tmp_path, values, capsys, monkeypatch
+):
+    # Saved in one piece, as TensorFlow does.
+    tables = {"t": tf.Variable(values)}
+    layer = tf.train.Checkpoint(_tpu_embedding=tf.train.Checkpoint(**tables))
+    path = tf.train.Checkpoint(layer=layer).write(str(tmp_path / "c"))
+    if large:
+        monkeypatch.setattr(bundle, "LARGE_BYTES", 100)
+    name = "layer/_tpu_embedding/t/.ATTRIBUTES/VARIABLE_VALUE"
+    [(_, entry)] = Index(path).pieces(name)
+    if how == "changed":
+        change(entry.file, entry.offset + 99)
+    elif how == "cut":
+        os.truncate(entry.file, entry.offset + 99)
+    else:
+        os.remove(entry.file)
+    to = tmp_path / "out"
+    arguments = [command, path] + [str(to / "new")] * (command == "convert")
+    assert main(arguments) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and "Traceback" not in err
+    assert f"{path}.data-00000-of-00001" in err
+    assert "{{" not in err and "[Op" not in err
+    # Nothing is left half written.
+    assert not to.exists() or not os.listdir(to)
+
+
+@pytest.mark.parametrize("target", convert.TARGETS)
+def test_a_failed_write_leaves_nothing(
+    target, tmp_path, values, capsys, monkeypatch
+):
+    path = save(tmp_path / "c", values)
+    read = bundle.BundleReader.read_rows
+    calls = []
+
+    def fail_later(self, name, start, size):
+        calls.append(name)
+        if len(calls) == 2:
+            raise OSError("the disk is on fire")
+        return read(self, name, start, size)
+
+    monkeypatch.setattr(bundle.BundleReader, "read_rows", fail_later)
+    monkeypatch.setattr(bundle, "BLOCK_BYTES", 1000)
+    to = tmp_path / "out"
+    assert main(["convert", path, str(to / "new"), "--to", target]) == 1
+    assert "error: the disk is on fire" in capsys.readouterr().err
+    assert not os.listdir(to)
+
+
+def test_tables_are_renamed_without_being_changed(tmp_path, values, capsys):
+    path = save(tmp_path / "c", values)
+    new = str(tmp_path / "new")
+    arguments = ["--layer", "layer=model/emb", "--table", "large=huge"]
+    assert main(["convert", path, new, *arguments]) == 0
+    assert "step of 'model/emb': 1" in capsys.readouterr().out
+    reader = tf.train.load_checkpoint(new)
+    found = reader.get_tensor(
+        "model/emb/tables/huge/parameters/.ATTRIBUTES/VARIABLE_VALUE"
+    )
+    np.testing.assert_array_equal(found, values)
+    assert main(["convert", path, new + "2", "--step", "3"]) == 1
+    assert "has the layers' steps: {'layer': 1}" in capsys.readouterr().err
+    assert main(["convert", path, new + "2", "--ids"]) == 1
+    assert "no tables of keys" in capsys.readouterr().err
+
+
+MEASURE = """
+import resource, sys
+import tensorflow as tf
+from tfrs_embed.checkpoint.conversion.command import main
+
+def used():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+before = used()
+assert main(["inspect", sys.argv[1], "--json"]) == 0
+inspecting = used()
+assert main(["convert", *sys.argv[1:]]) == 0
+print(inspecting - before, used() - before, file=sys.stderr)
+"""
+
+
+def test_it_needs_little_memory(tmp_path):
+    """A checkpoint's largest tensor never is in memory."""
+    rows = 4 << 20
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=str(tmp_path / "c"),
+            tensor_names=["_tpu_embedding/t/.ATTRIBUTES/VARIABLE_VALUE"],
+            shape_and_slices=[""],
+            tensors=[tf.ones([rows, 16])],
+        )
+    file = tmp_path / "c.data-00000-of-00001"
+    assert os.path.getsize(file) == 256 << 20
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, tmp_path / "c", tmp_path / "d"],
+        env={**os.environ, **environment("one")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    inspecting, converting = map(int, done.stderr.splitlines()[-1].split())
+    assert inspecting < 150
+    # What TensorFlow is handed at a time, too.
+    assert converting < 150 + 64
+    found, _ = json.JSONDecoder().raw_decode(done.stdout)
+    norm = found["tables"][0]["columns"]["parameters"]["norm"]
+    assert norm == pytest.approx((16 * rows) ** 0.5)
+
+
+def test_it_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "tfrs_embed.checkpoint", "inspect", "nothing"],
+        env={**os.environ, **environment("one")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "error: There is no checkpoint 'nothing'" in done.stderr

@@ -1,0 +1,191 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrs_embed.checkpoint import bundle
+from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, merge
+from tfrs_embed.checkpoint.crc32c import crc32c, masked_crc32c
+from tfrs_embed.checkpoint.index import Index
+
+VALUE = "v/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def bit_by_bit(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def test_the_checksum_is_that_of_rfc_3720():
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+
+
+# Below and above what is folded, and what is cut into lanes.
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 65, 5001, 262144, 262145, 300001])
+def test_the_checksum_is_what_it_is_bit_by_bit(size):
+    data = np.random.default_rng(size).bytes(size)
+    whole = crc32c(data)
+    assert whole == bit_by_bit(data)
+    third = size // 3
+    assert crc32c(data[third:], crc32c(data[:third])) == whole
+
+
+@pytest.fixture
+def large_from_1000_bytes(monkeypatch):
+    monkeypatch.setattr(bundle, "LARGE_BYTES", 1000)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    values = np.random.default_rng(0).random((300, 5), np.float32)
+    path = tf.train.Checkpoint(v=tf.Variable(values)).write(str(tmp_path / "c"))
+    return path, values
+
+
+def read_in_blocks(reader, name, rows, size):
+    return np.concatenate(
+        [
+            reader.read_rows(name, start, min(size, rows - start))
+            for start in range(0, rows, size)
+        ]
+    )
+
+
+def test_an_entry_has_the_checksum_of_its_bytes(saved):
+    path, values = saved
+    [(start, entry)] = Index(path).pieces(VALUE)
+    assert (start, entry.shape, entry.dtype) == (0, (300, 5), tf.float32)
+    assert entry.masked_crc == masked_crc32c(crc32c(values))
+
+
+def test_rows_of_large_tensors_are_read_from_the_file(
+    saved, large_from_1000_bytes
+):
+    path, values = saved
+    reader = BundleReader(path)
+    np.testing.assert_array_equal(
+        read_in_blocks(reader, VALUE, 300, 70), values
+    )
+    # In any order.
+    np.testing.assert_array_equal(reader.read_rows(VALUE, 7, 3), values[7:10])
+    np.testing.assert_array_equal(reader.read_rows(VALUE, 0, 2), values[:2])
+    assert reader.stored(VALUE).largest == values.nbytes
+
+
+@pytest.mark.parametrize("step", [300, 7, 1])
+@pytest.mark.parametrize("first", [300, 20_000, 3_000_000])
+def test_slices_of_rows_are_found(tmp_path, step, first):
+    # The numbers' length in the index depends on their size.
+    values = np.random.default_rng(0).random((300, 5), np.float32)
+    shape = [first + 300, 5]
+    name = "a\0\xff/é"
+    writer = BundleWriter(str(tmp_path / "part"))
+    for start in [*range(0, 300, step)]:
+        rows = tf.constant(values[start : start + step])
+        writer.add_rows(name, shape, first + start, rows)
+    merge(writer.finish(), str(tmp_path / "c"))
+    stored = BundleReader(str(tmp_path / "c")).stored(name)
+    np.testing.assert_array_equal(stored.rows(first, 300), values)
+    np.testing.assert_array_equal(stored.rows(first + 6, 3), values[6:9])
+    stored.verify(lambda _: None)
+
+
+def test_a_table_of_large_slices_is_read_from_the_files(
+    tmp_path, large_from_1000_bytes
+):
+    values = np.random.default_rng(0).random((300, 5), np.float32)
+    writer = BundleWriter(str(tmp_path / "part"))
+    for start in range(0, 300, 100):
+        rows = tf.constant(values[start : start + 100])
+        writer.add_rows(VALUE, [300, 5], start, rows)
+        writer.flush()
+    merge(writer.finish(), str(tmp_path / "c"))
+    reader = BundleReader(str(tmp_path / "c"))
+    np.testing.assert_array_equal(
+        read_in_blocks(reader, VALUE, 300, 70), values
+    )
+    file = tmp_path / "c.data-00002-of-00003"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(tf.errors.DataLossError, match="00002-of-00003' is cut"):
+        read_in_blocks(reader, VALUE, 300, 70)
+
+
+def test_slices_may_name_all_columns(tmp_path):
+    # As the variables of TPUs do.
+    values = np.random.default_rng(0).random((6, 4), np.float32)
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "c"),
+        tensor_names=["v", "v"],
+        shape_and_slices=["6 4 0,2:0,4", "6 4 2,4:0,4"],
+        tensors=[values[:2], values[2:]],
+    )
+    stored = BundleReader(str(tmp_path / "c")).stored("v")
+    np.testing.assert_array_equal(stored.rows(1, 4), values[1:5])
+
+
+def test_a_tensor_cut_along_its_columns_is_refused(tmp_path):
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "c"),
+        tensor_names=["v", "v"],
+        shape_and_slices=["3 4 -:0,2", "3 4 -:2,2"],
+        tensors=[tf.zeros([3, 2]), tf.ones([3, 2])],
+    )
+    reader = BundleReader(str(tmp_path / "c"))
+    with pytest.raises(ValueError, match="'v' was saved in slices of its col"):
+        reader.stored("v")
+
+
+def data_file(path):
+    return f"{path}.data-00000-of-00001"
+
+
+def change(file, at):
+    with open(file, "r+b") as handle:
+        handle.seek(at)
+        byte = handle.read(1)
+        handle.seek(at)
+        handle.write(bytes([byte[0] ^ 1]))
+
+
+def test_a_changed_byte_is_found(saved, large_from_1000_bytes):
+    path, _ = saved
+    [(_, entry)] = Index(path).pieces(VALUE)
+    change(entry.file, entry.offset + 5000)
+    with pytest.raises(
+        tf.errors.DataLossError, match=r"00000-of-00001' is dam"
+    ):
+        read_in_blocks(BundleReader(path), VALUE, 300, 70)
+    with pytest.raises(tf.errors.DataLossError, match=f"checksum of '{VALUE}'"):
+        BundleReader(path).stored(VALUE).verify(lambda _: None)
+
+
+def test_a_file_that_is_cut_off_is_named(saved, large_from_1000_bytes):
+    path, _ = saved
+    reader = BundleReader(path)
+    with open(data_file(path), "r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(
+        tf.errors.DataLossError, match=r"00000-of-00001' is cut"
+    ):
+        read_in_blocks(reader, VALUE, 300, 70)
+
+
+def test_a_damaged_index_is_named(saved):
+    path, _ = saved
+    with open(f"{path}.index", "rb") as file:
+        whole = file.read()
+    for damaged, why in [
+        (whole[:-10], "not end as an index"),
+        (b"", "not end as an index"),
+        (bytes([whole[0] ^ 1]) + whole[1:], "a checksum is wrong"),
+        (whole[30:], "is damaged"),
+    ]:
+        with open(f"{path}.index", "wb") as file:
+            file.write(damaged)
+        with pytest.raises(tf.errors.DataLossError, match=rf"c\.index.*{why}"):
+            Index(path)

@@ -1,0 +1,279 @@
+"""Checkpoints of one device: blocks, growing tables, TensorFlow's options."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfrs_embed
+from tfrs_embed import checkpoint
+from tfrs_embed.checkpoint import bundle
+
+tpu = tf.tpu.experimental.embedding
+ROWS, DIM = 50, 6
+SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def make(rows=ROWS, dim=DIM, size_threshold=20, seed=1, **options):
+    """A layer with a large table and a small one."""
+    tables = {
+        "large": tfrs_embed.TableConfig(
+            "large",
+            rows,
+            dim,
+            initializer=tf_keras.initializers.RandomNormal(seed=seed),
+        ),
+        "small": tfrs_embed.TableConfig(
+            "small",
+            7,
+            dim,
+            initializer=tf_keras.initializers.RandomNormal(seed=2),
+        ),
+    }
+    return tfrs_embed.PartialTPUEmbedding(
+        {
+            name: tfrs_embed.FeatureConfig(name, table)
+            for name, table in tables.items()
+        },
+        tpu.Adagrad(0.5, initial_accumulator_value=0.25),
+        size_threshold=size_threshold,
+        **options,
+    )
+
+
+def train(layer, steps=1, seed=0):
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        ids = {
+            "large": tf.constant(rng.integers(0, ROWS, 8)),
+            "small": tf.constant(rng.integers(0, 7, 8)),
+        }
+        with tf.GradientTape() as tape:
+            vectors = layer(ids, training=True)
+            loss = sum(tf.reduce_sum(v**2) for v in vectors.values())
+        tape.gradient(loss, layer.trainable_variables)
+
+
+def state(layer):
+    layer.drain()
+    return {
+        f"{table}/{name}": variable.numpy()
+        for table in ("large", "small")
+        for name, variable in layer.tables[table].variables.items()
+    }
+
+
+def assert_equal(found, expected):
+    assert sorted(found) == sorted(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def save(layer, folder):
+    return tf.train.Checkpoint(layer=layer).save(str(folder / "checkpoint"))
+
+
+def restore(layer, path):
+    return tf.train.Checkpoint(layer=layer).restore(path)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Makes blocks of 4 rows, and parts of a few blocks."""
+    monkeypatch.setattr(bundle, "BLOCK_BYTES", 4 * 4 * DIM)
+    monkeypatch.setattr(bundle, "PART_BYTES", 3 * 4 * 4 * DIM)
+
+
+def test_a_table_in_blocks_is_one_tensor_for_others(small_blocks, tmp_path):
+    layer = make()
+    train(layer, 3)
+    path = save(layer, tmp_path)
+    assert len(list(tmp_path.glob("*.data-*"))) > 5
+    reader = tf.train.load_checkpoint(path)
+    for name, value in state(layer).items():
+        found = reader.get_tensor(f"layer/tables/{name}{SUFFIX}")
+        np.testing.assert_array_equal(found, value)
+    other = make()
+    other.build(None)
+    restore(other, path).assert_consumed()
+    assert_equal(state(other), state(layer))
+
+
+@pytest.mark.parametrize("here", [None, 0, 20], ids=str)
+@pytest.mark.parametrize("there", [None, 0, 20], ids=str)
+@pytest.mark.parametrize("built", [False, True])
+def test_another_size_threshold_loses_no_table(tmp_path, here, there, built):
+    layer = make(size_threshold=there)
+    train(layer, 2)
+    path = save(layer, tmp_path)
+    other = make(size_threshold=here, seed=9)
+    if built:
+        train(other)
+    status = restore(other, path).expect_partial()
+    other.build(None)
+    found, saved = state(other), state(layer)
+    common = sorted(set(found) & set(saved))
+    assert {"large/parameters", "small/parameters"} <= set(common)
+    assert_equal({k: found[k] for k in common}, {k: saved[k] for k in common})
+    if here == there:
+        status.assert_existing_objects_matched()
+
+
+def test_a_table_that_is_saved_by_itself(tmp_path):
+    layer = make()
+    train(layer)
+    table = layer.embedding_tables["large"]
+    saved = table.numpy()
+    path = tf.train.Checkpoint(table=table).write(str(tmp_path / "table"))
+    train(layer)
+    tf.train.Checkpoint(table=table).read(path).assert_consumed()
+    np.testing.assert_array_equal(table.numpy(), saved)
+
+
+def test_a_checkpoint_after_an_export(tmp_path):
+    layer = make()
+    train(layer)
+    tf.saved_model.save(layer, str(tmp_path / "exported"))
+    before = state(layer)
+    path = save(layer, tmp_path)
+    train(layer)
+    restore(layer, path).assert_consumed()
+    assert_equal(state(layer), before)
+
+
+class TestGrowing:
+    @pytest.mark.parametrize("built", [False, True])
+    def test_new_rows_are_initial_ones(self, small_blocks, tmp_path, built):
+        layer = make()
+        train(layer, 3)
+        path = save(layer, tmp_path)
+        saved = state(layer)
+        fresh = make(rows=ROWS + 13)
+        fresh.build(None)
+        initial = state(fresh)
+        grown = make(rows=ROWS + 13)
+        if built:
+            # Rows that have been trained become initial ones again.
+            grown({"large": tf.range(ROWS + 13), "small": [1]})
+            with tf.GradientTape() as tape:
+                ids = {"large": tf.range(ROWS, ROWS + 13), "small": [1]}
+                loss = tf.reduce_sum(grown(ids, training=True)["large"])
+            tape.gradient(loss, grown.trainable_variables)
+        with checkpoint.growing_tables():
+            status = restore(grown, path)
+        grown.build(None)
+        status.assert_existing_objects_matched()
+        found = state(grown)
+        for name in ("large/parameters", "large/accumulators"):
+            np.testing.assert_array_equal(found[name][:ROWS], saved[name])
+            np.testing.assert_array_equal(
+                found[name][ROWS:], initial[name][ROWS:]
+            )
+        assert (found["large/accumulators"][ROWS:] == 0.25).all()
+
+    @pytest.mark.parametrize(
+        ("options", "match"),
+        [
+            (
+                {"rows": ROWS + 1},
+                r"large/.* has 51 rows here and 50 there.*gro",
+            ),
+            (
+                {"rows": ROWS - 1},
+                r"large/.* has 49 rows here and 50 there; row",
+            ),
+            ({"dim": DIM + 1}, r"the shape \[\d+, 7\] here and \[\d+, 6\] th"),
+        ],
+        ids=["more rows", "fewer rows", "another dim"],
+    )
+    def test_what_does_not_fit_changes_nothing(self, tmp_path, options, match):
+        layer = make()
+        train(layer)
+        path = save(layer, tmp_path)
+        other = make(**options)
+        other.build(None)
+        before = state(other)
+        with pytest.raises(ValueError, match=match):
+            restore(other, path)
+        assert_equal(state(other), before)
+        if "rows" in options and options["rows"] > ROWS:
+            return
+        with (
+            checkpoint.growing_tables(),
+            pytest.raises(ValueError, match=match),
+        ):
+            restore(other, path)
+        assert_equal(state(other), before)
+
+    def test_a_small_table_grows_into_a_large_one(self, tmp_path):
+        layer = make(size_threshold=None)
+        train(layer)
+        path = save(layer, tmp_path)
+        grown = make(rows=3 * ROWS, size_threshold=2 * ROWS)
+        grown.build(None)
+        with checkpoint.growing_tables():
+            restore(grown, path).expect_partial()
+        np.testing.assert_array_equal(
+            state(grown)["large/parameters"][:ROWS],
+            state(layer)["large/parameters"],
+        )
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_an_asynchronous_checkpoint_has_the_state_of_its_call(
+    tmp_path, pipelined
+):
+    layer = make(pipeline_execution_with_tensor_core=pipelined)
+    train(layer)
+    options = tf.train.CheckpointOptions(
+        experimental_enable_async_checkpoint=True
+    )
+    saver = tf.train.Checkpoint(layer=layer)
+    paths, states = [], []
+    # The second time TensorFlow copies the tables in a function.
+    for seed in range(3):
+        states.append(state(layer))
+        paths.append(saver.save(str(tmp_path / "checkpoint"), options))
+        train(layer, 5, seed)
+    saver.sync()
+    for path, expected in zip(paths, states, strict=True):
+        other = make(pipeline_execution_with_tensor_core=pipelined)
+        other.build(None)
+        restore(other, path).assert_existing_objects_matched()
+        assert_equal(state(other), expected)
+
+
+def test_tensorflows_sharding_option(tmp_path):
+    policy = getattr(tf.train.experimental, "MaxShardSizePolicy", None)
+    if policy is None:
+        pytest.skip("this TensorFlow has no sharding policies")
+    layer = make()
+    train(layer)
+    dense = tf.Variable(tf.random.normal([100, 10]))
+    both = tf.train.Checkpoint(layer=layer, dense=dense)
+    path = both.write(
+        str(tmp_path / "checkpoint"),
+        tf.train.CheckpointOptions(experimental_sharding_callback=policy(2048)),
+    )
+    before, kept = state(layer), dense.numpy()
+    train(layer)
+    dense.assign(tf.zeros_like(dense))
+    both.read(path).assert_consumed()
+    assert_equal(state(layer), before)
+    np.testing.assert_array_equal(dense.numpy(), kept)
+
+
+def test_plain_checkpoints_of_the_same_names_are_read(tmp_path):
+    layer = make()
+    layer.build(None)
+    value = tf.random.normal([ROWS, DIM])
+    plain = tf.train.Checkpoint(
+        tables=tf.train.Checkpoint(
+            large=tf.train.Checkpoint(parameters=tf.Variable(value))
+        )
+    )
+    path = tf.train.Checkpoint(layer=plain).write(str(tmp_path / "plain"))
+    tf.train.Checkpoint(layer=layer).read(path).expect_partial()
+    np.testing.assert_array_equal(
+        layer.embedding_tables["large"].numpy(), value.numpy()
+    )

@@ -1,0 +1,383 @@
+"""Exported models, in a process that doesn't know this library."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from tensorflow.core.protobuf import saved_model_pb2
+
+import tfrs_embed
+from helpers import train
+from tfrs_embed.checkpoint import bundle
+from tfrs_embed.serving import export
+
+ROWS, DIM = 50, 4
+KINDS = ("dense", "combined", "ragged", "sparse", "sequence", "small")
+WEIGHTED = ("ragged", "sparse")
+
+LOAD = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+
+folder, names = sys.argv[1], json.loads(sys.argv[2])
+given = dict(np.load(folder + "/inputs.npz"))
+for name in names:
+    signature = tf.saved_model.load(folder + "/" + name).signatures
+    found = signature["serving_default"](
+        **{k: tf.constant(v) for k, v in given.items()}
+    )
+    np.savez(folder + "/" + name + ".npz", **found)
+assert not {"tfrs_embed", "tf_keras"} & set(sys.modules)
+"""
+
+
+def make_layer(**kwargs):
+    """Six features in three tables: one shared, one small, one of its own."""
+    tables = {
+        name: tfrs_embed.TableConfig(
+            name,
+            rows,
+            DIM,
+            combiner=combiner,
+            initializer=tf_keras.initializers.RandomNormal(seed=seed),
+        )
+        for seed, (name, rows, combiner) in enumerate(
+            [
+                ("shared", ROWS, "mean"),
+                ("own", ROWS, "sqrtn"),
+                ("few", 7, "sum"),
+            ]
+        )
+    }
+    feature = tfrs_embed.FeatureConfig
+    return tfrs_embed.PartialTPUEmbedding(
+        {
+            "dense": feature("dense", tables["shared"]),
+            "combined": feature(
+                "combined", tables["shared"], output_shape=[3, DIM]
+            ),
+            "ragged": feature("ragged", tables["shared"]),
+            "sparse": feature("sparse", tables["own"]),
+            "sequence": feature(
+                "sequence", tables["own"], max_sequence_length=2
+            ),
+            "small": feature("small", tables["few"]),
+        },
+        "adam",
+        size_threshold=20,
+        **kwargs,
+    )
+
+
+IDS = {
+    "dense": tf.constant([3, 49, 3], tf.int64),
+    "combined": tf.constant([[1, 1], [2, 5], [0, 49]]),
+    "ragged": tf.ragged.constant([[4, 4, 1], [], [7]], dtype=tf.int64),
+    "sparse": tf.SparseTensor([[0, 1], [2, 0], [2, 3]], [9, 48, 9], [3, 4]),
+    "sequence": tf.ragged.constant([[1], [2, 3, 4], []], dtype=tf.int64),
+    "small": tf.constant([6, 0, 6]),
+}
+WEIGHTS = {
+    name: (
+        IDS[name].with_values(tf.constant([0.5, 2.0, -1.0, 0.25]))
+        if name == "ragged"
+        else IDS[name].with_values(tf.constant([0.5, 2.0, -1.0]))
+        if name in WEIGHTED
+        else None
+    )
+    for name in KINDS
+}
+
+
+def spec_of(value):
+    if isinstance(value, tf.RaggedTensor):
+        return tf.RaggedTensorSpec([None, None], value.dtype)
+    if isinstance(value, tf.SparseTensor):
+        return tf.SparseTensorSpec([None, None], value.dtype)
+    return tf.TensorSpec([None, *value.shape[1:]], value.dtype)
+
+
+def trained(**kwargs):
+    layer = make_layer(**kwargs)
+    outputs = layer(IDS, weights=WEIGHTS)
+    train(layer, IDS, {k: tf.ones_like(v) for k, v in outputs.items()}, WEIGHTS)
+    return layer
+
+
+def export_layer(layer, path, **kwargs):
+    def serve(ids, weights):
+        return layer(ids, weights={**dict.fromkeys(KINDS), **weights})
+
+    specs = [
+        {name: spec_of(ids) for name, ids in IDS.items()},
+        {name: spec_of(WEIGHTS[name]) for name in WEIGHTED},
+    ]
+    export(
+        layer, path, signatures={"serving_default": (serve, specs)}, **kwargs
+    )
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A trained layer, and what its exported models answer elsewhere."""
+    folder = tmp_path_factory.mktemp("models")
+    layer = trained(pipeline_execution_with_tensor_core=True)
+    names = ["float32", "float16", "int8"]
+    for rows in names:
+        export_layer(layer, folder / rows, rows=rows)
+    values = {f"ids_{name}": ids for name, ids in IDS.items()}
+    values |= {f"weights_{name}": WEIGHTS[name] for name in WEIGHTED}
+    tensors = {}
+    for name, value in values.items():
+        if isinstance(value, tf.RaggedTensor):
+            tensors[f"{name}_values"] = value.values
+            tensors[f"{name}_row_splits"] = value.row_splits
+        elif isinstance(value, tf.SparseTensor):
+            tensors[f"{name}_indices"] = value.indices
+            tensors[f"{name}_values"] = value.values
+            tensors[f"{name}_dense_shape"] = value.dense_shape
+        else:
+            tensors[name] = value
+    np.savez(folder / "inputs.npz", **tensors)
+    command = [sys.executable, "-c", LOAD, str(folder), json.dumps(names)]
+    environment = {
+        k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"
+    }
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = {rows: dict(np.load(folder / f"{rows}.npz")) for rows in names}
+    return layer, folder, found
+
+
+def test_predictions_are_those_of_the_layer(served):
+    layer, _, found = served
+    expected = layer(IDS, weights=WEIGHTS)
+    assert sorted(found["float32"]) == sorted(KINDS)
+    for name, vectors in expected.items():
+        np.testing.assert_allclose(
+            found["float32"][name], vectors, rtol=1e-6, atol=1e-7, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("rows", ["float16", "int8"])
+def test_rows_of_few_bits_are_as_near_as_is_said(served, rows):
+    layer, folder, found = served
+    model = tf.saved_model.load(str(folder / rows))
+    [tables] = model.tables.values()
+    for name, table in layer.embedding_tables.items():
+        exact = table.numpy()
+        stored = tables[name].parameters
+        assert stored.dtype == rows
+        if rows == "int8":
+            scale = np.abs(exact).max(1, keepdims=True) / 127
+            np.testing.assert_allclose(tables[name].scale, scale, rtol=1e-6)
+            near = stored.numpy().astype(np.float32) * scale
+            bound = scale * 0.5001
+        else:
+            near, bound = stored.numpy(), np.abs(exact) / 2**11 + 2**-25
+        assert np.all(np.abs(near - exact) <= bound)
+    assert not np.array_equal(found[rows]["dense"], found["float32"]["dense"])
+    for name in ("dense", "small"):
+        np.testing.assert_allclose(
+            found[rows][name], found["float32"][name], atol=0.02
+        )
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "extra"),
+    [("float32", 4, 0), ("float16", 2, 0), ("int8", 1, 4)],
+)
+def test_each_table_is_stored_once(served, rows, size, extra):
+    _, folder, _ = served
+    prefix = str(folder / rows / "variables" / "variables")
+    found = {k: shape for k, shape in tf.train.list_variables(prefix) if shape}
+    per_table = 2 if extra else 1
+    assert len(found) == 3 * per_table
+    stored = sum(
+        file.stat().st_size
+        for file in (folder / rows / "variables").glob("*.data-*")
+    )
+    tables = (2 * ROWS + 7) * (DIM * size + extra)
+    # And the description of the objects.
+    graph = tf.train.load_checkpoint(prefix).get_tensor(
+        "_CHECKPOINTABLE_OBJECT_GRAPH"
+    )
+    assert tables < stored <= tables + len(graph) + 100
+
+
+def test_operations_are_tensorflows_own(served):
+    _, folder, _ = served
+    saved = saved_model_pb2.SavedModel()
+    saved.ParseFromString((folder / "int8" / "saved_model.pb").read_bytes())
+    [meta_graph] = saved.meta_graphs
+    used = {op.name for op in meta_graph.meta_info_def.stripped_op_list.op}
+    assert "ResourceGather" in used
+    assert not {op for op in used if "Tfrs" in op or "PyFunc" in op}
+
+
+class Ranker(tf_keras.Model):
+    """A subclassed model, whose call is a tf.function of its own."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.words = tf_keras.layers.StringLookup(vocabulary=["a", "b"])
+        self.normalization = tf_keras.layers.BatchNormalization()
+
+    @tf.function
+    def call(self, inputs, training=False):
+        vectors = self.layer({"movie": inputs["movie"]}, training=training)
+        word = tf.cast(self.words(inputs["word"]), tf.float32)
+        return self.normalization(vectors["movie"]) * word[:, None]
+
+
+def make_ranker(rows=30):
+    table = tfrs_embed.TableConfig("movie", rows, 3)
+    layer = tfrs_embed.PartialTPUEmbedding(
+        {"movie": tfrs_embed.FeatureConfig("movie", table)},
+        "adagrad",
+        size_threshold=0,
+    )
+    return Ranker(layer)
+
+
+INPUTS = {"movie": tf.constant([0, 29]), "word": tf.constant(["b", "?"])}
+
+
+def test_a_model_is_exported_with_what_it_was_called_with(tmp_path):
+    model = make_ranker()
+    expected = model(INPUTS)
+    # Twice: a trace of the first must not be in the second.
+    for name in ("1", "2"):
+        export(model, tmp_path / name)
+        served = tf.saved_model.load(str(tmp_path / name))
+        np.testing.assert_allclose(served.serve(INPUTS), expected, rtol=1e-6)
+        [output] = served.signatures["serving_default"](**INPUTS).values()
+        np.testing.assert_allclose(output, expected, rtol=1e-6)
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="id 30 is out"
+        ):
+            served.serve({**INPUTS, "movie": tf.constant([0, 30])})
+    np.testing.assert_array_equal(model(INPUTS), expected)
+    assert sorted(os.listdir(tmp_path)) == ["1", "2"]
+
+
+def test_a_model_without_tables_is_exported(tmp_path):
+    model = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,))])
+    export(model, tmp_path / "model")
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    inputs = tf.ones([4, 3])
+    np.testing.assert_allclose(served.serve(inputs), model(inputs), rtol=1e-6)
+
+
+def test_tables_are_exported_block_by_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(bundle, "PART_BYTES", 150)
+    model = make_ranker()
+    expected = model(INPUTS)
+    export(model, tmp_path / "model")
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    np.testing.assert_allclose(served.serve(INPUTS), expected, rtol=1e-6)
+    parts = list((tmp_path / "model" / "variables").iterdir())
+    assert len(parts) > 3
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_a_table_of_keys(tmp_path, hashed):
+    layer = tfrs_embed.All2AllDenseEmbedding(20, 3, 1, 2, use_hashtable=hashed)
+    keys = tf.constant([[[3, 11]], [[3, 5]]], tf.int64)
+    layer(keys, training=True)
+    export(layer, tmp_path / "model", tf.TensorSpec([None, 1, 2], tf.int64))
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    asked = tf.constant([[[5, 4]], [[11, 19]]], tf.int64)
+    np.testing.assert_array_equal(served.serve(asked), layer(asked))
+    empty = tfrs_embed.All2AllDenseEmbedding(20, 3, 1, 2)
+    empty.build()
+    export(empty, tmp_path / "empty", tf.TensorSpec([None, 1, 2], tf.int64))
+    served = tf.saved_model.load(str(tmp_path / "empty"))
+    np.testing.assert_array_equal(served.serve(asked), np.zeros([2, 1, 2, 3]))
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path):
+    path = tmp_path / "model"
+    with pytest.raises(ValueError, match="it isn't built"):
+        export(make_ranker(), path)
+    with pytest.raises(TypeError, match="Only a tf_keras model"):
+        export(lambda x: x, path)
+    model = make_ranker()
+    model(INPUTS)
+    with pytest.raises(ValueError, match=r"rows must be one of .* got 'int4'"):
+        export(model, path, rows="int4")
+    never_called = tfrs_embed.All2AllDenseEmbedding(20, 3, 1, 2)
+    never_called.build()
+    with pytest.raises(ValueError, match="give export an input_signature"):
+        export(never_called, path)
+    with pytest.raises(TypeError, match=r"input 'word' must be a tf\.Tensor"):
+        export(model, path, {**INPUTS, "movie": tf.TensorSpec([None])})
+    with pytest.raises(TypeError, match=r"'more' must be a function"):
+        export(model, path, signatures={"more": (3, [])})
+    # Found as its rows are written.
+    [table] = model.layer.embedding_tables.values()
+    table.assign(tf.fill([30, 3], 65505.0))
+    with pytest.raises(ValueError, match=r"Table 'movie' .* magnitude 65505"):
+        export(model, path, rows="float16")
+    table.assign(tf.fill([30, 3], float("inf")))
+    with pytest.raises(ValueError, match=r"Table 'movie' .* infinite"):
+        export(model, path, rows="int8")
+    assert os.listdir(tmp_path) == []
+    path.mkdir()
+    (path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="is there already"):
+        export(model, path)
+    assert (path / "file").read_text() == "mine"
+
+
+def test_what_a_killed_export_left_is_replaced(tmp_path):
+    left = tmp_path / "model.incomplete"
+    left.mkdir()
+    (left / "saved_model.pb").write_text("half")
+    model = make_ranker()
+    model(INPUTS)
+    export(model, tmp_path / "model")
+    assert os.listdir(tmp_path) == ["model"]
+    tf.saved_model.load(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_kerass_own_export_of_a_trained_model(tmp_path, pipelined):
+    table = tfrs_embed.TableConfig("movie", 30, 3)
+    layer = tfrs_embed.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("movie", table),
+        "adam",
+        pipelined,
+        size_threshold=0,
+    )
+    ids = tf_keras.Input([], dtype=tf.int64)
+    model = tf_keras.Model(ids, tf_keras.layers.Dense(1)(layer(ids)))
+    model.compile("sgd", "mse")
+    given = np.arange(16)
+    model.fit(given, np.ones(16), verbose=0)
+    model.export(str(tmp_path / "model"))
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    given = tf.constant(given)
+    np.testing.assert_allclose(served.serve(given), model(given), rtol=1e-6)
+    # The optimizer's state isn't there: it doesn't seem to train, either.
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(served.serve(given))
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="exported to serve, not to train"
+    ):
+        tape.gradient(loss, served.trainable_variables)

@@ -1,0 +1,1 @@
+"""Looking into checkpoints, of other libraries too, and converting them."""

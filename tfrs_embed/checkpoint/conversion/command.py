@@ -1,0 +1,309 @@
+"""The command line: `python -m tfrs_embed.checkpoint`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.conversion import convert, reading
+from tfrs_embed.checkpoint.conversion.contents import Contents, Table
+from tfrs_embed.checkpoint.conversion.progress import Progress
+from tfrs_embed.checkpoint.conversion.statistics import Statistics, measure
+from tfrs_embed.text_table import format_bytes, text_table
+
+_MOST_OTHERS = 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: those of the command line; None: the process's.
+
+    Returns:
+        The process's exit status.
+    """
+    args = _parser().parse_args(arguments)
+    try:
+        args.run(args)
+    except tf.errors.OpError as error:
+        return _fail(error.message)
+    except (OSError, ValueError) as error:
+        return _fail(str(error))
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tfrs_embed.checkpoint",
+        description="Looks into checkpoints of embedding tables: of this "
+        "package, of TensorFlow's TPU embeddings (TensorFlow Recommenders' "
+        "too), and files of SparseOperationKit.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    inspect = commands.add_parser(
+        "inspect",
+        help="show tables, slots, sizes and norms",
+        description="Shows a checkpoint's tables, with norms and with counts "
+        "of what should not be there. It reads all values, some MiB at a time.",
+    )
+    inspect.add_argument(
+        "path", help="a checkpoint, or a folder whose latest is meant"
+    )
+    inspect.add_argument(
+        "--json", action="store_true", help="print JSON instead of tables"
+    )
+    _add_dim(inspect)
+    inspect.set_defaults(run=_inspect)
+    converts = commands.add_parser(
+        "convert",
+        help="write another checkpoint's tables as one of this package's",
+        description="Writes a checkpoint that this package's layers restore, "
+        "tables and slots by name. What is not taken over is said on stderr.",
+    )
+    converts.add_argument(
+        "source", help="a checkpoint, a folder of some, or of SOK's files"
+    )
+    converts.add_argument(
+        "destination", help="the checkpoint to write, or SOK's folder"
+    )
+    converts.add_argument(
+        "--to",
+        choices=convert.TARGETS,
+        default=convert.TARGETS[0],
+        help="write files as sok.dump or sok.Saver does instead",
+    )
+    converts.add_argument(
+        "--layer",
+        action="append",
+        default=[],
+        metavar="[OLD=]NEW",
+        help="the layer's path among the objects of the checkpoint to write, "
+        'e.g. "model/embedding"; without OLD there must be one layer',
+    )
+    converts.add_argument(
+        "--table",
+        action="append",
+        default=[],
+        metavar="OLD=NEW",
+        help="another name for a table",
+    )
+    converts.add_argument(
+        "--ids",
+        action="store_true",
+        help="make tables of ids of SOK's variables whose keys are 0, 1, 2 ...",
+    )
+    converts.add_argument(
+        "--step",
+        type=int,
+        help="the number of updates made, where the source doesn't tell it",
+    )
+    _add_dim(converts)
+    converts.set_defaults(run=_convert)
+    return parser
+
+
+def _add_dim(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dim",
+        type=int,
+        help="width of the rows in files of sok.Saver, which don't tell it",
+    )
+
+
+def _inspect(args: argparse.Namespace) -> None:
+    contents = reading.read(args.path, args.dim)
+    columns = [
+        (table, name, column)
+        for table in contents.tables
+        for name, column in table.columns.items()
+    ]
+    with Progress(sum(c.nbytes for _, _, c in columns)) as progress:
+        measured = {
+            (id(table), name): measure(column, progress)
+            for table, name, column in columns
+        }
+    if args.json:
+        print(json.dumps(_as_json(contents, measured), indent=2))
+    else:
+        print("\n".join(_as_text(contents, measured)))
+
+
+_Measured = Mapping[tuple[int, str], Statistics]
+
+
+def _as_json(contents: Contents, measured: _Measured) -> dict[str, Any]:
+    return {
+        "path": contents.path,
+        "format": contents.format,
+        "tables": [
+            {
+                "layer": table.layer,
+                "name": table.name,
+                "rows": table.shape[0],
+                "dim": table.shape[1],
+                "keys": table.keys is not None,
+                "columns": {
+                    name: {
+                        "shape": column.shape,
+                        "bytes": column.nbytes,
+                        **dataclasses.asdict(measured[id(table), name]),
+                    }
+                    for name, column in table.columns.items()
+                },
+            }
+            for table in contents.tables
+        ],
+        "steps": contents.steps,
+        "others": [dataclasses.asdict(other) for other in contents.others],
+        "notes": contents.notes,
+    }
+
+
+def _as_text(contents: Contents, measured: _Measured) -> list[str]:
+    lines = [f"{contents.path}: {contents.format}"]
+    if contents.tables:
+        lines += ["", *_tables_as_text(contents.tables, measured)]
+    for layer, step in contents.steps.items():
+        lines.append(f"Step of {_quoted(layer)}: {step}")
+    if contents.others:
+        lines += ["", *_others_as_text(contents)]
+    return [*lines, *(f"Note: {note}" for note in contents.notes)]
+
+
+def _tables_as_text(tables: Sequence[Table], measured: _Measured) -> list[str]:
+    lines, total = [], 0
+    for table in tables:
+        for name, column in table.columns.items():
+            found = measured[id(table), name]
+            total += column.nbytes
+            first = name == next(iter(table.columns))
+            lines.append(
+                [
+                    table.path if first else "",
+                    ("keys" if table.keys else "ids") if first else "",
+                    name,
+                    f"{column.shape[0]:,}",
+                    str(column.shape[1]),
+                    format_bytes(column.nbytes),
+                    f"{found.norm:.6g}",
+                    f"{found.mean_row_norm:.4g}",
+                    f"{found.max_row_norm:.4g}",
+                    f"{found.zero_rows:,}",
+                    f"{found.nan:,}",
+                    f"{found.inf:,}",
+                ]
+            )
+    head = ["table", "by", "values", "rows", "dim", "size", "norm"]
+    head += ["mean row", "max row", "zero rows", "NaN", "inf"]
+    last = ["total"] + [""] * (len(head) - 1)
+    last[head.index("size")] = format_bytes(total)
+    return text_table(head, lines, ("table", "by", "values"), last)
+
+
+def _others_as_text(contents: Contents) -> list[str]:
+    others = sorted(contents.others, key=lambda other: -other.nbytes)
+    shown, hidden = others[:_MOST_OTHERS], others[_MOST_OTHERS:]
+    lines = [
+        [
+            other.name,
+            str(list(other.shape)),
+            other.dtype,
+            format_bytes(other.nbytes),
+        ]
+        for other in shown
+    ]
+    if hidden:
+        size = format_bytes(math.fsum(other.nbytes for other in hidden))
+        lines.append([f"{len(hidden)} smaller ones", "", "", size])
+    head = ["other variable", "shape", "dtype", "size"]
+    return text_table(head, lines, head[:3])
+
+
+def _quoted(layer: str) -> str:
+    return f"'{layer}'" if layer else "the layer"
+
+
+def _convert(args: argparse.Namespace) -> None:
+    contents = reading.read(args.source, args.dim)
+    if not contents.tables:
+        raise ValueError(
+            f"'{contents.path}' has no tables of this package, of TensorFlow's "
+            "TPU embeddings, or of SOK."
+        )
+    contents = convert.rename(
+        contents,
+        _layers(args.layer, contents, args.ids),
+        dict(_pair(text, "--table") for text in args.table),
+        args.ids,
+    )
+    if args.to == "checkpoint":
+        contents = convert.with_steps(contents, args.step)
+    elif args.step is not None:
+        raise ValueError("--step: SOK's files have none.")
+    total = sum(
+        column.nbytes
+        for table in contents.tables
+        for column in table.columns.values()
+    )
+    left: list[str] = []
+    with Progress(total) as progress:
+        if args.to == "checkpoint":
+            convert.write_checkpoint(contents, args.destination, progress)
+        else:
+            left = convert.write_sok(
+                contents, args.destination, args.to == "sok-saver", progress
+            )
+    _report(contents, args.destination, left)
+
+
+def _layers(
+    given: Sequence[str], contents: Contents, by_id: bool
+) -> dict[str, str]:
+    if len(given) == 1 and "=" not in given[0]:
+        layers = {
+            table.layer.rpartition("/")[0]
+            if by_id and table.keys is not None
+            else table.layer
+            for table in contents.tables
+        }
+        if len(layers) > 1:
+            raise ValueError(
+                f"--layer {given[0]}: there are the layers {sorted(layers)}. "
+                "Say which one: --layer OLD=NEW, once for each."
+            )
+        return {layers.pop(): given[0]}
+    return dict(_pair(text, "--layer") for text in given)
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not equals:
+        raise ValueError(f"{option} must be OLD=NEW, got '{text}'.")
+    return old, new
+
+
+def _report(contents: Contents, path: str, left: Sequence[str]) -> None:
+    for table in contents.tables:
+        rows, dim = table.shape
+        print(f"{table.path}: [{rows}, {dim}], {', '.join(table.columns)}")
+    for layer, step in contents.steps.items():
+        if f"the step of '{layer}'" not in left:
+            print(f"step of {_quoted(layer)}: {step}")
+    print(f"Written to '{path}'.")
+    for note in contents.notes:
+        print(f"note: {note}", file=sys.stderr)
+    for what in [*left, *(f"'{other.name}'" for other in contents.others)]:
+        print(f"not taken over: {what}", file=sys.stderr)

@@ -1,0 +1,112 @@
+"""What a checkpoint holds, whoever wrote it: tables as rows by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """What a checkpoint has of a table's rows: parameters or a slot.
+
+    Attributes:
+        shape: [rows, dim].
+        read: returns rows, float32, given the first one's index and how many.
+    """
+
+    shape: tuple[int, int]
+    read: Callable[[int, int], np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values as float32."""
+        return 4 * self.shape[0] * self.shape[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        layer: the path of its layer among the saved objects.
+        name: its name; "" for that of a layer that has only one.
+        columns: parameters and slots by name, of equal shapes.
+        keys: returns the rows' keys, [rows] int64; None: the rows' numbers are
+            ids.
+    """
+
+    layer: str
+    name: str
+    columns: Mapping[str, Column]
+    keys: Callable[[], np.ndarray] | None = None
+
+    @property
+    def path(self) -> str:
+        """Its place among the saved objects, for messages."""
+        return "/".join(part for part in (self.layer, self.name) if part)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[rows, dim]."""
+        return next(iter(self.columns.values())).shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+    """A variable that belongs to no table.
+
+    Attributes:
+        name: its key.
+        shape: its shape.
+        dtype: its dtype's name.
+        nbytes: bytes of its values; 0 for strings.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What a checkpoint holds.
+
+    Attributes:
+        path: where it is.
+        format: who writes such checkpoints, in words.
+        tables: the tables.
+        steps: the number of updates by the layer's path, where it is known.
+        others: variables that belong to no table.
+        notes: what a reader of this should know, a sentence each.
+    """
+
+    path: str
+    format: str
+    tables: tuple[Table, ...]
+    steps: Mapping[str, int]
+    others: tuple[Other, ...]
+    notes: tuple[str, ...] = ()
+
+
+def check_shapes(table: Table) -> None:
+    """Checks that a table's columns go together.
+
+    Args:
+        table: the table.
+
+    Raises:
+        ValueError: it has no parameters, or a slot has another shape.
+    """
+    if "parameters" not in table.columns:
+        raise ValueError(f"Table '{table.path}' has no parameters.")
+    shape = table.columns["parameters"].shape
+    for name, column in table.columns.items():
+        if column.shape != shape:
+            raise ValueError(
+                f"Table '{table.path}' has parameters of shape {list(shape)}, "
+                f"but {name} of shape {list(column.shape)}."
+            )

@@ -1,0 +1,310 @@
+"""Writes the tables of any checkpoint as one of this package, or as SOK's."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint import bundle, saver
+from tfrs_embed.checkpoint.bundle import BundleReader, blocks
+from tfrs_embed.checkpoint.conversion import sok
+from tfrs_embed.checkpoint.conversion.contents import (
+    Column,
+    Contents,
+    Table,
+    check_shapes,
+)
+from tfrs_embed.checkpoint.conversion.objects import unescape
+from tfrs_embed.checkpoint.rows import Saved
+from tfrs_embed.checkpoint.session import Session
+
+#: What can be written: this package's checkpoints, or files as `sok.dump` or
+#: `sok.Saver` writes them.
+TARGETS = ("checkpoint", "sok", "sok-saver")
+
+
+def rename(
+    contents: Contents,
+    layers: Mapping[str, str],
+    tables: Mapping[str, str],
+    by_id: bool = False,
+) -> Contents:
+    """Gives layers and tables other names.
+
+    Args:
+        contents: what a checkpoint holds.
+        layers: the layers' new paths by their old ones.
+        tables: the tables' new names by their old ones.
+        by_id: whether tables of keys become tables of ids, named as their
+            layers were.
+
+    Returns:
+        The same under the new names.
+
+    Raises:
+        ValueError: there is no such layer or table, two get one name, or keys
+            are no ids.
+    """
+    found = list(contents.tables)
+    if by_id:
+        if all(table.keys is None for table in found):
+            raise ValueError(f"'{contents.path}' has no tables of keys.")
+        found = [_by_id(table) for table in found]
+    _check_known("layer", layers, {table.layer for table in found})
+    _check_known("table", tables, {table.name for table in found if table.name})
+    renamed: dict[tuple[str, str], Table] = {}
+    for table in found:
+        new = dataclasses.replace(
+            table,
+            layer=layers.get(table.layer, table.layer),
+            name=tables.get(table.name, table.name),
+        )
+        place = new.layer, new.name
+        if place in renamed:
+            raise ValueError(f"Two tables would become '{new.path}'.")
+        check_shapes(new)
+        renamed[place] = new
+    steps = {
+        layers.get(layer, layer): step for layer, step in contents.steps.items()
+    }
+    return dataclasses.replace(
+        contents, tables=tuple(renamed.values()), steps=steps
+    )
+
+
+def _check_known(what: str, names: Mapping[str, str], known: set[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"There is no {what} '{name}', but {sorted(known)}."
+            )
+
+
+def _by_id(table: Table) -> Table:
+    if table.keys is None:
+        return table
+    keys = table.keys()
+    if not np.array_equal(keys, np.arange(len(keys))):
+        raise ValueError(
+            f"The keys of '{table.path}' are not the ids 0 to {len(keys) - 1} "
+            f"in their order: the first is {keys[0]}, the last {keys[-1]}."
+        )
+    layer, _, name = table.layer.rpartition("/")
+    return dataclasses.replace(table, layer=layer, name=name, keys=None)
+
+
+def with_steps(contents: Contents, step: int | None) -> Contents:
+    """Gives the layers a step whose step is not known.
+
+    Args:
+        contents: what a checkpoint holds.
+        step: the number of updates made; None: 0, with a note.
+
+    Returns:
+        The same with a step for each layer.
+
+    Raises:
+        ValueError: a step was given, but all layers' are known.
+    """
+    unknown = {t.layer for t in contents.tables} - contents.steps.keys()
+    if step is not None and not unknown:
+        raise ValueError(
+            f"'{contents.path}' has the layers' steps: {dict(contents.steps)}."
+        )
+    notes = [
+        f"The step of '{layer}' is not known, and taken to be 0: its optimizer "
+        "may ask for it, to correct a bias or for a schedule."
+        for layer in (sorted(unknown) if step is None else ())
+    ]
+    return dataclasses.replace(
+        contents,
+        steps={**contents.steps, **dict.fromkeys(unknown, step or 0)},
+        notes=(*contents.notes, *notes),
+    )
+
+
+def write_checkpoint(
+    contents: Contents, path: str, progress: Callable[[int], None]
+) -> None:
+    """Writes tables as a checkpoint that this package's layers restore.
+
+    Args:
+        contents: the tables.
+        path: the checkpoint to write; there must be none.
+        progress: called with numbers of bytes that were read.
+
+    Raises:
+        ValueError: there is a checkpoint already.
+    """
+    if tf.io.gfile.exists(f"{path}.index"):
+        raise ValueError(f"There is a checkpoint '{path}' already.")
+    root = _Node()
+    for table in contents.tables:
+        inner = ("tables", table.name) if table.name else ("table",)
+        place = (*_parts(table.layer), *inner)
+        if table.keys is not None:
+            root.add((*place, "keys"), _leaf(_Keys(table)))
+        for name, column in table.columns.items():
+            rows = _Rows(f"{table.path}/{name}", column, progress)
+            root.add((*place, name), _leaf(rows))
+    for layer, step in contents.steps.items():
+        root.add((*_parts(layer), "step"), _counter(step))
+    # `tf.train.Checkpoint.restore` looks for it.
+    root.add(("save_counter",), _counter(0))
+    with _temporary_beside(path) as folder:
+        whole = tf.train.Checkpoint(root).write(os.path.join(folder, "all"))
+        bundle.merge([whole], path)
+
+
+def write_sok(
+    contents: Contents,
+    path: str,
+    as_saver: bool,
+    progress: Callable[[int], None],
+) -> list[str]:
+    """Writes tables as a folder of SOK's files.
+
+    Args:
+        contents: the tables.
+        path: the folder to write; there must be nothing.
+        as_saver: whether as `sok.Saver` does, or else as `sok.dump`.
+        progress: called with numbers of bytes that were read.
+
+    Returns:
+        What such files can't have.
+
+    Raises:
+        ValueError: there is something already.
+    """
+    if os.path.exists(path):
+        raise ValueError(f"There is '{path}' already.")
+    left = [f"the step of '{layer}'" for layer in contents.steps]
+    with _temporary_beside(path) as folder:
+        files = os.path.join(folder, "files")
+        os.mkdir(files)
+        for table in contents.tables:
+            before = set(os.listdir(files))
+            slots = sok.write(files, table, as_saver, progress)
+            left += [f"{slot} of '{table.path}'" for slot in slots]
+            if len(os.listdir(files)) - len(before) != len(
+                table.columns
+            ) + 1 - len(slots):
+                raise ValueError(
+                    f"'{table.path}' and another table would have files of one "
+                    "name."
+                )
+        os.rename(files, path)
+    return left
+
+
+@contextlib.contextmanager
+def _temporary_beside(path: str) -> Iterator[str]:
+    """A folder on the file system of a path, which is gone afterwards."""
+    parent = os.path.dirname(os.path.abspath(path))
+    os.makedirs(parent, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix=f".{os.path.basename(path)}-", dir=parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _parts(layer: str) -> Sequence[str]:
+    return [unescape(part) for part in layer.split("/")] if layer else []
+
+
+class _Node(tf.__internal__.tracking.Trackable):
+    """An object that has others, as a layer has tables."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = {}
+
+    def add(self, path: Sequence[str], leaf: Any) -> None:
+        """Puts an object below this one."""
+        first, *rest = path
+        if not rest:
+            self._track_trackable(leaf, first)
+            return
+        if first not in self._nodes:
+            self._nodes[first] = _Node()
+            self._track_trackable(self._nodes[first], first)
+        self._nodes[first].add(rest, leaf)
+
+
+def _counter(value: int) -> tf.Variable:
+    with tf.device("CPU:0"):
+        return tf.Variable(value, dtype=tf.int64, trainable=False)
+
+
+def _leaf(saved: Saved) -> tf.__internal__.tracking.Trackable:
+    leaf = tf.__internal__.tracking.Trackable()
+    saver.mark(leaf, saved)
+    return leaf
+
+
+class _Imported(Saved):
+    """What is only ever saved."""
+
+    def check(self, key: str, reader: BundleReader) -> None:
+        raise NotImplementedError
+
+    def restore(self, key: str, reader: BundleReader) -> None:
+        raise NotImplementedError
+
+
+class _Rows(_Imported):
+    def __init__(
+        self, name: str, column: Column, progress: Callable[[int], None]
+    ) -> None:
+        self.name = name
+        self._column = column
+        self._progress = progress
+
+    def save(self, key: str, session: Session) -> None:
+        _save(key, session, self._column.shape, tf.float32, self._read)
+
+    def _read(self, start: int, size: int) -> np.ndarray:
+        rows = self._column.read(start, size)
+        self._progress(rows.nbytes)
+        return rows
+
+
+class _Keys(_Imported):
+    def __init__(self, table: Table) -> None:
+        self.name = f"{table.path}/keys"
+        self._table = table
+
+    def save(self, key: str, session: Session) -> None:
+        assert self._table.keys is not None
+        keys = self._table.keys()
+        _save(
+            key,
+            session,
+            keys.shape,
+            tf.int64,
+            lambda start, n: keys[start:][:n],
+        )
+
+
+def _save(
+    key: str,
+    session: Session,
+    shape: Sequence[int],
+    dtype: tf.DType,
+    read: Callable[[int, int], np.ndarray],
+) -> None:
+    writer = session.writer()
+    with tf.device("CPU:0"):
+        if not shape[0]:
+            writer.add(key, tf.zeros(shape, dtype))
+        for start, size in blocks(shape, dtype):
+            rows = tf.constant(read(start, size), dtype)
+            writer.add_rows(key, shape, start, rows)

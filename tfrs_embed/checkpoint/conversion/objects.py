@@ -1,0 +1,102 @@
+"""The objects that a TensorFlow checkpoint is of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.conversion.contents import Column
+
+GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+#: Variables' shapes and dtypes by path.
+Variables = Mapping[str, tuple[list[int], tf.DType]]
+
+
+def escape(name: str) -> str:
+    """An object's name as a part of a key."""
+    return name.replace(".", "..").replace("/", ".S")
+
+
+def unescape(part: str) -> str:
+    """The object's name that a part of a key stands for."""
+    return re.sub(r"\.([.S])", lambda m: "/" if m[1] == "S" else ".", part)
+
+
+class Objects:
+    """The objects' names and variables.
+
+    Args:
+        reader: the checkpoint.
+    """
+
+    def __init__(self, reader: BundleReader) -> None:
+        self._graph = trackable_object_graph_pb2.TrackableObjectGraph()
+        if GRAPH in reader.shapes:
+            self._graph.ParseFromString(reader.read(GRAPH).numpy())
+        #: By key, what a variable was called in Python.
+        self.full_names: Mapping[str, str] = {
+            attribute.checkpoint_key: attribute.full_name
+            for node in self._graph.nodes
+            for attribute in node.attributes
+        }
+
+    def names_of(self, path: str) -> list[str]:
+        """Under which names the owner of an object has it.
+
+        Args:
+            path: the object's path.
+
+        Returns:
+            The names, sorted; one, unless objects are shared.
+        """
+        *owners, name = [unescape(part) for part in path.split("/")]
+        node = 0
+        for owner in owners:
+            children = self._children(node)
+            if owner not in children:
+                return [name]
+            node = children[owner]
+        children = self._children(node)
+        return sorted(
+            other
+            for other, child in children.items()
+            if child == children.get(name)
+        ) or [name]
+
+    def _children(self, node: int) -> dict[str, int]:
+        if not self._graph.nodes:
+            return {}
+        children = self._graph.nodes[node].children
+        return {child.local_name: child.node_id for child in children}
+
+
+def variables(reader: BundleReader) -> Variables:
+    """The shapes and dtypes of a checkpoint's variables, by their paths."""
+    return {
+        key[: -len(VALUE)]: (shape, reader.dtypes[key])
+        for key, shape in sorted(reader.shapes.items())
+        if key.endswith(VALUE)
+    }
+
+
+def column(reader: BundleReader, path: str) -> Column:
+    """A variable, [rows, dim], as a column of a table.
+
+    Args:
+        reader: the checkpoint.
+        path: the variable's path.
+    """
+    rows, dim = reader.shapes[path + VALUE]
+
+    def read(start: int, size: int) -> np.ndarray:
+        values = reader.read_rows(path + VALUE, start, size).numpy()
+        return np.asarray(values, np.float32)
+
+    return Column((rows, dim), read)

@@ -1,0 +1,80 @@
+"""The tables of this package's layers in a checkpoint."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.conversion.contents import Column, Table
+from tfrs_embed.checkpoint.conversion.objects import (
+    VALUE,
+    Variables,
+    column,
+    unescape,
+)
+
+
+def find(
+    reader: BundleReader, variables: Variables
+) -> tuple[list[Table], dict[str, int], set[str]]:
+    """Finds the tables of this package's layers.
+
+    Args:
+        reader: the checkpoint.
+        variables: the variables' shapes and dtypes by path.
+
+    Returns:
+        The tables; the layers' steps by path; and the paths of the variables
+        that these are.
+    """
+    columns: dict[tuple[str, str], dict[str, Column]] = {}
+    keys: dict[tuple[str, str], str] = {}
+    for path, (shape, dtype) in variables.items():
+        place = _place(path)
+        if place is None:
+            continue
+        layer, table, name = place
+        if name == "keys" and not table and len(shape) == 1:
+            keys[layer, table] = path
+        elif len(shape) == 2 and dtype == tf.float32:
+            columns.setdefault((layer, table), {})[name] = column(reader, path)
+    tables, taken = [], set()
+    for (layer, name), mine in columns.items():
+        if "parameters" not in mine:
+            continue
+        key = keys.get((layer, name))
+        mine = {"parameters": mine.pop("parameters"), **mine}
+        read_keys = key and functools.partial(_read_all, reader, key)
+        tables.append(Table(layer, name, mine, read_keys or None))
+        taken |= {
+            path
+            for path in variables
+            if (place := _place(path)) and place[:2] == (layer, name)
+            if place[2] in mine or path == key
+        }
+    steps = {}
+    for layer in {table.layer for table in tables}:
+        path = f"{layer}/step" if layer else "step"
+        if path in variables and not variables[path][0]:
+            steps[layer] = int(reader.read(path + VALUE))
+            taken.add(path)
+    return tables, steps, taken
+
+
+def _place(path: str) -> tuple[str, str, str] | None:
+    """A variable's layer, table and name, if it may be a table's."""
+    parts = path.split("/")
+    if len(parts) >= 3 and parts[-3] == "tables":
+        layer, table = parts[:-3], unescape(parts[-2])
+    elif len(parts) >= 2 and parts[-2] == "table":
+        layer, table = parts[:-2], ""
+    else:
+        return None
+    return "/".join(layer), table, unescape(parts[-1])
+
+
+def _read_all(reader: BundleReader, path: str) -> np.ndarray:
+    return reader.read(path + VALUE).numpy()

@@ -1,0 +1,88 @@
+"""Finds out what a path holds, and reads it as tables."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.conversion import own, sok, tfrs
+from tfrs_embed.checkpoint.conversion.contents import Contents, Other
+from tfrs_embed.checkpoint.conversion.objects import (
+    GRAPH,
+    VALUE,
+    Objects,
+    variables,
+)
+
+
+def read(path: str, dim: int | None = None) -> Contents:
+    """Reads what a checkpoint holds: names, shapes, no values yet.
+
+    Args:
+        path: a checkpoint's path, a folder whose latest is meant, or a folder
+            of SOK's files.
+        dim: the width of the rows in SOK 1's files, which don't tell it.
+
+    Raises:
+        ValueError: there is no checkpoint, or what it holds doesn't fit
+            together.
+        tf.errors.OpError: it is damaged.
+    """
+    if sok.is_folder(path):
+        return sok.read(path, dim)
+    if dim is not None:
+        raise ValueError(
+            f"'{path}' is no folder of SOK's files: no dim needed."
+        )
+    prefix = _prefix(path)
+    reader = BundleReader(prefix)
+    of_path = variables(reader)
+    tables, steps, taken = own.find(reader, of_path)
+    formats = ["tfrs_embed"] if tables else []
+    rest = {p: v for p, v in of_path.items() if p not in taken}
+    others = tfrs.Finder(reader, rest, Objects(reader))
+    if others.tables:
+        formats.append("TensorFlow's TPU embeddings")
+        taken |= others.taken
+    return Contents(
+        prefix,
+        " and ".join(formats) or "no tables",
+        (*tables, *others.tables),
+        {**steps, **others.steps},
+        tuple(
+            Other(
+                name=name,
+                shape=tuple(reader.shapes[key]),
+                dtype=reader.dtypes[key].name,
+                nbytes=reader.dtypes[key].size * math.prod(reader.shapes[key]),
+            )
+            for key in sorted(reader.shapes)
+            if key != GRAPH and (name := key.removesuffix(VALUE)) not in taken
+        ),
+        tuple(others.notes),
+    )
+
+
+def _prefix(path: str) -> str:
+    prefix = path.removesuffix(".index")
+    if tf.io.gfile.exists(f"{prefix}.index"):
+        return prefix
+    if not tf.io.gfile.isdir(path):
+        raise ValueError(
+            f"There is no checkpoint '{path}': neither '{path}.index' nor a "
+            "folder."
+        )
+    latest = tf.train.latest_checkpoint(path)
+    if latest is None:
+        found = sorted(tf.io.gfile.glob(os.path.join(path, "*.index")))
+        if len(found) != 1:
+            raise ValueError(
+                f"The folder '{path}' doesn't say which checkpoint is its "
+                f"latest, and has {len(found) or 'none'} of TensorFlow's, nor "
+                "SOK's files."
+            )
+        latest = found[0].removesuffix(".index")
+    return latest

@@ -1,0 +1,258 @@
+"""The tables of TensorFlow's TPU embeddings, and of TFRS's layers of them.
+
+On embedding cores, and on no TPU at all, a table is a variable by its name, and
+a slot one by "<table>/<slot>". On SparseCores tables are stacked, and layouts
+beside them say where each one's rows are. TFRS's small tables are Keras layers,
+by a feature's name. Whatever Keras trained has Keras's slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.tpu.kernels import sparse_core_layout_pb2
+
+from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.conversion.contents import Column, Table
+from tfrs_embed.checkpoint.conversion.objects import (
+    VALUE,
+    Objects,
+    Variables,
+    column,
+    escape,
+    unescape,
+)
+from tfrs_embed.sparsecore.layout import flat_rows
+
+_EMBEDDING = "_tpu_embedding"
+_KERAS = "_keras_embedding_layers"
+_LAYOUTS = "_sparse_core_table_layouts"
+_SLOTS = ("accumulators", "momenta", "velocities", "linears")
+_OPTIMIZER_SLOT = "/.OPTIMIZER_SLOT/"
+#: Keras's slots, and what they are here.
+KERAS_SLOTS = {
+    "accumulator": "accumulators",
+    "m": "momenta",
+    "v": "velocities",
+    "linear": "linears",
+}
+
+
+class Finder:
+    """Finds the tables in a checkpoint.
+
+    Args:
+        reader: the checkpoint.
+        variables: the variables' shapes and dtypes by path.
+        objects: the checkpoint's objects.
+
+    Attributes:
+        tables: what was found.
+        steps: the number of updates by the layer's path.
+        taken: the paths of the variables that these are.
+        notes: what a reader should know.
+    """
+
+    def __init__(
+        self, reader: BundleReader, variables: Variables, objects: Objects
+    ) -> None:
+        self.tables: list[Table] = []
+        self.steps: dict[str, int] = {}
+        self.taken: set[str] = set()
+        self.notes: list[str] = []
+        self._reader = reader
+        self._variables = variables
+        self._objects = objects
+        self._optimizers: dict[str, set[str]] = {}
+        for path in variables:
+            if path.split("/")[-1] == _LAYOUTS:
+                self._find_stacked(path)
+        for path in variables:
+            if path not in self.taken:
+                self._find_table(path)
+        self._find_steps()
+
+    def _find_stacked(self, path: str) -> None:
+        owner = path[: -len(_LAYOUTS)]
+        layouts = sparse_core_layout_pb2.SparseCoreTableLayouts.FromString(
+            self._reader.read(path + VALUE).numpy()
+        )
+        self.taken.add(path)
+        for layout in layouts.tables:
+            stack = layout.stacked_table_name
+            columns = {}
+            for name, path in self._columns(owner, stack):
+                columns[name] = _stacked(self._reader, path, layout)
+                self.taken.add(path)
+            if not columns:
+                raise ValueError(
+                    f"'{self._reader.prefix}' has a layout of the table "
+                    f"'{layout.table_name}', but not its stack '{stack}'."
+                )
+            self._add(owner, layout.table_name, columns)
+
+    def _find_table(self, path: str) -> None:
+        parts = path.split("/")
+        name = unescape(parts[-1])
+        if len(parts) >= 2 and parts[-2] == _EMBEDDING:
+            owner = path[: -len(parts[-1])]
+            table, _, slot = name.rpartition("/")
+            if slot in _SLOTS and owner + escape(table) in self._variables:
+                return
+        elif len(parts) >= 3 and parts[-3] == _KERAS and name == "embeddings":
+            owner = "/".join(parts[:-2]) + "/"
+            features = self._objects.names_of("/".join(parts[:-1]))
+            name = unescape(parts[-2])
+            self.notes.append(
+                f"The small table '{name}' has the name of its feature; that "
+                "of the table is not in the checkpoint."
+                + (
+                    f" It is of the features {', '.join(features)}."
+                    if len(features) > 1
+                    else ""
+                )
+            )
+        else:
+            return
+        shape, dtype = self._variables[path]
+        if len(shape) != 2 or not dtype.is_floating:
+            return
+        if dtype != tf.float32:
+            self.notes.append(f"'{path}' is {dtype.name}, read as float32.")
+        trained = self._keras_slots(path, _layer(owner))
+        columns = {"parameters": column(self._reader, path)}
+        self.taken.add(path)
+        own = {}
+        if parts[-2] == _EMBEDDING:
+            own = dict(self._columns(owner, name))
+            own.pop("parameters")
+        if own and trained:
+            self.notes.append(
+                f"Table '{name}' was trained by Keras, whose slots were taken; "
+                f"its own, {', '.join(own)}, are initial ones."
+            )
+        for slot, variable in (trained or own).items():
+            columns[slot] = column(self._reader, variable)
+            self.taken.add(variable)
+        self._add(owner, name, columns)
+
+    def _columns(self, owner: str, name: str) -> Iterator[tuple[str, str]]:
+        """A table's or a stack's parameters and own slots, and their paths."""
+        if owner + escape(name) in self._variables:
+            yield "parameters", owner + escape(name)
+        for slot in _SLOTS:
+            path = owner + escape(f"{name}/{slot}")
+            if path in self._variables:
+                yield slot, path
+
+    def _keras_slots(self, path: str, layer: str) -> dict[str, str]:
+        """A variable's slots in an optimizer of Keras: their paths by name."""
+        found: dict[str, list[str]] = {}
+        for optimizer, slot, other in [
+            *self._legacy_slots(path),
+            *self._listed_slots(path),
+        ]:
+            same = self._variables[other] == self._variables[path]
+            if slot in KERAS_SLOTS and same:
+                found.setdefault(KERAS_SLOTS[slot], []).append(other)
+                self._optimizers.setdefault(layer, set()).add(optimizer)
+        for slot, paths in found.items():
+            if len(paths) > 1:
+                self.notes.append(
+                    f"'{path}' has {slot} more than once, none of which was "
+                    f"taken: {', '.join(paths)}."
+                )
+        return {s: paths[0] for s, paths in found.items() if len(paths) == 1}
+
+    def _legacy_slots(self, path: str) -> Iterator[tuple[str, str, str]]:
+        """Of Keras's legacy optimizers, which are beside the variable."""
+        beside = path + _OPTIMIZER_SLOT
+        for other in self._variables:
+            if other.startswith(beside):
+                optimizer, _, slot = other[len(beside) :].rpartition("/")
+                yield optimizer, slot, other
+
+    def _listed_slots(self, path: str) -> Iterator[tuple[str, str, str]]:
+        """Of Keras's optimizers, in a list by the variables' Python names."""
+        names = self._objects.full_names
+        of_variable = "/" + names.get(path + VALUE, "")
+        for other in self._variables:
+            optimizer, listed, _ = other.rpartition("/_variables/")
+            name = names.get(other + VALUE, "")
+            if listed and len(of_variable) > 1 and name.endswith(of_variable):
+                slot = name[: -len(of_variable)].split("/")[-1]
+                yield optimizer, slot, other
+
+    def _add(self, owner: str, name: str, columns: dict[str, Column]) -> None:
+        self.tables.append(Table(_layer(owner), name, columns))
+
+    def _find_steps(self) -> None:
+        for layer, optimizers in self._optimizers.items():
+            found = [
+                path
+                for optimizer in sorted(optimizers)
+                for name in ("iter", "_iterations")
+                if (path := f"{optimizer}/{name}") in self._variables
+            ]
+            steps = {int(self._reader.read(path + VALUE)) for path in found}
+            if len(steps) == 1:
+                self.steps[layer] = steps.pop()
+                self.taken.update(found)
+
+
+def _layer(owner: str) -> str:
+    """The path of the layer that a TPU embedding belongs to."""
+    parts = owner.rstrip("/").split("/")
+    while parts and parts[-1] in (_EMBEDDING, _KERAS):
+        parts.pop()
+    return "/".join(parts)
+
+
+def _stacked(reader: BundleReader, path: str, layout: Any) -> Column:
+    """A table's rows in a stack of tables.
+
+    Args:
+        reader: the checkpoint.
+        path: the stack's path.
+        layout: the table's `SparseCoreTableLayout`.
+
+    Returns:
+        The rows, without what pads them.
+
+    Raises:
+        ValueError: the stack is not what the layout says.
+    """
+    shards = layout.num_sparse_cores
+    rows, dim = layout.unsharded_shape
+    there = reader.shapes[path + VALUE]
+    stack_rows = shards * layout.total_rows_per_sparse_core_shard
+    if len(there) != 2 or there[0] != stack_rows or there[1] < dim:
+        raise ValueError(
+            f"'{path}' in '{reader.prefix}' has the shape {there}. Its layout "
+            f"says that it has {stack_rows} rows, and that '"
+            f"{layout.table_name}' takes {dim} columns of it."
+        )
+    stored = reader.stored(path + VALUE)
+
+    def read(start: int, size: int) -> np.ndarray:
+        values = np.empty((size, dim), np.float32)
+        for first in range(start, min(start + shards, start + size)):
+            count = len(range(first, start + size, shards))
+            # A shard has every so manyeth row, one behind the other.
+            found = stored.rows(int(flat_rows(layout, first)), count)
+            values[first - start :: shards] = found[:, :dim]
+        return values
+
+    verified = False
+
+    def read_verified(start: int, size: int) -> np.ndarray:
+        nonlocal verified
+        if not verified:
+            stored.verify(lambda _: None)
+            verified = True
+        return read(start, size)
+
+    return Column((rows, dim), read_verified)

@@ -1,0 +1,246 @@
+"""A TensorFlow checkpoint's index: where in which file a tensor's bytes are.
+
+It is a sorted table of strings as LevelDB's, of `BundleEntryProto`s: see
+tensorflow/core/util/tensor_bundle/tensor_bundle.h and
+tensorflow/core/lib/io/format.h.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+from tensorflow.core.protobuf import tensor_bundle_pb2
+
+from tfrs_embed.checkpoint.crc32c import crc32c, masked_crc32c
+
+_MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
+_FOOTER = 48
+# Behind each block: how it is compressed, and a checksum.
+_TRAILER = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Where the bytes of a tensor, or of a slice of it, are.
+
+    Attributes:
+        file: the data file.
+        offset: the first byte in it.
+        size: the number of bytes.
+        shape: the shape.
+        dtype: the dtype.
+        masked_crc: the bytes' checksum, as `masked_crc32c` gives it.
+    """
+
+    file: str
+    offset: int
+    size: int
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    masked_crc: int
+
+
+class Index:
+    """The index of a checkpoint.
+
+    Args:
+        prefix: the checkpoint's path.
+
+    Raises:
+        tf.errors.NotFoundError: there is none.
+        tf.errors.DataLossError: it is damaged.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._path = f"{prefix}.index"
+        with tf.io.gfile.GFile(self._path, "rb") as file:
+            self._data = file.read()
+        try:
+            self._values = dict(self._entries())
+            self._header = tensor_bundle_pb2.BundleHeaderProto.FromString(
+                self._values[b""]
+            )
+        except tf.errors.DataLossError:
+            raise
+        except Exception as error:  # A protobuf's, or of an index.
+            raise self._damaged(f"{type(error).__name__}: {error}") from error
+
+    @property
+    def little_endian(self) -> bool:
+        """Whether its tensors' bytes are in this order."""
+        header = tensor_bundle_pb2.BundleHeaderProto
+        return self._header.endianness == header.LITTLE
+
+    def pieces(self, name: str) -> list[tuple[int, Entry]]:
+        """Says where the rows of a tensor are.
+
+        Args:
+            name: the tensor's name.
+
+        Returns:
+            Pieces that cover it: the first row of each, ascending, and where
+            its bytes are. One, if the tensor was saved whole.
+
+        Raises:
+            KeyError: it was not saved.
+            ValueError: it is cut along its columns too.
+            tf.errors.DataLossError: some slices of it are not there.
+        """
+        proto = self._proto(name.encode())
+        if not proto.slices:
+            return [(0, self._entry(proto))]
+        pieces = []
+        for piece in proto.slices:
+            columns = zip(piece.extent[1:], proto.shape.dim[1:], strict=True)
+            if any(
+                e.HasField("length") and e.length < dim.size
+                for e, dim in columns
+            ):
+                raise ValueError(
+                    f"'{name}' was saved in slices of its columns, not of its "
+                    "rows alone."
+                )
+            key = _slice_key(
+                name,
+                [
+                    (e.start, e.length if e.HasField("length") else -1)
+                    for e in piece.extent
+                ],
+            )
+            if key not in self._values:
+                raise self._damaged(f"a slice of '{name}' is missing")
+            entry = self._entry(self._proto(key))
+            pieces.append((piece.extent[0].start, entry))
+        return sorted(pieces, key=lambda p: p[0])
+
+    def files(self, name: str) -> tuple[list[str], list[str]]:
+        """Says which data files a tensor is in.
+
+        Args:
+            name: the tensor's name.
+
+        Returns:
+            The files, and those of them that aren't there or are cut off.
+
+        Raises:
+            As `pieces` does.
+        """
+        files, incomplete = set(), set()
+        for _, entry in self.pieces(name):
+            files.add(entry.file)
+            try:
+                there = tf.io.gfile.stat(entry.file).length
+            except tf.errors.NotFoundError:
+                there = -1
+            if there < entry.offset + entry.size:
+                incomplete.add(entry.file)
+        return sorted(files), sorted(incomplete)
+
+    def _proto(self, key: bytes) -> tensor_bundle_pb2.BundleEntryProto:
+        return tensor_bundle_pb2.BundleEntryProto.FromString(self._values[key])
+
+    def _entry(self, proto: tensor_bundle_pb2.BundleEntryProto) -> Entry:
+        shards = self._header.num_shards
+        return Entry(
+            file=f"{self._prefix}.data-{proto.shard_id:05d}-of-{shards:05d}",
+            offset=proto.offset,
+            size=proto.size,
+            shape=tuple(d.size for d in proto.shape.dim),
+            dtype=tf.as_dtype(proto.dtype),
+            masked_crc=proto.crc32c,
+        )
+
+    def _entries(self) -> Iterator[tuple[bytes, bytes]]:
+        if self._data[-8:] != _MAGIC or len(self._data) < _FOOTER:
+            raise self._damaged("it does not end as an index does")
+        footer = len(self._data) - _FOOTER
+        _, at = self._handle(self._data, footer)
+        (offset, size), _ = self._handle(self._data, at)
+        for _, value in self._block(offset, size):
+            (offset, size), _ = self._handle(value, 0)
+            yield from self._block(offset, size)
+
+    def _handle(self, data: bytes, at: int) -> tuple[tuple[int, int], int]:
+        offset, at = _varint(data, at)
+        size, at = _varint(data, at)
+        return (offset, size), at
+
+    def _block(self, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+        end = offset + size
+        trailer = self._data[end : end + _TRAILER]
+        if len(trailer) < _TRAILER:
+            raise self._damaged("it is cut off")
+        crc = crc32c(self._data[offset : end + 1])
+        if masked_crc32c(crc) != int.from_bytes(trailer[1:], "little"):
+            raise self._damaged("a checksum is wrong")
+        if trailer[0] != 0:
+            raise self._damaged("it is compressed")
+        block = self._data[offset:end]
+        # Behind the entries: places to begin reading at, and their number.
+        restarts = int.from_bytes(block[-4:], "little")
+        end = len(block) - 4 * (restarts + 1)
+        at, key = 0, b""
+        while at < end:
+            shared, at = _varint(block, at)
+            others, at = _varint(block, at)
+            length, at = _varint(block, at)
+            key = key[:shared] + block[at : at + others]
+            at += others
+            yield key, block[at : at + length]
+            at += length
+
+    def _damaged(self, why: str) -> tf.errors.DataLossError:
+        return tf.errors.DataLossError(
+            None, None, f"'{self._path}' is damaged: {why}."
+        )
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def _slice_key(name: str, extents: Sequence[tuple[int, int]]) -> bytes:
+    """The key of a slice: its tensor's name, and where it begins and ends.
+
+    As tensorflow/core/util/saved_tensor_slice_util.h has it, in the code of
+    tensorflow/core/lib/strings/ordered_code.h.
+
+    Args:
+        name: the tensor's name.
+        extents: per dimension, the beginning and the length, -1 for all of it.
+    """
+    escaped = (
+        name.encode().replace(b"\xff", b"\xff\0").replace(b"\0", b"\0\xff")
+    )
+    return b"".join(
+        [
+            _unsigned(0),
+            escaped + b"\0\1",
+            _unsigned(len(extents)),
+            *(_signed(number) for extent in extents for number in extent),
+        ]
+    )
+
+
+def _unsigned(value: int) -> bytes:
+    size = -(-value.bit_length() // 8)
+    return bytes([size]) + value.to_bytes(size, "big")
+
+
+def _signed(value: int) -> bytes:
+    """The length in unary in the first bits, then the number."""
+    size = (value if value >= 0 else ~value).bit_length() // 7 + 1
+    ones = (1 << size) - 1
+    header = ones << (8 * size - size)
+    code = (value & ((1 << 8 * size) - 1)) ^ header
+    return code.to_bytes(size, "big")

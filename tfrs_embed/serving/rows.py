@@ -1,0 +1,123 @@
+"""How an exported model stores the rows of tables."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.ops.update import PARAMETERS
+
+#: What int8 rows are multiplied by.
+SCALE = "scale"
+
+
+class RowFormat(abc.ABC):
+    """Stores float32 rows, and gives them back."""
+
+    #: The dtype of each of a table's variables, by name.
+    dtypes: dict[str, tf.DType]
+
+    def shapes(self, rows: int, dim: int) -> dict[str, tuple[int, int]]:
+        """The shape of each of a table's variables, by name."""
+        return {
+            name: (rows, 1 if name == SCALE else dim) for name in self.dtypes
+        }
+
+    @abc.abstractmethod
+    def encode(self, table: str, rows: tf.Tensor) -> dict[str, tf.Tensor]:
+        """What is stored of rows.
+
+        Args:
+            table: whose they are, for errors.
+            rows: [n, dim] float32.
+
+        Returns:
+            These rows of each variable, by name.
+
+        Raises:
+            ValueError: the rows can't be stored.
+        """
+
+    @abc.abstractmethod
+    def gather(self, variables: Mapping[str, Any], ids: tf.Tensor) -> tf.Tensor:
+        """Returns rows, [n, dim] float32; reads no others."""
+
+
+class _Cast(RowFormat):
+    """Rows of another dtype of floats.
+
+    Args:
+        dtype: the dtype.
+    """
+
+    def __init__(self, dtype: tf.DType) -> None:
+        self.dtypes = {PARAMETERS: dtype}
+        self._dtype = dtype
+
+    def encode(self, table: str, rows: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See the base class."""
+        # Python's floats: numpy would compare in the narrow dtype.
+        largest = float(tf.reduce_max(tf.abs(rows)))
+        if largest > float(self._dtype.max):
+            raise ValueError(
+                f"Table '{table}' can't be exported with {self._dtype.name} "
+                f"rows: it holds a value of magnitude {largest:g}, and the "
+                f"largest is {float(self._dtype.max):g}."
+            )
+        return {PARAMETERS: tf.cast(rows, self._dtype)}
+
+    def gather(self, variables: Mapping[str, Any], ids: tf.Tensor) -> tf.Tensor:
+        """See the base class."""
+        return tf.cast(tf.gather(variables[PARAMETERS], ids), tf.float32)
+
+
+class _Float32(_Cast):
+    """Rows as they are."""
+
+    def __init__(self) -> None:
+        super().__init__(tf.float32)
+
+    def encode(self, table: str, rows: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See the base class."""
+        return {PARAMETERS: rows}
+
+
+class _Int8(RowFormat):
+    """Rows of 8 bit integers, and a float32 for each row to multiply them by.
+
+    That is the row's largest magnitude / 127, so that a number is off by half
+    of it at most.
+    """
+
+    def __init__(self) -> None:
+        self.dtypes = {PARAMETERS: tf.int8, SCALE: tf.float32}
+
+    def encode(self, table: str, rows: tf.Tensor) -> dict[str, tf.Tensor]:
+        """See the base class."""
+        if not bool(tf.reduce_all(tf.math.is_finite(rows))):
+            raise ValueError(
+                f"Table '{table}' can't be exported with int8 rows: it holds "
+                "values that are infinite or not a number."
+            )
+        scale = tf.reduce_max(tf.abs(rows), 1, keepdims=True) / 127.0
+        steps = tf.round(tf.math.divide_no_nan(rows, scale))
+        return {
+            PARAMETERS: tf.cast(tf.clip_by_value(steps, -127, 127), tf.int8),
+            SCALE: scale,
+        }
+
+    def gather(self, variables: Mapping[str, Any], ids: tf.Tensor) -> tf.Tensor:
+        """See the base class."""
+        steps = tf.gather(variables[PARAMETERS], ids)
+        return tf.cast(steps, tf.float32) * tf.gather(variables[SCALE], ids)
+
+
+#: The formats by the name that users give.
+FORMATS: dict[str, RowFormat] = {
+    "float32": _Float32(),
+    "float16": _Cast(tf.float16),
+    "int8": _Int8(),
+}

@@ -1,0 +1,171 @@
+"""Tables as an exported model has them.
+
+While a model is traced for serving, its layers look their ids up here, not
+where the tables are for training: in variables that get their values in the
+exported files only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+from tfrs_embed.checkpoint import bundle
+from tfrs_embed.checkpoint.rows import KEYS, Rows, VariableRows
+from tfrs_embed.engines.engine import TableState
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.serving.rows import RowFormat
+
+_current: contextvars.ContextVar[ServedTables | None] = contextvars.ContextVar(
+    "served_tables", default=None
+)
+
+
+def current() -> ServedTables | None:
+    """Where layers are to look ids up; None: where they hold their tables."""
+    return _current.get()
+
+
+class ServedTables:
+    """The tables that an exported model reads.
+
+    Args:
+        rows: how their rows are stored.
+    """
+
+    def __init__(self, rows: RowFormat) -> None:
+        self._rows = rows
+        self._tables: dict[int, ServedTable] = {}
+        #: The layers that they are of, by a name that no other has.
+        self.layers: dict[str, Any] = {}
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Makes layers look ids up here."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    @tf.autograph.experimental.do_not_convert
+    def gather(
+        self, layer: Any, state: TableState, ids: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns rows of a table.
+
+        Args:
+            layer: the layer that holds the table.
+            state: the table, which has its variables.
+            ids: [n], the rows' numbers; or keys, if rows have these.
+
+        Returns:
+            [n, dim] float32; of a key without a row, zeros.
+        """
+        table = self._table(layer, state)
+        stored = table.variables
+        if KEYS not in stored:
+            return self._rows.gather(stored, ids)
+        keys = stored[KEYS]
+        if keys.shape[0] == 0:
+            return tf.zeros([tf.size(ids), state.spec.dim])
+        place = tf.searchsorted(keys, ids, out_type=tf.int64)
+        place = tf.minimum(place, keys.shape[0] - 1)
+        known = tf.equal(tf.gather(keys, place), ids)
+        rows = self._rows.gather(stored, place)
+        return tf.where(known[:, None], rows, tf.zeros_like(rows))
+
+    def _table(self, layer: Any, state: TableState) -> ServedTable:
+        table = self._tables.get(id(state))
+        if table is None:
+            with tf.init_scope():
+                table = ServedTable(self._name(layer), state, self._rows)
+            self._tables[id(state)] = table
+        return table
+
+    def _name(self, layer: Any) -> str:
+        for name, other in self.layers.items():
+            if other is layer:
+                return name
+        name, number = layer.name, 1
+        while name in self.layers:  # Of a model within the model.
+            name, number = f"{layer.name}_{number}", number + 1
+        self.layers[name] = layer
+        return name
+
+    def __iter__(self) -> Iterator[ServedTable]:
+        """The tables, in the order they were first looked up in."""
+        return iter(self._tables.values())
+
+
+class ServedTable(tf.__internal__.tracking.Trackable):
+    """A table's variables in an exported model: parameters, and the like.
+
+    They never have a value here. To TensorFlow's saving that means to name
+    them, to restore them by that name, and to write nothing.
+
+    Args:
+        layer: the name of the layer that holds the table.
+        state: the table.
+        rows: how its rows are stored.
+    """
+
+    def __init__(self, layer: str, state: TableState, rows: RowFormat) -> None:
+        self.layer = layer
+        self.name = state.spec.name
+        self.variables: dict[str, tf.Variable] = {}
+        self._source = state.variables
+        self._rows = rows
+        num_rows, dim = state.spec.vocabulary_size, state.spec.dim
+        if KEYS in self._source:
+            num_rows = len(self._source[KEYS].numpy())
+            self._add(KEYS, (num_rows,), tf.int64)
+        self._shape = (num_rows, dim)
+        for name, shape in rows.shapes(num_rows, dim).items():
+            self._add(name, shape, rows.dtypes[name])
+
+    def _add(self, name: str, shape: tuple[int, ...], dtype: tf.DType) -> None:
+        variable = UninitializedVariable(
+            trainable=False, name=name, shape=shape, dtype=dtype
+        )
+        self.variables[name] = variable
+        self._track_trackable(variable, name)
+
+    def blocks(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
+        """Reads the table, block after block.
+
+        With several workers all of them must, if the table is sharded.
+
+        Yields:
+            A block's first row, and what is stored of the block in each
+            variable, by name.
+
+        Raises:
+            ValueError: rows can't be stored as they are to be.
+        """
+        if KEYS in self._source:
+            yield from self._blocks_by_key()
+            return
+        table = self._source[PARAMETERS]
+        if not isinstance(table, Rows):
+            table = VariableRows(self.name, table)
+        with table.reading():
+            for start, size in bundle.blocks(self._shape, tf.float32):
+                rows = table.read_rows(start, size)
+                with tf.device("CPU:0"):
+                    stored = self._rows.encode(self.name, rows)
+                yield start, stored
+
+    def _blocks_by_key(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
+        """The same for a table of keys, whose order only the whole has."""
+        keys, rows = (self._source[n].numpy() for n in (KEYS, PARAMETERS))
+        with tf.device("CPU:0"):
+            for start, size in bundle.blocks(self._shape, tf.float32):
+                here = slice(start, start + size)
+                stored = self._rows.encode(self.name, tf.constant(rows[here]))
+                yield start, {KEYS: tf.constant(keys[here]), **stored}
