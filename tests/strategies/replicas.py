@@ -1,8 +1,10 @@
 """What tests under a strategy share: one replica's values among all."""
 
 import functools
+import itertools
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from reference import to_tf
 
@@ -22,6 +24,20 @@ def distribute(strategy, values):
         for i in range(len(flat[0]))
     ]
     return tf.nest.pack_sequence_as([values[0]], spread)[0]
+
+
+_number = itertools.count()
+
+
+def of_chief(strategy, path):
+    """The path that the chief saved to, whose checkpoint has all tables."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return path
+    key, service = f"tests/path/{next(_number)}", context.context()
+    if strategy.cluster_resolver.task_id == 0:
+        service.set_config_key_value(key, str(path))
+        return path
+    return type(path)(service.get_config_key_value(key))
 
 
 def local_ids(strategy):

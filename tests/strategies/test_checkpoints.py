@@ -240,4 +240,8 @@ def test_workers_need_paths_of_their_own(strategy, tmp_path):
     with pytest.raises(ValueError, match="Worker 1 saves to the path of the"):
         model.checkpoint.write(path)
     # Nobody waits for anybody, and the next one works.
-    model.checkpoint.write(path_of(SAVED[0], strategy) + "-again")
+    path = path_of(SAVED[0], strategy) + "-again"
+    model.checkpoint.write(path)
+    if "worker-" in path:
+        with pytest.raises(ValueError, match="only the chief's checkpoint"):
+            model.checkpoint.read(path)

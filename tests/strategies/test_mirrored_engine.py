@@ -11,7 +11,7 @@ from test_sharded_conformance import check_step, make_steps, trainer
 import tfrs_embed
 from helpers import make_ids
 from reference import Feature, Reference, Table, to_tf
-from strategies.replicas import local_ids
+from strategies.replicas import local_ids, of_chief
 from test_conformance import (
     BATCH,
     OPTIMIZERS,
@@ -208,8 +208,9 @@ def randomize(layer):
     layer.engine.step.assign(12)
 
 
-def restore(layer, path):
+def restore(strategy, layer, path):
     checkpoint = tf.train.Checkpoint(layer=layer.inner)
+    path = of_chief(strategy, path)
     checkpoint.restore(path).assert_existing_objects_matched()
 
 
@@ -308,21 +309,20 @@ def test_checkpoints_move_between_engines(strategy, kind):
     layer = make_layer(kind, strategy)
     randomize(layer)
     expected = logical(state(layer))
-    # Each worker's own.
     folder = tempfile.mkdtemp()
     path = tf.train.Checkpoint(layer=layer.inner).save(f"{folder}/0")
-    found = dict(tf.train.list_variables(path))
+    found = dict(tf.train.list_variables(of_chief(strategy, path)))
     prefix, suffix = "layer/tables/", "/.ATTRIBUTES/VARIABLE_VALUE"
     for name, (rows, dim, _, _) in TABLES.items():
         assert found[f"{prefix}{name}/parameters{suffix}"] == [rows, dim]
     assert sum("step" in key for key in found) == 1
     for i, other in enumerate(("one device", "sharded", "combined"), 1):
         through = make_layer(other, strategy)
-        restore(through, path)
+        restore(strategy, through, path)
         assert_same(logical(state(through)), expected)
         back = tf.train.Checkpoint(layer=through.inner).save(f"{folder}/{i}")
         fresh = make_layer(kind, strategy)
-        restore(fresh, back)
+        restore(strategy, fresh, back)
         assert_same(state(fresh), state(layer))
 
 
@@ -337,7 +337,7 @@ def test_restoring_drops_pending_updates(strategy):
     step = trainer(strategy, layer)
     batches = make_steps(np.random.default_rng(8), reference, True, strategy)
     step(batches)
-    checkpoint.restore(path)
+    checkpoint.restore(of_chief(strategy, path))
     assert_same(state(layer), before)
     step(batches)
     layer.inner.load_own_variables(store)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from strategies.replicas import distribute, local, local_ids
+from strategies.replicas import distribute, local, local_ids, of_chief
 from test_all2all import (
     BOTH,
     DIM,
@@ -283,7 +283,7 @@ def test_keras_loops_and_saving(strategy):
     folder = pathlib.Path(tempfile.mkdtemp())
     model.save_weights(str(folder / "ckpt"))
     other, again = compiled()
-    other.load_weights(str(folder / "ckpt"))
+    other.load_weights(of_chief(strategy, str(folder / "ckpt")))
     model.save(str(folder / "model.keras"))
     # On one replica.
     loaded = tf_keras.models.load_model(str(folder / "model.keras"))
@@ -332,9 +332,10 @@ def test_checkpoints_of_other_worlds(strategy, hashed):
     keys = np.random.default_rng(world).integers(0, ROWS, (1, SLOTS, NNZ))
     batches = [(keys + r if hashed else keys) for r in range(world)]
     trainer(strategy, layer)([(k, np.float32(1)) for k in batches])
-    path = write_checkpoint(layer, folder, world)
+    path = of_chief(strategy, write_checkpoint(layer, folder, world))
     if given:
         return
+    folder = of_chief(strategy, folder)
     assert check_checkpoints(folder, hashed, world, strategy.scope)
     if hashed:
         with strategy.scope():

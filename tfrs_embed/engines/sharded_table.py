@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,10 +48,9 @@ class ShardedTable(WholeTable):
             max(1, BLOCK_ELEMENTS // shape[1] // replicas.world),
         )
         self._slot = replicas.allocate(2)
-        # One function for all tables would be traced for each, and TensorFlow
-        # warns of that.
-        self._gather = tf.function(self._gather_block, autograph=False)
-        self._swap = tf.function(self._swap_block, autograph=False)
+        # Traced when they are needed.
+        self._gather = _OfStart(self._gather_block)
+        self._swap = _OfStart(self._swap_block)
 
     @property
     def _workers(self) -> int:
@@ -79,7 +78,7 @@ class ShardedTable(WholeTable):
             for row in range(first, last, self._block):
                 # The last block may overlap the one before: all have one shape.
                 row = max(0, min(row, self.shards[0].shape[0] - self._block))
-                block = self._gather(tf.constant(row)).numpy()
+                block = self._gather(row).numpy()
                 block = block.reshape(world, self._block, -1).swapaxes(0, 1)
                 skipped = max(0, first - row)
                 end = min(row + self._block, last)
@@ -117,7 +116,7 @@ class ShardedTable(WholeTable):
         shape, world = self.shape.as_list(), self._replicas.world
         step = self._block * world
         for start in range(0, self.shards[0].shape[0], step):
-            swapped = self._swap(tf.constant(start))
+            swapped = self._swap(start)
             for rank, rows in zip(self._replicas.ranks, swapped, strict=True):
                 row = (start + rank * self._block) * world
                 size = min(step, shape[0] - row)
@@ -164,3 +163,21 @@ class ShardedTable(WholeTable):
             got = self._replicas.all_to_all(i, mine, self._slot + 1)
             swapped.append(tf.reshape(tf.transpose(got, [1, 0, 2]), [-1, dim]))
         return swapped
+
+
+class _OfStart:
+    """A function of the first row of a block, in a graph of its own.
+
+    TensorFlow warns of a tf.function that is traced for each table.
+    """
+
+    def __init__(self, function: Callable[[tf.Tensor], Any]) -> None:
+        self._function = function
+        self._concrete: Any = None
+
+    def __call__(self, start: int) -> Any:
+        if self._concrete is None:
+            self._concrete = tf.function(
+                self._function, autograph=False
+            ).get_concrete_function(tf.TensorSpec([], tf.int32))
+        return self._concrete(tf.constant(start))
