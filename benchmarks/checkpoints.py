@@ -13,10 +13,11 @@ import os
 import pathlib
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+
+KINDS = ("plain", "ours", "mirrored", "workers")
 
 
 def peak_mb() -> float:
@@ -29,7 +30,8 @@ def measure(what: str, gib: float, dim: int, folder: str) -> dict[str, float]:
 
     Args:
         what: "plain", a variable; "ours", a layer's table, trained before;
-            "mirrored", the same in shards of two logical CPUs.
+            "mirrored", the same in shards of two logical CPUs; "workers", in
+            shards of two processes, of which this is one.
         gib: the table's size in GiB of 2^30 bytes.
         dim: its width.
         folder: where to save.
@@ -43,7 +45,12 @@ def measure(what: str, gib: float, dim: int, folder: str) -> dict[str, float]:
     import tfrs_embed
 
     rows = int(gib * 2**30) // (4 * dim)
-    bytes_ = rows * dim * 4
+    held = bytes_ = rows * dim * 4
+
+    @tf.function
+    def wait_for_all() -> None:
+        tf.distribute.get_replica_context().all_reduce("sum", tf.constant(1))
+
     if what == "plain":
         with tf.device("CPU:0"):
             table = tf.Variable(tf.zeros([rows, dim]), trainable=False)
@@ -56,6 +63,9 @@ def measure(what: str, gib: float, dim: int, folder: str) -> dict[str, float]:
                 cpu, [tf.config.LogicalDeviceConfiguration()] * 2
             )
             strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        if what == "workers":
+            strategy = tf.distribute.MultiWorkerMirroredStrategy()
+            held = bytes_ // 2
         with strategy.scope():
             layer = tfrs_embed.PartialTPUEmbedding(
                 {
@@ -83,14 +93,33 @@ def measure(what: str, gib: float, dim: int, folder: str) -> dict[str, float]:
     result = {}
     before = peak_mb()
     path = f"{folder}/checkpoint"
+    if what == "workers" and strategy.cluster_resolver.task_id:
+        path = f"{folder}/other/checkpoint"
     for name, call in (("save", saver.write), ("restore", saver.read)):
+        if name == "restore" and what == "workers":
+            # The chief's, which has all, and is there when it says so.
+            strategy.run(wait_for_all)
+            path = f"{folder}/checkpoint"
         begin = time.perf_counter()
         call(path)
         if name == "save":
             os.sync()
         result[name] = bytes_ / 1e9 / (time.perf_counter() - begin)
-        result[f"extra_{name}"] = peak_mb() - max(before, bytes_ / 2**20)
+        result[f"extra_{name}"] = peak_mb() - max(before, held / 2**20)
     return result
+
+
+def run(command: list[str], what: str) -> dict[str, float]:
+    """Runs a measurement in processes of its own."""
+    from tfrs_embed.testing import LocalCluster
+
+    with LocalCluster(command, 2 if what == "workers" else 1) as cluster:
+        codes = cluster.wait(1200)
+        output = cluster.output(0)
+    assert not any(codes), output
+    return json.loads(
+        next(x for x in reversed(output.splitlines()) if x.startswith("{"))
+    )
 
 
 def main() -> None:
@@ -99,25 +128,21 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=4.0)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=["plain", "ours", "mirrored"])
+    parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--folder", default=None, help="a disk to save to")
     args = parser.parse_args()
     if args.only:
-        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-            found = measure(args.only, args.gib, args.dim, folder)
+        found = measure(args.only, args.gib, args.dim, args.folder)
         print(json.dumps(found))
         return
     results: dict[str, list[dict[str, float]]] = {}
     for _ in range(args.rounds):
-        for what in ("plain", "ours", "mirrored"):
+        for what in KINDS:
             command = [sys.executable, str(pathlib.Path(__file__).resolve())]
             command += ["--only", what, "--gib", str(args.gib)]
             command += ["--dim", str(args.dim)]
-            command += ["--folder", args.folder] if args.folder else []
-            done = subprocess.run(
-                command, check=True, capture_output=True, text=True
-            )
-            found = json.loads(done.stdout.splitlines()[-1])
+            with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+                found = run([*command, "--folder", folder], what)
             results.setdefault(what, []).append(found)
     print(f"{args.gib} GiB, [rows, {args.dim}] float32, {args.rounds} rounds")
     print("| | save GB/s | of plain | extra MB | restore GB/s | of plain "

@@ -52,6 +52,9 @@ class BundleWriter:
     Parts are files of their own, which TensorFlow merges into a checkpoint
     without reading them.
 
+    What can't be written is an error at the end, and what is added until then
+    is dropped: the caller may hold rows that others wait for.
+
     Args:
         prefix: what the parts' paths begin with.
     """
@@ -63,6 +66,7 @@ class BundleWriter:
         self._tensors: list[tf.Tensor] = []
         self._bytes = 0
         self._parts: list[str] = []
+        self._error: tf.errors.OpError | None = None
 
     def add(self, name: str, value: tf.Tensor) -> None:
         """Adds a whole tensor."""
@@ -105,6 +109,8 @@ class BundleWriter:
             self.add_rows(name, shape, first + start, block)
 
     def _add(self, name: str, slice_: str, value: tf.Tensor) -> None:
+        if self._error is not None:
+            return
         self._names.append(name)
         self._slices.append(slice_)
         self._tensors.append(value)
@@ -117,20 +123,33 @@ class BundleWriter:
         if not self._names:
             return
         part = f"{self._prefix}-{len(self._parts)}"
-        with tf.device("CPU:0"):
-            tf.raw_ops.SaveV2(
-                prefix=part,
-                tensor_names=self._names,
-                shape_and_slices=self._slices,
-                tensors=self._tensors,
-            )
+        try:
+            with tf.device("CPU:0"):
+                tf.raw_ops.SaveV2(
+                    prefix=part,
+                    tensor_names=self._names,
+                    shape_and_slices=self._slices,
+                    tensors=self._tensors,
+                )
+        except tf.errors.OpError as error:
+            self.fail(error)
         self._parts.append(part)
         self._names, self._slices, self._tensors = [], [], []
         self._bytes = 0
 
+    def fail(self, error: tf.errors.OpError) -> None:
+        """Has `finish` raise an error, unless there was one before."""
+        self._error = self._error or error
+
     def finish(self) -> list[str]:
-        """Writes what is left; returns the parts' prefixes."""
+        """Writes what is left; returns the parts' prefixes.
+
+        Raises:
+            tf.errors.OpError: not all could be written.
+        """
         self.flush()
+        if self._error is not None:
+            raise self._error
         return self._parts
 
 
@@ -148,7 +167,15 @@ class BundleReader:
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        reader = tf.train.load_checkpoint(prefix)
+        try:
+            reader = tf.train.load_checkpoint(prefix)
+        except tf.errors.NotFoundError:
+            raise
+        except (tf.errors.OpError, IndexError) as error:
+            # Of an index that is cut off within its end, an IndexError.
+            raise tf.errors.DataLossError(
+                None, None, f"'{prefix}.index' can't be read: {error}"
+            ) from error
         #: Each tensor's shape, by name.
         self.shapes: dict[str, list[int]] = reader.get_variable_to_shape_map()
         #: Each tensor's dtype, by name.
@@ -208,7 +235,7 @@ class BundleReader:
                 None,
                 None,
                 f"'{name}' can't be read from the checkpoint '{self.prefix}': "
-                f"{self._damage(name)}{_NOISE.sub('', error.message)}",
+                f"{self._damage(name)}{message_of(error)}",
             ) from error
         return value
 
@@ -229,6 +256,11 @@ def slice_spec(shape: Sequence[int], start: int, size: int) -> str:
     """TensorFlow's words for some rows of a tensor of a shape."""
     dims = " ".join(str(n) for n in shape)
     return ":".join([f"{dims} {start},{size}"] + ["-"] * (len(shape) - 1))
+
+
+def message_of(error: tf.errors.OpError) -> str:
+    """An error's message, without what TensorFlow puts into it for itself."""
+    return _NOISE.sub("", error.message)
 
 
 def merge(parts: Sequence[str], prefix: str) -> None:

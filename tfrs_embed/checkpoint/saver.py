@@ -72,14 +72,9 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[str]:
     # With variables on several devices TensorFlow saves in a function.
     with tf.init_scope():
         session = Session(_text(file_prefix))
-        try:
-            for name, trackable in trackables.items():
-                _saved(trackable).save(key_of(name), session)
-            parts = session.finish()
-        except BaseException:
-            session.fail()
-            raise
-        return [tf.constant(part) for part in parts]
+        for name, trackable in trackables.items():
+            _saved(trackable).save(key_of(name), session)
+        return [tf.constant(part) for part in session.finish()]
 
 
 def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:

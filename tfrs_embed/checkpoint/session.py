@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import traceback
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
-from tfrs_embed.checkpoint.bundle import BundleWriter
+from tfrs_embed.checkpoint.bundle import BundleWriter, message_of
+from tfrs_embed.distribution import messages
 from tfrs_embed.distribution.replicas import Replicas
 
 #: Seconds that workers wait for each other to save.
@@ -30,10 +29,13 @@ class Session:
 
     def __init__(self, prefix: str) -> None:
         self._folder = prefix + _TEMP
-        # A save that was killed may have left parts of as many slices.
-        if tf.io.gfile.exists(self._folder):
-            tf.io.gfile.rmtree(self._folder)
         self._own = BundleWriter(f"{self._folder}/part")
+        # A save that was killed may have left parts of as many slices.
+        try:
+            if tf.io.gfile.exists(self._folder):
+                tf.io.gfile.rmtree(self._folder)
+        except tf.errors.OpError as error:
+            self._own.fail(error)
         self._shared: _Shared | None = None
 
     def writer(self, replicas: Replicas | None = None) -> BundleWriter:
@@ -51,16 +53,16 @@ class Session:
         return self._shared.writer
 
     def finish(self) -> list[str]:
-        """Writes what is left; returns the parts of this checkpoint."""
-        parts = self._own.finish()
-        if self._shared is not None:
-            parts = parts + self._shared.finish()
-        return parts
+        """Writes what is left; returns the parts of this checkpoint.
 
-    def fail(self) -> None:
-        """Tells the other workers that this one can't go on."""
-        if self._shared is not None:
-            self._shared.fail()
+        Raises:
+            tf.errors.OpError: not all could be written.
+            RuntimeError: another worker could not save, or its files are not to
+                be seen.
+        """
+        if self._shared is None:
+            return self._own.finish()
+        return self._shared.finish(self._own)
 
 
 class _Shared:
@@ -75,9 +77,9 @@ class _Shared:
         self._replicas = replicas
         self._me = replicas.worker
         number = replicas.count_save()
-        self._key = f"tfrs_embed/{replicas.group}/save/{number}"
-        self._service: Any = context.context()
-        folders = self._exchange(folder)
+        prefix = f"tfrs_embed/{replicas.group}/save"
+        self._key = f"{prefix}/{number}"
+        folders = self._exchange("to", folder)
         for worker, theirs in enumerate(folders[1:], 1):
             # All raise it, as none may wait for another's rows.
             if theirs == folders[0]:
@@ -86,67 +88,80 @@ class _Shared:
                     f"parts go to '{theirs}': give all workers but the chief a "
                     "path of their own."
                 )
-        folder = folders[0]
-        self._folder = folder
-        self.writer = BundleWriter(f"{folder}/worker-{self._me}")
+        # All have read what the last save left, or they would not be here.
+        for name in ("to", "done"):
+            messages.remove(f"{prefix}/{number - 1}/{name}/{self._me}")
+        self.writer = BundleWriter(f"{folders[0]}/worker-{self._me}")
 
-    def _exchange(self, folder: str) -> list[str]:
-        """Returns the folders of all workers."""
-        self._service.set_config_key_value(f"{self._key}/to/{self._me}", folder)
-        return [
-            folder if worker == self._me else self._get(f"to/{worker}", worker)
-            for worker in range(self._replicas.workers)
-        ]
+    def finish(self, own: BundleWriter) -> list[str]:
+        """Ends this worker's part, and waits for the others'.
 
-    def finish(self) -> list[str]:
-        """Ends this worker's part; the chief waits for the others'.
+        If one could not save its part, all raise that.
+
+        Args:
+            own: writes what only this process knows.
 
         Returns:
-            On the chief all parts, elsewhere none.
+            The parts of this process's checkpoint: those of all on the chief.
 
         Raises:
-            RuntimeError: a worker failed, or its files are not to be seen.
+            As `Session.finish` does.
         """
-        mine = self.writer.finish()
-        if self._me != 0:
-            self._tell(mine)
-            return []
-        parts = list(mine)
-        for worker in range(1, self._replicas.workers):
-            theirs = json.loads(self._get(str(worker), worker))
+        parts: list[str] = []
+        error: tf.errors.OpError | None = None
+        done: list[str] | str
+        try:
+            parts = own.finish()
+            done = self.writer.finish()
+        except tf.errors.OpError as e:
+            error, done = e, f"{type(e).__name__}: {message_of(e)}"
+        all_done = [
+            json.loads(text)
+            for text in self._exchange("done", json.dumps(done))
+        ]
+        if error is not None:
+            raise error
+        for worker, theirs in enumerate(all_done):
             if isinstance(theirs, str):
                 raise RuntimeError(
                     f"Worker {worker} could not save its part: {theirs}"
                 )
-            for part in theirs:
-                if not tf.io.gfile.exists(f"{part}.index"):
-                    raise RuntimeError(
-                        f"Worker {worker} has saved its part as '{part}', "
-                        "which can't be seen here: all workers need the folder "
-                        "that the chief saves to, on a file system that they "
-                        "share."
-                    )
-            parts += theirs
+        if self._me != 0:
+            return parts
+        for worker, theirs in enumerate(all_done):
+            check_seen(worker, theirs)
+            parts = parts + theirs
         return parts
 
-    def fail(self) -> None:
-        """Tells the chief that this worker can't go on."""
-        if self._me != 0:
-            self._tell(traceback.format_exc(limit=1))
-
-    def _tell(self, what: Any) -> None:
-        self._service.set_config_key_value(
-            f"{self._key}/{self._me}", json.dumps(what)
-        )
-
-    def _get(self, name: str, worker: int) -> str:
+    def _exchange(self, name: str, text: str) -> list[str]:
+        """Returns the texts of all workers."""
         key = f"{self._key}/{name}"
+        messages.send(f"{key}/{self._me}", text)
+        return [
+            self._receive(f"{key}/{worker}", worker)
+            for worker in range(self._replicas.workers)
+        ]
+
+    def _receive(self, key: str, worker: int) -> str:
         try:
-            return self._service.get_config_key_value(key, TIMEOUT_S * 1000)
-        except TypeError:  # TF before 2.19 has no timeout here.
-            return self._service.get_config_key_value(key)
-        except tf.errors.DeadlineExceededError:
+            return messages.receive(self._replicas, key, worker, TIMEOUT_S)
+        except TimeoutError:
             raise RuntimeError(
                 f"Worker {worker} has not saved within {TIMEOUT_S} s of this "
                 "one. All workers must save a sharded table at the same time."
             ) from None
+
+
+def check_seen(worker: int, parts: Sequence[str]) -> None:
+    """Checks that the parts that a worker has saved are to be seen here.
+
+    Raises:
+        RuntimeError: they are not.
+    """
+    for part in parts:
+        if not tf.io.gfile.exists(f"{part}.index"):
+            raise RuntimeError(
+                f"Worker {worker} has saved its part as '{part}', which can't "
+                "be seen here: all workers need the folder that the chief "
+                "saves to, on a file system that they share."
+            )

@@ -7,11 +7,8 @@ one layer's rows to another.
 from __future__ import annotations
 
 import json
-from typing import Any
 
-import tensorflow as tf
-from tensorflow.python.eager import context
-
+from tfrs_embed.distribution import messages
 from tfrs_embed.distribution.replicas import Replicas
 
 #: Seconds that a worker waits for the others to build the same tables.
@@ -29,19 +26,19 @@ def shake(replicas: Replicas, name: str, description: str) -> None:
     Raises:
         RuntimeError: another worker builds something else, or nothing within
             `TIMEOUT_S` seconds.
+        tf.errors.UnavailableError: another worker has ended.
     """
     if replicas.workers == 1:
         return
     # The coordination service of the workers keeps values by key.
-    service = context.context()
     number = replicas.count_handshake()
     me, mine = replicas.worker, [name, description]
     prefix = f"tfrs_embed/{replicas.group}/{number}"
-    service.set_config_key_value(f"{prefix}/{me}", json.dumps(mine))
+    messages.send(f"{prefix}/{me}", json.dumps(mine))
     for worker in range(replicas.workers):
         if worker == me:
             continue
-        theirs = json.loads(_get(service, f"{prefix}/{worker}", worker, name))
+        theirs = json.loads(_get(replicas, f"{prefix}/{worker}", worker, name))
         if theirs != mine:
             raise RuntimeError(
                 "All workers must build the same tables in the same order. "
@@ -50,12 +47,10 @@ def shake(replicas: Replicas, name: str, description: str) -> None:
             )
 
 
-def _get(service: Any, key: str, worker: int, name: str) -> str:
+def _get(replicas: Replicas, key: str, worker: int, name: str) -> str:
     try:
-        return service.get_config_key_value(key, TIMEOUT_S * 1000)
-    except TypeError:  # TF before 2.19 has no timeout here.
-        return service.get_config_key_value(key)
-    except tf.errors.DeadlineExceededError:
+        return messages.receive(replicas, key, worker, TIMEOUT_S)
+    except TimeoutError:
         raise RuntimeError(
             f"Worker {worker} has not built {name} within {TIMEOUT_S} s of "
             "this one. All workers must build the same tables in the same "

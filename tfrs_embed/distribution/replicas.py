@@ -83,6 +83,18 @@ class Replicas:
         """The index of this process."""
         return self._ids()[0] // self.local
 
+    def task(self, worker: int) -> str:
+        """What TensorFlow calls a worker."""
+        strategy: Any = self._strategy()
+        spec = strategy.cluster_resolver.cluster_spec()
+        tasks = [
+            f"/job:{job}/replica:0/task:{i}"
+            for job in ("chief", "worker")
+            if job in spec.jobs
+            for i in spec.task_indices(job)
+        ]
+        return tasks[worker]
+
     @property
     def group(self) -> int:
         """The key of the replicas' collective group."""

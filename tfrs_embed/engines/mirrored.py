@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution import exchange
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.engines.group import Group, by_width
@@ -22,7 +22,6 @@ from tfrs_embed.engines.on_replicas import ReplicasEngine, Residuals
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.update import PARAMETERS, Uses, scatter_update
-from tfrs_embed.optimizers import TableOptimizer
 
 # The collective slots of a group: its keys' and its gradients'.
 _SLOTS = 2
@@ -34,37 +33,16 @@ class MirroredEngine(ReplicasEngine):
     Each replica looks up its own part of the global batch. Gradients are summed
     over the replicas: an update is of the rows that any of them looked up, and
     all must make it together.
-
-    Args:
-        features: the features to look up, in the order of each call.
-        optimizers: each table's optimizer by the table's name, or None for a
-            table that is not trained.
-        pipelined: whether updates overlap the next step; see
-            `OneDeviceEngine`.
-        strategy: the strategy.
-        name: whose tables these are, for errors.
-
-    Raises:
-        NotImplementedError: the strategy's collectives can't be used.
     """
 
-    def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        optimizers: dict[str, TableOptimizer | None],
-        pipelined: bool,
-        strategy: tf.distribute.Strategy,
-        name: str,
-    ) -> None:
-        super().__init__(features, optimizers, pipelined, strategy, name)
-        self._table_names = [f.table.name for f in features]
+    def _make_groups(self) -> list[Group]:
         trained = [
             state.spec
             for name, state in self.states.items()
-            if optimizers[name] is not None
+            if self.optimizers[name] is not None
         ]
         # A copy is all of a table, as a shard is that is alone.
-        self._groups = by_width(trained, features, world=1)
+        return by_width(trained, self.features, world=1)
 
     def _build(self) -> None:
         self._sizes_slot = self._replicas.allocate(1)
@@ -96,6 +74,9 @@ class MirroredEngine(ReplicasEngine):
             name, shape, shards, self._strategy, self._pipelined
         )
 
+    def _table_names(self) -> list[str]:
+        return [f.table.name for f in self.features]
+
     def _look_up(
         self,
         replica: int,
@@ -104,7 +85,7 @@ class MirroredEngine(ReplicasEngine):
         dtype: tf.DType,
     ) -> tuple[list[tf.Tensor], Residuals]:
         activations = self._shards[replica].lookup(
-            self._table_names, bags, training, dtype
+            self._table_names(), bags, training, dtype
         )
         after = [b.ids for b in bags]
         return activations, Residuals(replica, list(bags), None, after)
@@ -112,7 +93,7 @@ class MirroredEngine(ReplicasEngine):
     def _look_up_outside(self, bags: Sequence[Bags]) -> list[tf.Tensor]:
         self.drain()
         return self._shards[0].lookup(
-            self._table_names, bags, training=False, dtype=tf.float32
+            self._table_names(), bags, training=False, dtype=tf.float32
         )
 
     def _uses(

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import consensus, handshake, replicas
 from tfrs_embed.engines.engine import Engine, TableState
+from tfrs_embed.engines.group import Group
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.whole import WholeTable
 from tfrs_embed.engines.whole_step import WholeStep
@@ -76,6 +77,7 @@ class ReplicasEngine(Engine):
             )
             for device in self._replicas.devices
         ]
+        self._groups = self._make_groups()
         self._step: Any = None
 
     def build(self) -> None:
@@ -125,6 +127,10 @@ class ReplicasEngine(Engine):
             f"tables {', '.join(tables)}; features {', '.join(features)}; "
             f"pipelined {self._pipelined}"
         )
+
+    @abc.abstractmethod
+    def _make_groups(self) -> list[Group]:
+        """The tables that travel together."""
 
     @abc.abstractmethod
     def _rows_held(self, table: TableSpec) -> int:

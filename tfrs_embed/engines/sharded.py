@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.saved_model import save_context
 
-from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution import exchange
 from tfrs_embed.distribution.exchange import Exchange, Received, Route
 from tfrs_embed.engines.group import Group, by_width, rows_per_shard
@@ -25,7 +25,6 @@ from tfrs_embed.engines.sharded_table import ShardedTable
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.update import PARAMETERS, Uses, scatter_update
-from tfrs_embed.optimizers import TableOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,35 +64,14 @@ class ShardedEngine(ReplicasEngine):
 
     Each replica looks up its own part of the global batch; all must call
     together. Gradients are summed over the replicas.
-
-    Args:
-        features: the features to look up, in the order of each call.
-        optimizers: each table's optimizer by the table's name, or None for a
-            table that is not trained.
-        pipelined: whether updates overlap the next step; see
-            `OneDeviceEngine`.
-        strategy: the strategy.
-        name: whose tables these are, for errors.
-
-    Raises:
-        NotImplementedError: the strategy's collectives can't be used.
     """
 
-    def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        optimizers: dict[str, TableOptimizer | None],
-        pipelined: bool,
-        strategy: tf.distribute.Strategy,
-        name: str,
-    ) -> None:
-        super().__init__(features, optimizers, pipelined, strategy, name)
-        self._groups = by_width(
+    def _make_groups(self) -> list[Group]:
+        return by_width(
             [s.spec for s in self.states.values()],
-            features,
+            self.features,
             self._replicas.world,
         )
-        self._traffic: list[tf.Variable] = []
 
     def _build(self) -> None:
         self._sizes_slot = self._replicas.allocate(1)
@@ -102,6 +80,7 @@ class ShardedEngine(ReplicasEngine):
             for _ in self._groups
         ]
         super()._build()
+        self._traffic: list[tf.Variable] = []
         for shard in self._shards:
             with tf.device(shard.device):
                 self._traffic.append(

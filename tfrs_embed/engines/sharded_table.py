@@ -68,26 +68,30 @@ class ShardedTable(WholeTable):
         """
         world = self._replicas.world
         first, last = start // world, -(-(start + size) // world)
-        rows = np.empty([last - first, world, self.shape[1]], np.float32)
+        skipped = start - first * world
         if self._replicas.workers == 1:
-            for rank, shard in self._by_rank():
-                with tf.device(shard.device):
-                    found = tf.gather(shard, tf.range(first, last))
-                rows[:, rank] = found.numpy()
+            shards = dict(self._by_rank())
+            found = []
+            for rank in range(world):
+                with tf.device(shards[rank].device):
+                    found.append(tf.gather(shards[rank], tf.range(first, last)))
+            with tf.device("CPU:0"):
+                whole = tf.reshape(tf.stack(found, 1), [-1, self.shape[1]])
         else:
+            rows = np.empty([last - first, world, self.shape[1]], np.float32)
             for row in range(first, last, self._block):
                 # The last block may overlap the one before: all have one shape.
                 row = max(0, min(row, self.shards[0].shape[0] - self._block))
                 block = self._gather(row).numpy()
                 block = block.reshape(world, self._block, -1).swapaxes(0, 1)
-                skipped = max(0, first - row)
-                end = min(row + self._block, last)
-                at = row + skipped - first
-                rows[at : end - first] = block[skipped : end - row]
-        skipped = start - first * world
+                begin, end = max(row, first), min(row + self._block, last)
+                rows[begin - first : end - first] = block[
+                    begin - row : end - row
+                ]
+            with tf.device("CPU:0"):
+                whole = tf.constant(rows.reshape(-1, self.shape[1]))
         with tf.device("CPU:0"):
-            rows = rows.reshape(-1, self.shape[1])
-            return tf.constant(rows[skipped : skipped + size])
+            return whole[skipped : skipped + size]
 
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
         """Sets those of some rows that are this process's.
@@ -99,7 +103,9 @@ class ShardedTable(WholeTable):
         world = self._replicas.world
         for rank, shard in self._by_rank():
             first = (rank - start) % world
-            mine = rows[first::world]
+            # A gather takes a sixth of a strided slice's time.
+            with tf.device("CPU:0"):
+                mine = tf.gather(rows, tf.range(first, rows.shape[0], world))
             row = (start + first) // world
             scatter(shard, tf.range(row, row + mine.shape[0]), mine)
 

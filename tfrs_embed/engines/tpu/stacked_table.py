@@ -50,7 +50,8 @@ class StackedTable(WholeTable):
         """See the base class."""
         padding = self._variables[0].shape[1] - self.shape[1]
         for variable, own, places in self._by_chip(start, rows.shape[0]):
-            padded = tf.pad(tf.gather(rows, own), [[0, 0], [0, padding]])
+            with tf.device("CPU:0"):
+                padded = tf.pad(tf.gather(rows, own), [[0, 0], [0, padding]])
             scatter(variable, tf.constant(places), padded)
 
     def _by_chip(
