@@ -81,7 +81,8 @@ test: $(VENV)/.ready-test ## Run the tests; ARGS="-k ragged" picks some
 	$(RUN) -m pytest -n 2 $(ARGS)
 
 nightly: $(VENV)/.ready-test ## Run the cases that make test leaves out
-	TFRS_EMBED_NIGHTLY=1 $(RUN) -m pytest -n 2 tests/test_checkpoint_*.py
+	TFRS_EMBED_NIGHTLY=1 $(RUN) -m pytest -n 2 $(ARGS) \
+		tests/test_checkpoint_*.py tests/test_*strategies.py
 
 # TensorFlow's wheel for TPUs has SparseCore's host operations for any CPU.
 $(TPU_VENV)/.installed: $(wildcard tests/tpu_wheel/*.txt) setup.py pyproject.toml
@@ -94,7 +95,8 @@ $(TPU_VENV)/.installed: $(wildcard tests/tpu_wheel/*.txt) setup.py pyproject.tom
 	@touch $@
 
 test-tpu-wheel: $(TPU_VENV)/.installed ## Test against SparseCore's own kernels
-	$(TPU_VENV)/bin/python -m pytest -n 2 $(ARGS) tests/tpu_wheel \
+	TFRS_EMBED_NIGHTLY=1 $(TPU_VENV)/bin/python -m pytest -n 2 $(ARGS) \
+		tests/tpu_wheel \
 		tests/test_tpu_strategies.py::test_emulated_slices \
 		tests/test_tpu_strategies.py::test_loops_on_every_slice
 

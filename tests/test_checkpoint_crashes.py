@@ -23,7 +23,7 @@ import tensorflow as tf
 import tf_keras
 
 from crashes.job import EPOCHS, ROWS, Job
-from processes import FOLDER, environment
+from processes import ALL, FOLDER, environment
 from tfrs_embed.checkpoint import bundle, session
 from tfrs_embed.kernels import build
 from tfrs_embed.testing import LocalCluster
@@ -31,8 +31,6 @@ from tfrs_embed.testing import LocalCluster
 CRASHES = FOLDER.parent / "crashes"
 #: Seconds within which a worker notices that another has ended.
 WITHIN_S = 20
-#: Restores all copies that differ in anything, not only in what is restored.
-ALL = bool(os.environ.get("TFRS_EMBED_NIGHTLY"))
 
 
 @pytest.fixture(scope="module")

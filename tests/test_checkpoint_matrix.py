@@ -3,11 +3,8 @@
 `make nightly` takes all placements; otherwise those that differ in kind.
 """
 
-import os
+from processes import ALL, run
 
-from processes import run
-
-ALL = bool(os.environ.get("TFRS_EMBED_NIGHTLY"))
 # By processes, which hold the placements of one machine together. A second
 # MirroredStrategy would share the first one's collectives.
 PROCESSES = {

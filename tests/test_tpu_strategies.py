@@ -2,12 +2,14 @@
 
 import pytest
 
-from processes import run
+from processes import ALL, run
 
 
 # The largest slice has the CPUs for the smaller ones, too.
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_loops_on_every_slice(pipelined):
+    if not (pipelined or ALL):
+        pytest.skip("make test-tpu-wheel runs it")
     run(
         ["test_tpu_conformance.py"],
         "tpu:4x4",
@@ -17,7 +19,9 @@ def test_loops_on_every_slice(pipelined):
 
 @pytest.mark.parametrize("what", ["training", "strategy", "keras"])
 def test_emulated_slices(what):
-    run([f"test_emulated_{what}.py"], "tpu:4x4")
+    # Of loops, which take longest, those of one slice.
+    select = None if ALL else "not (pipelined_loops and not topology3)"
+    run([f"test_emulated_{what}.py"], "tpu:4x4", select)
 
 
 def test_ids_and_other_hardware():

@@ -47,14 +47,6 @@ def distribute(strategy, samples):
     )
 
 
-def predict(model, samples):
-    inputs = {
-        k: v if tf.is_tensor(v) else tf.constant(v)
-        for k, v in samples[0].items()
-    }
-    return model(inputs).numpy()
-
-
 @pytest.mark.parametrize(
     "hardware", [Hardware.V2, Hardware.UNSUPPORTED], ids=lambda h: h.name
 )
@@ -79,56 +71,6 @@ def test_fit_equals_one_device(strategy, steps, hardware, steps_per_execution):
     np.testing.assert_allclose(
         ours, theirs * strategy.num_replicas_in_sync, rtol=1e-4
     )
-
-
-def test_checkpoint_moves_to_one_device_and_back(strategy, steps, tmp_path):
-    model, layer = make_on_tpu(strategy)
-    with strategy.scope():
-        compile_model(model)
-    model.fit(distribute(strategy, steps), steps_per_epoch=4, verbose=0)
-    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "tpu"))
-
-    names = {name: shape for name, shape in tf.train.list_variables(path)}
-    [table] = [n for n in names if "user/parameters" in n]
-    assert names[table] == [40, 3]
-
-    single, expected = make_model()
-    tf.train.Checkpoint(model=single).restore(path).expect_partial()
-    assert_equal_tables(layer, expected, rtol=0, atol=0)
-    for name in ("user", "item"):
-        np.testing.assert_array_equal(
-            layer.tables[name].slots["accumulators"].numpy(),
-            expected.tables[name].slots["accumulators"].numpy(),
-        )
-    assert expected.tpu_embedding.step.numpy() == 4
-    np.testing.assert_allclose(
-        predict(model, steps), predict(single, steps), rtol=1e-5, atol=1e-6
-    )
-
-    chips = strategy.num_replicas_in_sync
-    mirrored = tf.distribute.MirroredStrategy(
-        [f"CPU:{i}" for i in range(chips)]
-    )
-    with mirrored.scope():
-        sharded, spread = make_model()
-    tf.train.Checkpoint(model=sharded).restore(path).expect_partial()
-    assert {t.engine for t in spread.placement.tables} == {
-        "sharded" if chips > 1 else "one device",
-        "Keras",
-    }
-    assert_equal_tables(layer, spread, rtol=0, atol=0)
-    np.testing.assert_allclose(
-        predict(model, steps), predict(sharded, steps), rtol=1e-5, atol=1e-6
-    )
-
-    compile_model(single)
-    single.fit(
-        as_batches(steps, PER_REPLICA * strategy.num_replicas_in_sync),
-        verbose=0,
-    )
-    path = tf.train.Checkpoint(model=single).write(str(tmp_path / "one"))
-    tf.train.Checkpoint(model=model).restore(path).expect_partial()
-    assert_equal_tables(layer, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("hardware", [None, Hardware.UNSUPPORTED], ids=str)
