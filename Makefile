@@ -80,9 +80,8 @@ serve: $(VENV)/.ready-examples $(VENV)/.movielens ## Serve it from C++
 test: $(VENV)/.ready-test ## Run the tests; ARGS="-k ragged" picks some
 	$(RUN) -m pytest -n 2 $(ARGS)
 
-nightly: $(VENV)/.ready-test ## Run the cases that make test leaves out
-	TFRS_EMBED_NIGHTLY=1 $(RUN) -m pytest -n 2 $(ARGS) \
-		tests/test_checkpoint_*.py tests/test_*strategies.py
+nightly: $(VENV)/.ready-test ## Run the tests, with all that make test leaves out
+	TFRS_EMBED_NIGHTLY=1 $(RUN) -m pytest -n 2 $(ARGS)
 
 # TensorFlow's wheel for TPUs has SparseCore's host operations for any CPU.
 $(TPU_VENV)/.installed: $(wildcard tests/tpu_wheel/*.txt) setup.py pyproject.toml
@@ -131,6 +130,7 @@ bench: ## Compare speed with other libraries, and write docs/benchmarks.md
 	$(BENCH_VENV)/bin/python benchmarks/run.py \
 		$(or $(ARGS),--output docs/benchmarks.md)
 	$(RUN) benchmarks/sharded.py
+	$(RUN) benchmarks/checkpoints.py
 
 WHEEL_CHECK := import sys, tfrs_embed; \
 	assert "tensorflow_recommenders" not in sys.modules; \
