@@ -100,3 +100,12 @@ def assert_unchanged(layer, before):
     assert list(after) == list(before)
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value, err_msg=name)
+
+
+def change_byte(path, at):
+    """Changes a byte of a file."""
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
+from helpers import change_byte
 from processes import environment
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.conversion import convert, progress
@@ -188,14 +189,6 @@ def test_what_is_no_checkpoint_is_named(tmp_path, values, capsys):
     assert "and has 2 of TensorFlow's" in error(tmp_path)
 
 
-def change(path, at):
-    with open(path, "r+b") as file:
-        file.seek(at)
-        byte = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte[0] ^ 1]))
-
-
 @pytest.mark.parametrize("command", ["inspect", "convert"])
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("how", ["changed", "cut", "gone"])
@@ -211,7 +204,7 @@ def test_damaged_files_are_named(
     name = "layer/_tpu_embedding/t/.ATTRIBUTES/VARIABLE_VALUE"
     [(_, entry)] = Index(path).pieces(name)
     if how == "changed":
-        change(entry.file, entry.offset + 99)
+        change_byte(entry.file, entry.offset + 99)
     elif how == "cut":
         os.truncate(entry.file, entry.offset + 99)
     else:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers import change_byte
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, merge
 from tfrs_embed.checkpoint.crc32c import crc32c, masked_crc32c
@@ -144,18 +145,10 @@ def data_file(path):
     return f"{path}.data-00000-of-00001"
 
 
-def change(file, at):
-    with open(file, "r+b") as handle:
-        handle.seek(at)
-        byte = handle.read(1)
-        handle.seek(at)
-        handle.write(bytes([byte[0] ^ 1]))
-
-
 def test_a_changed_byte_is_found(saved, large_from_1000_bytes):
     path, _ = saved
     [(_, entry)] = Index(path).pieces(VALUE)
-    change(entry.file, entry.offset + 5000)
+    change_byte(entry.file, entry.offset + 5000)
     with pytest.raises(
         tf.errors.DataLossError, match=r"00000-of-00001' is dam"
     ):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint import growth
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.ops.update import scatter_update
 
 #: What a variable's value is called in a checkpoint.
 VALUE = "VARIABLE_VALUE"
@@ -191,6 +192,4 @@ def scatter(variable: tf.Variable, ids: tf.Tensor, rows: tf.Tensor) -> None:
         rows: the rows.
     """
     with tf.device(variable.device):
-        tf.raw_ops.ResourceScatterUpdate(
-            resource=variable.handle, indices=ids, updates=rows
-        )
+        scatter_update(variable, ids, rows)

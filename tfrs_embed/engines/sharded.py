@@ -21,10 +21,10 @@ from tfrs_embed.engines.group import Group, by_width, rows_per_shard
 from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.on_replicas import ReplicasEngine, Residuals
 from tfrs_embed.engines.shard import Shard, make_variable
-from tfrs_embed.engines.sharded_table import ShardedTable
+from tfrs_embed.engines.sharded_table import ShardedTable, write_shards
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import Bags
-from tfrs_embed.ops.update import PARAMETERS, Uses, scatter_update
+from tfrs_embed.ops.update import PARAMETERS, Uses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,17 +91,10 @@ class ShardedEngine(ReplicasEngine):
         return rows_per_shard(table, self._replicas.world)
 
     def _fill(self, table: TableSpec) -> None:
-        world, ranks = self._replicas.world, self._replicas.ranks
+        variables = [s.variables[table.name][PARAMETERS] for s in self._shards]
+        by_rank = list(zip(self._replicas.ranks, variables, strict=True))
         for start, block in initial_blocks(table):
-            for rank, shard in zip(ranks, self._shards, strict=True):
-                first = (rank - start) % world
-                rows = block[first::world]
-                row = (start + first) // world
-                scatter_update(
-                    shard.variables[table.name][PARAMETERS],
-                    tf.range(row, row + rows.shape[0]),
-                    rows,
-                )
+            write_shards(by_rank, self._replicas.world, start, block)
 
     def _whole(
         self, name: str, shape: tuple[int, int], shards: list[tf.Variable]
