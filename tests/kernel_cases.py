@@ -16,7 +16,7 @@ from tfrs_embed import kernels, optimizers
 from tfrs_embed.kernels import calls
 from tfrs_embed.ops.bags import Bags
 
-DIMS = [1, 3, 8, 64, 255, 256, 300, 1024]
+DIMS = [1, 3, 8, 16, 32, 64, 128, 255, 256, 300, 1024]
 
 #: Each rule, with settings that take each way through its formula.
 RULES = {

@@ -125,6 +125,26 @@ def test_tables_of_one_update_may_have_different_rules():
     assert_tables(variables, reference)
 
 
+@pytest.mark.parametrize("most", [1, 5, 3000])
+def test_update_where_most_ids_are_in_few_rows(most):
+    # More than one thread updates together, yet each row is one thread's.
+    rng = np.random.default_rng(5)
+    rows, dim, n = 300_000, 8, 60_000
+    ids = rng.integers(0, rows, n)
+    crowded = rng.random(n) < 0.8
+    ids[crowded] = rng.integers(0, most, crowded.sum()) + rows // 2
+    gradient = rng.normal(size=(n, dim)).astype(np.float32)
+    table = np.zeros((rows, dim), np.float32)
+    rules = [optimizers.SGD()]
+    variables = cases.make_variables([table], rules)
+    cases.update(variables, rules, [Feature(0, ids, n)], [gradient], rate=-1.0)
+    expected = np.zeros((rows, dim))
+    np.add.at(expected, ids, gradient)
+    np.testing.assert_allclose(
+        variables[0]["parameters"], expected, rtol=1e-4, atol=1e-2
+    )
+
+
 def test_a_table_without_ids_is_left_as_it_is():
     rng = np.random.default_rng(3)
     tables = cases.make_tables(rng, [4, 4])

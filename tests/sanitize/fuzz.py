@@ -23,7 +23,7 @@ import kernel_cases as cases
 from tfrs_embed import kernels
 from tfrs_embed.kernels import files
 
-DIMS = [*range(1, 20), 31, 64, 65, 128, 255, 256, 257, 300, 513, 1024]
+DIMS = [*range(1, 20), 31, 32, 64, 65, 128, 255, 256, 257, 300, 513, 1024]
 
 
 def make_case(rng):

@@ -2,6 +2,7 @@
 // its own part, and compares with one thread: ThreadSanitizer sees all of it,
 // which it can't of a program with TensorFlow.
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -74,6 +75,7 @@ void TryLookup(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
   TfrsLookup lookup = {};
   lookup.table = table.data();
   lookup.dim = dim;
+  lookup.stride = dim + Draw(0, 2) * Draw(1, 20);
   lookup.wide = Draw(0, 2);
   lookup.ids = lookup.wide ? static_cast<const void*>(ids.wide.data())
                            : ids.narrow.data();
@@ -84,7 +86,7 @@ void TryLookup(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
   lookup.per_bag = per_bag;
   lookup.count = bags ? ids.count : n / per_bag;
   lookup.output = Draw(0, 3);
-  std::vector<float> one(lookup.count * dim), many(one);
+  std::vector<float> one(lookup.count * lookup.stride), many(one);
   if (bags && lookup.count > n * 4) lookup.scale = nullptr;
   lookup.out = one.data();
   loops.lookup(&lookup, 0, n);
@@ -103,7 +105,9 @@ void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
   const std::vector<float> factors = DrawFloats(n);
   const bool weighted = Draw(0, 2);
   const int64_t parts = Draw(1, 20);
-  // A row's uses are in one bucket: no two threads write the same row.
+  const uint32_t shares = Draw(0, 2) ? 1 : Draw(2, 9);
+  // A row's uses are in one bucket, and in one share of it: no two threads
+  // write the same row.
   std::vector<std::vector<TfrsUse>> uses(parts);
   std::vector<std::vector<float>> coefficients(parts);
   for (int64_t i = 0; i < n; ++i) {
@@ -122,18 +126,26 @@ void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
     table.rule = rule;
     table.rate = 0.3f;
     for (float& setting : table.settings) setting = 0.5f;
-    InParts(run ? Draw(2, 9) : 1, parts, [&](int64_t part) {
+    InParts(run ? Draw(2, 9) : 1, parts * shares, [&](int64_t work) {
+      const int64_t part = work / shares;
       const int64_t m = uses[part].size();
       if (m == 0) return;
+      const int64_t most = std::min(m, rows);
       uint32_t size = 16;
-      while (size < 2 * m) size *= 2;
-      std::vector<uint32_t> heads(size), next(m), first(m), last(m);
+      while (size < 2 * most) size *= 2;
+      std::vector<uint32_t> heads(size), next(m), first(most), last(most);
       std::vector<float> sum(dim);
-      const TfrsGroups groups = {heads.data(), next.data(), first.data(),
-                                 last.data(), sum.data()};
+      TfrsGroups groups = {};
+      groups.heads = heads.data();
+      groups.next = next.data();
+      groups.first = first.data();
+      groups.last = last.data();
+      groups.sum = sum.data();
+      groups.mask = size - 1;
+      groups.share = work % shares;
+      groups.shares = shares;
       loops.update(&table, uses[part].data(),
-                   weighted ? coefficients[part].data() : nullptr, m, size - 1,
-                   &groups);
+                   weighted ? coefficients[part].data() : nullptr, m, &groups);
     });
   }
   for (int k = 0; k < 3; ++k) {
@@ -152,7 +164,9 @@ int main(int argc, char** argv) {
   for (; std::chrono::steady_clock::now() < end; ++cases) {
     const char* const names[] = {"baseline", "avx2"};
     const TfrsLoops& loops = *tfrs_loops(names[cases % 2]);
-    const int64_t n = Draw(1, 500), rows = Draw(1, 200), dim = Draw(1, 300);
+    const int64_t n = Draw(1, 500), rows = Draw(1, 200);
+    const int64_t common[] = {8, 16, 32, 64, 128};
+    const int64_t dim = Draw(0, 2) ? common[Draw(0, 5)] : Draw(1, 300);
     TryLookup(loops, n, rows, dim);
     TryUpdate(loops, n, rows, dim);
   }

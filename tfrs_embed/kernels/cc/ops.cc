@@ -3,6 +3,7 @@
 #define EIGEN_USE_THREADS  // For what training_op_helpers.h copies.
 
 #include <algorithm>
+#include <chrono>//T
 #include <memory>
 #include <string>
 #include <vector>
@@ -250,9 +251,10 @@ absl::Status LookUp(OpKernelContext* ctx, const std::vector<Feature>& features,
     lookups[f] = {parameters[feature.table], dim,
                   feature.ids,               feature.bag,
                   feature.weights,           feature.scale,
-                  out->data(),               feature.n,
-                  feature.count,             feature.per_bag,
-                  feature.wide,              OutputOf(dtype)};
+                  out->data(),               dim,
+                  feature.n,                 feature.count,
+                  feature.per_bag,           feature.wide,
+                  OutputOf(dtype)};
     starts[f + 1] = starts[f] + feature.n;
     work += feature.n * (40 + 2 * dim);
     if (feature.n == 0 && out->TotalBytes() > 0) {
@@ -484,8 +486,12 @@ class UpdateOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, num_tables, &features));
     OP_REQUIRES_OK(ctx, ReadGradients(ctx, shapes, &features));
     Buckets buckets;
+    auto t0=std::chrono::steady_clock::now();//T
     OP_REQUIRES_OK(ctx, buckets.Sort(ctx, features, shapes));
+    auto t1=std::chrono::steady_clock::now();//T
     OP_REQUIRES_OK(ctx, buckets.Update(ctx, Loops(), tables));
+    auto t2=std::chrono::steady_clock::now();//T
+    if(getenv("TFRS_T"))fprintf(stderr,"TT sort %.2f update %.2f\n",std::chrono::duration<double,std::milli>(t1-t0).count(),std::chrono::duration<double,std::milli>(t2-t1).count());//T
   }
 
  private:

@@ -21,11 +21,19 @@ constexpr int64_t kLookupsAhead = 12;
 constexpr int64_t kRowsAhead = 6;
 constexpr int64_t kLine = 64 / sizeof(float);
 
-inline void PrefetchRead(const float* row, int64_t dim) {
+// In the templates below, kDim is the rows' width where it is a common one,
+// which lets the compiler unroll the loops over columns, else 0.
+inline int64_t Width(int dim, int64_t any) { return dim ? dim : any; }
+
+// A function that only prefetches does nothing in GCC's eyes, which then leaves
+// its calls out unless it is inlined first.
+#define TFRS_INLINE inline __attribute__((always_inline))
+
+TFRS_INLINE void PrefetchRead(const float* row, int64_t dim) {
   for (int64_t j = 0; j < dim; j += kLine) __builtin_prefetch(row + j, 0, 3);
 }
 
-inline void PrefetchWrite(const float* row, int64_t dim) {
+TFRS_INLINE void PrefetchWrite(const float* row, int64_t dim) {
   for (int64_t j = 0; j < dim; j += kLine) __builtin_prefetch(row + j, 1, 3);
 }
 
@@ -70,27 +78,19 @@ inline uint16_t ToFloat16(float value) {
   return sign | half;
 }
 
-// Writes a bag's sum, in place for float32.
-inline void Store(const TfrsLookup& l, int64_t bag, const float* sum) {
-  const int64_t dim = l.dim;
-  if (l.output == kFloat32) {
-    if (l.scale) {
-      const float scale = l.scale[bag];
-      float* out = static_cast<float*>(l.out) + bag * dim;
-      for (int64_t j = 0; j < dim; ++j) out[j] = scale * sum[j];
-    }
-    return;
-  }
+// Writes columns of a bag's sum, where the output isn't float32.
+inline void StoreHalves(const TfrsLookup& l, int64_t bag, int64_t first,
+                        int64_t columns, const float* sum) {
   // Not times 1: threads of TensorFlow would make 0 of a denormal number.
   const bool scaled = l.scale != nullptr;
   const float scale = scaled ? l.scale[bag] : 1.0f;
-  uint16_t* out = static_cast<uint16_t*>(l.out) + bag * dim;
+  uint16_t* out = static_cast<uint16_t*>(l.out) + bag * l.stride + first;
   if (l.output == kBfloat16) {
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = 0; j < columns; ++j) {
       out[j] = ToBfloat16(scaled ? scale * sum[j] : sum[j]);
     }
   } else {
-    for (int64_t j = 0; j < dim; ++j) {
+    for (int64_t j = 0; j < columns; ++j) {
       out[j] = ToFloat16(scaled ? scale * sum[j] : sum[j]);
     }
   }
@@ -98,37 +98,41 @@ inline void Store(const TfrsLookup& l, int64_t bag, const float* sum) {
 
 inline void Zero(const TfrsLookup& l, int64_t begin, int64_t end) {
   const int64_t size = l.output == kFloat32 ? 4 : 2;
-  memset(static_cast<char*>(l.out) + begin * l.dim * size, 0,
-         (end - begin) * l.dim * size);
+  for (int64_t bag = begin; bag < end; ++bag) {
+    memset(static_cast<char*>(l.out) + bag * l.stride * size, 0, l.dim * size);
+  }
 }
 
 // Columns of a bag that are summed at once where the output isn't float32.
 constexpr int64_t kColumns = 256;
 
-// Sums ids [i, end) of bag b over the columns [first, first + columns).
+// Sums ids [i, end) of a bag over the columns [first, first + columns).
+template <int kDim>
 inline void Sum(const TfrsLookup& l, int64_t i, int64_t end, int64_t first,
                 int64_t columns, float* __restrict sum) {
-  const float* row = l.table + IdAt(l, i) * l.dim + first;
+  const int64_t dim = Width(kDim, l.dim);
+  columns = Width(kDim, columns);
+  const float* row = l.table + IdAt(l, i) * dim + first;
   if (l.weights) {
     const float weight = l.weights[i];
     for (int64_t j = 0; j < columns; ++j) sum[j] = weight * row[j];
-  } else {
-    memcpy(sum, row, columns * sizeof(float));
-  }
-  for (++i; i < end; ++i) {
-    row = l.table + IdAt(l, i) * l.dim + first;
-    if (l.weights) {
+    for (++i; i < end; ++i) {
+      row = l.table + IdAt(l, i) * dim + first;
       const float weight = l.weights[i];
       for (int64_t j = 0; j < columns; ++j) sum[j] += weight * row[j];
-    } else {
-      for (int64_t j = 0; j < columns; ++j) sum[j] += row[j];
     }
+    return;
+  }
+  memcpy(sum, row, columns * sizeof(float));
+  for (++i; i < end; ++i) {
+    row = l.table + IdAt(l, i) * dim + first;
+    for (int64_t j = 0; j < columns; ++j) sum[j] += row[j];
   }
 }
 
-void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end) {
-  const TfrsLookup& l = *lookup;
-  const int64_t dim = l.dim;
+template <int kDim>
+void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end) {
+  const int64_t dim = Width(kDim, l.dim);
   // A bag belongs to whose range holds its first id.
   if (l.bag) {
     while (begin < end && begin > 0 && l.bag[begin] == l.bag[begin - 1]) {
@@ -141,9 +145,10 @@ void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end) {
   int64_t filled = l.bag ? (begin ? l.bag[begin - 1] + 1 : 0) : begin;
   int64_t told = begin;
   int64_t i = begin;
+  int64_t bag = l.bag ? 0 : begin / l.per_bag - 1;
   while (i < end) {
     int64_t stop = l.bag ? i + 1 : i + l.per_bag;
-    const int64_t bag = l.bag ? l.bag[i] : i / l.per_bag;
+    bag = l.bag ? l.bag[i] : bag + 1;
     if (l.bag) {
       while (stop < l.n && l.bag[stop] == bag) ++stop;
       if (filled < bag) Zero(l, filled, bag);
@@ -155,20 +160,18 @@ void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end) {
       PrefetchRead(l.table + IdAt(l, told) * dim, dim);
     }
     if (l.output == kFloat32) {
-      float* out = static_cast<float*>(l.out) + bag * dim;
-      Sum(l, i, stop, 0, dim, out);
-      Store(l, bag, out);
+      float* out = static_cast<float*>(l.out) + bag * l.stride;
+      Sum<kDim>(l, i, stop, 0, dim, out);
+      if (l.scale) {
+        const float scale = l.scale[bag];
+        for (int64_t j = 0; j < dim; ++j) out[j] = scale * out[j];
+      }
     } else {
       float sum[kColumns];
-      TfrsLookup part = l;
       for (int64_t first = 0; first < dim; first += kColumns) {
         const int64_t columns = dim - first < kColumns ? dim - first : kColumns;
-        Sum(l, i, stop, first, columns, sum);
-        // One bag of `columns` values, at its place.
-        part.dim = columns;
-        part.out = static_cast<uint16_t*>(l.out) + bag * dim + first;
-        part.scale = l.scale ? l.scale + bag : nullptr;
-        Store(part, 0, sum);
+        Sum<kDim>(l, i, stop, first, columns, sum);
+        StoreHalves(l, bag, first, columns, sum);
       }
     }
     i = stop;
@@ -177,10 +180,22 @@ void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end) {
   if (l.bag && i >= l.n && filled < l.count) Zero(l, filled, l.count);
 }
 
+void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end) {
+  switch (lookup->dim) {
+    case 8: return LookupRows<8>(*lookup, begin, end);
+    case 16: return LookupRows<16>(*lookup, begin, end);
+    case 32: return LookupRows<32>(*lookup, begin, end);
+    case 64: return LookupRows<64>(*lookup, begin, end);
+    case 128: return LookupRows<128>(*lookup, begin, end);
+    default: return LookupRows<0>(*lookup, begin, end);
+  }
+}
+
 // The update rules, as in tfrs_embed/optimizers.py.
 
+template <int kDim>
 inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
-  const int64_t dim = t.dim;
+  const int64_t dim = Width(kDim, t.dim);
   const float rate = t.rate;
   const float* s = t.settings;
   float* __restrict w = t.state[0] + row * dim;
@@ -272,11 +287,12 @@ inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
   }
 }
 
-void Update(const TfrsTable* table, const TfrsUse* uses,
-            const float* coefficients, int64_t n, uint32_t mask,
-            const TfrsGroups* groups) {
-  const TfrsTable& t = *table;
-  const int64_t dim = t.dim;
+template <int kDim>
+void UpdateRows(const TfrsTable& t, const TfrsUse* uses,
+                const float* coefficients, int64_t n,
+                const TfrsGroups* groups) {
+  const int64_t dim = Width(kDim, t.dim);
+  const uint32_t mask = groups->mask, shares = groups->shares;
   constexpr uint32_t kNone = 0xFFFFFFFF;
   uint32_t* heads = groups->heads;
   uint32_t* next = groups->next;
@@ -286,8 +302,10 @@ void Update(const TfrsTable* table, const TfrsUse* uses,
   memset(heads, 0xFF, (mask + 1) * sizeof(*heads));
   uint32_t rows = 0;
   for (uint32_t i = 0; i < n; ++i) {
+    const uint64_t hash = tfrs_hash(uses[i].row);
+    if (shares > 1 && (hash >> 32) * shares >> 32 != groups->share) continue;
     next[i] = kNone;
-    uint32_t slot = tfrs_hash(uses[i].row) >> 20 & mask;
+    uint32_t slot = hash >> 20 & mask;
     while (true) {
       const uint32_t group = heads[slot];
       if (group == kNone) {
@@ -305,17 +323,16 @@ void Update(const TfrsTable* table, const TfrsUse* uses,
     }
   }
   const int states = tfrs_states(t.rule);
-  auto prefetch = [&](uint32_t r) {
-    const TfrsUse& use = uses[first[r]];
-    for (int k = 0; k < states; ++k) {
-      PrefetchWrite(t.state[k] + use.row * dim, dim);
-    }
-    PrefetchRead(use.gradient, dim);
-  };
-  for (uint32_t r = 0; r < rows && r < kRowsAhead; ++r) prefetch(r);
   float* __restrict sum = groups->sum;
+  uint32_t told = 0;
   for (uint32_t r = 0; r < rows; ++r) {
-    if (r + kRowsAhead < rows) prefetch(r + kRowsAhead);
+    for (; told < rows && told <= r + kRowsAhead; ++told) {
+      const TfrsUse& use = uses[first[told]];
+      PrefetchWrite(t.state[0] + use.row * dim, dim);
+      if (states > 1) PrefetchWrite(t.state[1] + use.row * dim, dim);
+      if (states > 2) PrefetchWrite(t.state[2] + use.row * dim, dim);
+      PrefetchRead(use.gradient, dim);
+    }
     uint32_t i = first[r];
     const float* g = uses[i].gradient;
     if (next[i] != kNone || coefficients) {
@@ -328,7 +345,20 @@ void Update(const TfrsTable* table, const TfrsUse* uses,
       }
       g = sum;
     }
-    Apply(t, uses[first[r]].row, g);
+    Apply<kDim>(t, uses[first[r]].row, g);
+  }
+}
+
+void Update(const TfrsTable* table, const TfrsUse* uses,
+            const float* coefficients, int64_t n, const TfrsGroups* groups) {
+  auto update = [=](auto rows) { rows(*table, uses, coefficients, n, groups); };
+  switch (table->dim) {
+    case 8: return update(UpdateRows<8>);
+    case 16: return update(UpdateRows<16>);
+    case 32: return update(UpdateRows<32>);
+    case 64: return update(UpdateRows<64>);
+    case 128: return update(UpdateRows<128>);
+    default: return update(UpdateRows<0>);
   }
 }
 

@@ -21,7 +21,8 @@ struct TfrsLookup {
   const int32_t* bag;   // Ascending; null: every bag has per_bag ids.
   const float* weights;
   const float* scale;
-  void* out;            // [count, dim]
+  void* out;            // [count, dim], rows `stride` columns apart.
+  int64_t stride;
   int64_t n, count, per_bag;
   int32_t wide;
   int32_t output;       // TfrsOutput
@@ -61,14 +62,15 @@ struct TfrsTable {
   float settings[6];
 };
 
-// Room to group the uses of a bucket by row. Sizes: `heads` a power of two
-// above twice the bucket's uses; the others one for each use.
+// Room to group the uses of a bucket by row, and which of its rows to update.
 struct TfrsGroups {
-  uint32_t* heads;
-  uint32_t* next;
-  uint32_t* first;
-  uint32_t* last;
-  float* sum;  // [dim]
+  uint32_t* heads;  // [mask + 1]: twice as many as rows, or more.
+  uint32_t* next;   // One for each use.
+  uint32_t* first;  // One for each row.
+  uint32_t* last;   // One for each row.
+  float* sum;       // [dim]
+  uint32_t mask;    // A power of two, less 1.
+  uint32_t share, shares;  // The share's rows, if a bucket is shared.
 };
 
 // The loops, compiled for one instruction set.
@@ -79,7 +81,7 @@ struct TfrsLoops {
   // Sums the gradients of equal rows and updates each row once. `coefficients`
   // has one factor for each use, or is null.
   void (*update)(const TfrsTable* table, const TfrsUse* uses,
-                 const float* coefficients, int64_t n, uint32_t mask,
+                 const float* coefficients, int64_t n,
                  const TfrsGroups* groups);
 };
 

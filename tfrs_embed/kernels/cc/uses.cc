@@ -18,19 +18,32 @@ namespace {
 
 // A bucket's uses and what groups them stay in the first caches.
 constexpr int64_t kUsesPerBucket = 512;
+// What is used so often is shared among threads, among so many at most.
+constexpr int64_t kUsesPerShare = 4096;
+constexpr int64_t kMostShares = 64;
+// A thread updates at least so many values.
+constexpr int64_t kValuesPerThread = 8192;
 // A thread sorts at least so many ids; fewer cost more to hand over.
 constexpr int64_t kIdsPerThread = 8192;
 
-// The logarithm of the number of buckets for n uses.
-int BucketBits(int64_t n) {
-  int bits = 0;
-  while (bits < 20 && (n >> bits) > kUsesPerBucket) ++bits;
-  return bits;
-}
+// Ranges of rows are counted this much finer than buckets, to make buckets of
+// about one size of them though ids crowd in some ranges.
+constexpr int64_t kRangesPerBucket = 8;
 
-int64_t BucketOf(int64_t row, int bits) {
-  return tfrs_hash(row) >> 1 >> (63 - bits);
-}
+// A table's rows in ranges of 2^shift.
+struct Ranges {
+  int shift = 0;
+  int64_t first = 0;  // Among the ranges of all tables.
+  int64_t count = 1;
+
+  Ranges(int64_t rows, int64_t uses) {
+    const int64_t most = uses <= kUsesPerBucket
+                             ? 1
+                             : kRangesPerBucket * (uses / kUsesPerBucket);
+    while (shift < 62 && (rows - 1) >> shift >= most) ++shift;
+    count = rows > 0 ? ((rows - 1) >> shift) + 1 : 1;
+  }
+};
 
 // Memory of the step, without a check of its own.
 absl::Status Allocate(OpKernelContext* ctx, int64_t bytes, Tensor* memory) {
@@ -59,19 +72,19 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
     factors |= features[f].weights != nullptr || features[f].scale != nullptr;
   }
   const int64_t n = starts.back();
-  std::vector<int> bits(tables.size());
-  std::vector<int64_t> first_bucket(tables.size() + 1, 0);
+  std::vector<Ranges> ranges;
+  int64_t num_ranges = 0;
   for (size_t t = 0; t < tables.size(); ++t) {
-    bits[t] = BucketBits(uses_of[t]);
-    first_bucket[t + 1] = first_bucket[t] + (int64_t{1} << bits[t]);
+    ranges.emplace_back(tables[t].rows, uses_of[t]);
+    ranges[t].first = num_ranges;
+    num_ranges += ranges[t].count;
   }
-  const int64_t num_buckets = first_bucket.back();
 
   const int threads =
       ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
   const int64_t parts =
       std::max<int64_t>(1, std::min<int64_t>(threads, n / kIdsPerThread));
-  std::vector<int64_t> places(parts * num_buckets, 0);
+  std::vector<int64_t> counts(parts * num_ranges, 0);
   std::atomic<int64_t> bad{std::numeric_limits<int64_t>::max()};
   auto each = [&](int64_t part, auto&& visit) {
     const int64_t begin = n * part / parts, end = n * (part + 1) / parts;
@@ -91,16 +104,16 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
     });
   };
   in_parts([&](int64_t part) {
-    int64_t* counts = places.data() + part * num_buckets;
+    int64_t* of_part = counts.data() + part * num_ranges;
     each(part, [&](const Feature& feature, int64_t begin, int64_t end,
                    int64_t start) {
       const uint64_t rows = tables[feature.table].rows;
-      const int b = bits[feature.table];
-      int64_t* mine = counts + first_bucket[feature.table];
+      const int shift = ranges[feature.table].shift;
+      int64_t* mine = of_part + ranges[feature.table].first;
       for (int64_t i = begin; i < end; ++i) {
         const int64_t id = feature.id(i);
         if (static_cast<uint64_t>(id) < rows) {
-          ++mine[BucketOf(id, b)];
+          ++mine[id >> shift];
         } else {
           int64_t before = bad.load();
           while (start + i < before &&
@@ -122,25 +135,50 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
         " rows.");
   }
 
-  // A part's uses of a bucket come after those of the parts before it.
+  // Neighbouring ranges become a bucket: rows that are updated together are
+  // near each other, which spares the processor much of finding their pages.
   buckets_.clear();
-  largest_ = 0;
-  int64_t place = 0;
-  size_t table = 0;
-  for (int64_t b = 0; b < num_buckets; ++b) {
-    while (first_bucket[table + 1] <= b) ++table;
-    const int64_t begin = place;
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t count = places[part * num_buckets + b];
-      places[part * num_buckets + b] = place;
-      place += count;
-    }
-    if (place > begin) {
-      buckets_.push_back({static_cast<int>(table), begin, place});
-      largest_ = std::max(largest_, place - begin);
+  std::vector<int32_t> bucket_of(num_ranges);
+  total_ = 0;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const Ranges& mine = ranges[t];
+    bool open = false;
+    for (int64_t k = 0; k < mine.count; ++k) {
+      int64_t uses = 0;
+      for (int64_t part = 0; part < parts; ++part) {
+        uses += counts[part * num_ranges + mine.first + k];
+      }
+      if (uses == 0) continue;
+      if (open) {
+        const Span& last = buckets_.back();
+        open = last.end - last.begin + uses <= kUsesPerBucket;
+      }
+      if (!open) {
+        buckets_.push_back({static_cast<int>(t), total_, total_, 0});
+        open = true;
+      }
+      total_ += uses;
+      buckets_.back().end = total_;
+      buckets_.back().rows += int64_t{1} << mine.shift;
+      bucket_of[mine.first + k] = buckets_.size() - 1;
     }
   }
-  total_ = place;
+  // A part's uses of a bucket come after those of the parts before it.
+  const int64_t num_buckets = buckets_.size();
+  std::vector<int64_t> places(parts * num_buckets, 0);
+  for (int64_t part = 0; part < parts; ++part) {
+    for (int64_t k = 0; k < num_ranges; ++k) {
+      const int64_t uses = counts[part * num_ranges + k];
+      if (uses) places[part * num_buckets + bucket_of[k]] += uses;
+    }
+  }
+  for (int64_t b = 0; b < num_buckets; ++b) {
+    int64_t place = buckets_[b].begin;
+    for (int64_t part = 0; part < parts; ++part) {
+      std::swap(place, places[part * num_buckets + b]);
+      place += places[part * num_buckets + b];
+    }
+  }
   TF_RETURN_IF_ERROR(Allocate(ctx, total_ * sizeof(TfrsUse), &memory_));
   uses_ = reinterpret_cast<TfrsUse*>(memory_.flat<uint8_t>().data());
   factors_ = nullptr;
@@ -153,11 +191,11 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
     each(part, [&](const Feature& feature, int64_t begin, int64_t end,
                    int64_t) {
       const int64_t dim = tables[feature.table].dim;
-      const int b = bits[feature.table];
-      int64_t* mine = at + first_bucket[feature.table];
+      const int shift = ranges[feature.table].shift;
+      const int32_t* mine = bucket_of.data() + ranges[feature.table].first;
       for (int64_t i = begin; i < end; ++i) {
         const int64_t id = feature.id(i);
-        const int64_t to = mine[BucketOf(id, b)]++;
+        const int64_t to = at[mine[id >> shift]]++;
         const int64_t bag = feature.bag            ? feature.bag[i]
                             : feature.per_bag == 1 ? i
                                                    : i / feature.per_bag;
@@ -175,30 +213,51 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
 absl::Status Buckets::Update(OpKernelContext* ctx, const TfrsLoops& loops,
                              const std::vector<TfrsTable>& tables) const {
   if (total_ == 0) return absl::OkStatus();
-  uint32_t heads = 16;
-  while (heads < 2 * largest_) heads *= 2;
-  int64_t dim = 0;
+  // What threads take turns with: buckets, the largest ones in shares, each of
+  // which reads the whole bucket to find its rows.
+  struct Work {
+    const Span* bucket;
+    uint32_t share, shares;
+  };
+  std::vector<Work> work;
+  int64_t dim = 0, most_uses = 0, most_rows = 0;
   for (const TfrsTable& table : tables) dim = std::max(dim, table.dim);
-  const int64_t words = heads + 3 * largest_ + dim;
-  const int64_t cost =
-      total_ / static_cast<int64_t>(buckets_.size()) * (100 + 8 * dim);
-  ParallelFor(ctx, buckets_.size(), cost, [&](int64_t begin, int64_t end) {
+  for (const Span& bucket : buckets_) {
+    const int64_t uses = bucket.end - bucket.begin;
+    most_uses = std::max(most_uses, uses);
+    most_rows = std::max(most_rows, std::min(uses, bucket.rows));
+    const uint32_t shares =
+        std::max<int64_t>(1, std::min(kMostShares, uses / kUsesPerShare));
+    for (uint32_t s = 0; s < shares; ++s) work.push_back({&bucket, s, shares});
+  }
+  auto heads = [](int64_t rows) {
+    uint32_t size = 16;
+    while (size < 2 * rows) size *= 2;
+    return size;
+  };
+  const int64_t words = heads(most_rows) + most_uses + 2 * most_rows + dim;
+  // Work isn't even, so each thread takes the next that nobody has.
+  std::atomic<size_t> next{0};
+  const int64_t threads = std::min<int64_t>(
+      {ctx->device()->tensorflow_cpu_worker_threads()->num_threads,
+       static_cast<int64_t>(work.size()), 1 + total_ * dim / kValuesPerThread});
+  ParallelFor(ctx, threads, 1 << 20, [&](int64_t, int64_t) {
     // Not a vector, which would fill all of it for the largest bucket's sake.
     std::unique_ptr<uint32_t[]> room(new uint32_t[words]);
     TfrsGroups groups;
     groups.heads = room.get();
-    groups.next = groups.heads + heads;
-    groups.first = groups.next + largest_;
-    groups.last = groups.first + largest_;
-    groups.sum = reinterpret_cast<float*>(groups.last + largest_);
-    for (int64_t b = begin; b < end; ++b) {
-      const Span& bucket = buckets_[b];
+    groups.next = groups.heads + heads(most_rows);
+    groups.first = groups.next + most_uses;
+    groups.last = groups.first + most_rows;
+    groups.sum = reinterpret_cast<float*>(groups.last + most_rows);
+    for (size_t w = next++; w < work.size(); w = next++) {
+      const Span& bucket = *work[w].bucket;
       const int64_t n = bucket.end - bucket.begin;
-      uint32_t size = 16;
-      while (size < 2 * n) size *= 2;
+      groups.mask = heads(std::min(n, bucket.rows)) - 1;
+      groups.share = work[w].share;
+      groups.shares = work[w].shares;
       loops.update(&tables[bucket.table], uses_ + bucket.begin,
-                   factors_ ? factors_ + bucket.begin : nullptr, n, size - 1,
-                   &groups);
+                   factors_ ? factors_ + bucket.begin : nullptr, n, &groups);
     }
   });
   return absl::OkStatus();

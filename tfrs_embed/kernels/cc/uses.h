@@ -61,12 +61,12 @@ class Buckets {
   struct Span {
     int table;
     int64_t begin, end;
+    int64_t rows;  // At most so many.
   };
   std::vector<Span> buckets_;
   tensorflow::Tensor memory_, coefficients_;
   TfrsUse* uses_ = nullptr;
   float* factors_ = nullptr;  // Null: all are 1.
-  int64_t largest_ = 0;       // Uses in a bucket.
   int64_t total_ = 0;
 };
 
