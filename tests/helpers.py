@@ -2,6 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from reference import Ragged, Sparse
 
@@ -109,3 +110,19 @@ def change_byte(path, at):
         byte = file.read(1)
         file.seek(at)
         file.write(bytes([byte[0] ^ 1]))
+
+
+def operations_run(function, *args):
+    """The kinds of operations that the first call of a function runs."""
+    context.enable_run_metadata()
+    try:
+        function(*args)
+        metadata = context.export_run_metadata()
+    finally:
+        context.disable_run_metadata()
+    return {
+        node.op
+        for function in metadata.function_graphs
+        for graph in function.partition_graphs
+        for node in graph.node
+    }

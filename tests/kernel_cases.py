@@ -153,6 +153,21 @@ def lookup_in(variables, features, dtype=tf.float32):
     )
 
 
+def lookup_concat(tables, features, order, others, dtype=tf.float32):
+    """Features of one count into a matrix; see TfrsEmbedLookupConcat."""
+    return module().tfrs_embed_lookup_concat(
+        tables=[tf.Variable(t).handle for t in tables],
+        others=[tf.cast(o, dtype) for o in others],
+        dims=[tables[f.table].shape[1] for f in features],
+        order=order,
+        **calls._features(
+            [tf.constant(f.ids) for f in features],
+            [f.bags() for f in features],
+            [f.table for f in features],
+        ),
+    )
+
+
 def combine(rows, features):
     """Features of one table, which is given as a tensor."""
     places = [tf.constant(f.ids.astype(np.int32)) for f in features]

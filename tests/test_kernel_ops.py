@@ -78,6 +78,51 @@ def test_lookup(seed, dtype):
         )
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16])
+@pytest.mark.parametrize("count", [1, 63, 64, 500])
+def test_lookup_into_columns(count, dtype):
+    rng = np.random.default_rng(count)
+    tables = cases.make_tables(rng, DIMS)
+    features = []
+    while len(features) < 12:
+        # Whatever bags there are, as if the last of them were empty.
+        table = int(rng.integers(len(tables)))
+        made = cases.make_feature(rng, table, 50, count, np.int64)
+        if made.bag is not None and made.count <= count:
+            extra = count - made.count
+            if made.scale is not None:
+                made.scale = np.r_[made.scale, np.ones(extra, np.float32)]
+            made.count = count
+        if made.count == count:
+            features.append(made)
+    none = np.zeros(0, np.int32)
+    features.append(Feature(1, none.astype(np.int64), count, none))
+    others = [rng.normal(size=(count, w)).astype(np.float32) for w in (5, 0)]
+    parts = [*cases.lookup(tables, features, dtype), *others]
+    order = rng.permutation(len(parts)).tolist()
+    found = cases.lookup_concat(tables, features, order, others, dtype)
+    expected = tf.concat([tf.cast(parts[i], dtype) for i in order], 1)
+    np.testing.assert_array_equal(
+        tf.cast(found, tf.float32), tf.cast(expected, tf.float32)
+    )
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_columns_that_do_not_fit_are_errors(count):
+    tables = [np.ones((9, 3), np.float32)]
+    features = [
+        Feature(0, np.arange(3), 3),
+        Feature(0, np.arange(count), count),
+    ]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="beside"):
+        cases.lookup_concat(tables, features, [0, 1], [np.ones((3, 1))])
+    others = [np.ones((count, 2), np.float32)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="beside"):
+        cases.lookup_concat(tables, features[:1], [0, 1], others)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="order"):
+        cases.lookup_concat(tables, features[:1], [0, 2], others)
+
+
 @pytest.mark.parametrize("dim", DIMS)
 def test_combine_and_spread(dim):
     rng = np.random.default_rng(dim)

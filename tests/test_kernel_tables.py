@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
-from tensorflow.python.eager import context
 
 import tfrs_embed
+from helpers import operations_run
 from tfrs_embed import kernels
 from tfrs_embed.distribution.exchange import route
 from tfrs_embed.engines.key_map import UNKNOWN, KeyMap
@@ -120,22 +120,6 @@ INPUTS = (
 )
 
 
-def operations_run(function):
-    """The kinds of operations that a call of a function runs."""
-    context.enable_run_metadata()
-    try:
-        function(*INPUTS)
-        metadata = context.export_run_metadata()
-    finally:
-        context.disable_run_metadata()
-    return {
-        node.op
-        for function in metadata.function_graphs
-        for graph in function.partition_graphs
-        for node in graph.node
-    }
-
-
 def operations_in(graph):
     """Those that a graph and the functions in it have."""
     nodes = [*graph.node]
@@ -148,7 +132,7 @@ def operations_in(graph):
 def test_graphs_name_no_kernel_and_run_it(dtype):
     module = make_module(dtype)
     # The first call: later ones don't say what they run.
-    ran = operations_run(module.serve)
+    ran = operations_run(module.serve, *INPUTS)
     found = module.serve(*INPUTS)
     graph = module.serve.get_concrete_function().graph.as_graph_def()
     assert not any("TfrsEmbed" in op for op in operations_in(graph))

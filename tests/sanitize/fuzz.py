@@ -81,6 +81,21 @@ def try_lookups(rng, tables, features):
             assert (error <= 0.01 * np.abs(expected) + 0.01).all()
 
 
+def try_columns(rng, tables, features):
+    """A feature's vectors several times in a matrix, among others."""
+    feature = features[rng.integers(len(features))]
+    number = int(rng.integers(1, 5))
+    others = [
+        rng.normal(size=(feature.count, rng.integers(0, 9)))
+        for _ in range(rng.integers(1, 3))
+    ]
+    parts = [expected_vectors(tables[feature.table], feature)] * number
+    parts += others
+    order = rng.permutation(len(parts)).tolist()
+    found = cases.lookup_concat(tables, [feature] * number, order, others)
+    assert_close(found, np.concatenate([parts[i] for i in order], 1))
+
+
 def try_one_table(rng, tables, features, gradients):
     table = int(rng.integers(len(tables)))
     mine = [i for i, f in enumerate(features) if f.table == table]
@@ -189,6 +204,7 @@ def main():
         case = make_case(rng)
         try:
             try_lookups(rng, *case[:2])
+            try_columns(rng, *case[:2])
             try_one_table(rng, *case)
             try_update(rng, *case)
             try_wrong(rng, *case)

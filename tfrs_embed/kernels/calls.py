@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import optimizers
+from tfrs_embed.ops import columns
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.ids import of_one_dtype
 
@@ -103,17 +104,31 @@ def lookup(
         dtype: what the vectors will be cast to.
 
     Returns:
-        Each feature's vectors, [count, dim]: of the dtype, if it is float32,
-        bfloat16 or float16, else float32.
+        Each feature's vectors: of the dtype, if it is float32, bfloat16 or
+        float16, else float32. They have the shape of the bags' layout + [dim]
+        if no more than one dimension of it is known only when running, else
+        [count, dim].
     """
+    dims = [tables[t].shape[1] for t in table_of]
     return lookup_in(
         module,
         [t.handle for t in tables],
-        [tables[t].shape[1] for t in table_of],
+        dims,
         table_of,
         bags,
         dtype if dtype in _OUTPUTS else tf.float32,
+        [_shape(b, dim) for b, dim in zip(bags, dims, strict=True)],
     )
+
+
+def _shape(bags: Bags, dim: int) -> tf.TensorShape:
+    """The vectors' shape, as far as it is known when tracing."""
+    layout = bags.static_shape
+    sizes = layout.as_list() if layout.rank is not None else [None, None]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes) - 1 or (0 in known and None in sizes):
+        sizes = [None]
+    return tf.TensorShape([*sizes, dim])
 
 
 def lookup_in(
@@ -123,12 +138,17 @@ def lookup_in(
     table_of: Sequence[int],
     bags: Sequence[Bags],
     dtype: tf.DType = tf.float32,
+    shapes: Sequence[tf.TensorShape] = (),
 ) -> list[tf.Tensor]:
-    """The same for tables' handles, features' dims and one of the dtypes."""
+    """The same for tables' handles, features' dims and one of the dtypes.
+
+    Without shapes the vectors are [count, dim].
+    """
     return module.tfrs_embed_lookup(
         tables=list(handles),
         dims=list(dims),
         T=dtype,
+        shapes=list(shapes),
         **_features([b.ids for b in bags], bags, table_of),
     )
 
@@ -207,10 +227,13 @@ def update(
         values = _RULES[type(rule)][1](rule)
         settings += values + [0.0] * (_SETTINGS - len(values))
     flat = [b for of_table in bags for b in of_table]
+    found = columns.find([g for of_table in gradients for g in of_table])
     module.tfrs_embed_update(
         states=[v.handle for of_table in variables for v in of_table.values()],
         rates=tf.stack(rates),
-        gradients=[g for of_table in gradients for g in of_table],
+        gradients=found.matrices,
+        gradient_of=found.matrix_of,
+        columns=found.first,
         rules=[_RULES[type(rule)][0] for rule in rules],
         settings=settings,
         **_features(

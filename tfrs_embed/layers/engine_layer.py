@@ -119,8 +119,10 @@ class EngineLayer(tf_keras.layers.Layer):
                 return self._apply(
                     residuals,
                     [
-                        _as_vectors(g, v)
-                        for g, v in zip(gradients, vectors, strict=True)
+                        _as_vectors(gradient, feature.table.dim)
+                        for gradient, feature in zip(
+                            gradients, self._engine.features, strict=True
+                        )
                     ],
                     trigger,
                     forward_graph,
@@ -261,9 +263,11 @@ class EngineLayer(tf_keras.layers.Layer):
         return self._saved_with is save_context.get_save_options()
 
 
-def _as_vectors(gradient: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
-    """An output's gradient as that of the vectors, [count, dim] float32."""
+def _as_vectors(gradient: tf.Tensor, dim: int) -> tf.Tensor:
+    """An output's gradient as that of its vectors, [count, dim] float32."""
     gradient = tf.cast(gradient, tf.float32)
-    if gradient.shape.rank == 2:
-        return gradient
-    return tf.reshape(gradient, tf.shape(vectors))
+    if gradient.shape.rank != 2:
+        return tf.reshape(gradient, [-1, dim])
+    # That of a concatenation doesn't always say so.
+    gradient.set_shape([None, dim])
+    return gradient

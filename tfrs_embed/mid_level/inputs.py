@@ -45,9 +45,10 @@ def drafts(
     made = []
     for i, feature in enumerate(setup.features):
         draft = make_draft(feature, inputs[i], weights[i], checks)
+        draft.flatten()
         _require_samples(setup, i, draft, chips, checks)
         made.append(draft)
-    require_valid(setup.features, [d.ids for d in made], checks, True)
+    require_valid(setup.features, made, checks, training=True)
     return made
 
 

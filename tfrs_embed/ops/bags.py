@@ -17,7 +17,14 @@ from tfrs_embed import kernels
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.ops import compiled
 from tfrs_embed.ops.checks import Checks, Consensus
-from tfrs_embed.ops.ids import Draft, make_draft, require_valid, valid
+from tfrs_embed.ops.ids import (
+    Draft,
+    checking_kernels,
+    make_draft,
+    require_valid,
+    require_valid_in_kernel,
+    valid,
+)
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.strategies import in_xla
 
@@ -133,6 +140,8 @@ def to_bags(
         draft = make_draft(feature, feature_ids, feature_weights, checks)
         drafts.append(draft)
     if in_xla():
+        for draft in drafts:
+            draft.flatten()
         inside = [
             valid(draft.ids, feature.table.vocabulary_size)
             for feature, draft in zip(features, drafts, strict=True)
@@ -144,8 +153,24 @@ def to_bags(
                 features, drafts, validity, strict=True
             )
         ]
-    if invalid_ids == "error":
-        require_valid(features, [d.ids for d in drafts], checks, training)
+    module = checking_kernels(drafts, training)
+    in_kernel = module and invalid_ids == "error" and consensus is None
+    if not in_kernel:
+        for draft in drafts:
+            draft.flatten()
+        if invalid_ids == "error":
+            require_valid(features, drafts, checks, training)
+    _guard(drafts, checks)
+    if in_kernel:
+        require_valid_in_kernel(module, features, drafts)
+    return [
+        _finish(feature, draft, invalid_ids)
+        for feature, draft in zip(features, drafts, strict=True)
+    ]
+
+
+def _guard(drafts: Sequence[Draft], checks: Checks) -> None:
+    """Lets the drafts' tensors exist only if all conditions hold."""
     names = ("ids", "bag", "weights", "shape", "kept")
     places = [
         (draft, name)
@@ -156,10 +181,6 @@ def to_bags(
     guarded = checks.guard([getattr(*place) for place in places])
     for (draft, name), tensor in zip(places, guarded, strict=True):
         setattr(draft, name, tensor)
-    return [
-        _finish(feature, draft, invalid_ids)
-        for feature, draft in zip(features, drafts, strict=True)
-    ]
 
 
 def _finish(

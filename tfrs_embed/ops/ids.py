@@ -25,7 +25,7 @@ class Draft:
     """A feature's ids on their way to bags; weights are not yet combined.
 
     Attributes:
-        ids: [n] integers.
+        ids: n integers, of any shape until `flatten`.
         bag: [n] int32, the bag of each id, ascending; None: every bag has
             `per_bag` ids.
         weights: float32, [n], or what `kept` picks the [n] of; or None.
@@ -45,6 +45,11 @@ class Draft:
     combine: bool
     kept: tf.Tensor | None = None
     per_bag: int = 1
+
+    def flatten(self) -> None:
+        """Lays the ids out as [n]."""
+        if self.ids.shape.rank != 1:
+            self.ids = tf.reshape(self.ids, [-1])
 
 
 def make_draft(
@@ -100,12 +105,11 @@ def _draft_dense(
             "shape of the ids",
         )
         weights = tf.reshape(weights, [-1])
-    flat = tf.reshape(ids, [-1])
     static = ids.shape
     shape = static if static.is_fully_defined() else tf.shape(ids)
     wanted = feature.output_shape
     if wanted is None:
-        return Draft(flat, None, weights, _layout(shape), static, False)
+        return Draft(ids, None, weights, _layout(shape), static, False)
     rank = static.rank
     if rank is None or rank not in (len(wanted), len(wanted) + 1):
         raise ValueError(
@@ -119,15 +123,15 @@ def _draft_dense(
     prefix_static = prefix_static.merge_with(tf.TensorShape(wanted))
     if not combine:
         layout = _layout(prefix)
-        return Draft(flat, None, weights, layout, prefix_static, False)
+        return Draft(ids, None, weights, layout, prefix_static, False)
     if static[-1]:
         layout, per_bag = _layout(prefix), static[-1]
         return Draft(
-            flat, None, weights, layout, prefix_static, True, None, per_bag
+            ids, None, weights, layout, prefix_static, True, None, per_bag
         )
     # Bags of a length that is not known, or of none at all.
     bag = tf.repeat(tf.range(tf.reduce_prod(_layout(prefix))), shape[-1])
-    return Draft(flat, bag, weights, _layout(prefix), prefix_static, True)
+    return Draft(ids, bag, weights, _layout(prefix), prefix_static, True)
 
 
 def _layout(shape: Any) -> Any:
@@ -336,32 +340,63 @@ def of_one_dtype(ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return list(ids)
 
 
+def checking_kernels(drafts: Sequence[Draft], training: bool) -> Any:
+    """The kernels' operations where they are to check ids, or None.
+
+    Args:
+        drafts: the features' drafts.
+        training: whether this is part of a training step.
+    """
+    # Eagerly it is one condition after the other, as they are found.
+    if tf.executing_eagerly() or not drafts:
+        return None
+    if any(d.ids.dtype not in (tf.int32, tf.int64) for d in drafts):
+        return None
+    # Wherever the tables are: checks read the ids alone.
+    return kernels.operations(None, training)
+
+
 def require_valid(
     features: Sequence[FeatureSpec],
-    ids: Sequence[tf.Tensor],
+    drafts: Sequence[Draft],
     checks: Checks,
     training: bool,
 ) -> None:
-    """Requires all ids to be in their features' tables."""
+    """Adds the conditions that all ids are in their features' tables."""
     sizes = [feature.table.vocabulary_size for feature in features]
-    plain = all(i.dtype in (tf.int32, tf.int64) for i in ids)
-    # Wherever the tables are: this reads the ids alone.
-    module = kernels.operations(None, training) if plain else None
-    # Eagerly it is one condition after the other, as they are found.
-    if module and not tf.executing_eagerly():
-        checks.require_all(
-            module.tfrs_embed_inside(ids=of_one_dtype(ids), rows=sizes),
-            [
-                functools.partial(_range_message, *each)
-                for each in zip(features, ids, strict=True)
-            ],
-        )
+    texts = [
+        functools.partial(_range_message, feature, draft.ids)
+        for feature, draft in zip(features, drafts, strict=True)
+    ]
+    module = checking_kernels(drafts, training)
+    if module:
+        ids = of_one_dtype([draft.ids for draft in drafts])
+        checks.require_all(module.tfrs_embed_inside(ids=ids, rows=sizes), texts)
         return
-    for feature, each, size in zip(features, ids, sizes, strict=True):
-        checks.require(
-            tf.reduce_all(valid(each, size)),
-            functools.partial(_range_message, feature, each),
-        )
+    for draft, size, text in zip(drafts, sizes, texts, strict=True):
+        checks.require(tf.reduce_all(valid(draft.ids, size)), text)
+
+
+def require_valid_in_kernel(
+    module: Any, features: Sequence[FeatureSpec], drafts: Sequence[Draft]
+) -> None:
+    """Lays ids out as [n], which exist only if they are in their tables.
+
+    One operation that fails by itself, however many features there are. A
+    branch, which replicas need to decide together, takes several for each.
+
+    Args:
+        module: the kernels' operations.
+        features: the features.
+        drafts: their drafts, of int32 or int64 ids.
+    """
+    rows = module.tfrs_embed_require(
+        ids=of_one_dtype([draft.ids for draft in drafts]),
+        rows=[feature.table.vocabulary_size for feature in features],
+        names=[str(feature) for feature in features],
+    )
+    for draft, row in zip(drafts, rows, strict=True):
+        draft.ids = row
 
 
 def _range_message(feature: FeatureSpec, ids: tf.Tensor) -> tf.Tensor:

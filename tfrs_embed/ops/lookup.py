@@ -36,7 +36,8 @@ def look_up(
         dtype: what the vectors will be cast to.
 
     Returns:
-        Each feature's vectors, [count, dim], float32 or of the dtype.
+        Each feature's vectors, float32 or of the dtype: [count, dim], or in the
+        shape that the bags are laid out in.
     """
     module = kernels.operations(device, training)
     if module and bags:
@@ -224,9 +225,15 @@ def _spread_unweighted(
 
 
 def reshape_output(vectors: tf.Tensor, bags: Bags, dim: int) -> tf.Tensor:
-    """Returns [count, dim] vectors in the feature's output shape."""
+    """Returns vectors in the feature's output shape.
+
+    Args:
+        vectors: [count, dim], or of the output's shape already.
+        bags: the feature's bags.
+        dim: the table's width.
+    """
     shape = bags.static_shape + tf.TensorShape([dim])
-    if shape.rank == 2 and vectors.shape == shape and shape[0] is not None:
+    if vectors.shape.rank == shape.rank and _as_known(vectors.shape, shape):
         return vectors
     if shape.is_fully_defined():
         # What XLA has to know when it compiles.
@@ -234,6 +241,14 @@ def reshape_output(vectors: tf.Tensor, bags: Bags, dim: int) -> tf.Tensor:
     elif shape.rank != 2:
         vectors = tf.reshape(vectors, tf.concat([bags.shape, [dim]], 0))
     return tf.ensure_shape(vectors, shape)
+
+
+def _as_known(shape: tf.TensorShape, wanted: tf.TensorShape) -> bool:
+    """Whether a shape is known to be what is known of another."""
+    return all(
+        w is None or s == w
+        for s, w in zip(shape.as_list(), wanted.as_list(), strict=True)
+    )
 
 
 def _concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -1,10 +1,14 @@
-// Puts kernels into graphs that don't depend on them.
+// Puts kernels into graphs.
 //
 // A graph that may be exported calls a function of TensorFlow's operations; the
 // call has the kernel's node as an attribute that others ignore. Where this
-// library is loaded, the pass below replaces the call just before it runs.
+// library is loaded, a pass below replaces the call just before it runs.
+//
+// Another pass makes one operation of a lookup and the concatenation of all its
+// vectors, which then are written where they belong in the first place.
 
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "tensorflow/core/common_runtime/optimization_registry.h"
@@ -30,6 +34,10 @@ void Replace(Graph* graph, Node* call, const std::string& kernel) {
   def.set_name(call->name());
   def.set_device(call->requested_device());
   def.clear_input();
+  // A release before this one didn't know of all attributes.
+  const tensorflow::OpDef* op;
+  if (!graph->op_registry()->LookUpOpDef(def.op(), &op).ok()) return;
+  tensorflow::AddDefaultsToNodeDef(*op, &def);
   absl::Status status;
   Node* node = graph->AddNode(def, &status);
   if (!status.ok()) return;
@@ -86,6 +94,214 @@ class UseKernels : public tensorflow::GraphOptimizationPass {
   }
 };
 
+// The inputs of a concatenation along the columns of matrices, in order; none if
+// it is along another axis.
+std::vector<const Edge*> ColumnsOf(const Node* concat) {
+  std::vector<const Edge*> inputs;
+  int n;
+  const Edge* axis;
+  if (!tensorflow::TryGetNodeAttr(concat->attrs(), "N", &n) ||
+      !concat->input_edge(n, &axis).ok() || !axis->src()->IsConstant()) {
+    return inputs;
+  }
+  const tensorflow::TensorProto* proto;
+  tensorflow::Tensor value;
+  if (!tensorflow::TryGetNodeAttr(axis->src()->attrs(), "value", &proto) ||
+      !value.FromProto(*proto) || value.NumElements() != 1) {
+    return inputs;
+  }
+  const int64_t number = value.dtype() == tensorflow::DT_INT64
+                             ? value.flat<int64_t>()(0)
+                             : value.flat<int32_t>()(0);
+  if (number != 1 && number != -1) return inputs;
+  for (int i = 0; i < n; ++i) {
+    const Edge* edge;
+    if (!concat->input_edge(i, &edge).ok()) return {};
+    inputs.push_back(edge);
+  }
+  return inputs;
+}
+
+// A lookup, the concatenation of all its vectors, and what only passes them on
+// from one to the other.
+struct Fused {
+  Node* lookup = nullptr;
+  Node* concat;
+  std::unordered_set<Node*> between;
+  std::vector<int> order;           // See TfrsEmbedLookupConcat.
+  std::vector<const Edge*> others;  // Inputs of the concatenation.
+
+  bool Has(const Node* node) const {
+    return node == lookup || node == concat ||
+           between.count(const_cast<Node*>(node)) > 0;
+  }
+
+  // All but the concatenation.
+  std::vector<Node*> Before() const {
+    std::vector<Node*> nodes(between.begin(), between.end());
+    nodes.push_back(lookup);
+    return nodes;
+  }
+};
+
+// Where an input comes from; adds the nodes that only pass it on.
+const Edge* Origin(const Edge* edge, std::vector<Node*>* passed) {
+  const Edge* before;
+  while ((edge->src()->type_string() == "Identity" ||
+          edge->src()->type_string() == "IdentityN") &&
+         edge->src()->input_edge(edge->src_output(), &before).ok()) {
+    passed->push_back(edge->src());
+    edge = before;
+  }
+  return edge;
+}
+
+// Finds the first lookup among the inputs of a concatenation.
+Fused Find(Node* concat) {
+  Fused found;
+  found.concat = concat;
+  for (const Edge* edge : ColumnsOf(concat)) {
+    std::vector<Node*> passed;
+    const Edge* origin = Origin(edge, &passed);
+    Node* from = origin->src();
+    if (found.lookup == nullptr && from->type_string() == "TfrsEmbedLookup") {
+      found.lookup = from;
+      // Numbers of others begin after the lookup's, which are known only now.
+      for (int& i : found.order) i += from->num_outputs();
+    }
+    if (from == found.lookup) {
+      found.between.insert(passed.begin(), passed.end());
+      found.order.push_back(origin->src_output());
+    } else {
+      const int first = found.lookup ? found.lookup->num_outputs() : 0;
+      found.order.push_back(first + found.others.size());
+      found.others.push_back(edge);
+    }
+  }
+  return found;
+}
+
+// Whether a lookup's vectors are matrices that are concatenated, each once, and
+// go nowhere else.
+bool AllAreConcatenated(const Fused& fused) {
+  std::vector<tensorflow::PartialTensorShape> shapes;
+  const Node* lookup = fused.lookup;
+  if (!tensorflow::GetNodeAttr(lookup->attrs(), "shapes", &shapes).ok()) {
+    return false;
+  }
+  for (const auto& shape : shapes) {
+    if (shape.dims() != 2) return false;
+  }
+  std::vector<int> uses(lookup->num_outputs(), 0);
+  for (int i : fused.order) {
+    if (i < lookup->num_outputs()) ++uses[i];
+  }
+  for (int number : uses) {
+    if (number != 1) return false;
+  }
+  for (const Node* node : fused.Before()) {
+    for (const Edge* edge : node->out_edges()) {
+      if (!edge->IsControlEdge() && !fused.Has(edge->dst())) return false;
+    }
+  }
+  for (const Edge* edge : fused.others) {
+    if (fused.Has(edge->src())) return false;  // It passes others on as well.
+  }
+  return true;
+}
+
+// Whether something else has to run after one of the nodes and before another.
+bool SomethingBetween(const Fused& fused) {
+  std::vector<const Node*> found;
+  std::unordered_set<const Node*> seen;
+  auto add = [&](const Node* from) {
+    for (const Edge* edge : from->out_edges()) {
+      if (fused.Has(from) && fused.Has(edge->dst())) continue;
+      if (seen.insert(edge->dst()).second) found.push_back(edge->dst());
+    }
+  };
+  for (const Node* node : fused.Before()) add(node);
+  while (!found.empty()) {
+    const Node* node = found.back();
+    found.pop_back();
+    if (fused.Has(node)) return true;
+    add(node);
+  }
+  return false;
+}
+
+// Makes one operation of a concatenation and the lookup whose vectors are all
+// among its inputs, if there is one.
+void FuseConcat(Graph* graph, Node* concat) {
+  const Fused fused = Find(concat);
+  const Node* lookup = fused.lookup;
+  if (lookup == nullptr || !AllAreConcatenated(fused) ||
+      lookup->assigned_device_name() != concat->assigned_device_name() ||
+      SomethingBetween(fused)) {
+    return;
+  }
+  NodeDef def = lookup->def();
+  def.set_name(graph->NewName(lookup->name()));
+  def.set_op("TfrsEmbedLookupConcat");
+  def.clear_input();
+  def.mutable_attr()->erase("shapes");
+  tensorflow::AddNodeAttr("O", static_cast<int>(fused.others.size()), &def);
+  tensorflow::AddNodeAttr("order", fused.order, &def);
+  absl::Status status;
+  Node* node = graph->AddNode(def, &status);
+  if (!status.ok()) return;
+  node->set_assigned_device_name(lookup->assigned_device_name());
+  for (const Edge* edge : lookup->in_edges()) {
+    if (edge->IsControlEdge()) continue;
+    graph->AddEdge(edge->src(), edge->src_output(), node, edge->dst_input());
+  }
+  int input = lookup->num_inputs();
+  for (const Edge* edge : fused.others) {
+    graph->AddEdge(edge->src(), edge->src_output(), node, input++);
+  }
+  const std::vector<const Edge*> out(concat->out_edges().begin(),
+                                     concat->out_edges().end());
+  for (const Edge* edge : out) {
+    if (edge->IsControlEdge()) continue;
+    Node* to = edge->dst();
+    const int from_output = edge->src_output(), to_input = edge->dst_input();
+    graph->RemoveEdge(edge);
+    graph->AddEdge(node, from_output, to, to_input);
+  }
+  std::vector<Node*> replaced = fused.Before();
+  replaced.push_back(concat);
+  for (Node* old : replaced) {
+    for (const Edge* edge : old->in_edges()) {
+      if (edge->IsControlEdge() && !fused.Has(edge->src())) {
+        graph->AddControlEdge(edge->src(), node);
+      }
+    }
+    for (const Edge* edge : old->out_edges()) {
+      if (edge->IsControlEdge() && !fused.Has(edge->dst())) {
+        graph->AddControlEdge(node, edge->dst());
+      }
+    }
+  }
+  for (Node* old : replaced) graph->RemoveNode(old);
+}
+
+class FuseConcats : public tensorflow::GraphOptimizationPass {
+ public:
+  absl::Status Run(
+      const tensorflow::GraphOptimizationPassOptions& options) override {
+    if (options.graph == nullptr || *options.graph == nullptr) {
+      return absl::OkStatus();
+    }
+    Graph* graph = options.graph->get();
+    std::vector<Node*> concats;
+    for (Node* node : graph->op_nodes()) {
+      if (node->type_string() == "ConcatV2") concats.push_back(node);
+    }
+    for (Node* concat : concats) FuseConcat(graph, concat);
+    return absl::OkStatus();
+  }
+};
+
 // Once before the graph is optimized and once after, when functions that it
 // calls have become part of it.
 REGISTER_OPTIMIZATION(
@@ -93,6 +309,11 @@ REGISTER_OPTIMIZATION(
 REGISTER_OPTIMIZATION(
     tensorflow::OptimizationPassRegistry::POST_REWRITE_FOR_EXEC, 0,
     UseKernels);
+// After that, when TensorFlow has made one concatenation of several and left
+// out what does nothing.
+REGISTER_OPTIMIZATION(
+    tensorflow::OptimizationPassRegistry::POST_REWRITE_FOR_EXEC, 1,
+    FuseConcats);
 
 }  // namespace
 }  // namespace tfrs_embed

@@ -3,9 +3,12 @@
 #define EIGEN_USE_THREADS  // For what training_op_helpers.h copies.
 
 #include <algorithm>
+#include <atomic>
+#include <limits>
 #include <chrono>//T
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "huge_pages.h"
@@ -157,62 +160,116 @@ absl::Status ReadFeatures(OpKernelContext* ctx, const Layout& layout,
   return absl::OkStatus();
 }
 
-// Reads the features' gradients, [count, dim] each.
+// Reads the features' gradients: dim columns of a matrix's `count` rows, from
+// the column that `columns` says; with dim columns the matrix may have any
+// shape of as many values.
 absl::Status ReadGradients(OpKernelContext* ctx,
                            const std::vector<Rows>& tables,
+                           const std::vector<int>& gradient_of,
+                           const int32_t* columns,
                            std::vector<Feature>* features) {
   OpInputList gradients;
   TF_RETURN_IF_ERROR(ctx->input_list("gradients", &gradients));
-  if (static_cast<size_t>(gradients.size()) != features->size()) {
-    return InvalidArgument(gradients.size(), " gradients for ",
-                           features->size(), " features");
-  }
   for (size_t f = 0; f < features->size(); ++f) {
     Feature& feature = (*features)[f];
     const int64_t dim = tables[feature.table].dim;
-    if (gradients[f].NumElements() != feature.count * dim) {
-      return InvalidArgument(
-          "feature ", f, ": a gradient of shape ",
-          gradients[f].shape().DebugString(), " for ", feature.count,
-          " bags of dim ", dim);
+    const int g = gradient_of[f];
+    if (g < 0 || g >= gradients.size()) {
+      return InvalidArgument("feature ", f, ": gradient ", g, " of ",
+                             gradients.size());
     }
-    feature.gradient = gradients[f].flat<float>().data();
+    const Tensor& gradient = gradients[g];
+    const int64_t column = columns ? columns[f] : 0;
+    const bool alone =
+        column == 0 && gradient.NumElements() == feature.count * dim;
+    const bool among = gradient.dims() == 2 &&
+                       gradient.dim_size(0) == feature.count && column >= 0 &&
+                       column + dim <= gradient.dim_size(1);
+    if (!alone && !among) {
+      return InvalidArgument("feature ", f, ": a gradient of shape ",
+                             gradient.shape().DebugString(), " at column ",
+                             column, " for ", feature.count, " bags of dim ",
+                             dim);
+    }
+    feature.gradient = gradient.flat<float>().data() + column;
+    feature.stride = alone ? dim : gradient.dim_size(1);
   }
   return absl::OkStatus();
 }
 
-// Whether all ids of a feature are in [0, rows).
-bool Inside(const Feature& feature, uint64_t rows) {
-  uint64_t largest = 0;
-  if (feature.wide) {
-    auto* ids = static_cast<const uint64_t*>(feature.ids);
-    for (int64_t i = 0; i < feature.n; ++i) largest = std::max(largest, ids[i]);
-  } else {
-    // A negative id becomes a large one.
-    auto* ids = static_cast<const uint32_t*>(feature.ids);
-    uint32_t narrow = 0;
-    for (int64_t i = 0; i < feature.n; ++i) narrow = std::max(narrow, ids[i]);
-    largest = narrow > 0x7FFFFFFF ? ~uint64_t{0} : narrow;
+// The numbers 0 to n - 1.
+std::vector<int> Numbers(size_t n) {
+  std::vector<int> numbers(n);
+  for (size_t i = 0; i < n; ++i) numbers[i] = i;
+  return numbers;
+}
+
+// Whether all ids are in [0, last].
+template <typename T>
+bool AllInside(const void* data, int64_t begin, int64_t end, T last) {
+  // As unsigned numbers, whose differences are all defined. The sign tells: of
+  // the id, or of how far it is from the last.
+  using U = std::make_unsigned_t<T>;
+  const U* ids = static_cast<const U*>(data);
+  U signs = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    signs |= ids[i] | (static_cast<U>(last) - ids[i]);
   }
-  return feature.n == 0 || largest < rows;
+  return static_cast<T>(signs) >= 0;
+}
+
+// Whether a feature's ids [begin, end) are in [0, rows).
+bool Inside(const Feature& feature, int64_t begin, int64_t end, int64_t rows) {
+  if (begin == end) return true;
+  if (rows == 0) return false;
+  if (feature.wide) {
+    return AllInside<int64_t>(feature.ids, begin, end, rows - 1);
+  }
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  return AllInside<int32_t>(feature.ids, begin, end,
+                            std::min(rows - 1, kMost));
+}
+
+// An id that is outside of its table.
+struct Outside {
+  size_t feature;
+  int64_t id;
+};
+
+// Whether there is one; `which` is the first.
+template <typename RowsOf>
+bool FindOutside(OpKernelContext* ctx, const std::vector<Feature>& features,
+                 RowsOf rows_of, Outside* which) {
+  const AllIds ids(features);
+  std::atomic<bool> found{false};
+  ParallelFor(ctx, ids.total(), 2, [&](int64_t begin, int64_t end) {
+    ids.Each(begin, end, [&](size_t f, int64_t first, int64_t last) {
+      if (!Inside(features[f], first, last, rows_of(f))) found = true;
+    });
+  });
+  if (!found) return false;
+  for (size_t f = 0; f < features.size(); ++f) {
+    const uint64_t rows = rows_of(f);
+    for (int64_t i = 0; i < features[f].n; ++i) {
+      const int64_t id = features[f].id(i);
+      if (static_cast<uint64_t>(id) < rows) continue;
+      *which = {f, id};
+      return true;
+    }
+  }
+  return false;
 }
 
 // Fails if an id is outside of its table.
-absl::Status CheckIds(const std::vector<Feature>& features,
+absl::Status CheckIds(OpKernelContext* ctx,
+                      const std::vector<Feature>& features,
                       const std::vector<Rows>& tables) {
-  for (size_t f = 0; f < features.size(); ++f) {
-    const Feature& feature = features[f];
-    const uint64_t rows = tables[feature.table].rows;
-    if (Inside(feature, rows)) continue;
-    for (int64_t i = 0; i < feature.n; ++i) {
-      if (static_cast<uint64_t>(feature.id(i)) >= rows) {
-        return InvalidArgument("feature ", f, ": id ", feature.id(i),
-                               " is out of range; the table has ", rows,
-                               " rows.");
-      }
-    }
-  }
-  return absl::OkStatus();
+  auto rows_of = [&](size_t f) { return tables[features[f].table].rows; };
+  Outside outside;
+  if (!FindOutside(ctx, features, rows_of, &outside)) return absl::OkStatus();
+  return InvalidArgument("feature ", outside.feature, ": id ", outside.id,
+                         " is out of range; the table has ",
+                         rows_of(outside.feature), " rows.");
 }
 
 absl::Status ShapeOf(const Tensor& table, Rows* shape) {
@@ -231,49 +288,95 @@ int OutputOf(tensorflow::DataType dtype) {
                                 : kFloat16;
 }
 
-// Looks features up in tables: parameters and shapes by table.
+// The shape of a feature's vectors: what is given, if it is, else [count, dim].
+// A dimension that isn't known follows from the others.
+absl::Status OutputShape(const Feature& feature, int64_t dim,
+                         const tensorflow::PartialTensorShape* given,
+                         TensorShape* shape) {
+  *shape = TensorShape({feature.count, dim});
+  if (given == nullptr) return absl::OkStatus();
+  int64_t known = 1;
+  for (int i = 0; i < given->dims(); ++i) {
+    if (given->dim_size(i) >= 0) known *= given->dim_size(i);
+  }
+  const int64_t all = feature.count * dim;
+  TensorShape wanted;
+  for (int i = 0; i < given->dims(); ++i) {
+    const int64_t size = given->dim_size(i);
+    TF_RETURN_IF_ERROR(wanted.AddDimWithStatus(
+        size >= 0 ? size : known > 0 ? all / known : 0));
+  }
+  if (wanted.num_elements() != all || wanted.dims() == 0 ||
+      wanted.dim_size(wanted.dims() - 1) != dim) {
+    return InvalidArgument("vectors of shape ", given->DebugString(), " for ",
+                           feature.count, " bags of dim ", dim);
+  }
+  *shape = wanted;
+  return absl::OkStatus();
+}
+
+// A feature's lookup, which writes to rows `stride` columns apart.
+TfrsLookup LookupOf(const Feature& feature, const float* parameters,
+                    int64_t dim, tensorflow::DataType dtype, void* out,
+                    int64_t stride) {
+  TfrsLookup lookup = {};
+  lookup.table = parameters;
+  lookup.dim = dim;
+  lookup.ids = feature.ids;
+  lookup.bag = feature.bag;
+  lookup.weights = feature.weights;
+  lookup.scale = feature.scale;
+  lookup.out = out;
+  lookup.stride = stride;
+  lookup.n = feature.n;
+  lookup.count = feature.count;
+  lookup.per_bag = feature.per_bag;
+  lookup.wide = feature.wide;
+  lookup.output = OutputOf(dtype);
+  return lookup;
+}
+
+// What a feature's lookup costs, in the unit of ParallelFor.
+int64_t CostOf(const Feature& feature, int64_t dim) {
+  return feature.n * (40 + 2 * dim);
+}
+
+// Looks features up in tables: parameters and shapes by table. `shapes` has
+// those of the vectors, or is empty.
 absl::Status LookUp(OpKernelContext* ctx, const std::vector<Feature>& features,
                     const std::vector<const float*>& parameters,
                     const std::vector<Rows>& tables,
+                    const std::vector<tensorflow::PartialTensorShape>& shapes,
                     tensorflow::DataType dtype) {
-  TF_RETURN_IF_ERROR(CheckIds(features, tables));
+  TF_RETURN_IF_ERROR(CheckIds(ctx, features, tables));
   OpOutputList outputs;
   TF_RETURN_IF_ERROR(ctx->output_list("vectors", &outputs));
   std::vector<TfrsLookup> lookups(features.size());
-  std::vector<int64_t> starts(features.size() + 1, 0);
   int64_t work = 0;
   for (size_t f = 0; f < features.size(); ++f) {
     const Feature& feature = features[f];
     const int64_t dim = tables[feature.table].dim;
+    TensorShape shape;
+    TF_RETURN_IF_ERROR(OutputShape(
+        feature, dim, shapes.empty() ? nullptr : &shapes[f], &shape));
     Tensor* out;
-    TF_RETURN_IF_ERROR(
-        outputs.allocate(f, TensorShape({feature.count, dim}), &out));
-    lookups[f] = {parameters[feature.table], dim,
-                  feature.ids,               feature.bag,
-                  feature.weights,           feature.scale,
-                  out->data(),               dim,
-                  feature.n,                 feature.count,
-                  feature.per_bag,           feature.wide,
-                  OutputOf(dtype)};
-    starts[f + 1] = starts[f] + feature.n;
-    work += feature.n * (40 + 2 * dim);
+    TF_RETURN_IF_ERROR(outputs.allocate(f, shape, &out));
+    lookups[f] = LookupOf(feature, parameters[feature.table], dim, dtype,
+                          out->data(), dim);
+    work += CostOf(feature, dim);
     if (feature.n == 0 && out->TotalBytes() > 0) {
       std::memset(out->data(), 0, out->TotalBytes());
     }
   }
-  const int64_t n = starts.back();
-  if (n == 0) return absl::OkStatus();
+  const AllIds ids(features);
+  if (ids.total() == 0) return absl::OkStatus();
   const TfrsLoops& loops = Loops();
-  ParallelFor(ctx, n, work / n, [&](int64_t begin, int64_t end) {
-    size_t f = std::upper_bound(starts.begin(), starts.end(), begin) -
-               starts.begin() - 1;
-    for (int64_t i = begin; i < end;) {
-      while (starts[f + 1] <= i) ++f;
-      const int64_t stop = std::min(end, starts[f + 1]);
-      loops.lookup(&lookups[f], i - starts[f], stop - starts[f]);
-      i = stop;
-    }
-  });
+  ParallelFor(ctx, ids.total(), work / ids.total(),
+              [&](int64_t begin, int64_t end) {
+                ids.Each(begin, end, [&](size_t f, int64_t i, int64_t stop) {
+                  loops.lookup(&lookups[f], i, stop);
+                });
+              });
   return absl::OkStatus();
 }
 
@@ -340,31 +443,160 @@ class Variables {
   bool locked_ = false, shared_ = false;
 };
 
+// Tables that are locked to be read.
+class TablesToRead {
+ public:
+  absl::Status Open(OpKernelContext* ctx, HugePages* pages) {
+    TF_RETURN_IF_ERROR(variables_.Find(ctx, "tables"));
+    variables_.LockToRead();
+    for (int t = 0; t < variables_.size(); ++t) {
+      shapes.emplace_back();
+      TF_RETURN_IF_ERROR(ShapeOf(variables_[t], &shapes.back()));
+      parameters.push_back(variables_[t].flat<float>().data());
+      pages->Use(t, variables_[t]);
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<Rows> shapes;
+  std::vector<const float*> parameters;
+
+ private:
+  Variables variables_;
+};
+
 class LookupOp : public OpKernel {
  public:
   explicit LookupOp(OpKernelConstruction* ctx) : OpKernel(ctx), layout_(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shapes", &shapes_));
+    OP_REQUIRES(ctx,
+                shapes_.empty() || shapes_.size() == layout_.table_of.size(),
+                InvalidArgument("shapes must have an entry for each feature, "
+                                "or none."));
   }
 
   void Compute(OpKernelContext* ctx) override {
-    Variables variables;
-    OP_REQUIRES_OK(ctx, variables.Find(ctx, "tables"));
-    variables.LockToRead();
-    std::vector<const float*> parameters(variables.size());
-    std::vector<Rows> tables(variables.size());
-    for (int t = 0; t < variables.size(); ++t) {
-      OP_REQUIRES_OK(ctx, ShapeOf(variables[t], &tables[t]));
-      parameters[t] = variables[t].flat<float>().data();
-      pages_.Use(t, variables[t]);
-    }
+    TablesToRead tables;
+    OP_REQUIRES_OK(ctx, tables.Open(ctx, &pages_));
     std::vector<Feature> features;
-    OP_REQUIRES_OK(ctx,
-                   ReadFeatures(ctx, layout_, tables.size(), &features));
-    OP_REQUIRES_OK(ctx, LookUp(ctx, features, parameters, tables, dtype_));
+    OP_REQUIRES_OK(
+        ctx, ReadFeatures(ctx, layout_, tables.shapes.size(), &features));
+    OP_REQUIRES_OK(ctx, LookUp(ctx, features, tables.parameters, tables.shapes,
+                               shapes_, dtype_));
   }
 
  private:
   const Layout layout_;
+  std::vector<tensorflow::PartialTensorShape> shapes_;
+  tensorflow::DataType dtype_;
+  HugePages pages_;
+};
+
+// Looks features up into the columns of one matrix, beside other columns.
+class LookupConcatOp : public OpKernel {
+ public:
+  explicit LookupConcatOp(OpKernelConstruction* ctx)
+      : OpKernel(ctx), layout_(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("order", &order_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    TablesToRead tables;
+    OP_REQUIRES_OK(ctx, tables.Open(ctx, &pages_));
+    std::vector<Feature> features;
+    OP_REQUIRES_OK(
+        ctx, ReadFeatures(ctx, layout_, tables.shapes.size(), &features));
+    OP_REQUIRES_OK(ctx, CheckIds(ctx, features, tables.shapes));
+    OpInputList others;
+    OP_REQUIRES_OK(ctx, ctx->input_list("others", &others));
+    const int64_t count = features[0].count;
+    const int64_t m = features.size();
+    // What a part is, and where its columns begin.
+    struct Part {
+      const Feature* feature;  // Else:
+      const char* other;
+      int64_t first, columns;
+    };
+    std::vector<Part> parts;
+    int64_t width = 0, cost = 0;
+    for (int i : order_) {
+      OP_REQUIRES(ctx, i >= 0 && i < m + others.size(),
+                  InvalidArgument("order: ", i));
+      if (i < m) {
+        const Feature& feature = features[i];
+        const int64_t dim = tables.shapes[feature.table].dim;
+        OP_REQUIRES(ctx, feature.count == count,
+                    InvalidArgument("feature ", i, ": ", feature.count,
+                                    " bags beside ", count));
+        parts.push_back({&feature, nullptr, width, dim});
+        cost += CostOf(feature, dim);
+      } else {
+        const Tensor& other = others[i - m];
+        OP_REQUIRES(ctx, other.dims() == 2 && other.dim_size(0) == count,
+                    InvalidArgument("a tensor of shape ",
+                                    other.shape().DebugString(), " beside ",
+                                    count, " bags"));
+        parts.push_back({nullptr, static_cast<const char*>(other.data()),
+                         width, other.dim_size(1)});
+        cost += other.NumElements();
+      }
+      width += parts.back().columns;
+    }
+    Tensor* out;
+    OP_REQUIRES_OK(
+        ctx, ctx->allocate_output(0, TensorShape({count, width}), &out));
+    if (out->NumElements() == 0) return;
+    const int64_t size = tensorflow::DataTypeSize(dtype_);
+    char* matrix = static_cast<char*>(out->data());
+    const TfrsLoops& loops = Loops();
+    // A block of rows after the other, which stays in the caches until all of
+    // its columns are there.
+    const int64_t blocks = (count + kRows - 1) / kRows;
+    ParallelFor(ctx, blocks, cost / blocks, [&](int64_t first, int64_t last) {
+      for (int64_t block = first; block < last; ++block) {
+        const int64_t begin = block * kRows;
+        const int64_t end = std::min(count, begin + kRows);
+        for (const Part& part : parts) {
+          char* to = matrix + part.first * size;
+          if (part.feature == nullptr || part.feature->n == 0) {
+            const int64_t bytes = part.columns * size;
+            for (int64_t row = begin; row < end; ++row) {
+              char* at = to + row * width * size;
+              if (part.feature == nullptr) {
+                std::memcpy(at, part.other + row * bytes, bytes);
+              } else {
+                std::memset(at, 0, bytes);
+              }
+            }
+            continue;
+          }
+          const Feature& feature = *part.feature;
+          const int64_t from = FirstId(feature, begin);
+          const int64_t stop = FirstId(feature, end);
+          if (from == stop) continue;
+          const TfrsLookup lookup =
+              LookupOf(feature, tables.parameters[feature.table], part.columns,
+                       dtype_, to, width);
+          loops.lookup(&lookup, from, stop);
+        }
+      }
+    });
+  }
+
+ private:
+  static constexpr int64_t kRows = 64;
+
+  // The first id of a bag or of those after it.
+  static int64_t FirstId(const Feature& feature, int64_t bag) {
+    if (!feature.bag) return bag * feature.per_bag;
+    return std::lower_bound(feature.bag, feature.bag + feature.n, bag) -
+           feature.bag;
+  }
+
+  const Layout layout_;
+  std::vector<int> order_;
   tensorflow::DataType dtype_;
   HugePages pages_;
 };
@@ -381,7 +613,7 @@ class CombineOp : public OpKernel {
     std::vector<Feature> features;
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
     OP_REQUIRES_OK(ctx, LookUp(ctx, features, {rows->flat<float>().data()},
-                               tables, DT_FLOAT));
+                               tables, {}, DT_FLOAT));
   }
 
  private:
@@ -403,7 +635,8 @@ class SpreadOp : public OpKernel {
     OP_REQUIRES(ctx, tables[0].rows >= 0, InvalidArgument("num_rows < 0"));
     std::vector<Feature> features;
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
-    OP_REQUIRES_OK(ctx, ReadGradients(ctx, tables, &features));
+    OP_REQUIRES_OK(ctx, ReadGradients(ctx, tables, Numbers(features.size()),
+                                      nullptr, &features));
     Tensor* out;
     OP_REQUIRES_OK(
         ctx, ctx->allocate_output(0, TensorShape({tables[0].rows, dim_}),
@@ -439,6 +672,10 @@ class UpdateOp : public OpKernel {
       OP_REQUIRES(ctx, rule >= kSgd && rule <= kFtrl,
                   InvalidArgument("rules: ", rule));
     }
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("gradient_of", &gradient_of_));
+    OP_REQUIRES(ctx, gradient_of_.size() == layout_.table_of.size(),
+                InvalidArgument("gradient_of must have an entry for each "
+                                "feature."));
     OP_REQUIRES(
         ctx, std::is_sorted(layout_.table_of.begin(), layout_.table_of.end()),
         InvalidArgument("table_of must be ascending."));
@@ -484,7 +721,14 @@ class UpdateOp : public OpKernel {
                 InvalidArgument("states: too many variables"));
     std::vector<Feature> features;
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, num_tables, &features));
-    OP_REQUIRES_OK(ctx, ReadGradients(ctx, shapes, &features));
+    const Tensor* columns;
+    OP_REQUIRES_OK(ctx, ctx->input("columns", &columns));
+    OP_REQUIRES(
+        ctx, columns->NumElements() == static_cast<int64_t>(features.size()),
+        InvalidArgument("columns must have an entry for each feature."));
+    OP_REQUIRES_OK(ctx, ReadGradients(ctx, shapes, gradient_of_,
+                                      columns->flat<int32_t>().data(),
+                                      &features));
     Buckets buckets;
     auto t0=std::chrono::steady_clock::now();//T
     OP_REQUIRES_OK(ctx, buckets.Sort(ctx, features, shapes));
@@ -497,10 +741,21 @@ class UpdateOp : public OpKernel {
  private:
   static constexpr int kSettings = 6;
   const Layout layout_;
-  std::vector<int> rules_;
+  std::vector<int> rules_, gradient_of_;
   std::vector<float> settings_;
   HugePages pages_;
 };
+
+// Reads features' ids alone.
+std::vector<Feature> OnlyIds(const OpInputList& ids) {
+  std::vector<Feature> features(ids.size());
+  for (int f = 0; f < ids.size(); ++f) {
+    features[f].n = ids[f].NumElements();
+    features[f].wide = ids[f].dtype() == tensorflow::DT_INT64;
+    features[f].ids = ids[f].data();
+  }
+  return features;
+}
 
 // Whether all ids of each feature are in its table.
 class InsideOp : public OpKernel {
@@ -518,17 +773,53 @@ class InsideOp : public OpKernel {
     Tensor* out;
     OP_REQUIRES_OK(ctx,
                    ctx->allocate_output(0, TensorShape({ids.size()}), &out));
+    const std::vector<Feature> features = OnlyIds(ids);
     for (int f = 0; f < ids.size(); ++f) {
-      Feature feature;
-      feature.n = ids[f].NumElements();
-      feature.wide = ids[f].dtype() == tensorflow::DT_INT64;
-      feature.ids = ids[f].data();
-      out->flat<bool>()(f) = Inside(feature, rows_[f]);
+      out->flat<bool>()(f) = Inside(features[f], 0, features[f].n, rows_[f]);
     }
   }
 
  private:
   std::vector<int64_t> rows_;
+};
+
+// Gives the ids on, in a row, if all of them are in their tables, else fails.
+class RequireOp : public OpKernel {
+ public:
+  explicit RequireOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("rows", &rows_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("names", &names_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList ids;
+    OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
+    const size_t m = ids.size();
+    OP_REQUIRES(ctx, m == rows_.size() && m == names_.size(),
+                InvalidArgument(m, " ids for ", rows_.size(), " tables of ",
+                                names_.size(), " features"));
+    const std::vector<Feature> features = OnlyIds(ids);
+    Outside outside;
+    if (FindOutside(
+            ctx, features, [&](size_t f) { return rows_[f]; }, &outside)) {
+      const int64_t rows = rows_[outside.feature];
+      ctx->SetStatus(InvalidArgument(
+          names_[outside.feature], ": id ", outside.id,
+          " is out of range; the table has ", rows,
+          " rows, valid ids are 0 to ", rows - 1, "."));
+      return;
+    }
+    for (size_t f = 0; f < m; ++f) {
+      Tensor row;
+      OP_REQUIRES(ctx, row.CopyFrom(ids[f], TensorShape({features[f].n})),
+                  InvalidArgument("ids of a shape that can't be"));
+      ctx->set_output(f, row);
+    }
+  }
+
+ private:
+  std::vector<int64_t> rows_;
+  std::vector<std::string> names_;
 };
 
 class LoopsOp : public OpKernel {
@@ -578,8 +869,41 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedLookup").Input("tables: N * resource"))
     .Attr("N: int >= 1")
     .Attr("T: {float, bfloat16, half} = DT_FLOAT")
     .Attr("dims: list(int)")
+    .Attr("shapes: list(shape) = []")
     .SetIsStateful()
-    .SetShapeFn(VectorShapes);
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(VectorShapes(c));
+      std::vector<tensorflow::PartialTensorShape> shapes;
+      TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
+      if (shapes.empty()) return absl::OkStatus();
+      if (shapes.size() != static_cast<size_t>(c->num_outputs())) {
+        return InvalidArgument("shapes must have an entry for each feature.");
+      }
+      for (int f = 0; f < c->num_outputs(); ++f) {
+        tensorflow::shape_inference::ShapeHandle shape;
+        TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shapes[f],
+                                                              &shape));
+        c->set_output(f, shape);
+      }
+      return absl::OkStatus();
+    });
+
+// Made by graph_pass.cc of a lookup and the concatenation of its vectors: part
+// i of the matrix is feature order[i], or the others after all features.
+TFRS_FEATURES(
+    REGISTER_OP("TfrsEmbedLookupConcat").Input("tables: N * resource"))
+    .Input("others: O * T")
+    .Output("matrix: T")
+    .Attr("N: int >= 1")
+    .Attr("O: int >= 0")
+    .Attr("T: {float, bfloat16, half} = DT_FLOAT")
+    .Attr("dims: list(int)")
+    .Attr("order: list(int)")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->UnknownShapeOfRank(2));
+      return absl::OkStatus();
+    });
 
 TFRS_FEATURES(REGISTER_OP("TfrsEmbedCombine").Input("rows: float"))
     .Output("vectors: M * float")
@@ -600,8 +924,11 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedSpread").Input("num_rows: int32"))
 TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
                   .Input("states: N * resource")
                   .Input("rates: float"))
-    .Input("gradients: M * float")
+    .Input("gradients: G * float")
+    .Input("columns: int32")
     .Attr("N: int >= 1")
+    .Attr("G: int >= 1")
+    .Attr("gradient_of: list(int)")
     .Attr("rules: list(int)")
     .Attr("settings: list(float)")
     .SetIsStateful()
@@ -618,16 +945,34 @@ REGISTER_OP("TfrsEmbedInside")
       return absl::OkStatus();
     });
 
+REGISTER_OP("TfrsEmbedRequire")
+    .Input("ids: M * Tids")
+    .Output("row: M * Tids")
+    .Attr("M: int >= 1")
+    .Attr("Tids: {int32, int64}")
+    .Attr("rows: list(int)")
+    .Attr("names: list(string)")
+    .SetShapeFn([](InferenceContext* c) {
+      for (int f = 0; f < c->num_outputs(); ++f) {
+        c->set_output(f, c->Vector(c->NumElements(c->input(f))));
+      }
+      return absl::OkStatus();
+    });
+
 REGISTER_OP("TfrsEmbedLoops")
     .Output("name: string")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
 REGISTER_KERNEL_BUILDER(Name("TfrsEmbedLookup").Device(DEVICE_CPU), LookupOp);
+REGISTER_KERNEL_BUILDER(Name("TfrsEmbedLookupConcat").Device(DEVICE_CPU),
+                        LookupConcatOp);
 REGISTER_KERNEL_BUILDER(Name("TfrsEmbedCombine").Device(DEVICE_CPU),
                         CombineOp);
 REGISTER_KERNEL_BUILDER(Name("TfrsEmbedSpread").Device(DEVICE_CPU), SpreadOp);
 REGISTER_KERNEL_BUILDER(Name("TfrsEmbedUpdate").Device(DEVICE_CPU), UpdateOp);
 REGISTER_KERNEL_BUILDER(Name("TfrsEmbedInside").Device(DEVICE_CPU), InsideOp);
+REGISTER_KERNEL_BUILDER(Name("TfrsEmbedRequire").Device(DEVICE_CPU),
+                        RequireOp);
 REGISTER_KERNEL_BUILDER(Name("TfrsEmbedLoops").Device(DEVICE_CPU), LoopsOp);
 
 }  // namespace tfrs_embed

@@ -15,15 +15,22 @@
 
 namespace {
 
-// How many lookups, and rows, the processor is told of in advance: memory
-// answers after about the time that so many rows take.
+// How many lookups, rows, and uses of a row the processor is told of in advance:
+// memory answers after about the time that so many rows take.
 constexpr int64_t kLookupsAhead = 12;
 constexpr int64_t kRowsAhead = 6;
+constexpr int kUsesAhead = 4;
 constexpr int64_t kLine = 64 / sizeof(float);
 
 // In the templates below, kDim is the rows' width where it is a common one,
 // which lets the compiler unroll the loops over columns, else 0.
 inline int64_t Width(int dim, int64_t any) { return dim ? dim : any; }
+
+// A number that is known when compiling.
+template <int kValue>
+struct Number {
+  constexpr int operator()() const { return kValue; }
+};
 
 // A function that only prefetches does nothing in GCC's eyes, which then leaves
 // its calls out unless it is inlined first.
@@ -37,7 +44,8 @@ TFRS_INLINE void PrefetchWrite(const float* row, int64_t dim) {
   for (int64_t j = 0; j < dim; j += kLine) __builtin_prefetch(row + j, 1, 3);
 }
 
-inline int64_t IdAt(const TfrsLookup& l, int64_t i) {
+template <typename Ids>
+inline int64_t IdAt(const Ids& l, int64_t i) {
   return l.wide ? static_cast<const int64_t*>(l.ids)[i]
                 : static_cast<const int32_t*>(l.ids)[i];
 }
@@ -106,27 +114,58 @@ inline void Zero(const TfrsLookup& l, int64_t begin, int64_t end) {
 // Columns of a bag that are summed at once where the output isn't float32.
 constexpr int64_t kColumns = 256;
 
-// Sums ids [i, end) of a bag over the columns [first, first + columns).
-template <int kDim>
-inline void Sum(const TfrsLookup& l, int64_t i, int64_t end, int64_t first,
-                int64_t columns, float* __restrict sum) {
-  const int64_t dim = Width(kDim, l.dim);
-  columns = Width(kDim, columns);
+// Eight columns. The compiler makes of it what the machine has, and keeps sums
+// in registers, which it doesn't find out how to do from loops over columns.
+typedef float Columns __attribute__((vector_size(32)));
+constexpr int kWide = sizeof(Columns) / sizeof(float);
+// So many fit in the registers of a machine with AVX2, with some left.
+constexpr int kRegisters = 8;
+
+TFRS_INLINE void Load(const float* from, Columns* to) {
+  memcpy(to, from, sizeof(*to));
+}
+
+// Sums ids [i, end) of a bag over some columns from `first` on.
+template <int kVectors>
+TFRS_INLINE void SumVectors(const TfrsLookup& l, int64_t dim, int64_t i,
+                            int64_t end, int64_t first,
+                            float* __restrict sum) {
+  Columns sums[kVectors], columns;
   const float* row = l.table + IdAt(l, i) * dim + first;
-  if (l.weights) {
-    const float weight = l.weights[i];
-    for (int64_t j = 0; j < columns; ++j) sum[j] = weight * row[j];
-    for (++i; i < end; ++i) {
-      row = l.table + IdAt(l, i) * dim + first;
-      const float weight = l.weights[i];
-      for (int64_t j = 0; j < columns; ++j) sum[j] += weight * row[j];
-    }
-    return;
+  for (int v = 0; v < kVectors; ++v) {
+    Load(row + v * kWide, &sums[v]);
+    if (l.weights) sums[v] *= l.weights[i];
   }
-  memcpy(sum, row, columns * sizeof(float));
-  for (++i; i < end; ++i) {
-    row = l.table + IdAt(l, i) * dim + first;
-    for (int64_t j = 0; j < columns; ++j) sum[j] += row[j];
+  for (int64_t k = i + 1; k < end; ++k) {
+    row = l.table + IdAt(l, k) * dim + first;
+    for (int v = 0; v < kVectors; ++v) {
+      Load(row + v * kWide, &columns);
+      if (l.weights) columns *= l.weights[k];
+      sums[v] += columns;
+    }
+  }
+  memcpy(sum, sums, sizeof(sums));
+}
+
+// The same over any number of columns.
+void SumColumns(const TfrsLookup& l, int64_t i, int64_t end, int64_t first,
+                int64_t columns, float* __restrict sum) {
+  int64_t j = 0;
+  auto take = [&](auto vectors) {
+    SumVectors<vectors()>(l, l.dim, i, end, first + j, sum + j);
+    j += vectors() * kWide;
+  };
+  while (columns - j >= kRegisters * kWide) take(Number<kRegisters>());
+  if (columns - j >= 4 * kWide) take(Number<4>());
+  if (columns - j >= 2 * kWide) take(Number<2>());
+  if (columns - j >= kWide) take(Number<1>());
+  for (; j < columns; ++j) {
+    float value = l.table[IdAt(l, i) * l.dim + first + j];
+    sum[j] = l.weights ? l.weights[i] * value : value;
+    for (int64_t k = i + 1; k < end; ++k) {
+      value = l.table[IdAt(l, k) * l.dim + first + j];
+      sum[j] += l.weights ? l.weights[k] * value : value;
+    }
   }
 }
 
@@ -161,7 +200,15 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end) {
     }
     if (l.output == kFloat32) {
       float* out = static_cast<float*>(l.out) + bag * l.stride;
-      Sum<kDim>(l, i, stop, 0, dim, out);
+      if constexpr (kDim > 0) {
+        constexpr int kVectors =
+            kDim / kWide < kRegisters ? kDim / kWide : kRegisters;
+        for (int64_t j = 0; j < kDim; j += kVectors * kWide) {
+          SumVectors<kVectors>(l, kDim, i, stop, j, out + j);
+        }
+      } else {
+        SumColumns(l, i, stop, 0, dim, out);
+      }
       if (l.scale) {
         const float scale = l.scale[bag];
         for (int64_t j = 0; j < dim; ++j) out[j] = scale * out[j];
@@ -170,7 +217,7 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end) {
       float sum[kColumns];
       for (int64_t first = 0; first < dim; first += kColumns) {
         const int64_t columns = dim - first < kColumns ? dim - first : kColumns;
-        Sum<kDim>(l, i, stop, first, columns, sum);
+        SumColumns(l, i, stop, first, columns, sum);
         StoreHalves(l, bag, first, columns, sum);
       }
     }
@@ -287,13 +334,61 @@ inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
   }
 }
 
+constexpr uint32_t kNone = 0xFFFFFFFF;
+
+// A row's uses: the first of them, and each one's next.
+struct Chain {
+  const TfrsUse* uses;
+  const float* coefficients;
+  const uint32_t* next;
+  uint32_t first;
+};
+
+// Sums the gradients of a row's uses over some columns from `begin` on.
+template <int kVectors>
+TFRS_INLINE void SumUses(const Chain& chain, int64_t begin,
+                         float* __restrict sum) {
+  Columns sums[kVectors], columns;
+  uint32_t told = chain.first;
+  for (int k = 0; k < kUsesAhead && told != kNone; ++k) told = chain.next[told];
+  for (uint32_t i = chain.first; i != kNone; i = chain.next[i]) {
+    if (told != kNone) {
+      PrefetchRead(chain.uses[told].gradient + begin, kVectors * kWide);
+      told = chain.next[told];
+    }
+    const float* g = chain.uses[i].gradient + begin;
+    for (int v = 0; v < kVectors; ++v) {
+      Load(g + v * kWide, &columns);
+      if (chain.coefficients) columns *= chain.coefficients[i];
+      sums[v] = i == chain.first ? columns : sums[v] + columns;
+    }
+  }
+  memcpy(sum, sums, sizeof(sums));
+}
+
+// The same over all columns.
+inline void SumUsesOfColumns(const Chain& chain, int64_t dim,
+                             float* __restrict sum) {
+  int64_t j = 0;
+  for (; dim - j >= kRegisters * kWide; j += kRegisters * kWide) {
+    SumUses<kRegisters>(chain, j, sum + j);
+  }
+  for (; dim - j >= kWide; j += kWide) SumUses<1>(chain, j, sum + j);
+  for (; j < dim; ++j) {
+    for (uint32_t i = chain.first; i != kNone; i = chain.next[i]) {
+      float value = chain.uses[i].gradient[j];
+      if (chain.coefficients) value *= chain.coefficients[i];
+      sum[j] = i == chain.first ? value : sum[j] + value;
+    }
+  }
+}
+
 template <int kDim>
 void UpdateRows(const TfrsTable& t, const TfrsUse* uses,
                 const float* coefficients, int64_t n,
                 const TfrsGroups* groups) {
   const int64_t dim = Width(kDim, t.dim);
   const uint32_t mask = groups->mask, shares = groups->shares;
-  constexpr uint32_t kNone = 0xFFFFFFFF;
   uint32_t* heads = groups->heads;
   uint32_t* next = groups->next;
   uint32_t* first = groups->first;
@@ -333,15 +428,14 @@ void UpdateRows(const TfrsTable& t, const TfrsUse* uses,
       if (states > 2) PrefetchWrite(t.state[2] + use.row * dim, dim);
       PrefetchRead(use.gradient, dim);
     }
-    uint32_t i = first[r];
+    const uint32_t i = first[r];
     const float* g = uses[i].gradient;
     if (next[i] != kNone || coefficients) {
-      const float c = coefficients ? coefficients[i] : 1.0f;
-      for (int64_t j = 0; j < dim; ++j) sum[j] = c * g[j];
-      for (i = next[i]; i != kNone; i = next[i]) {
-        g = uses[i].gradient;
-        const float c = coefficients ? coefficients[i] : 1.0f;
-        for (int64_t j = 0; j < dim; ++j) sum[j] += c * g[j];
+      const Chain chain = {uses, coefficients, next, i};
+      if constexpr (kDim > 0 && kDim <= kRegisters * kWide) {
+        SumUses<kDim / kWide>(chain, 0, sum);
+      } else {
+        SumUsesOfColumns(chain, dim, sum);
       }
       g = sum;
     }
@@ -362,7 +456,71 @@ void Update(const TfrsTable* table, const TfrsUse* uses,
   }
 }
 
-const TfrsLoops kLoops = {TFRS_NAME, Lookup, Update};
+template <int kDim>
+void UpdateAllRows(const TfrsTable& t, const TfrsIds* features,
+                   int64_t num_features, int64_t rows, float* sums,
+                   uint8_t* used) {
+  const int64_t dim = Width(kDim, t.dim);
+  memset(used, 0, rows);
+  for (int64_t f = 0; f < num_features; ++f) {
+    const TfrsIds& ids = features[f];
+    int64_t bag = 0, left = ids.per_bag;
+    for (int64_t i = 0; i < ids.n; ++i) {
+      if (ids.bag) {
+        bag = ids.bag[i];
+      } else if (left-- == 0) {
+        ++bag;
+        left = ids.per_bag - 1;
+      }
+      const float* g = ids.gradient + bag * ids.stride;
+      if (i + kUsesAhead < ids.n) {
+        PrefetchRead(g + kUsesAhead * ids.stride, dim);
+      }
+      const int64_t row = IdAt(ids, i);
+      float* __restrict sum = sums + row * dim;
+      const bool scaled = ids.weights || ids.scale;
+      const float c = (ids.weights ? ids.weights[i] : 1.0f) *
+                      (ids.scale ? ids.scale[bag] : 1.0f);
+      int64_t j = 0;
+      for (; j + kWide <= dim; j += kWide) {
+        Columns value, before;
+        Load(g + j, &value);
+        if (scaled) value *= c;
+        if (used[row]) {
+          Load(sum + j, &before);
+          value = before + value;
+        }
+        memcpy(sum + j, &value, sizeof(value));
+      }
+      for (; j < dim; ++j) {
+        const float value = scaled ? c * g[j] : g[j];
+        sum[j] = used[row] ? sum[j] + value : value;
+      }
+      used[row] = 1;
+    }
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    if (used[row]) Apply<kDim>(t, row, sums + row * dim);
+  }
+}
+
+void UpdateAll(const TfrsTable* table, const TfrsIds* features,
+               int64_t num_features, int64_t rows, float* sums,
+               uint8_t* used) {
+  auto update = [=](auto all) {
+    all(*table, features, num_features, rows, sums, used);
+  };
+  switch (table->dim) {
+    case 8: return update(UpdateAllRows<8>);
+    case 16: return update(UpdateAllRows<16>);
+    case 32: return update(UpdateAllRows<32>);
+    case 64: return update(UpdateAllRows<64>);
+    case 128: return update(UpdateAllRows<128>);
+    default: return update(UpdateAllRows<0>);
+  }
+}
+
+const TfrsLoops kLoops = {TFRS_NAME, Lookup, Update, UpdateAll};
 
 }  // namespace
 

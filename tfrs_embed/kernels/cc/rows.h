@@ -34,6 +34,18 @@ struct TfrsUse {
   const float* gradient;
 };
 
+// The ids of a feature, and the gradients of its bags; see TfrsLookup.
+struct TfrsIds {
+  const void* ids;
+  const int32_t* bag;
+  const float* weights;
+  const float* scale;
+  const float* gradient;  // [count, dim], rows `stride` columns apart.
+  int64_t stride;
+  int64_t n, per_bag;
+  int32_t wide;
+};
+
 enum TfrsRule {
   kSum = 0,  // Not an optimizer: adds the gradient to the row.
   kSgd = 1,
@@ -83,6 +95,11 @@ struct TfrsLoops {
   void (*update)(const TfrsTable* table, const TfrsUse* uses,
                  const float* coefficients, int64_t n,
                  const TfrsGroups* groups);
+  // The same for all of a small table's features, by a sum for each row: `sums`
+  // is room for [rows, dim], and `used` for [rows].
+  void (*update_all)(const TfrsTable* table, const TfrsIds* features,
+                     int64_t num_features, int64_t rows, float* sums,
+                     uint8_t* used);
 };
 
 extern "C" {

@@ -21,6 +21,8 @@ constexpr int64_t kUsesPerBucket = 512;
 // What is used so often is shared among threads, among so many at most.
 constexpr int64_t kUsesPerShare = 4096;
 constexpr int64_t kMostShares = 64;
+// Sums of all rows of so many values stay in the second cache.
+constexpr int64_t kSmallTable = 32768;
 // A thread updates at least so many values.
 constexpr int64_t kValuesPerThread = 8192;
 // A thread sorts at least so many ids; fewer cost more to hand over.
@@ -62,40 +64,41 @@ void ParallelFor(OpKernelContext* ctx, int64_t total, int64_t cost,
 absl::Status Buckets::Sort(OpKernelContext* ctx,
                            const std::vector<Feature>& features,
                            const std::vector<Rows>& tables) {
-  // Where each feature's ids begin among all, and each table's buckets.
-  std::vector<int64_t> starts(features.size() + 1, 0);
+  const AllIds ids(features);
+  const int64_t n = ids.total();
   std::vector<int64_t> uses_of(tables.size(), 0);
   bool factors = false;
-  for (size_t f = 0; f < features.size(); ++f) {
-    starts[f + 1] = starts[f] + features[f].n;
-    uses_of[features[f].table] += features[f].n;
-    factors |= features[f].weights != nullptr || features[f].scale != nullptr;
+  for (const Feature& feature : features) {
+    uses_of[feature.table] += feature.n;
+    factors |= feature.weights != nullptr || feature.scale != nullptr;
   }
-  const int64_t n = starts.back();
+  const int threads =
+      ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
   std::vector<Ranges> ranges;
+  std::vector<int> small_of(tables.size(), -1);
+  small_.clear();
   int64_t num_ranges = 0;
   for (size_t t = 0; t < tables.size(); ++t) {
     ranges.emplace_back(tables[t].rows, uses_of[t]);
+    // One thread's work, so not where there is little else to do.
+    const bool small = tables[t].rows * tables[t].dim <= kSmallTable &&
+                       tables[t].rows <= 2 * uses_of[t] &&
+                       uses_of[t] <= std::max(n / threads, kUsesPerShare);
+    if (small) {
+      small_of[t] = small_.size();
+      small_.push_back({static_cast<int>(t), tables[t].rows, {}});
+      ranges[t].count = 0;
+    }
     ranges[t].first = num_ranges;
     num_ranges += ranges[t].count;
   }
 
-  const int threads =
-      ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
   const int64_t parts =
       std::max<int64_t>(1, std::min<int64_t>(threads, n / kIdsPerThread));
   std::vector<int64_t> counts(parts * num_ranges, 0);
   std::atomic<int64_t> bad{std::numeric_limits<int64_t>::max()};
   auto each = [&](int64_t part, auto&& visit) {
-    const int64_t begin = n * part / parts, end = n * (part + 1) / parts;
-    size_t f = std::upper_bound(starts.begin(), starts.end(), begin) -
-               starts.begin() - 1;
-    for (int64_t i = begin; i < end;) {
-      while (starts[f + 1] <= i) ++f;
-      const int64_t stop = std::min(end, starts[f + 1]);
-      visit(features[f], i - starts[f], stop - starts[f], starts[f]);
-      i = stop;
-    }
+    ids.Each(n * part / parts, n * (part + 1) / parts, visit);
   };
   auto in_parts = [&](std::function<void(int64_t)> run) {
     if (parts == 1) return run(0);
@@ -105,19 +108,20 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
   };
   in_parts([&](int64_t part) {
     int64_t* of_part = counts.data() + part * num_ranges;
-    each(part, [&](const Feature& feature, int64_t begin, int64_t end,
-                   int64_t start) {
+    each(part, [&](size_t f, int64_t begin, int64_t end) {
+      const Feature& feature = features[f];
       const uint64_t rows = tables[feature.table].rows;
       const int shift = ranges[feature.table].shift;
       int64_t* mine = of_part + ranges[feature.table].first;
+      const bool small = small_of[feature.table] >= 0;
       for (int64_t i = begin; i < end; ++i) {
         const int64_t id = feature.id(i);
         if (static_cast<uint64_t>(id) < rows) {
-          ++mine[id >> shift];
+          if (!small) ++mine[id >> shift];
         } else {
+          const int64_t place = ids.start(f) + i;
           int64_t before = bad.load();
-          while (start + i < before &&
-                 !bad.compare_exchange_weak(before, start + i)) {
+          while (place < before && !bad.compare_exchange_weak(before, place)) {
           }
           return;
         }
@@ -125,14 +129,20 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
     });
   });
   if (bad.load() < n) {
-    const size_t f = std::upper_bound(starts.begin(), starts.end(),
-                                      bad.load()) -
-                     starts.begin() - 1;
+    const size_t f = ids.FeatureOf(bad);
     const Feature& feature = features[f];
     return tensorflow::errors::InvalidArgument(
-        "feature ", f, ": id ", feature.id(bad.load() - starts[f]),
+        "feature ", f, ": id ", feature.id(bad - ids.start(f)),
         " is out of range; the table has ", tables[feature.table].rows,
         " rows.");
+  }
+
+  for (const Feature& feature : features) {
+    if (small_of[feature.table] < 0) continue;
+    small_[small_of[feature.table]].features.push_back(
+        {feature.ids, feature.bag, feature.weights, feature.scale,
+         feature.gradient, feature.stride, feature.n, feature.per_bag,
+         feature.wide});
   }
 
   // Neighbouring ranges become a bucket: rows that are updated together are
@@ -188,18 +198,18 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
   }
   in_parts([&](int64_t part) {
     int64_t* at = places.data() + part * num_buckets;
-    each(part, [&](const Feature& feature, int64_t begin, int64_t end,
-                   int64_t) {
-      const int64_t dim = tables[feature.table].dim;
+    each(part, [&](size_t f, int64_t begin, int64_t end) {
+      const Feature& feature = features[f];
       const int shift = ranges[feature.table].shift;
       const int32_t* mine = bucket_of.data() + ranges[feature.table].first;
+      if (small_of[feature.table] >= 0) return;
       for (int64_t i = begin; i < end; ++i) {
         const int64_t id = feature.id(i);
         const int64_t to = at[mine[id >> shift]]++;
         const int64_t bag = feature.bag            ? feature.bag[i]
                             : feature.per_bag == 1 ? i
                                                    : i / feature.per_bag;
-        uses_[to] = {id, feature.gradient + bag * dim};
+        uses_[to] = {id, feature.gradient + bag * feature.stride};
         if (factors) {
           factors_[to] = (feature.weights ? feature.weights[i] : 1.0f) *
                          (feature.scale ? feature.scale[bag] : 1.0f);
@@ -212,14 +222,19 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
 
 absl::Status Buckets::Update(OpKernelContext* ctx, const TfrsLoops& loops,
                              const std::vector<TfrsTable>& tables) const {
-  if (total_ == 0) return absl::OkStatus();
-  // What threads take turns with: buckets, the largest ones in shares, each of
-  // which reads the whole bucket to find its rows.
+  // What threads take turns with: small tables, and buckets, the largest ones
+  // in shares, each of which reads the whole bucket to find its rows.
   struct Work {
+    const Small* table;  // Else:
     const Span* bucket;
     uint32_t share, shares;
   };
   std::vector<Work> work;
+  int64_t small_uses = 0;
+  for (const Small& small : small_) {
+    work.push_back({&small, nullptr, 0, 0});
+    for (const TfrsIds& ids : small.features) small_uses += ids.n;
+  }
   int64_t dim = 0, most_uses = 0, most_rows = 0;
   for (const TfrsTable& table : tables) dim = std::max(dim, table.dim);
   for (const Span& bucket : buckets_) {
@@ -228,19 +243,25 @@ absl::Status Buckets::Update(OpKernelContext* ctx, const TfrsLoops& loops,
     most_rows = std::max(most_rows, std::min(uses, bucket.rows));
     const uint32_t shares =
         std::max<int64_t>(1, std::min(kMostShares, uses / kUsesPerShare));
-    for (uint32_t s = 0; s < shares; ++s) work.push_back({&bucket, s, shares});
+    for (uint32_t s = 0; s < shares; ++s) {
+      work.push_back({nullptr, &bucket, s, shares});
+    }
   }
+  if (work.empty()) return absl::OkStatus();
   auto heads = [](int64_t rows) {
     uint32_t size = 16;
     while (size < 2 * rows) size *= 2;
     return size;
   };
-  const int64_t words = heads(most_rows) + most_uses + 2 * most_rows + dim;
+  const int64_t words =
+      std::max(heads(most_rows) + most_uses + 2 * most_rows + dim,
+               small_.empty() ? 0 : 2 * kSmallTable);
   // Work isn't even, so each thread takes the next that nobody has.
   std::atomic<size_t> next{0};
   const int64_t threads = std::min<int64_t>(
       {ctx->device()->tensorflow_cpu_worker_threads()->num_threads,
-       static_cast<int64_t>(work.size()), 1 + total_ * dim / kValuesPerThread});
+       static_cast<int64_t>(work.size()),
+       1 + (total_ + small_uses) * dim / kValuesPerThread});
   ParallelFor(ctx, threads, 1 << 20, [&](int64_t, int64_t) {
     // Not a vector, which would fill all of it for the largest bucket's sake.
     std::unique_ptr<uint32_t[]> room(new uint32_t[words]);
@@ -251,6 +272,13 @@ absl::Status Buckets::Update(OpKernelContext* ctx, const TfrsLoops& loops,
     groups.last = groups.first + most_rows;
     groups.sum = reinterpret_cast<float*>(groups.last + most_rows);
     for (size_t w = next++; w < work.size(); w = next++) {
+      if (const Small* small = work[w].table) {
+        float* sums = reinterpret_cast<float*>(room.get());
+        loops.update_all(&tables[small->table], small->features.data(),
+                         small->features.size(), small->rows, sums,
+                         reinterpret_cast<uint8_t*>(sums + kSmallTable));
+        continue;
+      }
       const Span& bucket = *work[w].bucket;
       const int64_t n = bucket.end - bucket.begin;
       groups.mask = heads(std::min(n, bucket.rows)) - 1;

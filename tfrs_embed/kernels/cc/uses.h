@@ -4,6 +4,7 @@
 #ifndef TFRS_EMBED_KERNELS_CC_USES_H_
 #define TFRS_EMBED_KERNELS_CC_USES_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -24,7 +25,9 @@ struct Feature {
   int64_t per_bag = 1;
   const float* weights = nullptr;
   const float* scale = nullptr;
-  const float* gradient = nullptr;  // [count, dim]
+  // [count, dim], rows `stride` columns apart.
+  const float* gradient = nullptr;
+  int64_t stride = 0;
 
   int64_t id(int64_t i) const {
     return wide ? static_cast<const int64_t*>(ids)[i]
@@ -36,6 +39,44 @@ struct Feature {
 struct Rows {
   int64_t rows = 0;
   int64_t dim = 0;
+};
+
+// The ids of several features as one row of ids.
+class AllIds {
+ public:
+  explicit AllIds(const std::vector<Feature>& features)
+      : starts_(features.size() + 1, 0) {
+    for (size_t f = 0; f < features.size(); ++f) {
+      starts_[f + 1] = starts_[f] + features[f].n;
+    }
+  }
+
+  int64_t total() const { return starts_.back(); }
+
+  // Where a feature's ids begin.
+  int64_t start(size_t feature) const { return starts_[feature]; }
+
+  // The feature of an id.
+  size_t FeatureOf(int64_t i) const {
+    return std::upper_bound(starts_.begin(), starts_.end(), i) -
+           starts_.begin() - 1;
+  }
+
+  // Calls visit(feature, first, last) for the parts of [begin, end), in order:
+  // [first, last) are numbers of the feature's own ids.
+  template <typename Visit>
+  void Each(int64_t begin, int64_t end, Visit visit) const {
+    size_t f = FeatureOf(begin);
+    for (int64_t i = begin; i < end;) {
+      while (starts_[f + 1] <= i) ++f;
+      const int64_t stop = std::min(end, starts_[f + 1]);
+      visit(f, i - starts_[f], stop - starts_[f]);
+      i = stop;
+    }
+  }
+
+ private:
+  std::vector<int64_t> starts_;
 };
 
 // Runs fn(begin, end) over [0, total) on TensorFlow's own threads.
@@ -63,11 +104,18 @@ class Buckets {
     int64_t begin, end;
     int64_t rows;  // At most so many.
   };
+  // A table so small that it needs no buckets.
+  struct Small {
+    int table;
+    int64_t rows;
+    std::vector<TfrsIds> features;
+  };
   std::vector<Span> buckets_;
+  std::vector<Small> small_;
   tensorflow::Tensor memory_, coefficients_;
   TfrsUse* uses_ = nullptr;
   float* factors_ = nullptr;  // Null: all are 1.
-  int64_t total_ = 0;
+  int64_t total_ = 0;         // In buckets.
 };
 
 }  // namespace tfrs_embed
