@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
-#include <chrono>//T
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -730,12 +729,8 @@ class UpdateOp : public OpKernel {
                                       columns->flat<int32_t>().data(),
                                       &features));
     Buckets buckets;
-    auto t0=std::chrono::steady_clock::now();//T
     OP_REQUIRES_OK(ctx, buckets.Sort(ctx, features, shapes));
-    auto t1=std::chrono::steady_clock::now();//T
     OP_REQUIRES_OK(ctx, buckets.Update(ctx, Loops(), tables));
-    auto t2=std::chrono::steady_clock::now();//T
-    if(getenv("TFRS_T"))fprintf(stderr,"TT sort %.2f update %.2f\n",std::chrono::duration<double,std::milli>(t1-t0).count(),std::chrono::duration<double,std::milli>(t2-t1).count());//T
   }
 
  private:
