@@ -133,6 +133,15 @@ def module():
     return kernels.operations("CPU:0", training=True)
 
 
+def _inputs(features):
+    """What describes features to all operations."""
+    return calls._features(
+        [tf.constant(f.ids) for f in features],
+        [f.bags() for f in features],
+        [f.table for f in features],
+    )
+
+
 def lookup(tables, features, dtype=tf.float32):
     return lookup_in([tf.Variable(t) for t in tables], features, dtype)
 
@@ -145,11 +154,7 @@ def lookup_in(variables, features, dtype=tf.float32):
             for f in features
         ],
         T=dtype,
-        **calls._features(
-            [tf.constant(f.ids) for f in features],
-            [f.bags() for f in features],
-            [f.table for f in features],
-        ),
+        **_inputs(features),
     )
 
 
@@ -160,11 +165,7 @@ def lookup_concat(tables, features, order, others, dtype=tf.float32):
         others=[tf.cast(o, dtype) for o in others],
         dims=[tables[f.table].shape[1] for f in features],
         order=order,
-        **calls._features(
-            [tf.constant(f.ids) for f in features],
-            [f.bags() for f in features],
-            [f.table for f in features],
-        ),
+        **_inputs(features),
     )
 
 

@@ -204,9 +204,9 @@ class Engine(abc.ABC):
             dtype: what the activations will be cast to.
 
         Returns:
-            Each feature's activations, [count, dim] float32 or, where that
-            saves a cast, of the dtype; and what `apply_gradients` needs to
-            know about them.
+            Each feature's activations, [count, dim] or in its bags' layout,
+            float32 or, where that saves a cast, of the dtype; and what
+            `apply_gradients` needs to know about them.
         """
 
     @abc.abstractmethod

@@ -147,7 +147,8 @@ class Shard:
             dtype: what the vectors will be cast to.
 
         Returns:
-            Each feature's vectors, [count, dim], float32 or of the dtype.
+            Each feature's vectors, as `tfrs_embed.ops.lookup.look_up` gives
+            them.
         """
         used = list(dict.fromkeys(names))
         return lookup_ops.look_up(

@@ -176,12 +176,13 @@ def _width(shape: tf.Tensor) -> int | None:
 def _stacked(sizes: tf.Tensor) -> list[tf.Tensor]:
     """The shapes that the gradient of a concatenation takes sizes from."""
     # A row of them all, stacked as columns; which row is the axis.
-    path = sizes
-    for kind in ("Squeeze", "Slice", "Pack"):
-        if path.op.type != kind:
+    op = sizes.op
+    for kind in ("Squeeze", "Slice"):
+        if op.type != kind:
             return []
-        path = path.op.inputs[0] if kind != "Pack" else path
-    return list(path.op.inputs) if path.op.get_attr("axis") == 1 else []
+        op = op.inputs[0].op
+    stacked = op.type == "Pack" and op.get_attr("axis") == 1
+    return list(op.inputs) if stacked else []
 
 
 def _is_offset(op: tf.Operation) -> bool:

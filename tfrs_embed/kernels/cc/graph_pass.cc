@@ -27,6 +27,18 @@ namespace {
 
 constexpr char kAttribute[] = "_tfrs_embed_kernel";
 
+// Lets what takes a node's outputs, or waits for it, do so of another's.
+void MoveOutputs(Graph* graph, Node* from, Node* to) {
+  const std::vector<const Edge*> edges(from->out_edges().begin(),
+                                       from->out_edges().end());
+  for (const Edge* edge : edges) {
+    Node* taker = edge->dst();
+    const int output = edge->src_output(), input = edge->dst_input();
+    graph->RemoveEdge(edge);
+    graph->AddEdge(to, output, taker, input);
+  }
+}
+
 // Moves the call's edges to a new node; leaves the call if they don't fit.
 void Replace(Graph* graph, Node* call, const std::string& kernel) {
   NodeDef def;
@@ -50,14 +62,7 @@ void Replace(Graph* graph, Node* call, const std::string& kernel) {
   for (const Edge* edge : call->in_edges()) {
     graph->AddEdge(edge->src(), edge->src_output(), node, edge->dst_input());
   }
-  const std::vector<const Edge*> out(call->out_edges().begin(),
-                                     call->out_edges().end());
-  for (const Edge* edge : out) {
-    Node* to = edge->dst();
-    const int from_output = edge->src_output(), to_input = edge->dst_input();
-    graph->RemoveEdge(edge);
-    graph->AddEdge(node, from_output, to, to_input);
-  }
+  MoveOutputs(graph, call, node);
   graph->RemoveNode(call);
 }
 
@@ -259,15 +264,7 @@ void FuseConcat(Graph* graph, Node* concat) {
   for (const Edge* edge : fused.others) {
     graph->AddEdge(edge->src(), edge->src_output(), node, input++);
   }
-  const std::vector<const Edge*> out(concat->out_edges().begin(),
-                                     concat->out_edges().end());
-  for (const Edge* edge : out) {
-    if (edge->IsControlEdge()) continue;
-    Node* to = edge->dst();
-    const int from_output = edge->src_output(), to_input = edge->dst_input();
-    graph->RemoveEdge(edge);
-    graph->AddEdge(node, from_output, to, to_input);
-  }
+  MoveOutputs(graph, concat, node);
   std::vector<Node*> replaced = fused.Before();
   replaced.push_back(concat);
   for (Node* old : replaced) {

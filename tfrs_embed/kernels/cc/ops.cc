@@ -3,11 +3,9 @@
 #define EIGEN_USE_THREADS  // For what training_op_helpers.h copies.
 
 #include <algorithm>
-#include <atomic>
-#include <limits>
 #include <memory>
+#include <numeric>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "huge_pages.h"
@@ -196,81 +194,6 @@ absl::Status ReadGradients(OpKernelContext* ctx,
   return absl::OkStatus();
 }
 
-// The numbers 0 to n - 1.
-std::vector<int> Numbers(size_t n) {
-  std::vector<int> numbers(n);
-  for (size_t i = 0; i < n; ++i) numbers[i] = i;
-  return numbers;
-}
-
-// Whether all ids are in [0, last].
-template <typename T>
-bool AllInside(const void* data, int64_t begin, int64_t end, T last) {
-  // As unsigned numbers, whose differences are all defined. The sign tells: of
-  // the id, or of how far it is from the last.
-  using U = std::make_unsigned_t<T>;
-  const U* ids = static_cast<const U*>(data);
-  U signs = 0;
-  for (int64_t i = begin; i < end; ++i) {
-    signs |= ids[i] | (static_cast<U>(last) - ids[i]);
-  }
-  return static_cast<T>(signs) >= 0;
-}
-
-// Whether a feature's ids [begin, end) are in [0, rows).
-bool Inside(const Feature& feature, int64_t begin, int64_t end, int64_t rows) {
-  if (begin == end) return true;
-  if (rows == 0) return false;
-  if (feature.wide) {
-    return AllInside<int64_t>(feature.ids, begin, end, rows - 1);
-  }
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  return AllInside<int32_t>(feature.ids, begin, end,
-                            std::min(rows - 1, kMost));
-}
-
-// An id that is outside of its table.
-struct Outside {
-  size_t feature;
-  int64_t id;
-};
-
-// Whether there is one; `which` is the first.
-template <typename RowsOf>
-bool FindOutside(OpKernelContext* ctx, const std::vector<Feature>& features,
-                 RowsOf rows_of, Outside* which) {
-  const AllIds ids(features);
-  std::atomic<bool> found{false};
-  ParallelFor(ctx, ids.total(), 2, [&](int64_t begin, int64_t end) {
-    ids.Each(begin, end, [&](size_t f, int64_t first, int64_t last) {
-      if (!Inside(features[f], first, last, rows_of(f))) found = true;
-    });
-  });
-  if (!found) return false;
-  for (size_t f = 0; f < features.size(); ++f) {
-    const uint64_t rows = rows_of(f);
-    for (int64_t i = 0; i < features[f].n; ++i) {
-      const int64_t id = features[f].id(i);
-      if (static_cast<uint64_t>(id) < rows) continue;
-      *which = {f, id};
-      return true;
-    }
-  }
-  return false;
-}
-
-// Fails if an id is outside of its table.
-absl::Status CheckIds(OpKernelContext* ctx,
-                      const std::vector<Feature>& features,
-                      const std::vector<Rows>& tables) {
-  auto rows_of = [&](size_t f) { return tables[features[f].table].rows; };
-  Outside outside;
-  if (!FindOutside(ctx, features, rows_of, &outside)) return absl::OkStatus();
-  return InvalidArgument("feature ", outside.feature, ": id ", outside.id,
-                         " is out of range; the table has ",
-                         rows_of(outside.feature), " rows.");
-}
-
 absl::Status ShapeOf(const Tensor& table, Rows* shape) {
   if (table.dims() != 2 || table.dtype() != DT_FLOAT) {
     return InvalidArgument("A table must be float32 of rank 2, got ",
@@ -318,21 +241,7 @@ absl::Status OutputShape(const Feature& feature, int64_t dim,
 TfrsLookup LookupOf(const Feature& feature, const float* parameters,
                     int64_t dim, tensorflow::DataType dtype, void* out,
                     int64_t stride) {
-  TfrsLookup lookup = {};
-  lookup.table = parameters;
-  lookup.dim = dim;
-  lookup.ids = feature.ids;
-  lookup.bag = feature.bag;
-  lookup.weights = feature.weights;
-  lookup.scale = feature.scale;
-  lookup.out = out;
-  lookup.stride = stride;
-  lookup.n = feature.n;
-  lookup.count = feature.count;
-  lookup.per_bag = feature.per_bag;
-  lookup.wide = feature.wide;
-  lookup.output = OutputOf(dtype);
-  return lookup;
+  return {feature, parameters, dim, out, stride, OutputOf(dtype)};
 }
 
 // What a feature's lookup costs, in the unit of ParallelFor.
@@ -634,8 +543,10 @@ class SpreadOp : public OpKernel {
     OP_REQUIRES(ctx, tables[0].rows >= 0, InvalidArgument("num_rows < 0"));
     std::vector<Feature> features;
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
-    OP_REQUIRES_OK(ctx, ReadGradients(ctx, tables, Numbers(features.size()),
-                                      nullptr, &features));
+    std::vector<int> gradient_of(features.size());
+    std::iota(gradient_of.begin(), gradient_of.end(), 0);
+    OP_REQUIRES_OK(
+        ctx, ReadGradients(ctx, tables, gradient_of, nullptr, &features));
     Tensor* out;
     OP_REQUIRES_OK(
         ctx, ctx->allocate_output(0, TensorShape({tables[0].rows, dim_}),
@@ -796,7 +707,7 @@ class RequireOp : public OpKernel {
     const std::vector<Feature> features = OnlyIds(ids);
     Outside outside;
     if (FindOutside(
-            ctx, features, [&](size_t f) { return rows_[f]; }, &outside)) {
+            ctx, features, [this](size_t f) { return rows_[f]; }, &outside)) {
       const int64_t rows = rows_[outside.feature];
       ctx->SetStatus(InvalidArgument(
           names_[outside.feature], ": id ", outside.id,

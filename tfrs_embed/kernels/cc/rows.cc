@@ -44,8 +44,20 @@ TFRS_INLINE void PrefetchWrite(const float* row, int64_t dim) {
   for (int64_t j = 0; j < dim; j += kLine) __builtin_prefetch(row + j, 1, 3);
 }
 
-template <typename Ids>
-inline int64_t IdAt(const Ids& l, int64_t i) {
+// Calls f with the width as a Number, 0 if it isn't a common one.
+template <typename F>
+inline void ByWidth(int64_t dim, F f) {
+  switch (dim) {
+    case 8: return f(Number<8>());
+    case 16: return f(Number<16>());
+    case 32: return f(Number<32>());
+    case 64: return f(Number<64>());
+    case 128: return f(Number<128>());
+    default: return f(Number<0>());
+  }
+}
+
+inline int64_t IdAt(const TfrsIds& l, int64_t i) {
   return l.wide ? static_cast<const int64_t*>(l.ids)[i]
                 : static_cast<const int32_t*>(l.ids)[i];
 }
@@ -125,6 +137,22 @@ TFRS_INLINE void Load(const float* from, Columns* to) {
   memcpy(to, from, sizeof(*to));
 }
 
+// Calls f(vectors, first) for pieces of [0, columns) of that many vectors, and
+// returns where the rest begins, which is less than a vector.
+template <typename F>
+TFRS_INLINE int64_t InVectors(int64_t columns, F f) {
+  int64_t j = 0;
+  auto take = [&](auto vectors) {
+    f(vectors, j);
+    j += vectors() * kWide;
+  };
+  while (columns - j >= kRegisters * kWide) take(Number<kRegisters>());
+  if (columns - j >= 4 * kWide) take(Number<4>());
+  if (columns - j >= 2 * kWide) take(Number<2>());
+  if (columns - j >= kWide) take(Number<1>());
+  return j;
+}
+
 // Sums ids [i, end) of a bag over some columns from `first` on.
 template <int kVectors>
 TFRS_INLINE void SumVectors(const TfrsLookup& l, int64_t dim, int64_t i,
@@ -150,15 +178,9 @@ TFRS_INLINE void SumVectors(const TfrsLookup& l, int64_t dim, int64_t i,
 // The same over any number of columns.
 void SumColumns(const TfrsLookup& l, int64_t i, int64_t end, int64_t first,
                 int64_t columns, float* __restrict sum) {
-  int64_t j = 0;
-  auto take = [&](auto vectors) {
-    SumVectors<vectors()>(l, l.dim, i, end, first + j, sum + j);
-    j += vectors() * kWide;
-  };
-  while (columns - j >= kRegisters * kWide) take(Number<kRegisters>());
-  if (columns - j >= 4 * kWide) take(Number<4>());
-  if (columns - j >= 2 * kWide) take(Number<2>());
-  if (columns - j >= kWide) take(Number<1>());
+  int64_t j = InVectors(columns, [&](auto vectors, int64_t at) {
+    SumVectors<vectors()>(l, l.dim, i, end, first + at, sum + at);
+  });
   for (; j < columns; ++j) {
     float value = l.table[IdAt(l, i) * l.dim + first + j];
     sum[j] = l.weights ? l.weights[i] * value : value;
@@ -228,14 +250,9 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end) {
 }
 
 void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end) {
-  switch (lookup->dim) {
-    case 8: return LookupRows<8>(*lookup, begin, end);
-    case 16: return LookupRows<16>(*lookup, begin, end);
-    case 32: return LookupRows<32>(*lookup, begin, end);
-    case 64: return LookupRows<64>(*lookup, begin, end);
-    case 128: return LookupRows<128>(*lookup, begin, end);
-    default: return LookupRows<0>(*lookup, begin, end);
-  }
+  ByWidth(lookup->dim, [=](auto width) {
+    LookupRows<width()>(*lookup, begin, end);
+  });
 }
 
 // The update rules, as in tfrs_embed/optimizers.py.
@@ -369,11 +386,9 @@ TFRS_INLINE void SumUses(const Chain& chain, int64_t begin,
 // The same over all columns.
 inline void SumUsesOfColumns(const Chain& chain, int64_t dim,
                              float* __restrict sum) {
-  int64_t j = 0;
-  for (; dim - j >= kRegisters * kWide; j += kRegisters * kWide) {
-    SumUses<kRegisters>(chain, j, sum + j);
-  }
-  for (; dim - j >= kWide; j += kWide) SumUses<1>(chain, j, sum + j);
+  int64_t j = InVectors(dim, [&](auto vectors, int64_t at) {
+    SumUses<vectors()>(chain, at, sum + at);
+  });
   for (; j < dim; ++j) {
     for (uint32_t i = chain.first; i != kNone; i = chain.next[i]) {
       float value = chain.uses[i].gradient[j];
@@ -445,25 +460,19 @@ void UpdateRows(const TfrsTable& t, const TfrsUse* uses,
 
 void Update(const TfrsTable* table, const TfrsUse* uses,
             const float* coefficients, int64_t n, const TfrsGroups* groups) {
-  auto update = [=](auto rows) { rows(*table, uses, coefficients, n, groups); };
-  switch (table->dim) {
-    case 8: return update(UpdateRows<8>);
-    case 16: return update(UpdateRows<16>);
-    case 32: return update(UpdateRows<32>);
-    case 64: return update(UpdateRows<64>);
-    case 128: return update(UpdateRows<128>);
-    default: return update(UpdateRows<0>);
-  }
+  ByWidth(table->dim, [=](auto width) {
+    UpdateRows<width()>(*table, uses, coefficients, n, groups);
+  });
 }
 
 template <int kDim>
-void UpdateAllRows(const TfrsTable& t, const TfrsIds* features,
+void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
                    int64_t num_features, int64_t rows, float* sums,
                    uint8_t* used) {
   const int64_t dim = Width(kDim, t.dim);
   memset(used, 0, rows);
   for (int64_t f = 0; f < num_features; ++f) {
-    const TfrsIds& ids = features[f];
+    const TfrsGradients& ids = features[f];
     int64_t bag = 0, left = ids.per_bag;
     for (int64_t i = 0; i < ids.n; ++i) {
       if (ids.bag) {
@@ -504,20 +513,12 @@ void UpdateAllRows(const TfrsTable& t, const TfrsIds* features,
   }
 }
 
-void UpdateAll(const TfrsTable* table, const TfrsIds* features,
+void UpdateAll(const TfrsTable* table, const TfrsGradients* features,
                int64_t num_features, int64_t rows, float* sums,
                uint8_t* used) {
-  auto update = [=](auto all) {
-    all(*table, features, num_features, rows, sums, used);
-  };
-  switch (table->dim) {
-    case 8: return update(UpdateAllRows<8>);
-    case 16: return update(UpdateAllRows<16>);
-    case 32: return update(UpdateAllRows<32>);
-    case 64: return update(UpdateAllRows<64>);
-    case 128: return update(UpdateAllRows<128>);
-    default: return update(UpdateAllRows<0>);
-  }
+  ByWidth(table->dim, [=](auto width) {
+    UpdateAllRows<width()>(*table, features, num_features, rows, sums, used);
+  });
 }
 
 const TfrsLoops kLoops = {TFRS_NAME, Lookup, Update, UpdateAll};

@@ -12,38 +12,39 @@
 // What the vectors of a lookup are stored as.
 enum TfrsOutput { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
-// A feature's lookup. Bag b's vector is scale[b] * sum over its ids i of
-// weights[i] * table[ids[i]]; null pointers stand for ones.
-struct TfrsLookup {
-  const float* table;
-  int64_t dim;
-  const void* ids;      // int64_t if wide, else int32_t.
-  const int32_t* bag;   // Ascending; null: every bag has per_bag ids.
-  const float* weights;
-  const float* scale;
-  void* out;            // [count, dim], rows `stride` columns apart.
-  int64_t stride;
-  int64_t n, count, per_bag;
-  int32_t wide;
-  int32_t output;       // TfrsOutput
+// A feature's ids. Bag b is of scale[b] * weights[i] for each of its ids i; null
+// pointers stand for ones.
+struct TfrsIds {
+  const void* ids = nullptr;     // int64_t if wide, else int32_t.
+  const int32_t* bag = nullptr;  // Ascending; null: every bag has per_bag ids.
+  const float* weights = nullptr;
+  const float* scale = nullptr;
+  int64_t n = 0;      // Of ids.
+  int64_t count = 0;  // Of bags.
+  int64_t per_bag = 1;
+  int32_t wide = 0;
+};
+
+// A feature's lookup. A bag's vector is the sum of its ids' rows, each as often
+// as the bag is of its id.
+struct TfrsLookup : TfrsIds {
+  const float* table = nullptr;
+  int64_t dim = 0;
+  void* out = nullptr;  // [count, dim], rows `stride` columns apart.
+  int64_t stride = 0;
+  int32_t output = kFloat32;  // TfrsOutput
+};
+
+// A feature's ids with the gradients of its bags.
+struct TfrsGradients : TfrsIds {
+  const float* gradient = nullptr;  // [count, dim], as a lookup's out.
+  int64_t stride = 0;
 };
 
 // An occurrence of a row: whose gradient row it adds, and how much of it.
 struct TfrsUse {
   int64_t row;
   const float* gradient;
-};
-
-// The ids of a feature, and the gradients of its bags; see TfrsLookup.
-struct TfrsIds {
-  const void* ids;
-  const int32_t* bag;
-  const float* weights;
-  const float* scale;
-  const float* gradient;  // [count, dim], rows `stride` columns apart.
-  int64_t stride;
-  int64_t n, per_bag;
-  int32_t wide;
 };
 
 enum TfrsRule {
@@ -97,9 +98,9 @@ struct TfrsLoops {
                  const TfrsGroups* groups);
   // The same for all of a small table's features, by a sum for each row: `sums`
   // is room for [rows, dim], and `used` for [rows].
-  void (*update_all)(const TfrsTable* table, const TfrsIds* features,
-                     int64_t num_features, int64_t rows, float* sums,
-                     uint8_t* used);
+  void (*update_all)(const TfrsTable* table,
+                     const TfrsGradients* features, int64_t num_features,
+                     int64_t rows, float* sums, uint8_t* used);
 };
 
 extern "C" {

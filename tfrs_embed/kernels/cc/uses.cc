@@ -4,6 +4,7 @@
 #include <atomic>
 #include <limits>
 #include <memory>
+#include <type_traits>
 
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/platform/errors.h"
@@ -47,6 +48,20 @@ struct Ranges {
   }
 };
 
+// Whether all ids are in [0, last].
+template <typename T>
+bool AllInside(const void* data, int64_t begin, int64_t end, T last) {
+  // As unsigned numbers, whose differences are all defined. The sign tells: of
+  // the id, or of how far it is from the last.
+  using U = std::make_unsigned_t<T>;
+  const U* ids = static_cast<const U*>(data);
+  U signs = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    signs |= ids[i] | (static_cast<U>(last) - ids[i]);
+  }
+  return static_cast<T>(signs) >= 0;
+}
+
 // Memory of the step, without a check of its own.
 absl::Status Allocate(OpKernelContext* ctx, int64_t bytes, Tensor* memory) {
   return ctx->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}),
@@ -61,9 +76,54 @@ void ParallelFor(OpKernelContext* ctx, int64_t total, int64_t cost,
       total, cost, std::move(fn));
 }
 
+bool Inside(const Feature& feature, int64_t begin, int64_t end, int64_t rows) {
+  if (begin == end) return true;
+  if (rows == 0) return false;
+  if (feature.wide) {
+    return AllInside<int64_t>(feature.ids, begin, end, rows - 1);
+  }
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  return AllInside<int32_t>(feature.ids, begin, end,
+                            std::min(rows - 1, kMost));
+}
+
+bool FindOutside(OpKernelContext* ctx, const std::vector<Feature>& features,
+                 std::function<int64_t(size_t)> rows_of, Outside* which) {
+  const AllIds ids(features);
+  std::atomic<bool> found{false};
+  ParallelFor(ctx, ids.total(), 2, [&](int64_t begin, int64_t end) {
+    ids.Each(begin, end, [&](size_t f, int64_t first, int64_t last) {
+      if (!Inside(features[f], first, last, rows_of(f))) found = true;
+    });
+  });
+  if (!found) return false;
+  for (size_t f = 0; f < features.size(); ++f) {
+    const uint64_t rows = rows_of(f);
+    for (int64_t i = 0; i < features[f].n; ++i) {
+      const int64_t id = features[f].id(i);
+      if (static_cast<uint64_t>(id) < rows) continue;
+      *which = {f, id};
+      return true;
+    }
+  }
+  return false;
+}
+
+absl::Status CheckIds(OpKernelContext* ctx,
+                      const std::vector<Feature>& features,
+                      const std::vector<Rows>& tables) {
+  auto rows_of = [&](size_t f) { return tables[features[f].table].rows; };
+  Outside outside;
+  if (!FindOutside(ctx, features, rows_of, &outside)) return absl::OkStatus();
+  return tensorflow::errors::InvalidArgument(
+      "feature ", outside.feature, ": id ", outside.id,
+      " is out of range; the table has ", rows_of(outside.feature), " rows.");
+}
+
 absl::Status Buckets::Sort(OpKernelContext* ctx,
                            const std::vector<Feature>& features,
                            const std::vector<Rows>& tables) {
+  TF_RETURN_IF_ERROR(CheckIds(ctx, features, tables));
   const AllIds ids(features);
   const int64_t n = ids.total();
   std::vector<int64_t> uses_of(tables.size(), 0);
@@ -96,7 +156,6 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
   const int64_t parts =
       std::max<int64_t>(1, std::min<int64_t>(threads, n / kIdsPerThread));
   std::vector<int64_t> counts(parts * num_ranges, 0);
-  std::atomic<int64_t> bad{std::numeric_limits<int64_t>::max()};
   auto each = [&](int64_t part, auto&& visit) {
     ids.Each(n * part / parts, n * (part + 1) / parts, visit);
   };
@@ -110,39 +169,16 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
     int64_t* of_part = counts.data() + part * num_ranges;
     each(part, [&](size_t f, int64_t begin, int64_t end) {
       const Feature& feature = features[f];
-      const uint64_t rows = tables[feature.table].rows;
+      if (small_of[feature.table] >= 0) return;
       const int shift = ranges[feature.table].shift;
       int64_t* mine = of_part + ranges[feature.table].first;
-      const bool small = small_of[feature.table] >= 0;
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t id = feature.id(i);
-        if (static_cast<uint64_t>(id) < rows) {
-          if (!small) ++mine[id >> shift];
-        } else {
-          const int64_t place = ids.start(f) + i;
-          int64_t before = bad.load();
-          while (place < before && !bad.compare_exchange_weak(before, place)) {
-          }
-          return;
-        }
-      }
+      for (int64_t i = begin; i < end; ++i) ++mine[feature.id(i) >> shift];
     });
   });
-  if (bad.load() < n) {
-    const size_t f = ids.FeatureOf(bad);
-    const Feature& feature = features[f];
-    return tensorflow::errors::InvalidArgument(
-        "feature ", f, ": id ", feature.id(bad - ids.start(f)),
-        " is out of range; the table has ", tables[feature.table].rows,
-        " rows.");
-  }
 
   for (const Feature& feature : features) {
-    if (small_of[feature.table] < 0) continue;
-    small_[small_of[feature.table]].features.push_back(
-        {feature.ids, feature.bag, feature.weights, feature.scale,
-         feature.gradient, feature.stride, feature.n, feature.per_bag,
-         feature.wide});
+    const int small = small_of[feature.table];
+    if (small >= 0) small_[small].features.push_back(feature);
   }
 
   // Neighbouring ranges become a bucket: rows that are updated together are
@@ -200,9 +236,9 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
     int64_t* at = places.data() + part * num_buckets;
     each(part, [&](size_t f, int64_t begin, int64_t end) {
       const Feature& feature = features[f];
+      if (small_of[feature.table] >= 0) return;
       const int shift = ranges[feature.table].shift;
       const int32_t* mine = bucket_of.data() + ranges[feature.table].first;
-      if (small_of[feature.table] >= 0) return;
       for (int64_t i = begin; i < end; ++i) {
         const int64_t id = feature.id(i);
         const int64_t to = at[mine[id >> shift]]++;
@@ -233,7 +269,7 @@ absl::Status Buckets::Update(OpKernelContext* ctx, const TfrsLoops& loops,
   int64_t small_uses = 0;
   for (const Small& small : small_) {
     work.push_back({&small, nullptr, 0, 0});
-    for (const TfrsIds& ids : small.features) small_uses += ids.n;
+    for (const TfrsGradients& ids : small.features) small_uses += ids.n;
   }
   int64_t dim = 0, most_uses = 0, most_rows = 0;
   for (const TfrsTable& table : tables) dim = std::max(dim, table.dim);

@@ -14,20 +14,9 @@
 
 namespace tfrs_embed {
 
-// A feature's ids, and the gradients of its bags.
-struct Feature {
+// A feature of a table.
+struct Feature : TfrsGradients {
   int table = 0;
-  int64_t n = 0;      // Of ids.
-  int64_t count = 0;  // Of bags.
-  const void* ids = nullptr;
-  bool wide = false;
-  const int32_t* bag = nullptr;  // Null: every bag has per_bag ids.
-  int64_t per_bag = 1;
-  const float* weights = nullptr;
-  const float* scale = nullptr;
-  // [count, dim], rows `stride` columns apart.
-  const float* gradient = nullptr;
-  int64_t stride = 0;
 
   int64_t id(int64_t i) const {
     return wide ? static_cast<const int64_t*>(ids)[i]
@@ -53,20 +42,12 @@ class AllIds {
 
   int64_t total() const { return starts_.back(); }
 
-  // Where a feature's ids begin.
-  int64_t start(size_t feature) const { return starts_[feature]; }
-
-  // The feature of an id.
-  size_t FeatureOf(int64_t i) const {
-    return std::upper_bound(starts_.begin(), starts_.end(), i) -
-           starts_.begin() - 1;
-  }
-
   // Calls visit(feature, first, last) for the parts of [begin, end), in order:
   // [first, last) are numbers of the feature's own ids.
   template <typename Visit>
   void Each(int64_t begin, int64_t end, Visit visit) const {
-    size_t f = FeatureOf(begin);
+    size_t f = std::upper_bound(starts_.begin(), starts_.end(), begin) -
+               starts_.begin() - 1;
     for (int64_t i = begin; i < end;) {
       while (starts_[f + 1] <= i) ++f;
       const int64_t stop = std::min(end, starts_[f + 1]);
@@ -82,6 +63,26 @@ class AllIds {
 // Runs fn(begin, end) over [0, total) on TensorFlow's own threads.
 void ParallelFor(tensorflow::OpKernelContext* ctx, int64_t total,
                  int64_t cost, std::function<void(int64_t, int64_t)> fn);
+
+// An id that is outside of its table.
+struct Outside {
+  size_t feature;
+  int64_t id;
+};
+
+// Whether a feature's ids [begin, end) are in [0, rows).
+bool Inside(const Feature& feature, int64_t begin, int64_t end, int64_t rows);
+
+// Whether there is an id outside of its table, of which a feature's has
+// rows_of(feature) rows; `which` is the first.
+bool FindOutside(tensorflow::OpKernelContext* ctx,
+                 const std::vector<Feature>& features,
+                 std::function<int64_t(size_t)> rows_of, Outside* which);
+
+// Fails if there is one.
+absl::Status CheckIds(tensorflow::OpKernelContext* ctx,
+                      const std::vector<Feature>& features,
+                      const std::vector<Rows>& tables);
 
 // Uses of rows, bucket after bucket; in each in the order of the features and
 // of their ids, so that sums don't depend on the number of threads.
@@ -108,7 +109,7 @@ class Buckets {
   struct Small {
     int table;
     int64_t rows;
-    std::vector<TfrsIds> features;
+    std::vector<TfrsGradients> features;
   };
   std::vector<Span> buckets_;
   std::vector<Small> small_;
