@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import kernels, optimizers
-from tfrs_embed.kernels import calls
+from tfrs_embed.kernels import calls, packs
 from tfrs_embed.ops.bags import Bags
 
 DIMS = [1, 3, 8, 16, 32, 64, 128, 255, 256, 300, 1024]
@@ -147,8 +147,10 @@ def lookup(tables, features, dtype=tf.float32):
 
 
 def lookup_in(variables, features, dtype=tf.float32):
+    handles, places = packs.arguments(variables)
     return module().tfrs_embed_lookup(
-        tables=[v.handle for v in variables],
+        tables=handles,
+        places=places,
         dims=[
             variables[min(f.table, len(variables) - 1)].shape[1]
             for f in features

@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import kernel_cases as cases
 from tfrs_embed import kernels
-from tfrs_embed.kernels import files
+from tfrs_embed.kernels import files, packs
 
 DIMS = [*range(1, 20), 31, 32, 64, 65, 128, 255, 256, 257, 300, 513, 1024]
 
@@ -108,11 +108,21 @@ def try_one_table(rng, tables, features, gradients):
     assert_close(sums, expected_sums(tables[table], features, gradients))
 
 
+def pack_some(rng, variables):
+    """Packs some of all tables' variables, in any order, two times."""
+    every = [v for of_table in variables for v in of_table.values()]
+    some = rng.permutation(len(every))[: rng.integers(len(every) + 1)]
+    cut = int(rng.integers(len(some) + 1))
+    return [packs.Pack([every[i] for i in s]) for s in (some[:cut], some[cut:])]
+
+
 def try_update(rng, tables, features, gradients):
     rules = [list(cases.RULES.values())[i] for i in rng.integers(8, size=9)]
     rules = rules[: len(tables)]
     variables = cases.make_variables(tables, rules)
+    kept = pack_some(rng, variables)
     cases.update(variables, rules, features, gradients)
+    del kept
     for number, (table, rule) in enumerate(zip(tables, rules, strict=True)):
         mine = [i for i, f in enumerate(features) if f.table == number]
         sums = expected_sums(
@@ -176,8 +186,10 @@ def try_wrong(rng, tables, features, gradients):
     features = break_one(rng, tables, features)
     rules = [cases.RULES["adam"]] * len(tables)
     variables = cases.make_variables(tables, rules)
+    kept = pack_some(rng, variables)
+    parameters = [of_table["parameters"] for of_table in variables]
     for call in (
-        lambda: cases.lookup(tables, features),
+        lambda: cases.lookup_in(parameters, features),
         lambda: cases.update(variables, rules, features, gradients),
     ):
         try:
@@ -185,6 +197,7 @@ def try_wrong(rng, tables, features, gradients):
         except tf.errors.InvalidArgumentError:
             continue
         raise AssertionError("no error")
+    del kept
     for of_table, table in zip(variables, tables, strict=True):
         np.testing.assert_array_equal(of_table["parameters"], table)
         np.testing.assert_array_equal(of_table["momenta"], np.zeros_like(table))

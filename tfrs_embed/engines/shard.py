@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfrs_embed.configs import TableSpec
+from tfrs_embed.kernels import packs
 from tfrs_embed.ops import compiled
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import update as update_ops
@@ -120,6 +121,9 @@ class Shard:
                     made[slot] = make_variable(
                         tf.fill(shape, value), f"{table.name}/{slot}"
                     )
+            self._pack = packs.Pack(
+                v for made in self.variables.values() for v in made.values()
+            )
             self.step = make_variable(
                 tf.constant(0, tf.int64), "step", kind=_Step
             )

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import optimizers
+from tfrs_embed.kernels import packs
 from tfrs_embed.ops import columns
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.ids import of_one_dtype
@@ -110,14 +111,16 @@ def lookup(
         [count, dim].
     """
     dims = [tables[t].shape[1] for t in table_of]
+    handles, places = packs.arguments(tables)
     return lookup_in(
         module,
-        [t.handle for t in tables],
+        handles,
         dims,
         table_of,
         bags,
         dtype if dtype in _OUTPUTS else tf.float32,
         [_shape(b, dim) for b, dim in zip(bags, dims, strict=True)],
+        places,
     )
 
 
@@ -139,16 +142,19 @@ def lookup_in(
     bags: Sequence[Bags],
     dtype: tf.DType = tf.float32,
     shapes: Sequence[tf.TensorShape] = (),
+    places: Sequence[int] = (),
 ) -> list[tf.Tensor]:
     """The same for tables' handles, features' dims and one of the dtypes.
 
-    Without shapes the vectors are [count, dim].
+    Without shapes the vectors are [count, dim]; without places the tables are
+    all that there are handles of.
     """
     return module.tfrs_embed_lookup(
         tables=list(handles),
         dims=list(dims),
         T=dtype,
         shapes=list(shapes),
+        places=list(places),
         **_features([b.ids for b in bags], bags, table_of),
     )
 
@@ -228,8 +234,12 @@ def update(
         settings += values + [0.0] * (_SETTINGS - len(values))
     flat = [b for of_table in bags for b in of_table]
     found = columns.find([g for of_table in gradients for g in of_table])
+    states, places = packs.arguments(
+        [v for of_table in variables for v in of_table.values()]
+    )
     module.tfrs_embed_update(
-        states=[v.handle for of_table in variables for v in of_table.values()],
+        states=states,
+        places=places,
         rates=tf.stack(rates),
         gradients=found.matrices,
         gradient_of=found.matrix_of,

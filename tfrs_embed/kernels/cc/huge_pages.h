@@ -3,11 +3,8 @@
 #ifndef TFRS_EMBED_KERNELS_CC_HUGE_PAGES_H_
 #define TFRS_EMBED_KERNELS_CC_HUGE_PAGES_H_
 
+#include <cstddef>
 #include <cstdint>
-#include <vector>
-
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/platform/mutex.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -17,34 +14,22 @@ namespace tfrs_embed {
 
 // Rows are read in no order, each from a page that the processor has to find
 // first: of 4 KiB there are more than it remembers, of 2 MiB there are not.
-// Linux gathers a table's pages when it is used the first time, one after the
-// other; where it can't, nothing happens.
-class HugePages {
- public:
-  // Called with the table in each step; only acts when it is another one.
-  void Use(size_t table, const tensorflow::Tensor& rows) {
+// Linux gathers a table's pages here, one after the other; where it can't,
+// nothing happens.
+inline void UseHugePages(const void* data, size_t bytes) {
 #if defined(__linux__)
-    constexpr uintptr_t kPage = 2 << 20;
-    const auto begin = reinterpret_cast<uintptr_t>(rows.data());
-    const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
-    const uintptr_t end = (begin + rows.TotalBytes()) / kPage * kPage;
-    tensorflow::mutex_lock lock(mutex_);
-    if (known_.size() <= table) known_.resize(table + 1, 0);
-    if (known_[table] == begin) return;
-    known_[table] = begin;
-    if (end < first + 4 * kPage) return;
-    constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1.
-    void* pages = reinterpret_cast<void*>(first);
-    if (madvise(pages, end - first, MADV_HUGEPAGE) == 0) {
-      madvise(pages, end - first, kCollapse);
-    }
-#endif
+  constexpr uintptr_t kPage = 2 << 20;
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
+  const uintptr_t end = (begin + bytes) / kPage * kPage;
+  if (end < first + 4 * kPage) return;
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1.
+  void* pages = reinterpret_cast<void*>(first);
+  if (madvise(pages, end - first, MADV_HUGEPAGE) == 0) {
+    madvise(pages, end - first, kCollapse);
   }
-
- private:
-  tensorflow::mutex mutex_;
-  std::vector<uintptr_t> known_;
-};
+#endif
+}
 
 }  // namespace tfrs_embed
 

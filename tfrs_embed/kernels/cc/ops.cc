@@ -8,17 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "huge_pages.h"
 #include "rows.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/kernels/training_op_helpers.h"
 #include "tensorflow/core/platform/errors.h"
 #include "uses.h"
+#include "variables.h"
 
 namespace tfrs_embed {
 
@@ -33,12 +30,8 @@ using tensorflow::OpKernelContext;
 using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-using tensorflow::Var;
-using tensorflow::core::RefCountPtr;
 using tensorflow::errors::InvalidArgument;
 using tensorflow::shape_inference::InferenceContext;
-
-using CPUDevice = Eigen::ThreadPoolDevice;
 
 namespace {
 
@@ -194,16 +187,6 @@ absl::Status ReadGradients(OpKernelContext* ctx,
   return absl::OkStatus();
 }
 
-absl::Status ShapeOf(const Tensor& table, Rows* shape) {
-  if (table.dims() != 2 || table.dtype() != DT_FLOAT) {
-    return InvalidArgument("A table must be float32 of rank 2, got ",
-                           tensorflow::DataTypeString(table.dtype()), " ",
-                           table.shape().DebugString());
-  }
-  *shape = {table.dim_size(0), table.dim_size(1)};
-  return absl::OkStatus();
-}
-
 int OutputOf(tensorflow::DataType dtype) {
   return dtype == DT_FLOAT ? kFloat32
          : dtype == DT_BFLOAT16 ? kBfloat16
@@ -252,7 +235,7 @@ int64_t CostOf(const Feature& feature, int64_t dim) {
 // Looks features up in tables: parameters and shapes by table. `shapes` has
 // those of the vectors, or is empty.
 absl::Status LookUp(OpKernelContext* ctx, const std::vector<Feature>& features,
-                    const std::vector<const float*>& parameters,
+                    const std::vector<float*>& parameters,
                     const std::vector<Rows>& tables,
                     const std::vector<tensorflow::PartialTensorShape>& shapes,
                     tensorflow::DataType dtype) {
@@ -288,95 +271,11 @@ absl::Status LookUp(OpKernelContext* ctx, const std::vector<Feature>& features,
   return absl::OkStatus();
 }
 
-// The variables behind a list of handles, ready to be read or written row by
-// row, and locked, in one order for all operations.
-class Variables {
- public:
-  absl::Status Find(OpKernelContext* ctx, const char* name) {
-    OpInputList handles;
-    TF_RETURN_IF_ERROR(ctx->input_list(name, &handles));
-    for (int i = 0; i < handles.size(); ++i) {
-      if (handles[i].NumElements() != 1) {
-        return InvalidArgument(name, ": a handle is not a scalar");
-      }
-      RefCountPtr<Var> variable;
-      TF_RETURN_IF_ERROR(tensorflow::LookupResource(
-          ctx, handles[i].flat<tensorflow::ResourceHandle>()(0), &variable));
-      if (!variable->is_initialized) {
-        return tensorflow::errors::FailedPrecondition(
-            "A table's variable is not initialized.");
-      }
-      // From now on reading the whole variable copies it, so that writing
-      // some rows doesn't have to.
-      TF_RETURN_IF_ERROR(
-          (tensorflow::EnsureSparseVariableAccess<CPUDevice, float>(
-              ctx, variable.get())));
-      mutexes_.push_back(variable->mu());
-      variables_.push_back(std::move(variable));
-    }
-    std::sort(mutexes_.begin(), mutexes_.end());
-    mutexes_.erase(std::unique(mutexes_.begin(), mutexes_.end()),
-                   mutexes_.end());
-    return absl::OkStatus();
-  }
-
-  void LockToRead() {
-    shared_ = true;
-    for (auto* mutex : mutexes_) mutex->lock_shared();
-    locked_ = true;
-  }
-
-  void LockToWrite() {
-    for (auto* mutex : mutexes_) mutex->lock();
-    locked_ = true;
-  }
-
-  ~Variables() {
-    if (!locked_) return;
-    for (auto* mutex : mutexes_) {
-      if (shared_) {
-        mutex->unlock_shared();
-      } else {
-        mutex->unlock();
-      }
-    }
-  }
-
-  int size() const { return variables_.size(); }
-  const Tensor& operator[](int i) const { return *variables_[i]->tensor(); }
-
- private:
-  std::vector<RefCountPtr<Var>> variables_;
-  std::vector<tensorflow::mutex*> mutexes_;
-  bool locked_ = false, shared_ = false;
-};
-
-// Tables that are locked to be read.
-class TablesToRead {
- public:
-  absl::Status Open(OpKernelContext* ctx, HugePages* pages) {
-    TF_RETURN_IF_ERROR(variables_.Find(ctx, "tables"));
-    variables_.LockToRead();
-    for (int t = 0; t < variables_.size(); ++t) {
-      shapes.emplace_back();
-      TF_RETURN_IF_ERROR(ShapeOf(variables_[t], &shapes.back()));
-      parameters.push_back(variables_[t].flat<float>().data());
-      pages->Use(t, variables_[t]);
-    }
-    return absl::OkStatus();
-  }
-
-  std::vector<Rows> shapes;
-  std::vector<const float*> parameters;
-
- private:
-  Variables variables_;
-};
-
 class LookupOp : public OpKernel {
  public:
   explicit LookupOp(OpKernelConstruction* ctx) : OpKernel(ctx), layout_(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("places", &places_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("shapes", &shapes_));
     OP_REQUIRES(ctx,
                 shapes_.empty() || shapes_.size() == layout_.table_of.size(),
@@ -385,20 +284,22 @@ class LookupOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    TablesToRead tables;
-    OP_REQUIRES_OK(ctx, tables.Open(ctx, &pages_));
+    Variables tables(&known_);
+    OP_REQUIRES_OK(ctx, tables.Find(ctx, "tables", places_));
+    OP_REQUIRES_OK(ctx, tables.LockToRead());
     std::vector<Feature> features;
     OP_REQUIRES_OK(
-        ctx, ReadFeatures(ctx, layout_, tables.shapes.size(), &features));
-    OP_REQUIRES_OK(ctx, LookUp(ctx, features, tables.parameters, tables.shapes,
+        ctx, ReadFeatures(ctx, layout_, tables.size(), &features));
+    OP_REQUIRES_OK(ctx, LookUp(ctx, features, tables.rows(), tables.shapes(),
                                shapes_, dtype_));
   }
 
  private:
   const Layout layout_;
+  std::vector<int> places_;
   std::vector<tensorflow::PartialTensorShape> shapes_;
   tensorflow::DataType dtype_;
-  HugePages pages_;
+  Variables::Known known_;
 };
 
 // Looks features up into the columns of one matrix, beside other columns.
@@ -407,16 +308,18 @@ class LookupConcatOp : public OpKernel {
   explicit LookupConcatOp(OpKernelConstruction* ctx)
       : OpKernel(ctx), layout_(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("places", &places_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("order", &order_));
   }
 
   void Compute(OpKernelContext* ctx) override {
-    TablesToRead tables;
-    OP_REQUIRES_OK(ctx, tables.Open(ctx, &pages_));
+    Variables tables(&known_);
+    OP_REQUIRES_OK(ctx, tables.Find(ctx, "tables", places_));
+    OP_REQUIRES_OK(ctx, tables.LockToRead());
     std::vector<Feature> features;
     OP_REQUIRES_OK(
-        ctx, ReadFeatures(ctx, layout_, tables.shapes.size(), &features));
-    OP_REQUIRES_OK(ctx, CheckIds(ctx, features, tables.shapes));
+        ctx, ReadFeatures(ctx, layout_, tables.size(), &features));
+    OP_REQUIRES_OK(ctx, CheckIds(ctx, features, tables.shapes()));
     OpInputList others;
     OP_REQUIRES_OK(ctx, ctx->input_list("others", &others));
     const int64_t count = features[0].count;
@@ -434,7 +337,7 @@ class LookupConcatOp : public OpKernel {
                   InvalidArgument("order: ", i));
       if (i < m) {
         const Feature& feature = features[i];
-        const int64_t dim = tables.shapes[feature.table].dim;
+        const int64_t dim = tables.shapes()[feature.table].dim;
         OP_REQUIRES(ctx, feature.count == count,
                     InvalidArgument("feature ", i, ": ", feature.count,
                                     " bags beside ", count));
@@ -459,13 +362,16 @@ class LookupConcatOp : public OpKernel {
     const int64_t size = tensorflow::DataTypeSize(dtype_);
     char* matrix = static_cast<char*>(out->data());
     const TfrsLoops& loops = Loops();
+    const int64_t threads = NumThreads(ctx);
     // A block of rows after the other, which stays in the caches until all of
-    // its columns are there.
-    const int64_t blocks = (count + kRows - 1) / kRows;
+    // its columns are there; a few rows for each thread.
+    const int64_t rows = std::min(
+        kMostRows, std::max(kLeastRows, (count + threads - 1) / threads));
+    const int64_t blocks = (count + rows - 1) / rows;
     ParallelFor(ctx, blocks, cost / blocks, [&](int64_t first, int64_t last) {
       for (int64_t block = first; block < last; ++block) {
-        const int64_t begin = block * kRows;
-        const int64_t end = std::min(count, begin + kRows);
+        const int64_t begin = count * block / blocks;
+        const int64_t end = count * (block + 1) / blocks;
         for (const Part& part : parts) {
           char* to = matrix + part.first * size;
           if (part.feature == nullptr || part.feature->n == 0) {
@@ -485,7 +391,7 @@ class LookupConcatOp : public OpKernel {
           const int64_t stop = FirstId(feature, end);
           if (from == stop) continue;
           const TfrsLookup lookup =
-              LookupOf(feature, tables.parameters[feature.table], part.columns,
+              LookupOf(feature, tables.rows()[feature.table], part.columns,
                        dtype_, to, width);
           loops.lookup(&lookup, from, stop);
         }
@@ -494,7 +400,7 @@ class LookupConcatOp : public OpKernel {
   }
 
  private:
-  static constexpr int64_t kRows = 64;
+  static constexpr int64_t kLeastRows = 8, kMostRows = 64;
 
   // The first id of a bag or of those after it.
   static int64_t FirstId(const Feature& feature, int64_t bag) {
@@ -504,9 +410,9 @@ class LookupConcatOp : public OpKernel {
   }
 
   const Layout layout_;
-  std::vector<int> order_;
+  std::vector<int> places_, order_;
   tensorflow::DataType dtype_;
-  HugePages pages_;
+  Variables::Known known_;
 };
 
 class CombineOp : public OpKernel {
@@ -520,7 +426,7 @@ class CombineOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ShapeOf(*rows, &tables[0]));
     std::vector<Feature> features;
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
-    OP_REQUIRES_OK(ctx, LookUp(ctx, features, {rows->flat<float>().data()},
+    OP_REQUIRES_OK(ctx, LookUp(ctx, features, {const_cast<float*>(rows->flat<float>().data())},
                                tables, {}, DT_FLOAT));
   }
 
@@ -573,6 +479,7 @@ class SpreadOp : public OpKernel {
 class UpdateOp : public OpKernel {
  public:
   explicit UpdateOp(OpKernelConstruction* ctx) : OpKernel(ctx), layout_(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("places", &places_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("rules", &rules_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("settings", &settings_));
     OP_REQUIRES(ctx, settings_.size() == kSettings * rules_.size(),
@@ -592,9 +499,9 @@ class UpdateOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    Variables variables;
-    OP_REQUIRES_OK(ctx, variables.Find(ctx, "states"));
-    variables.LockToWrite();
+    Variables variables(&known_);
+    OP_REQUIRES_OK(ctx, variables.Find(ctx, "states", places_));
+    OP_REQUIRES_OK(ctx, variables.LockToWrite());
     const Tensor* rates;
     OP_REQUIRES_OK(ctx, ctx->input("rates", &rates));
     const int num_tables = rules_.size();
@@ -603,7 +510,7 @@ class UpdateOp : public OpKernel {
                                 num_tables, " tables"));
     std::vector<Rows> shapes(num_tables);
     std::vector<TfrsTable> tables(num_tables);
-    int v = 0;
+    size_t v = 0;
     for (int t = 0; t < num_tables; ++t) {
       TfrsTable& table = tables[t];
       table = {};
@@ -615,15 +522,12 @@ class UpdateOp : public OpKernel {
       for (int k = 0; k < states; ++k, ++v) {
         OP_REQUIRES(ctx, v < variables.size(),
                     InvalidArgument("states: too few variables"));
-        Rows shape;
-        OP_REQUIRES_OK(ctx, ShapeOf(variables[v], &shape));
+        const Rows& shape = variables.shapes()[v];
         if (k == 0) shapes[t] = shape;
         OP_REQUIRES(ctx,
                     shape.rows == shapes[t].rows && shape.dim == shapes[t].dim,
                     InvalidArgument("table ", t, ": a slot's shape differs"));
-        pages_.Use(v, variables[v]);
-        table.state[k] =
-            const_cast<float*>(variables[v].flat<float>().data());
+        table.state[k] = variables.rows()[v];
       }
       table.dim = shapes[t].dim;
     }
@@ -647,9 +551,9 @@ class UpdateOp : public OpKernel {
  private:
   static constexpr int kSettings = 6;
   const Layout layout_;
-  std::vector<int> rules_, gradient_of_;
+  std::vector<int> places_, rules_, gradient_of_;
   std::vector<float> settings_;
-  HugePages pages_;
+  Variables::Known known_;
 };
 
 // Reads features' ids alone.
@@ -773,6 +677,7 @@ absl::Status VectorShapes(InferenceContext* c) {
 TFRS_FEATURES(REGISTER_OP("TfrsEmbedLookup").Input("tables: N * resource"))
     .Output("vectors: M * T")
     .Attr("N: int >= 1")
+    .Attr("places: list(int) = []")
     .Attr("T: {float, bfloat16, half} = DT_FLOAT")
     .Attr("dims: list(int)")
     .Attr("shapes: list(shape) = []")
@@ -802,6 +707,7 @@ TFRS_FEATURES(
     .Output("matrix: T")
     .Attr("N: int >= 1")
     .Attr("O: int >= 0")
+    .Attr("places: list(int) = []")
     .Attr("T: {float, bfloat16, half} = DT_FLOAT")
     .Attr("dims: list(int)")
     .Attr("order: list(int)")
@@ -834,6 +740,7 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
     .Input("columns: int32")
     .Attr("N: int >= 1")
     .Attr("G: int >= 1")
+    .Attr("places: list(int) = []")
     .Attr("gradient_of: list(int)")
     .Attr("rules: list(int)")
     .Attr("settings: list(float)")

@@ -18,7 +18,7 @@ namespace {
 // How many lookups, rows, and uses of a row the processor is told of in advance:
 // memory answers after about the time that so many rows take.
 constexpr int64_t kLookupsAhead = 12;
-constexpr int64_t kRowsAhead = 6;
+constexpr uint32_t kRowsAhead = 6;
 constexpr int kUsesAhead = 4;
 constexpr int64_t kLine = 64 / sizeof(float);
 
@@ -34,7 +34,8 @@ struct Number {
 
 // A function that only prefetches does nothing in GCC's eyes, which then leaves
 // its calls out unless it is inlined first.
-#define TFRS_INLINE inline __attribute__((always_inline))
+#define TFRS_INLINED __attribute__((always_inline))
+#define TFRS_INLINE inline TFRS_INLINED
 
 TFRS_INLINE void PrefetchRead(const float* row, int64_t dim) {
   for (int64_t j = 0; j < dim; j += kLine) __builtin_prefetch(row + j, 0, 3);
@@ -403,6 +404,13 @@ void UpdateRows(const TfrsTable& t, const TfrsUse* uses,
                 const float* coefficients, int64_t n,
                 const TfrsGroups* groups) {
   const int64_t dim = Width(kDim, t.dim);
+  const int states = tfrs_states(t.rule);
+  auto prefetch = [&](const TfrsUse& use) TFRS_INLINED {
+    PrefetchWrite(t.state[0] + use.row * dim, dim);
+    if (states > 1) PrefetchWrite(t.state[1] + use.row * dim, dim);
+    if (states > 2) PrefetchWrite(t.state[2] + use.row * dim, dim);
+    PrefetchRead(use.gradient, dim);
+  };
   const uint32_t mask = groups->mask, shares = groups->shares;
   uint32_t* heads = groups->heads;
   uint32_t* next = groups->next;
@@ -421,6 +429,7 @@ void UpdateRows(const TfrsTable& t, const TfrsUse* uses,
       if (group == kNone) {
         heads[slot] = rows;
         first[rows] = last[rows] = i;
+        if (rows <= kRowsAhead) prefetch(uses[i]);
         ++rows;
         break;
       }
@@ -432,17 +441,11 @@ void UpdateRows(const TfrsTable& t, const TfrsUse* uses,
       slot = (slot + 1) & mask;
     }
   }
-  const int states = tfrs_states(t.rule);
   float* __restrict sum = groups->sum;
-  uint32_t told = 0;
   for (uint32_t r = 0; r < rows; ++r) {
-    for (; told < rows && told <= r + kRowsAhead; ++told) {
-      const TfrsUse& use = uses[first[told]];
-      PrefetchWrite(t.state[0] + use.row * dim, dim);
-      if (states > 1) PrefetchWrite(t.state[1] + use.row * dim, dim);
-      if (states > 2) PrefetchWrite(t.state[2] + use.row * dim, dim);
-      PrefetchRead(use.gradient, dim);
-    }
+    // The first ones were told of above.
+    const uint32_t ahead = r + kRowsAhead;
+    if (r > 0 && ahead < rows) prefetch(uses[first[ahead]]);
     const uint32_t i = first[r];
     const float* g = uses[i].gradient;
     if (next[i] != kNone || coefficients) {

@@ -70,6 +70,21 @@ absl::Status Allocate(OpKernelContext* ctx, int64_t bytes, Tensor* memory) {
 
 }  // namespace
 
+absl::Status ShapeOf(const Tensor& table, Rows* shape) {
+  if (table.dims() != 2 || table.dtype() != tensorflow::DT_FLOAT) {
+    return tensorflow::errors::InvalidArgument(
+        "A table must be float32 of rank 2, got ",
+        tensorflow::DataTypeString(table.dtype()), " ",
+        table.shape().DebugString());
+  }
+  *shape = {table.dim_size(0), table.dim_size(1)};
+  return absl::OkStatus();
+}
+
+int64_t NumThreads(OpKernelContext* ctx) {
+  return ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
+}
+
 void ParallelFor(OpKernelContext* ctx, int64_t total, int64_t cost,
                  std::function<void(int64_t, int64_t)> fn) {
   ctx->device()->tensorflow_cpu_worker_threads()->workers->ParallelFor(
@@ -132,8 +147,7 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
     uses_of[feature.table] += feature.n;
     factors |= feature.weights != nullptr || feature.scale != nullptr;
   }
-  const int threads =
-      ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
+  const int64_t threads = NumThreads(ctx);
   std::vector<Ranges> ranges;
   std::vector<int> small_of(tables.size(), -1);
   small_.clear();
@@ -295,7 +309,7 @@ absl::Status Buckets::Update(OpKernelContext* ctx, const TfrsLoops& loops,
   // Work isn't even, so each thread takes the next that nobody has.
   std::atomic<size_t> next{0};
   const int64_t threads = std::min<int64_t>(
-      {ctx->device()->tensorflow_cpu_worker_threads()->num_threads,
+      {NumThreads(ctx),
        static_cast<int64_t>(work.size()),
        1 + (total_ + small_uses) * dim / kValuesPerThread});
   ParallelFor(ctx, threads, 1 << 20, [&](int64_t, int64_t) {

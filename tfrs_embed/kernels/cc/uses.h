@@ -30,6 +30,9 @@ struct Rows {
   int64_t dim = 0;
 };
 
+// The shape of a tensor of rows; an error if it isn't one.
+absl::Status ShapeOf(const tensorflow::Tensor& table, Rows* shape);
+
 // The ids of several features as one row of ids.
 class AllIds {
  public:
@@ -59,6 +62,9 @@ class AllIds {
  private:
   std::vector<int64_t> starts_;
 };
+
+// The number of TensorFlow's threads for an operation's own work.
+int64_t NumThreads(tensorflow::OpKernelContext* ctx);
 
 // Runs fn(begin, end) over [0, total) on TensorFlow's own threads.
 void ParallelFor(tensorflow::OpKernelContext* ctx, int64_t total,
