@@ -1,9 +1,4 @@
-"""Kernels in graphs that may be exported to where there are none.
-
-Such a graph calls a function of TensorFlow's own operations. The call bears the
-kernel that does the same as an attribute, which cc/graph_pass.cc puts in its
-place when the graph runs where the kernels are.
-"""
+"""Lookups in graphs that may be exported; see `tfrs_embed.kernels.replaced`."""
 
 from __future__ import annotations
 
@@ -11,13 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2
 
-from tfrs_embed.kernels import calls
+from tfrs_embed.kernels import calls, replaced
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.ids import of_one_dtype
 
-_ATTRIBUTE = "_tfrs_embed_kernel"
 _FIELDS = ("ids", "bag", "weights", "scale")
 
 
@@ -66,22 +59,7 @@ def lookup(
             getattr(b, name) for b in bags if getattr(b, name) is not None
         ]
     inputs.append(tf.stack([b.count for b in bags]))
-    specs = [tf.TensorSpec(i.shape, i.dtype) for i in inputs]
-    with tf.Graph().as_default():
-        placeholders = [
-            tf.compat.v1.placeholder(s.dtype, s.shape) for s in specs
-        ]
-        node = kernel(*placeholders)[0].op.node_def
-    # Kept as a call, so that it is still there to be replaced.
-    function = tf.function(
-        stock,
-        autograph=False,
-        experimental_attributes={"_noinline": True},
-    )
-    vectors = function.get_concrete_function(*specs)(*inputs)
-    vectors[0].op._set_attr(
-        _ATTRIBUTE, attr_value_pb2.AttrValue(s=node.SerializeToString())
-    )
+    vectors = replaced.call(stock, kernel, inputs)
     for vector, dim in zip(vectors, dims, strict=True):
         vector.set_shape([None, dim])
     return vectors

@@ -153,7 +153,7 @@ def to_bags(
                 features, drafts, validity, strict=True
             )
         ]
-    module = checking_kernels(drafts, training)
+    module = checking_kernels(drafts)
     in_kernel = module and invalid_ids == "error" and consensus is None
     if not in_kernel:
         for draft in drafts:
@@ -162,7 +162,7 @@ def to_bags(
             require_valid(features, drafts, checks, training)
     _guard(drafts, checks)
     if in_kernel:
-        require_valid_in_kernel(module, features, drafts)
+        require_valid_in_kernel(module, features, drafts, training)
     return [
         _finish(feature, draft, invalid_ids)
         for feature, draft in zip(features, drafts, strict=True)

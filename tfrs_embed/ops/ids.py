@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.kernels import replaced
 from tfrs_embed.ops import compiled
 from tfrs_embed.ops.checks import Checks, first, message
 
@@ -340,20 +341,15 @@ def of_one_dtype(ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return list(ids)
 
 
-def checking_kernels(drafts: Sequence[Draft], training: bool) -> Any:
-    """The kernels' operations where they are to check ids, or None.
-
-    Args:
-        drafts: the features' drafts.
-        training: whether this is part of a training step.
-    """
+def checking_kernels(drafts: Sequence[Draft]) -> Any:
+    """The kernels' operations if they can check the ids of drafts, or None."""
     # Eagerly it is one condition after the other, as they are found.
     if tf.executing_eagerly() or not drafts:
         return None
     if any(d.ids.dtype not in (tf.int32, tf.int64) for d in drafts):
         return None
     # Wherever the tables are: checks read the ids alone.
-    return kernels.operations(None, training)
+    return kernels.portable_operations(None)
 
 
 def require_valid(
@@ -368,8 +364,8 @@ def require_valid(
         functools.partial(_range_message, feature, draft.ids)
         for feature, draft in zip(features, drafts, strict=True)
     ]
-    module = checking_kernels(drafts, training)
-    if module:
+    module = checking_kernels(drafts)
+    if module and training:
         ids = of_one_dtype([draft.ids for draft in drafts])
         checks.require_all(module.tfrs_embed_inside(ids=ids, rows=sizes), texts)
         return
@@ -378,7 +374,10 @@ def require_valid(
 
 
 def require_valid_in_kernel(
-    module: Any, features: Sequence[FeatureSpec], drafts: Sequence[Draft]
+    module: Any,
+    features: Sequence[FeatureSpec],
+    drafts: Sequence[Draft],
+    training: bool,
 ) -> None:
     """Lays ids out as [n], which exist only if they are in their tables.
 
@@ -389,12 +388,29 @@ def require_valid_in_kernel(
         module: the kernels' operations.
         features: the features.
         drafts: their drafts, of int32 or int64 ids.
+        training: whether this is part of a training step.
     """
-    rows = module.tfrs_embed_require(
-        ids=of_one_dtype([draft.ids for draft in drafts]),
-        rows=[feature.table.vocabulary_size for feature in features],
-        names=[str(feature) for feature in features],
-    )
+
+    def kernel(*ids: tf.Tensor) -> list[tf.Tensor]:
+        return module.tfrs_embed_require(
+            ids=ids,
+            rows=[feature.table.vocabulary_size for feature in features],
+            names=[str(feature) for feature in features],
+        )
+
+    def stock(*ids: tf.Tensor) -> list[tf.Tensor]:
+        copies = [
+            dataclasses.replace(draft, ids=i)
+            for draft, i in zip(drafts, ids, strict=True)
+        ]
+        for draft in copies:
+            draft.flatten()
+        checks = Checks()
+        require_valid(features, copies, checks, training)
+        return checks.guard([draft.ids for draft in copies])
+
+    ids = of_one_dtype([draft.ids for draft in drafts])
+    rows = kernel(*ids) if training else replaced.call(stock, kernel, ids)
     for draft, row in zip(drafts, rows, strict=True):
         draft.ids = row
 
