@@ -39,7 +39,8 @@ RULES = {
 class Feature:
     """A feature's inputs as the operations take them; None: ones.
 
-    Without `bag` every bag has `per_bag` ids.
+    Without `bag` every bag has `per_bag` ids. With `splits` the operations get
+    these instead of `bag`, or those that say the same.
     """
 
     table: int
@@ -49,6 +50,15 @@ class Feature:
     weights: np.ndarray | None = None
     scale: np.ndarray | None = None
     per_bag: int = 1
+    splits: np.ndarray | bool = False
+
+    def given_splits(self):
+        if self.bag is None or self.splits is False:
+            return None
+        if self.splits is True:
+            starts = np.searchsorted(self.bag, np.arange(self.count + 1))
+            return tf.constant(starts, tf.int32)
+        return tf.constant(self.splits, tf.int32)
 
     def bags(self):
         return Bags(
@@ -60,6 +70,7 @@ class Feature:
             tf.constant([self.count]),
             tf.TensorShape([self.count]),
             tf.TensorShape([self.per_bag if self.bag is None else None]),
+            splits=self.given_splits(),
         )
 
     def bag_of_id(self):
@@ -102,6 +113,7 @@ def make_feature(rng, table, rows, size, dtype=np.int64):
         rng.uniform(-0.5, 2, n).astype(np.float32) if weighted else None,
         rng.uniform(0.1, 2, count).astype(np.float32) if scaled else None,
         per_bag,
+        bool(rng.random() < 0.5),
     )
 
 

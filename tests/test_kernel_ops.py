@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import kernel_cases as cases
 import tfrs_embed
+from helpers import operations_run
 from kernel_cases import DIMS, RULES, Feature
 from reference import Reference, Table
 from tfrs_embed import kernels, optimizers
@@ -390,6 +391,12 @@ WRONG = {
     "a bag before the first": {"bag": np.array([-1, 0, 1], np.int32)},
     "bags that are not ascending": {"bag": np.array([0, 1000, 1], np.int32)},
     "ids without bags": {"bag": None},
+    "too few splits": {"splits": np.array([0, 3])},
+    "too many splits": {"splits": np.array([0, 1, 2, 3])},
+    "splits that begin late": {"splits": np.array([1, 2, 3])},
+    "splits that end early": {"splits": np.array([0, 1, 2])},
+    "splits that end late": {"splits": np.array([0, 1, 4])},
+    "splits that are not ascending": {"splits": np.array([0, 4, 3])},
     "too few weights": {"weights": np.ones(2, np.float32)},
     "too many weights": {"weights": np.ones(4, np.float32)},
     "too few scales": {"scale": np.ones(1, np.float32)},
@@ -440,3 +447,32 @@ def test_a_slot_of_another_shape_is_an_error():
 
 def test_the_loops_are_named():
     assert kernels.status().loops in ("baseline", "avx2")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_where_ragged_rows_begin_is_all_that_is_needed(training):
+    table = tfrs_embed.TableConfig("table", 100, 8, combiner="mean")
+    layer = tfrs_embed.PartialTPUEmbedding(
+        [tfrs_embed.FeatureConfig("feature", table)],
+        "sgd",
+        size_threshold=0,
+    )
+    layer.build()
+    ids = tf.ragged.constant([[1, 2], [], [3, 4, 5], [6]])
+
+    @tf.function(autograph=False)
+    def step(ids):
+        with tf.GradientTape() as tape:
+            [vectors] = layer([ids], training=training)
+            loss = tf.reduce_sum(vectors)
+        if training:
+            tape.gradient(loss, layer.trainable_variables)
+        return loss
+
+    # Which row each id is in takes some of TensorFlow's operations to say.
+    rows = tf.function(lambda ids: ids.value_rowids())
+    kinds = operations_run(rows, ids) - {"_Arg", "_Retval", "Const", "Cast"}
+    assert "Where" in kinds or "Range" in kinds
+    found = operations_run(step, ids)
+    assert not found & {"Where", "Range", "Tile", "GatherV2"}
+    assert {"TfrsEmbedLookup", "TfrsEmbedRequire"} < found

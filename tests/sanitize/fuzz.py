@@ -172,7 +172,11 @@ def break_one(rng, tables, features):
         end = rng.integers(2)
         bag = f.bag.copy()
         bag[-end] = [-1, f.count][end]
-        changed = {"bag": bag}
+        changed = {"bag": bag, "splits": False}
+        if rng.random() < 0.5:
+            splits = np.searchsorted(f.bag, np.arange(f.count + 1))
+            splits[rng.integers(f.count + 1)] = rng.choice([-1, n + 1])
+            changed = {"splits": splits}
     elif kind == 2:
         wrong = n - 1 if n and rng.random() < 0.5 else n + 1
         changed = {"weights": np.ones(wrong, np.float32)}

@@ -50,18 +50,16 @@ void Require(bool ok, const char* what, const TfrsLoops& loops) {
 // Ids of bags, some of which are empty.
 struct Ids {
   std::vector<int64_t> wide;
-  std::vector<int32_t> narrow, bag;
-  int64_t count;
+  std::vector<int32_t> narrow, splits;
 
   Ids(int64_t n, int64_t rows) {
-    int32_t b = Draw(0, 3);
+    splits.assign(Draw(1, 4), 0);
     for (int64_t i = 0; i < n; ++i) {
       wide.push_back(Draw(0, rows));
       narrow.push_back(wide.back());
-      bag.push_back(b);
-      if (Draw(0, 3) == 0) b += Draw(1, 4);
+      if (i && Draw(0, 3) == 0) splits.insert(splits.end(), Draw(1, 4), i);
     }
-    count = b + 3;
+    splits.insert(splits.end(), Draw(1, 4), n);
   }
 };
 
@@ -79,22 +77,23 @@ void TryLookup(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
   lookup.wide = Draw(0, 2);
   lookup.ids = lookup.wide ? static_cast<const void*>(ids.wide.data())
                            : ids.narrow.data();
-  lookup.bag = bags ? ids.bag.data() : nullptr;
+  lookup.splits = bags ? ids.splits.data() : nullptr;
   lookup.weights = Draw(0, 2) ? weights.data() : nullptr;
   lookup.scale = Draw(0, 2) ? scale.data() : nullptr;
   lookup.n = n;
   lookup.per_bag = per_bag;
-  lookup.count = bags ? ids.count : n / per_bag;
+  lookup.count = bags ? ids.splits.size() - 1 : n / per_bag;
   lookup.output = Draw(0, 3);
   std::vector<float> one(lookup.count * lookup.stride), many(one);
   if (bags && lookup.count > n * 4) lookup.scale = nullptr;
   lookup.out = one.data();
-  loops.lookup(&lookup, 0, n);
+  loops.lookup(&lookup, 0, lookup.count);
   lookup.out = many.data();
   const int64_t parts = Draw(1, 20);
   InParts(Draw(1, 9), parts, [&](int64_t part) {
-    const int64_t begin = n * part / parts, end = n * (part + 1) / parts;
-    if (begin < end) loops.lookup(&lookup, begin, end);
+    const int64_t begin = lookup.count * part / parts;
+    const int64_t end = lookup.count * (part + 1) / parts;
+    loops.lookup(&lookup, begin, end);
   });
   Require(one == many, "lookup", loops);
 }

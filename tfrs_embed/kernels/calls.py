@@ -71,17 +71,18 @@ def _features(
             [v is not None for v in values],
         )
 
-    bag, has_bag = given("bag")
+    groupings = [b.grouping for b in bags]
     weights, has_weights = given("weights")
     scales, has_scale = given("scale")
     return {
         "ids": of_one_dtype(ids),
-        "bags": bag,
+        "bags": [g for g in groupings if g is not None],
         "weights": weights,
         "scales": scales,
         "counts": tf.stack([b.count for b in bags]),
         "table_of": list(table_of),
-        "has_bag": has_bag,
+        "has_bag": [g is not None for g in groupings],
+        "splits": [b.splits is not None for b in bags],
         "per_bag": [b.per_bag or 1 for b in bags],
         "has_weights": has_weights,
         "has_scale": has_scale,

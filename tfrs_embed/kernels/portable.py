@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfrs_embed.kernels import calls, replaced
 from tfrs_embed.ops.bags import Bags
-from tfrs_embed.ops.ids import of_one_dtype
+from tfrs_embed.ops.ids import bag_of_id, of_one_dtype
 
-_FIELDS = ("ids", "bag", "weights", "scale")
+_FIELDS = ("ids", "grouping", "weights", "scale")
 
 
 def lookup(
@@ -76,7 +76,13 @@ def _unpack(
             None if getattr(b, name) is None else next(rest) for b in bags
         ]
     counts = tf.unstack(next(rest), num=len(bags))
-    return list(inputs[:num_tables]), [
-        b._replace(count=counts[i], **{k: v[i] for k, v in fields.items()})
-        for i, b in enumerate(bags)
-    ]
+    unpacked = []
+    for i, b in enumerate(bags):
+        given = {name: values[i] for name, values in fields.items()}
+        grouping = given.pop("grouping")
+        if b.splits is None:
+            given["bag"] = grouping
+        else:
+            given.update(splits=grouping, bag=bag_of_id(grouping))
+        unpacked.append(b._replace(count=counts[i], **given))
+    return list(inputs[:num_tables]), unpacked

@@ -19,6 +19,7 @@ from tfrs_embed.ops import compiled
 from tfrs_embed.ops.checks import Checks, Consensus
 from tfrs_embed.ops.ids import (
     Draft,
+    bag_of_id,
     checking_kernels,
     make_draft,
     require_valid,
@@ -48,6 +49,9 @@ class Bags(NamedTuple):
             integer, which Keras would make a tensor of.
         validity: inside XLA, which ids are in the table; the others are
             vocabulary_size, just beyond it. None: all are.
+        splits: [count + 1] int32, where each bag begins and the last ends, if
+            that is how they were given. It says what `bag` says, which is not
+            computed in a graph where nothing needs it.
     """
 
     ids: tf.Tensor
@@ -59,6 +63,7 @@ class Bags(NamedTuple):
     static_shape: tf.TensorShape
     lengths: tf.TensorShape = tf.TensorShape([1])
     validity: compiled.Validity | None = None
+    splits: tf.Tensor | None = None
 
     @classmethod
     def of_rows(
@@ -82,6 +87,11 @@ class Bags(NamedTuple):
             return self.bag
         bags = tf.range(self.count)
         return bags if self.per_bag == 1 else tf.repeat(bags, self.per_bag)
+
+    @property
+    def grouping(self) -> tf.Tensor | None:
+        """What says how ids are grouped, in its shortest form."""
+        return self.bag if self.splits is None else self.splits
 
     @property
     def per_bag(self) -> int | None:
@@ -171,15 +181,18 @@ def to_bags(
 
 def _guard(drafts: Sequence[Draft], checks: Checks) -> None:
     """Lets the drafts' tensors exist only if all conditions hold."""
-    names = ("ids", "bag", "weights", "shape", "kept")
+    names = ("ids", "bag", "weights", "shape", "kept", "splits")
     places = [
         (draft, name)
         for draft in drafts
         for name in names
         if tf.is_tensor(getattr(draft, name))
+        and not (name == "bag" and draft.splits is not None)
     ]
     guarded = checks.guard([getattr(*place) for place in places])
     for (draft, name), tensor in zip(places, guarded, strict=True):
+        if name == "splits" and tensor is not draft.splits:
+            draft.bag = bag_of_id(tensor)
         setattr(draft, name, tensor)
 
 
@@ -190,6 +203,7 @@ def _finish(
     validity: compiled.Validity | None = None,
 ) -> Bags:
     ids, bag, weights = draft.ids, draft.bag, draft.weights
+    splits = draft.splits
     if draft.kept is not None:
         weights = tf.gather(weights, draft.kept)
     shape = tf.cast(draft.shape, tf.int32)
@@ -212,7 +226,7 @@ def _finish(
             if bag is None
             else tf.gather(bag, kept)
         )
-        per_bag = None
+        per_bag = splits = None
         ids = tf.gather(ids, kept)
         weights = None if weights is None else tf.gather(weights, kept)
     if ids.dtype != tf.int64 or not kernels.operations(None, training=True):
@@ -225,7 +239,7 @@ def _finish(
         # One id of weight 1: every combiner gives the row itself.
         scale = None
     else:
-        scale = _scale(combiner, bag, per_bag, weights, count)
+        scale = _scale(combiner, bag, splits, per_bag, weights, count)
     return Bags(
         ids,
         bag,
@@ -236,12 +250,14 @@ def _finish(
         draft.static_shape,
         tf.TensorShape([per_bag]),
         validity,
+        splits,
     )
 
 
 def _scale(
     combiner: str,
     bag: tf.Tensor | None,
+    splits: tf.Tensor | None,
     per_bag: int | None,
     weights: tf.Tensor | None,
     count: tf.Tensor,
@@ -249,17 +265,20 @@ def _scale(
     """What a bag's weighted sum is multiplied by; 0 for a zero total."""
     if combiner == "sum":
         return None
-    if weights is not None:
-        terms = weights if combiner == "mean" else tf.square(weights)
-    elif bag is not None:
-        terms = tf.ones(tf.shape(bag), tf.float32)
+    if weights is None and splits is not None:
+        total = tf.cast(splits[1:] - splits[:-1], tf.float32)
     else:
-        terms = tf.ones([count * per_bag], tf.float32)
-    total = (
-        tf.reduce_sum(tf.reshape(terms, [count, per_bag]), 1)
-        if bag is None
-        else tf.math.unsorted_segment_sum(terms, bag, count)
-    )
+        if weights is not None:
+            terms = weights if combiner == "mean" else tf.square(weights)
+        elif bag is not None:
+            terms = tf.ones(tf.shape(bag), tf.float32)
+        else:
+            terms = tf.ones([count * per_bag], tf.float32)
+        total = (
+            tf.reduce_sum(tf.reshape(terms, [count, per_bag]), 1)
+            if bag is None
+            else tf.math.unsorted_segment_sum(terms, bag, count)
+        )
     if combiner == "sqrtn":
         total = tf.sqrt(total)
     return tf.math.divide_no_nan(1.0, total)

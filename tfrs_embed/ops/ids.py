@@ -36,6 +36,8 @@ class Draft:
         combine: whether bags may hold several ids.
         kept: [n], the ids' places among the weights; None: all, in order.
         per_bag: the number of ids in each bag, if `bag` is None.
+        splits: [count + 1] int32, where each bag begins and the last ends, if
+            that is how they were given.
     """
 
     ids: tf.Tensor
@@ -46,6 +48,7 @@ class Draft:
     combine: bool
     kept: tf.Tensor | None = None
     per_bag: int = 1
+    splits: tf.Tensor | None = None
 
     def flatten(self) -> None:
         """Lays the ids out as [n]."""
@@ -169,14 +172,17 @@ def _draft_ragged(
         values = _as_float32(feature, weights.values)
     rows = tf.cast(ids.nrows(), tf.int32)
     bag = tf.cast(ids.value_rowids(), tf.int32)
-    starts = tf.cast(ids.row_splits, tf.int32)
+    splits = tf.cast(ids.row_splits, tf.int32)
 
     def column() -> tf.Tensor:
-        return tf.range(tf.size(bag)) - tf.gather(starts, bag)
+        return tf.range(tf.size(bag)) - tf.gather(splits, bag)
 
-    return _by_rows(
+    draft = _by_rows(
         feature, checks, ids.values, bag, column, values, rows, ids.shape[0]
     )
+    if draft.bag is bag:
+        draft.splits = splits
+    return draft
 
 
 def _draft_sparse(
@@ -322,6 +328,15 @@ def _is_sequence(
     if static_rows is None or wanted[0] is None:
         return True
     return static_rows != wanted[0] * wanted[1] or wanted[1] == 1
+
+
+def bag_of_id(splits: tf.Tensor) -> tf.Tensor:
+    """The bag of each id, [n] int32.
+
+    Args:
+        splits: [count + 1] int32, where each bag begins and the last ends.
+    """
+    return tf.repeat(tf.range(tf.size(splits) - 1), splits[1:] - splits[:-1])
 
 
 def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:

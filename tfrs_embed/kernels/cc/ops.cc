@@ -3,6 +3,7 @@
 #define EIGEN_USE_THREADS  // For what training_op_helpers.h copies.
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -44,6 +45,7 @@ const TfrsLoops& Loops() {
 struct Layout {
   std::vector<int> table_of;
   std::vector<bool> has_bag, has_weights, has_scale;
+  std::vector<bool> splits;  // Whose bags are given as splits; empty: none.
   std::vector<int64_t> per_bag;  // Of features without bags; empty: 1.
 
   explicit Layout(OpKernelConstruction* ctx) {
@@ -52,6 +54,11 @@ struct Layout {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("has_weights", &has_weights));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("has_scale", &has_scale));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("per_bag", &per_bag));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("splits", &splits));
+    if (splits.empty()) splits.assign(table_of.size(), false);
+    OP_REQUIRES(ctx, splits.size() == table_of.size(),
+                InvalidArgument("splits must have an entry for each feature, "
+                                "or none."));
     if (per_bag.empty()) per_bag.assign(table_of.size(), 1);
     OP_REQUIRES(ctx,
                 per_bag.size() == table_of.size() &&
@@ -66,6 +73,61 @@ struct Layout {
                                 "must have an entry for each feature."));
   }
 };
+
+// Whether values rise or stay.
+bool Ascending(const int32_t* values, int64_t n) {
+  int32_t falls = 0;
+  for (int64_t i = 1; i < n; ++i) falls |= values[i] < values[i - 1];
+  return !falls;
+}
+
+// Reads where a feature's bags begin and end.
+absl::Status ReadSplits(const Tensor& input, Feature* feature) {
+  const int32_t* splits = input.flat<int32_t>().data();
+  if (input.NumElements() != feature->count + 1) {
+    return InvalidArgument(input.NumElements(), " splits for ", feature->count,
+                           " bags");
+  }
+  if (splits[0] != 0 || splits[feature->count] != feature->n) {
+    return InvalidArgument("splits ", splits[0], " to ",
+                           splits[feature->count], " for ", feature->n,
+                           " ids");
+  }
+  if (!Ascending(splits, feature->count + 1)) {
+    return InvalidArgument("the splits aren't ascending");
+  }
+  feature->splits = splits;
+  return absl::OkStatus();
+}
+
+// Reads the bag of each id, and finds where they begin and end.
+absl::Status ReadBags(const Tensor& input, Feature* feature) {
+  const int32_t* bags = input.flat<int32_t>().data();
+  const int64_t n = feature->n;
+  if (input.NumElements() != n) {
+    return InvalidArgument(input.NumElements(), " bags for ", n, " ids");
+  }
+  // Ascending, so that the first and the last bound the others.
+  if (n > 0 && (bags[0] < 0 || bags[n - 1] >= feature->count)) {
+    return InvalidArgument("bags ", bags[0], " to ", bags[n - 1], " of ",
+                           feature->count);
+  }
+  if (!Ascending(bags, n)) {
+    return InvalidArgument("the bags aren't ascending");
+  }
+  if (n > std::numeric_limits<int32_t>::max()) {
+    return InvalidArgument(n, " ids are too many");
+  }
+  feature->memory.reset(new int32_t[feature->count + 1]);
+  int32_t* splits = feature->memory.get();
+  int64_t bag = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    while (bag <= bags[i]) splits[bag++] = i;
+  }
+  while (bag <= feature->count) splits[bag++] = n;
+  feature->splits = splits;
+  return absl::OkStatus();
+}
 
 // Reads the features' inputs, and checks all that memory safety depends on.
 absl::Status ReadFeatures(OpKernelContext* ctx, const Layout& layout,
@@ -106,25 +168,12 @@ absl::Status ReadFeatures(OpKernelContext* ctx, const Layout& layout,
     feature.ids = ids[f].data();
     if (layout.has_bag[f]) {
       const Tensor& input = bags[bag++];
-      const int32_t* values = input.flat<int32_t>().data();
-      if (input.NumElements() != feature.n) {
-        return InvalidArgument("feature ", f, ": ", input.NumElements(),
-                               " bags for ", feature.n, " ids");
+      const absl::Status status = layout.splits[f]
+                                      ? ReadSplits(input, &feature)
+                                      : ReadBags(input, &feature);
+      if (!status.ok()) {
+        return InvalidArgument("feature ", f, ": ", status.message());
       }
-      // Ascending, so that the first and the last bound the others.
-      if (feature.n > 0 &&
-          (values[0] < 0 || values[feature.n - 1] >= feature.count)) {
-        return InvalidArgument("feature ", f, ": bags ", values[0], " to ",
-                               values[feature.n - 1], " of ", feature.count);
-      }
-      int32_t falls = 0;
-      for (int64_t i = 1; i < feature.n; ++i) {
-        falls |= values[i] < values[i - 1];
-      }
-      if (falls) {
-        return InvalidArgument("feature ", f, ": the bags aren't ascending");
-      }
-      feature.bag = values;
     } else if (feature.n != feature.count * layout.per_bag[f]) {
       return InvalidArgument("feature ", f, ": ", feature.n, " ids for ",
                              feature.count, " bags of ", layout.per_bag[f]);
@@ -265,7 +314,10 @@ absl::Status LookUp(OpKernelContext* ctx, const std::vector<Feature>& features,
   ParallelFor(ctx, ids.total(), work / ids.total(),
               [&](int64_t begin, int64_t end) {
                 ids.Each(begin, end, [&](size_t f, int64_t i, int64_t stop) {
-                  loops.lookup(&lookups[f], i, stop);
+                  const Feature& feature = features[f];
+                  const int64_t last =
+                      stop == feature.n ? feature.count : feature.BagFrom(stop);
+                  loops.lookup(&lookups[f], feature.BagFrom(i), last);
                 });
               });
   return absl::OkStatus();
@@ -374,26 +426,19 @@ class LookupConcatOp : public OpKernel {
         const int64_t end = count * (block + 1) / blocks;
         for (const Part& part : parts) {
           char* to = matrix + part.first * size;
-          if (part.feature == nullptr || part.feature->n == 0) {
+          if (part.feature == nullptr) {
             const int64_t bytes = part.columns * size;
             for (int64_t row = begin; row < end; ++row) {
-              char* at = to + row * width * size;
-              if (part.feature == nullptr) {
-                std::memcpy(at, part.other + row * bytes, bytes);
-              } else {
-                std::memset(at, 0, bytes);
-              }
+              std::memcpy(to + row * width * size, part.other + row * bytes,
+                          bytes);
             }
             continue;
           }
           const Feature& feature = *part.feature;
-          const int64_t from = FirstId(feature, begin);
-          const int64_t stop = FirstId(feature, end);
-          if (from == stop) continue;
           const TfrsLookup lookup =
               LookupOf(feature, tables.rows()[feature.table], part.columns,
                        dtype_, to, width);
-          loops.lookup(&lookup, from, stop);
+          loops.lookup(&lookup, begin, end);
         }
       }
     });
@@ -401,13 +446,6 @@ class LookupConcatOp : public OpKernel {
 
  private:
   static constexpr int64_t kLeastRows = 8, kMostRows = 64;
-
-  // The first id of a bag or of those after it.
-  static int64_t FirstId(const Feature& feature, int64_t bag) {
-    if (!feature.bag) return bag * feature.per_bag;
-    return std::lower_bound(feature.bag, feature.bag + feature.n, bag) -
-           feature.bag;
-  }
 
   const Layout layout_;
   std::vector<int> places_, order_;
@@ -672,6 +710,7 @@ absl::Status VectorShapes(InferenceContext* c) {
       .Attr("has_bag: list(bool)")           \
       .Attr("has_weights: list(bool)")       \
       .Attr("has_scale: list(bool)")         \
+      .Attr("splits: list(bool) = []")     \
       .Attr("per_bag: list(int) = []")
 
 TFRS_FEATURES(REGISTER_OP("TfrsEmbedLookup").Input("tables: N * resource"))

@@ -117,11 +117,9 @@ inline void StoreHalves(const TfrsLookup& l, int64_t bag, int64_t first,
   }
 }
 
-inline void Zero(const TfrsLookup& l, int64_t begin, int64_t end) {
+inline void Zero(const TfrsLookup& l, int64_t bag) {
   const int64_t size = l.output == kFloat32 ? 4 : 2;
-  for (int64_t bag = begin; bag < end; ++bag) {
-    memset(static_cast<char*>(l.out) + bag * l.stride * size, 0, l.dim * size);
-  }
+  memset(static_cast<char*>(l.out) + bag * l.stride * size, 0, l.dim * size);
 }
 
 // Columns of a bag that are summed at once where the output isn't float32.
@@ -192,32 +190,25 @@ void SumColumns(const TfrsLookup& l, int64_t i, int64_t end, int64_t first,
   }
 }
 
+// Where the ids of a bag begin.
+inline int64_t FirstId(const TfrsIds& l, int64_t bag) {
+  return l.splits ? l.splits[bag] : bag * l.per_bag;
+}
+
 template <int kDim>
 void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end) {
   const int64_t dim = Width(kDim, l.dim);
-  // A bag belongs to whose range holds its first id.
-  if (l.bag) {
-    while (begin < end && begin > 0 && l.bag[begin] == l.bag[begin - 1]) {
-      ++begin;
+  const int64_t last = FirstId(l, end);
+  int64_t i = FirstId(l, begin);
+  int64_t told = i;
+  for (int64_t bag = begin; bag < end; ++bag) {
+    const int64_t stop = FirstId(l, bag + 1);
+    if (i == stop) {
+      Zero(l, bag);
+      continue;
     }
-    if (begin == end) return;
-  } else {
-    begin = (begin + l.per_bag - 1) / l.per_bag * l.per_bag;
-  }
-  int64_t filled = l.bag ? (begin ? l.bag[begin - 1] + 1 : 0) : begin;
-  int64_t told = begin;
-  int64_t i = begin;
-  int64_t bag = l.bag ? 0 : begin / l.per_bag - 1;
-  while (i < end) {
-    int64_t stop = l.bag ? i + 1 : i + l.per_bag;
-    bag = l.bag ? l.bag[i] : bag + 1;
-    if (l.bag) {
-      while (stop < l.n && l.bag[stop] == bag) ++stop;
-      if (filled < bag) Zero(l, filled, bag);
-      filled = bag + 1;
-    }
-    const int64_t tell = stop + kLookupsAhead < l.n ? stop + kLookupsAhead
-                                                    : l.n;
+    const int64_t tell =
+        stop + kLookupsAhead < last ? stop + kLookupsAhead : last;
     for (; told < tell; ++told) {
       PrefetchRead(l.table + IdAt(l, told) * dim, dim);
     }
@@ -246,8 +237,6 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end) {
     }
     i = stop;
   }
-  // The last id's range fills the empty bags after it.
-  if (l.bag && i >= l.n && filled < l.count) Zero(l, filled, l.count);
 }
 
 void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end) {
@@ -476,14 +465,9 @@ void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
   memset(used, 0, rows);
   for (int64_t f = 0; f < num_features; ++f) {
     const TfrsGradients& ids = features[f];
-    int64_t bag = 0, left = ids.per_bag;
+    int64_t bag = -1, stop = 0;
     for (int64_t i = 0; i < ids.n; ++i) {
-      if (ids.bag) {
-        bag = ids.bag[i];
-      } else if (left-- == 0) {
-        ++bag;
-        left = ids.per_bag - 1;
-      }
+      while (i >= stop) stop = FirstId(ids, ++bag + 1);
       const float* g = ids.gradient + bag * ids.stride;
       if (i + kUsesAhead < ids.n) {
         PrefetchRead(g + kUsesAhead * ids.stride, dim);

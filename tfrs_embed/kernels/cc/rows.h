@@ -16,7 +16,9 @@ enum TfrsOutput { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 // pointers stand for ones.
 struct TfrsIds {
   const void* ids = nullptr;     // int64_t if wide, else int32_t.
-  const int32_t* bag = nullptr;  // Ascending; null: every bag has per_bag ids.
+  // [count + 1], where each bag begins and the last ends; null: every bag has
+  // per_bag ids.
+  const int32_t* splits = nullptr;
   const float* weights = nullptr;
   const float* scale = nullptr;
   int64_t n = 0;      // Of ids.
@@ -89,7 +91,7 @@ struct TfrsGroups {
 // The loops, compiled for one instruction set.
 struct TfrsLoops {
   const char* name;
-  // Looks up the bags that begin among the ids [begin, end).
+  // Looks up the bags [begin, end).
   void (*lookup)(const TfrsLookup* lookup, int64_t begin, int64_t end);
   // Sums the gradients of equal rows and updates each row once. `coefficients`
   // has one factor for each use, or is null.

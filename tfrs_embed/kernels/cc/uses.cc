@@ -253,12 +253,13 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
       if (small_of[feature.table] >= 0) return;
       const int shift = ranges[feature.table].shift;
       const int32_t* mine = bucket_of.data() + ranges[feature.table].first;
+      // Bags without ids come before the one that has this id.
+      int64_t bag = feature.BagFrom(begin + 1) - 1;
+      int64_t stop = feature.FirstId(bag + 1);
       for (int64_t i = begin; i < end; ++i) {
+        while (i >= stop) stop = feature.FirstId(++bag + 1);
         const int64_t id = feature.id(i);
         const int64_t to = at[mine[id >> shift]]++;
-        const int64_t bag = feature.bag            ? feature.bag[i]
-                            : feature.per_bag == 1 ? i
-                                                   : i / feature.per_bag;
         uses_[to] = {id, feature.gradient + bag * feature.stride};
         if (factors) {
           factors_[to] = (feature.weights ? feature.weights[i] : 1.0f) *

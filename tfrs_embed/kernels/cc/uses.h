@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "rows.h"
@@ -18,9 +19,23 @@ namespace tfrs_embed {
 struct Feature : TfrsGradients {
   int table = 0;
 
+  // What `splits` are if they aren't an input.
+  std::unique_ptr<int32_t[]> memory;
+
   int64_t id(int64_t i) const {
     return wide ? static_cast<const int64_t*>(ids)[i]
                 : static_cast<const int32_t*>(ids)[i];
+  }
+
+  // Where the ids of a bag begin.
+  int64_t FirstId(int64_t bag) const {
+    return splits ? splits[bag] : bag * per_bag;
+  }
+
+  // The first bag that begins with an id or after it.
+  int64_t BagFrom(int64_t i) const {
+    if (!splits) return (i + per_bag - 1) / per_bag;
+    return std::lower_bound(splits, splits + count, i) - splits;
   }
 };
 
