@@ -164,6 +164,7 @@ class Variables {
     rows_.reserve(n);
     tensorflow::mutex_lock lock(known_->mutex_);
     known_->data_.resize(n, nullptr);
+    std::vector<Memory> others;
     for (size_t i = 0; i < n; ++i) {
       if (i + kAhead < n) {
         __builtin_prefetch(
@@ -175,9 +176,11 @@ class Variables {
       rows_.push_back(static_cast<float*>(tensor.data()));
       if (known_->data_[i] != rows_.back()) {
         known_->data_[i] = rows_.back();
-        UseHugePages(rows_.back(), tensor.TotalBytes());
+        const auto begin = reinterpret_cast<uintptr_t>(rows_.back());
+        others.push_back({begin, begin + tensor.TotalBytes()});
       }
     }
+    if (!others.empty()) UseHugePages(std::move(others));
     return absl::OkStatus();
   }
 
