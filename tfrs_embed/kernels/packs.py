@@ -34,14 +34,17 @@ class Pack:
     """Variables' handles side by side, as long as this object is kept.
 
     Args:
-        variables: variables of one device. In a graph without eager execution
-            around it, and if there is only one, they are left alone.
+        variables: variables of one device. They are left alone if it isn't a
+            CPU, in a graph without eager execution around it, and if there is
+            only one.
     """
 
     def __init__(self, variables: Iterable[tf.Variable]) -> None:
         handles = [v.handle for v in variables]
         if len(handles) < 2 or not all(map(_is_eager, handles)):
             return
+        if "CPU" not in handles[0].device:
+            return  # Where there are no kernels to give it to.
         self.handles = handles
         self.places = {id(h): place for place, h in enumerate(handles)}
         with tf.init_scope(), tf.device(handles[0].device):

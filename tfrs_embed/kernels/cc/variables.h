@@ -27,7 +27,9 @@ class Variables {
   class Known {
    private:
     friend class Variables;
-    tensorflow::mutex mutex_;
+    // Who holds a variable's lock may wait for the second only: who holds the
+    // first may wait for variables.
+    tensorflow::mutex mutex_, data_mutex_;
     std::vector<const tensorflow::ResourceBase*> here_;  // On its device.
     std::vector<tensorflow::mutex*> mutexes_;  // Theirs, if sorted_.
     bool sorted_ = false;
@@ -162,7 +164,7 @@ class Variables {
     const size_t n = variables_.size();
     shapes_.reserve(n);
     rows_.reserve(n);
-    tensorflow::mutex_lock lock(known_->mutex_);
+    tensorflow::mutex_lock lock(known_->data_mutex_);
     known_->data_.resize(n, nullptr);
     std::vector<Memory> others;
     for (size_t i = 0; i < n; ++i) {
