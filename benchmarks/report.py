@@ -112,7 +112,8 @@ def header(results, args):
             "compilation, has the fastest one's time, with the form in "
             "brackets. Each has a process of its own with as many threads as "
             f"cores; all take turns, {args.rounds} rounds of {args.steps} "
-            f"steps on {args.batches} batches."
+            f"steps on {args.batches} batches, after 50 ms of steps that are "
+            "not timed."
         ),
         "",
         wrap(
