@@ -14,6 +14,7 @@ LEARNING_RATES = {"Adagrad": 0.01, "Adam": 0.001, "SGD": 1e-5}
 SLOTS = {"Adagrad": 1, "Adam": 2, "SGD": 0}
 INITIAL_ACCUMULATOR = 0.1
 EPSILON = 1e-7
+WARM_UP_SECONDS = 0.05  # Of steps that are not timed, in each round.
 NUMERICAL = 10  # Features beside the ids in a model with an MLP.
 
 OURS = ("ours", "ours-ops")

@@ -10,6 +10,7 @@ import re
 import statistics
 import textwrap
 
+import cases
 import numpy as np
 from peers import PEERS
 
@@ -112,8 +113,9 @@ def header(results, args):
             "compilation, has the fastest one's time, with the form in "
             "brackets. Each has a process of its own with as many threads as "
             f"cores; all take turns, {args.rounds} rounds of {args.steps} "
-            f"steps on {args.batches} batches, after 50 ms of steps that are "
-            "not timed."
+            f"steps on {args.batches} batches, after "
+            f"{1000 * cases.WARM_UP_SECONDS:.0f} ms of steps that are not "
+            "timed."
         ),
         "",
         wrap(

@@ -19,8 +19,6 @@ import cases
 import check
 from peers import PEERS
 
-WARM_UP_SECONDS = 0.05
-
 
 def main():
     parser = argparse.ArgumentParser()
@@ -73,7 +71,7 @@ def times(run, inputs, steps):
     """Seconds of each step, on the batches in turn."""
     # Brings the process back into the caches, and idle cores up to their speed,
     # which takes more than one of the shortest steps.
-    end = time.perf_counter() + WARM_UP_SECONDS
+    end = time.perf_counter() + cases.WARM_UP_SECONDS
     for i in itertools.count():
         run(inputs[i % len(inputs)])
         if time.perf_counter() > end:

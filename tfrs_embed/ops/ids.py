@@ -421,7 +421,7 @@ def require_valid_in_kernel(
         for draft in copies:
             draft.flatten()
         checks = Checks()
-        require_valid(features, copies, checks, training)
+        require_valid(features, copies, checks, training=False)
         return checks.guard([draft.ids for draft in copies])
 
     ids = of_one_dtype([draft.ids for draft in drafts])

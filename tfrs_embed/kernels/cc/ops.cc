@@ -464,8 +464,9 @@ class CombineOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ShapeOf(*rows, &tables[0]));
     std::vector<Feature> features;
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
-    OP_REQUIRES_OK(ctx, LookUp(ctx, features, {const_cast<float*>(rows->flat<float>().data())},
-                               tables, {}, DT_FLOAT));
+    float* values = const_cast<float*>(rows->flat<float>().data());
+    OP_REQUIRES_OK(ctx,
+                   LookUp(ctx, features, {values}, tables, {}, DT_FLOAT));
   }
 
  private:
@@ -710,7 +711,7 @@ absl::Status VectorShapes(InferenceContext* c) {
       .Attr("has_bag: list(bool)")           \
       .Attr("has_weights: list(bool)")       \
       .Attr("has_scale: list(bool)")         \
-      .Attr("splits: list(bool) = []")     \
+      .Attr("splits: list(bool) = []")       \
       .Attr("per_bag: list(int) = []")
 
 TFRS_FEATURES(REGISTER_OP("TfrsEmbedLookup").Input("tables: N * resource"))

@@ -190,19 +190,14 @@ void SumColumns(const TfrsLookup& l, int64_t i, int64_t end, int64_t first,
   }
 }
 
-// Where the ids of a bag begin.
-inline int64_t FirstId(const TfrsIds& l, int64_t bag) {
-  return l.splits ? l.splits[bag] : bag * l.per_bag;
-}
-
 template <int kDim>
 void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end) {
   const int64_t dim = Width(kDim, l.dim);
-  const int64_t last = FirstId(l, end);
-  int64_t i = FirstId(l, begin);
+  const int64_t last = tfrs_first_id(&l, end);
+  int64_t i = tfrs_first_id(&l, begin);
   int64_t told = i;
   for (int64_t bag = begin; bag < end; ++bag) {
-    const int64_t stop = FirstId(l, bag + 1);
+    const int64_t stop = tfrs_first_id(&l, bag + 1);
     if (i == stop) {
       Zero(l, bag);
       continue;
@@ -467,7 +462,7 @@ void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
     const TfrsGradients& ids = features[f];
     int64_t bag = -1, stop = 0;
     for (int64_t i = 0; i < ids.n; ++i) {
-      while (i >= stop) stop = FirstId(ids, ++bag + 1);
+      while (i >= stop) stop = tfrs_first_id(&ids, ++bag + 1);
       const float* g = ids.gradient + bag * ids.stride;
       if (i + kUsesAhead < ids.n) {
         PrefetchRead(g + kUsesAhead * ids.stride, dim);

@@ -27,6 +27,11 @@ struct TfrsIds {
   int32_t wide = 0;
 };
 
+// Where the ids of a bag begin.
+static inline int64_t tfrs_first_id(const TfrsIds* ids, int64_t bag) {
+  return ids->splits ? ids->splits[bag] : bag * ids->per_bag;
+}
+
 // A feature's lookup. A bag's vector is the sum of its ids' rows, each as often
 // as the bag is of its id.
 struct TfrsLookup : TfrsIds {

@@ -255,9 +255,9 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
       const int32_t* mine = bucket_of.data() + ranges[feature.table].first;
       // Bags without ids come before the one that has this id.
       int64_t bag = feature.BagFrom(begin + 1) - 1;
-      int64_t stop = feature.FirstId(bag + 1);
+      int64_t stop = tfrs_first_id(&feature, bag + 1);
       for (int64_t i = begin; i < end; ++i) {
-        while (i >= stop) stop = feature.FirstId(++bag + 1);
+        while (i >= stop) stop = tfrs_first_id(&feature, ++bag + 1);
         const int64_t id = feature.id(i);
         const int64_t to = at[mine[id >> shift]]++;
         uses_[to] = {id, feature.gradient + bag * feature.stride};

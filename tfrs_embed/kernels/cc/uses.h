@@ -27,11 +27,6 @@ struct Feature : TfrsGradients {
                 : static_cast<const int32_t*>(ids)[i];
   }
 
-  // Where the ids of a bag begin.
-  int64_t FirstId(int64_t bag) const {
-    return splits ? splits[bag] : bag * per_bag;
-  }
-
   // The first bag that begins with an id or after it.
   int64_t BagFrom(int64_t i) const {
     if (!splits) return (i + per_bag - 1) / per_bag;
