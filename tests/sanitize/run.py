@@ -32,7 +32,7 @@ MEMORY = [
 THREADS = ["-O1", "-g1", "-fsanitize=thread"]
 
 # Instruction sets, and numbers of TensorFlow's threads.
-RUNS = [("", 8), ("baseline", 3)]
+RUNS = [("", 8), ("avx2", 4), ("baseline", 3)]
 
 
 def preload(compiler):

@@ -34,8 +34,9 @@ class Status:
         loaded: whether they are.
         reason: why, in one sentence.
         path: the file they were loaded from, or None.
-        loops: the instruction set that this machine uses: "avx2" or
-            "baseline" (SSE2, or NEON on Arm); None if they aren't loaded.
+        loops: the instruction set that this machine uses: "avx512" (from Ice
+            Lake and Zen 4 on), "avx2" or "baseline" (SSE2, or NEON on Arm);
+            None if they aren't loaded.
     """
 
     loaded: bool

@@ -32,8 +32,13 @@ _FLAGS = [
     "-ffp-contract=off",
 ]
 
-# AVX-512 was no faster on rows that come from memory.
-_X86 = {"avx2": ["-mavx2"]}
+_X86 = {
+    "avx2": ["-mavx2"],
+    "avx512": [
+        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+        "-mprefer-vector-width=512",
+    ],
+}
 
 
 class BuildError(RuntimeError):

@@ -15,12 +15,19 @@
 
 namespace {
 
-// How many lookups, rows, and uses of a row the processor is told of in advance:
-// memory answers after about the time that so many rows take.
-constexpr int64_t kLookupsAhead = 12;
-constexpr uint32_t kRowsAhead = 6;
+// The processor is told of memory in advance: of rows of so many bytes, which
+// leave most of its first cache to others, but no more rows than that.
+constexpr int64_t kBytesAhead = 10 * 1024;
+constexpr int64_t kLookupsAhead = 128;
+constexpr int64_t kRowsAhead = 16;
 constexpr int kUsesAhead = 4;
 constexpr int64_t kLine = 64 / sizeof(float);
+
+inline int64_t Ahead(int64_t most, int64_t columns) {
+  const int64_t bytes = columns * sizeof(float);
+  const int64_t n = most * bytes > kBytesAhead ? kBytesAhead / bytes : most;
+  return n > 2 ? n : 2;
+}
 
 // In the templates below, kDim is the rows' width where it is a common one,
 // which lets the compiler unroll the loops over columns, else 0.
@@ -36,6 +43,7 @@ struct Number {
 // its calls out unless it is inlined first.
 #define TFRS_INLINED __attribute__((always_inline))
 #define TFRS_INLINE inline TFRS_INLINED
+#define TFRS_UNROLL _Pragma("GCC unroll 8")
 
 TFRS_INLINE void PrefetchRead(const float* row, int64_t dim) {
   for (int64_t j = 0; j < dim; j += kLine) __builtin_prefetch(row + j, 0, 3);
@@ -125,66 +133,102 @@ inline void Zero(const TfrsLookup& l, int64_t bag) {
 // Columns of a bag that are summed at once where the output isn't float32.
 constexpr int64_t kColumns = 256;
 
-// Eight columns. The compiler makes of it what the machine has, and keeps sums
-// in registers, which it doesn't find out how to do from loops over columns.
-typedef float Columns __attribute__((vector_size(32)));
-constexpr int kWide = sizeof(Columns) / sizeof(float);
+// Columns of a row in vectors of the machine's. Sums of them stay in registers,
+// which compilers don't find out how to do from loops over columns.
+template <int kWide>
+struct VectorOf;
+template <>
+struct VectorOf<8> {
+  typedef float Type __attribute__((vector_size(32)));
+};
+template <>
+struct VectorOf<16> {
+  typedef float Type __attribute__((vector_size(64)));
+};
+
+template <int kNumber, int kWide>
+struct Vectors {
+  typedef typename VectorOf<kWide>::Type Vector;
+  static constexpr int kColumns = kNumber * kWide;
+
+  Vector v[kNumber];
+
+  TFRS_INLINE void Load(const float* from) {
+    TFRS_UNROLL
+    for (int k = 0; k < kNumber; ++k) {
+      memcpy(&v[k], from + k * kWide, sizeof(Vector));
+    }
+  }
+  TFRS_INLINE void Store(float* to) const {
+    TFRS_UNROLL
+    for (int k = 0; k < kNumber; ++k) {
+      memcpy(to + k * kWide, &v[k], sizeof(Vector));
+    }
+  }
+  TFRS_INLINE void Add(const Vectors& other) {
+    TFRS_UNROLL
+    for (int k = 0; k < kNumber; ++k) v[k] += other.v[k];
+  }
+  TFRS_INLINE void Multiply(float factor) {
+    TFRS_UNROLL
+    for (int k = 0; k < kNumber; ++k) v[k] *= factor;
+  }
+};
+
+#ifdef __AVX512F__
+constexpr int kWide = 16;
+#else
+constexpr int kWide = 8;
+#endif
 // So many fit in the registers of a machine with AVX2, with some left.
 constexpr int kRegisters = 8;
 
-TFRS_INLINE void Load(const float* from, Columns* to) {
-  memcpy(to, from, sizeof(*to));
-}
-
-// Calls f(vectors, first) for pieces of [0, columns) of that many vectors, and
-// returns where the rest begins, which is less than a vector.
+// Calls f(vectors, first) for pieces of [0, columns) of as many columns as the
+// vectors have, and returns where the rest begins, which is less than eight.
 template <typename F>
 TFRS_INLINE int64_t InVectors(int64_t columns, F f) {
   int64_t j = 0;
-  auto take = [&](auto vectors) {
-    f(vectors, j);
-    j += vectors() * kWide;
+  auto fits = [&](const auto& vectors) TFRS_INLINED {
+    return columns - j >= vectors.kColumns;
   };
-  while (columns - j >= kRegisters * kWide) take(Number<kRegisters>());
-  if (columns - j >= 4 * kWide) take(Number<4>());
-  if (columns - j >= 2 * kWide) take(Number<2>());
-  if (columns - j >= kWide) take(Number<1>());
+  auto take = [&](const auto& vectors) TFRS_INLINED {
+    f(vectors, j);
+    j += vectors.kColumns;
+  };
+  auto take_one = [&](const auto& vectors) TFRS_INLINED {
+    if (fits(vectors)) take(vectors);
+  };
+  while (fits(Vectors<kRegisters, kWide>())) {
+    take(Vectors<kRegisters, kWide>());
+  }
+  take_one(Vectors<4, kWide>());
+  take_one(Vectors<2, kWide>());
+  take_one(Vectors<1, kWide>());
+  if (kWide > 8) take_one(Vectors<1, 8>());
   return j;
 }
 
 // Sums ids [i, end) of a bag over some columns from `first` on.
-template <int kVectors>
-TFRS_INLINE void SumVectors(const TfrsLookup& l, int64_t dim, int64_t i,
-                            int64_t end, int64_t first,
+TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
+                            int64_t end, int64_t first, int64_t columns,
                             float* __restrict sum) {
-  Columns sums[kVectors], columns;
-  const float* row = l.table + IdAt(l, i) * dim + first;
-  for (int v = 0; v < kVectors; ++v) {
-    Load(row + v * kWide, &sums[v]);
-    if (l.weights) sums[v] *= l.weights[i];
-  }
-  for (int64_t k = i + 1; k < end; ++k) {
-    row = l.table + IdAt(l, k) * dim + first;
-    for (int v = 0; v < kVectors; ++v) {
-      Load(row + v * kWide, &columns);
-      if (l.weights) columns *= l.weights[k];
-      sums[v] += columns;
+  int64_t j = InVectors(columns, [&](const auto& vectors, int64_t at) TFRS_INLINED {
+    auto sums = vectors, values = vectors;
+    const float* table = l.table + first + at;
+    sums.Load(table + IdAt(l, i) * dim);
+    if (l.weights) sums.Multiply(l.weights[i]);
+    for (int64_t k = i + 1; k < end; ++k) {
+      values.Load(table + IdAt(l, k) * dim);
+      if (l.weights) values.Multiply(l.weights[k]);
+      sums.Add(values);
     }
-  }
-  memcpy(sum, sums, sizeof(sums));
-}
-
-// The same over any number of columns.
-void SumColumns(const TfrsLookup& l, int64_t i, int64_t end, int64_t first,
-                int64_t columns, float* __restrict sum) {
-  int64_t j = InVectors(columns, [&](auto vectors, int64_t at) {
-    SumVectors<vectors()>(l, l.dim, i, end, first + at, sum + at);
+    sums.Store(sum + at);
   });
   for (; j < columns; ++j) {
-    float value = l.table[IdAt(l, i) * l.dim + first + j];
+    float value = l.table[IdAt(l, i) * dim + first + j];
     sum[j] = l.weights ? l.weights[i] * value : value;
     for (int64_t k = i + 1; k < end; ++k) {
-      value = l.table[IdAt(l, k) * l.dim + first + j];
+      value = l.table[IdAt(l, k) * dim + first + j];
       sum[j] += l.weights ? l.weights[k] * value : value;
     }
   }
@@ -196,6 +240,7 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end) {
   const int64_t last = tfrs_first_id(&l, end);
   int64_t i = tfrs_first_id(&l, begin);
   int64_t told = i;
+  const int64_t ahead = Ahead(kLookupsAhead, dim);
   for (int64_t bag = begin; bag < end; ++bag) {
     const int64_t stop = tfrs_first_id(&l, bag + 1);
     if (i == stop) {
@@ -203,21 +248,13 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end) {
       continue;
     }
     const int64_t tell =
-        stop + kLookupsAhead < last ? stop + kLookupsAhead : last;
+        stop + ahead < last ? stop + ahead : last;
     for (; told < tell; ++told) {
       PrefetchRead(l.table + IdAt(l, told) * dim, dim);
     }
     if (l.output == kFloat32) {
       float* out = static_cast<float*>(l.out) + bag * l.stride;
-      if constexpr (kDim > 0) {
-        constexpr int kVectors =
-            kDim / kWide < kRegisters ? kDim / kWide : kRegisters;
-        for (int64_t j = 0; j < kDim; j += kVectors * kWide) {
-          SumVectors<kVectors>(l, kDim, i, stop, j, out + j);
-        }
-      } else {
-        SumColumns(l, i, stop, 0, dim, out);
-      }
+      SumColumns(l, dim, i, stop, 0, dim, out);
       if (l.scale) {
         const float scale = l.scale[bag];
         for (int64_t j = 0; j < dim; ++j) out[j] = scale * out[j];
@@ -226,7 +263,7 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end) {
       float sum[kColumns];
       for (int64_t first = 0; first < dim; first += kColumns) {
         const int64_t columns = dim - first < kColumns ? dim - first : kColumns;
-        SumColumns(l, i, stop, first, columns, sum);
+        SumColumns(l, dim, i, stop, first, columns, sum);
         StoreHalves(l, bag, first, columns, sum);
       }
     }
@@ -346,33 +383,29 @@ struct Chain {
   uint32_t first;
 };
 
-// Sums the gradients of a row's uses over some columns from `begin` on.
-template <int kVectors>
-TFRS_INLINE void SumUses(const Chain& chain, int64_t begin,
+// Sums the gradients of a row's uses.
+TFRS_INLINE void SumUses(const Chain& chain, int64_t dim,
                          float* __restrict sum) {
-  Columns sums[kVectors], columns;
-  uint32_t told = chain.first;
-  for (int k = 0; k < kUsesAhead && told != kNone; ++k) told = chain.next[told];
-  for (uint32_t i = chain.first; i != kNone; i = chain.next[i]) {
-    if (told != kNone) {
-      PrefetchRead(chain.uses[told].gradient + begin, kVectors * kWide);
+  int64_t j = InVectors(dim, [&](const auto& vectors, int64_t at) TFRS_INLINED {
+    auto sums = vectors, values = vectors;
+    uint32_t told = chain.first;
+    for (int k = 0; k < kUsesAhead && told != kNone; ++k) {
       told = chain.next[told];
     }
-    const float* g = chain.uses[i].gradient + begin;
-    for (int v = 0; v < kVectors; ++v) {
-      Load(g + v * kWide, &columns);
-      if (chain.coefficients) columns *= chain.coefficients[i];
-      sums[v] = i == chain.first ? columns : sums[v] + columns;
+    for (uint32_t i = chain.first; i != kNone; i = chain.next[i]) {
+      if (told != kNone) {
+        PrefetchRead(chain.uses[told].gradient + at, sums.kColumns);
+        told = chain.next[told];
+      }
+      values.Load(chain.uses[i].gradient + at);
+      if (chain.coefficients) values.Multiply(chain.coefficients[i]);
+      if (i == chain.first) {
+        sums = values;
+      } else {
+        sums.Add(values);
+      }
     }
-  }
-  memcpy(sum, sums, sizeof(sums));
-}
-
-// The same over all columns.
-inline void SumUsesOfColumns(const Chain& chain, int64_t dim,
-                             float* __restrict sum) {
-  int64_t j = InVectors(dim, [&](auto vectors, int64_t at) {
-    SumUses<vectors()>(chain, at, sum + at);
+    sums.Store(sum + at);
   });
   for (; j < dim; ++j) {
     for (uint32_t i = chain.first; i != kNone; i = chain.next[i]) {
@@ -389,6 +422,7 @@ void UpdateRows(const TfrsTable& t, const TfrsUse* uses,
                 const TfrsGroups* groups) {
   const int64_t dim = Width(kDim, t.dim);
   const int states = tfrs_states(t.rule);
+  const uint32_t rows_ahead = Ahead(kRowsAhead, (states + 1) * dim);
   auto prefetch = [&](const TfrsUse& use) TFRS_INLINED {
     PrefetchWrite(t.state[0] + use.row * dim, dim);
     if (states > 1) PrefetchWrite(t.state[1] + use.row * dim, dim);
@@ -413,7 +447,7 @@ void UpdateRows(const TfrsTable& t, const TfrsUse* uses,
       if (group == kNone) {
         heads[slot] = rows;
         first[rows] = last[rows] = i;
-        if (rows <= kRowsAhead) prefetch(uses[i]);
+        if (rows <= rows_ahead) prefetch(uses[i]);
         ++rows;
         break;
       }
@@ -428,17 +462,13 @@ void UpdateRows(const TfrsTable& t, const TfrsUse* uses,
   float* __restrict sum = groups->sum;
   for (uint32_t r = 0; r < rows; ++r) {
     // The first ones were told of above.
-    const uint32_t ahead = r + kRowsAhead;
+    const uint32_t ahead = r + rows_ahead;
     if (r > 0 && ahead < rows) prefetch(uses[first[ahead]]);
     const uint32_t i = first[r];
     const float* g = uses[i].gradient;
     if (next[i] != kNone || coefficients) {
       const Chain chain = {uses, coefficients, next, i};
-      if constexpr (kDim > 0 && kDim <= kRegisters * kWide) {
-        SumUses<kDim / kWide>(chain, 0, sum);
-      } else {
-        SumUsesOfColumns(chain, dim, sum);
-      }
+      SumUses(chain, dim, sum);
       g = sum;
     }
     Apply<kDim>(t, uses[first[r]].row, g);
@@ -472,17 +502,16 @@ void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
       const bool scaled = ids.weights || ids.scale;
       const float c = (ids.weights ? ids.weights[i] : 1.0f) *
                       (ids.scale ? ids.scale[bag] : 1.0f);
-      int64_t j = 0;
-      for (; j + kWide <= dim; j += kWide) {
-        Columns value, before;
-        Load(g + j, &value);
-        if (scaled) value *= c;
+      int64_t j = InVectors(dim, [&](const auto& vectors, int64_t at) TFRS_INLINED {
+        auto values = vectors, before = vectors;
+        values.Load(g + at);
+        if (scaled) values.Multiply(c);
         if (used[row]) {
-          Load(sum + j, &before);
-          value = before + value;
+          before.Load(sum + at);
+          values.Add(before);
         }
-        memcpy(sum + j, &value, sizeof(value));
-      }
+        values.Store(sum + at);
+      });
       for (; j < dim; ++j) {
         const float value = scaled ? c * g[j] : g[j];
         sum[j] = used[row] ? sum[j] + value : value;

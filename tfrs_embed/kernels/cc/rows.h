@@ -113,6 +113,7 @@ struct TfrsLoops {
 extern "C" {
 const TfrsLoops* tfrs_loops_baseline();
 const TfrsLoops* tfrs_loops_avx2();
+const TfrsLoops* tfrs_loops_avx512();
 }
 
 // The best that this machine runs, or what `name` says, if it runs that.

@@ -6,7 +6,6 @@
 #include <memory>
 #include <type_traits>
 
-#include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/platform/errors.h"
 
 namespace tfrs_embed {
@@ -79,16 +78,6 @@ absl::Status ShapeOf(const Tensor& table, Rows* shape) {
   }
   *shape = {table.dim_size(0), table.dim_size(1)};
   return absl::OkStatus();
-}
-
-int64_t NumThreads(OpKernelContext* ctx) {
-  return ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
-}
-
-void ParallelFor(OpKernelContext* ctx, int64_t total, int64_t cost,
-                 std::function<void(int64_t, int64_t)> fn) {
-  ctx->device()->tensorflow_cpu_worker_threads()->workers->ParallelFor(
-      total, cost, std::move(fn));
 }
 
 bool Inside(const Feature& feature, int64_t begin, int64_t end, int64_t rows) {

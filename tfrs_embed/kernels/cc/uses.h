@@ -12,6 +12,7 @@
 
 #include "rows.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "threads.h"
 
 namespace tfrs_embed {
 
@@ -72,13 +73,6 @@ class AllIds {
  private:
   std::vector<int64_t> starts_;
 };
-
-// The number of TensorFlow's threads for an operation's own work.
-int64_t NumThreads(tensorflow::OpKernelContext* ctx);
-
-// Runs fn(begin, end) over [0, total) on TensorFlow's own threads.
-void ParallelFor(tensorflow::OpKernelContext* ctx, int64_t total,
-                 int64_t cost, std::function<void(int64_t, int64_t)> fn);
 
 // An id that is outside of its table.
 struct Outside {
