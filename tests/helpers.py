@@ -116,6 +116,7 @@ def operations_run(function, *args):
     """The kinds of operations that the first call of a function runs."""
     context.enable_run_metadata()
     try:
+        context.export_run_metadata()  # What ran before.
         function(*args)
         metadata = context.export_run_metadata()
     finally:

@@ -158,11 +158,12 @@ def lookup(tables, features, dtype=tf.float32):
     return lookup_in([tf.Variable(t) for t in tables], features, dtype)
 
 
-def lookup_in(variables, features, dtype=tf.float32):
+def lookup_in(variables, features, dtype=tf.float32, **limits):
     handles, places = packs.arguments(variables)
     return module().tfrs_embed_lookup(
         tables=handles,
         places=places,
+        **limits,
         dims=[
             variables[min(f.table, len(variables) - 1)].shape[1]
             for f in features

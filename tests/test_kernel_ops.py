@@ -475,4 +475,4 @@ def test_where_ragged_rows_begin_is_all_that_is_needed(training):
     assert "Where" in kinds or "Range" in kinds
     found = operations_run(step, ids)
     assert not found & {"Where", "Range", "Tile", "GatherV2"}
-    assert {"TfrsEmbedLookup", "TfrsEmbedRequire"} < found
+    assert "TfrsEmbedLookup" in found

@@ -120,13 +120,21 @@ def lookup(
         table_of,
         bags,
         dtype if dtype in _OUTPUTS else tf.float32,
-        [_shape(b, dim) for b, dim in zip(bags, dims, strict=True)],
+        [shape_of_vectors(b, dim) for b, dim in zip(bags, dims, strict=True)],
         places,
     )
 
 
-def _shape(bags: Bags, dim: int) -> tf.TensorShape:
-    """The vectors' shape, as far as it is known when tracing."""
+def shape_of_vectors(bags: Bags, dim: int) -> tf.TensorShape:
+    """A feature's vectors' shape as `lookup` gives them.
+
+    Args:
+        bags: the feature's bags.
+        dim: the table's width.
+
+    Returns:
+        What is known of it when tracing: no more than one dimension isn't.
+    """
     layout = bags.static_shape
     sizes = layout.as_list() if layout.rank is not None else [None, None]
     known = [size for size in sizes if size is not None]

@@ -31,9 +31,14 @@ def lookup(
         combine: combines the rows of a feature's ids in TensorFlow operations.
 
     Returns:
-        Each feature's vectors, [count, dim] float32.
+        Each feature's vectors, float32, in the shape that
+        `tfrs_embed.kernels.calls.lookup` gives them.
     """
     dims = [tables[t].shape[1] for t in table_of]
+    shapes = [
+        calls.shape_of_vectors(b, dim)
+        for b, dim in zip(bags, dims, strict=True)
+    ]
     # The call's inputs are to be the kernel's: it takes ids of one dtype.
     ids = of_one_dtype([b.ids for b in bags])
     bags = [b._replace(ids=i) for b, i in zip(bags, ids, strict=True)]
@@ -41,17 +46,20 @@ def lookup(
     def stock(*inputs: tf.Tensor) -> list[tf.Tensor]:
         handles, unpacked = _unpack(inputs, len(tables), bags)
         vectors = []
-        for t, dim, b in zip(table_of, dims, unpacked, strict=True):
+        for t, shape, b in zip(table_of, shapes, unpacked, strict=True):
             rows = tf.raw_ops.ResourceGather(
                 resource=handles[t], indices=b.ids, dtype=tf.float32
             )
-            rows.set_shape([None, dim])
-            vectors.append(combine(rows, None, b))
+            rows.set_shape([None, shape[-1]])
+            sizes = [-1 if size is None else size for size in shape]
+            vectors.append(tf.reshape(combine(rows, None, b), sizes))
         return vectors
 
     def kernel(*inputs: tf.Tensor) -> list[tf.Tensor]:
         handles, unpacked = _unpack(inputs, len(tables), bags)
-        return calls.lookup_in(module, handles, dims, table_of, unpacked)
+        return calls.lookup_in(
+            module, handles, dims, table_of, unpacked, tf.float32, shapes
+        )
 
     inputs = [t.handle for t in tables]
     for name in _FIELDS:
@@ -60,8 +68,8 @@ def lookup(
         ]
     inputs.append(tf.stack([b.count for b in bags]))
     vectors = replaced.call(stock, kernel, inputs)
-    for vector, dim in zip(vectors, dims, strict=True):
-        vector.set_shape([None, dim])
+    for vector, shape in zip(vectors, shapes, strict=True):
+        vector.set_shape(shape)
     return vectors
 
 

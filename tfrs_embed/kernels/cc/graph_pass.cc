@@ -5,9 +5,11 @@
 // library is loaded, a pass below replaces the call just before it runs.
 //
 // Another pass makes one operation of a lookup and the concatenation of all its
-// vectors, which then are written where they belong in the first place.
+// vectors, which then are written where they belong in the first place; and of a
+// lookup and the check of its ids.
 
 #include <string>
+#include <tuple>
 #include <unordered_set>
 #include <vector>
 
@@ -282,7 +284,78 @@ void FuseConcat(Graph* graph, Node* concat) {
   for (Node* old : replaced) graph->RemoveNode(old);
 }
 
-class FuseConcats : public tensorflow::GraphOptimizationPass {
+// Where a lookup's ids are among its inputs.
+bool FindIds(const Node* lookup, int* begin, int* end) {
+  tensorflow::NameRangeMap inputs;
+  if (!tensorflow::NameRangesForNode(lookup->attrs(), lookup->op_def(),
+                                     &inputs, nullptr)
+           .ok()) {
+    return false;
+  }
+  if (inputs.find("ids") == inputs.end()) return false;
+  std::tie(*begin, *end) = inputs["ids"];
+  return true;
+}
+
+// Lets a lookup check its ids by itself if all that an operation checks goes to
+// that lookup and nowhere else, as where nothing is trained.
+void FuseCheck(Graph* graph, Node* check) {
+  Node* lookup = nullptr;
+  std::unordered_set<int> passed;
+  for (const Edge* edge : check->out_edges()) {
+    if (lookup == nullptr) lookup = edge->dst();
+    if (edge->dst() != lookup) return;
+    if (!edge->IsControlEdge()) passed.insert(edge->src_output());
+  }
+  if (lookup == nullptr ||
+      (lookup->type_string() != "TfrsEmbedLookup" &&
+       lookup->type_string() != "TfrsEmbedLookupConcat") ||
+      lookup->assigned_device_name() != check->assigned_device_name() ||
+      static_cast<int>(passed.size()) != check->num_outputs()) {
+    return;
+  }
+  // Which of the checked ids each feature has.
+  std::vector<int64_t> rows, rows_of;
+  std::vector<std::string> names, names_of;
+  int begin, end;
+  if (!FindIds(lookup, &begin, &end) ||
+      !tensorflow::GetNodeAttr(check->attrs(), "rows", &rows).ok() ||
+      !tensorflow::GetNodeAttr(check->attrs(), "names", &names).ok() ||
+      static_cast<int>(rows.size()) != check->num_outputs() ||
+      static_cast<int>(names.size()) != check->num_outputs()) {
+    return;
+  }
+  std::vector<const Edge*> checked, ids;
+  for (int i = begin; i < end; ++i) {
+    const Edge* after;
+    const Edge* before;
+    if (!lookup->input_edge(i, &after).ok() || after->src() != check ||
+        !check->input_edge(after->src_output(), &before).ok()) {
+      return;
+    }
+    checked.push_back(after);
+    ids.push_back(before);
+    rows_of.push_back(rows[after->src_output()]);
+    names_of.push_back(names[after->src_output()]);
+  }
+  for (const Edge* edge : check->out_edges()) {
+    const int input = edge->dst_input();
+    if (!edge->IsControlEdge() && (input < begin || input >= end)) return;
+  }
+  lookup->AddAttr("rows", rows_of);
+  lookup->AddAttr("names", names_of);
+  for (int i = begin; i < end; ++i) {
+    const Edge* before = ids[i - begin];
+    graph->RemoveEdge(checked[i - begin]);
+    graph->AddEdge(before->src(), before->src_output(), lookup, i);
+  }
+  for (const Edge* edge : check->in_edges()) {
+    if (edge->IsControlEdge()) graph->AddControlEdge(edge->src(), lookup);
+  }
+  graph->RemoveNode(check);
+}
+
+class Fuse : public tensorflow::GraphOptimizationPass {
  public:
   absl::Status Run(
       const tensorflow::GraphOptimizationPassOptions& options) override {
@@ -290,11 +363,13 @@ class FuseConcats : public tensorflow::GraphOptimizationPass {
       return absl::OkStatus();
     }
     Graph* graph = options.graph->get();
-    std::vector<Node*> concats;
+    std::vector<Node*> concats, checks;
     for (Node* node : graph->op_nodes()) {
       if (node->type_string() == "ConcatV2") concats.push_back(node);
+      if (node->type_string() == "TfrsEmbedRequire") checks.push_back(node);
     }
     for (Node* concat : concats) FuseConcat(graph, concat);
+    for (Node* check : checks) FuseCheck(graph, check);
     return absl::OkStatus();
   }
 };
@@ -309,8 +384,7 @@ REGISTER_OPTIMIZATION(
 // After that, when TensorFlow has made one concatenation of several and left
 // out what does nothing.
 REGISTER_OPTIMIZATION(
-    tensorflow::OptimizationPassRegistry::POST_REWRITE_FOR_EXEC, 1,
-    FuseConcats);
+    tensorflow::OptimizationPassRegistry::POST_REWRITE_FOR_EXEC, 1, Fuse);
 
 }  // namespace
 }  // namespace tfrs_embed

@@ -3,6 +3,7 @@
 #define EIGEN_USE_THREADS  // For what training_op_helpers.h copies.
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -281,14 +282,60 @@ int64_t CostOf(const Feature& feature, int64_t dim) {
   return feature.n * (40 + 2 * dim);
 }
 
+// How many rows features' ids may be of, and what features are called in errors.
+// With neither given, that is what their tables have, and the features' numbers.
+struct Limits {
+  std::vector<int64_t> rows;
+  std::vector<std::string> names;
+
+  absl::Status Read(OpKernelConstruction* ctx) {
+    TF_RETURN_IF_ERROR(ctx->GetAttr("rows", &rows));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("names", &names));
+    if (rows.size() != names.size()) {
+      return InvalidArgument(rows.size(), " rows for ", names.size(),
+                             " features");
+    }
+    return absl::OkStatus();
+  }
+
+  // Those of features that are looked up in tables.
+  absl::Status Of(const std::vector<Feature>& features,
+                  const std::vector<Rows>& tables,
+                  std::vector<int64_t>* limits) const {
+    *limits = RowsOf(features, tables);
+    if (rows.empty()) return absl::OkStatus();
+    if (rows.size() != features.size()) {
+      return InvalidArgument(rows.size(), " rows for ", features.size(),
+                             " features");
+    }
+    for (size_t f = 0; f < rows.size(); ++f) {
+      (*limits)[f] = std::min((*limits)[f], rows[f]);
+    }
+    return absl::OkStatus();
+  }
+};
+
+// Looks up bags [begin, end) whose ids are in [0, rows); false: some aren't.
+bool LookUpBags(const TfrsLoops& loops, const Feature& feature, int64_t rows,
+                const TfrsLookup& lookup, int64_t begin, int64_t end) {
+  // Just before they are needed, so that they are read from memory once.
+  if (!Inside(feature, tfrs_first_id(&feature, begin),
+              tfrs_first_id(&feature, end), rows)) {
+    return false;
+  }
+  loops.lookup(&lookup, begin, end);
+  return true;
+}
+
 // Looks features up in tables: parameters and shapes by table. `shapes` has
 // those of the vectors, or is empty.
 absl::Status LookUp(OpKernelContext* ctx, const std::vector<Feature>& features,
                     const std::vector<float*>& parameters,
                     const std::vector<Rows>& tables,
                     const std::vector<tensorflow::PartialTensorShape>& shapes,
-                    tensorflow::DataType dtype) {
-  TF_RETURN_IF_ERROR(CheckIds(ctx, features, tables));
+                    tensorflow::DataType dtype, const Limits& given) {
+  std::vector<int64_t> limits;
+  TF_RETURN_IF_ERROR(given.Of(features, tables, &limits));
   OpOutputList outputs;
   TF_RETURN_IF_ERROR(ctx->output_list("vectors", &outputs));
   std::vector<TfrsLookup> lookups(features.size());
@@ -311,16 +358,20 @@ absl::Status LookUp(OpKernelContext* ctx, const std::vector<Feature>& features,
   const AllIds ids(features);
   if (ids.total() == 0) return absl::OkStatus();
   const TfrsLoops& loops = Loops();
-  ParallelFor(ctx, ids.total(), work / ids.total(),
-              [&](int64_t begin, int64_t end) {
-                ids.Each(begin, end, [&](size_t f, int64_t i, int64_t stop) {
-                  const Feature& feature = features[f];
-                  const int64_t last =
-                      stop == feature.n ? feature.count : feature.BagFrom(stop);
-                  loops.lookup(&lookups[f], feature.BagFrom(i), last);
-                });
-              });
-  return absl::OkStatus();
+  std::atomic<bool> bad{false};
+  ParallelFor(
+      ctx, ids.total(), work / ids.total(), [&](int64_t begin, int64_t end) {
+        ids.Each(begin, end, [&](size_t f, int64_t i, int64_t stop) {
+          const Feature& feature = features[f];
+          const int64_t last =
+              stop == feature.n ? feature.count : feature.BagFrom(stop);
+          if (!LookUpBags(loops, feature, limits[f], lookups[f],
+                          feature.BagFrom(i), last)) {
+            bad = true;
+          }
+        });
+      });
+  return bad ? OutOfRange(features, limits, given.names) : absl::OkStatus();
 }
 
 class LookupOp : public OpKernel {
@@ -333,6 +384,7 @@ class LookupOp : public OpKernel {
                 shapes_.empty() || shapes_.size() == layout_.table_of.size(),
                 InvalidArgument("shapes must have an entry for each feature, "
                                 "or none."));
+    OP_REQUIRES_OK(ctx, limits_.Read(ctx));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -343,11 +395,12 @@ class LookupOp : public OpKernel {
     OP_REQUIRES_OK(
         ctx, ReadFeatures(ctx, layout_, tables.size(), &features));
     OP_REQUIRES_OK(ctx, LookUp(ctx, features, tables.rows(), tables.shapes(),
-                               shapes_, dtype_));
+                               shapes_, dtype_, limits_));
   }
 
  private:
   const Layout layout_;
+  Limits limits_;
   std::vector<int> places_;
   std::vector<tensorflow::PartialTensorShape> shapes_;
   tensorflow::DataType dtype_;
@@ -362,6 +415,7 @@ class LookupConcatOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("places", &places_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("order", &order_));
+    OP_REQUIRES_OK(ctx, limits_.Read(ctx));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -371,14 +425,15 @@ class LookupConcatOp : public OpKernel {
     std::vector<Feature> features;
     OP_REQUIRES_OK(
         ctx, ReadFeatures(ctx, layout_, tables.size(), &features));
-    OP_REQUIRES_OK(ctx, CheckIds(ctx, features, tables.shapes()));
+    std::vector<int64_t> limits;
+    OP_REQUIRES_OK(ctx, limits_.Of(features, tables.shapes(), &limits));
     OpInputList others;
     OP_REQUIRES_OK(ctx, ctx->input_list("others", &others));
     const int64_t count = features[0].count;
     const int64_t m = features.size();
     // What a part is, and where its columns begin.
     struct Part {
-      const Feature* feature;  // Else:
+      int feature;  // Or, if negative:
       const char* other;
       int64_t first, columns;
     };
@@ -393,7 +448,7 @@ class LookupConcatOp : public OpKernel {
         OP_REQUIRES(ctx, feature.count == count,
                     InvalidArgument("feature ", i, ": ", feature.count,
                                     " bags beside ", count));
-        parts.push_back({&feature, nullptr, width, dim});
+        parts.push_back({i, nullptr, width, dim});
         cost += CostOf(feature, dim);
       } else {
         const Tensor& other = others[i - m];
@@ -401,8 +456,8 @@ class LookupConcatOp : public OpKernel {
                     InvalidArgument("a tensor of shape ",
                                     other.shape().DebugString(), " beside ",
                                     count, " bags"));
-        parts.push_back({nullptr, static_cast<const char*>(other.data()),
-                         width, other.dim_size(1)});
+        parts.push_back({-1, static_cast<const char*>(other.data()), width,
+                         other.dim_size(1)});
         cost += other.NumElements();
       }
       width += parts.back().columns;
@@ -420,13 +475,14 @@ class LookupConcatOp : public OpKernel {
     const int64_t rows = std::min(
         kMostRows, std::max(kLeastRows, (count + threads - 1) / threads));
     const int64_t blocks = (count + rows - 1) / rows;
+    std::atomic<bool> bad{false};
     ParallelFor(ctx, blocks, cost / blocks, [&](int64_t first, int64_t last) {
       for (int64_t block = first; block < last; ++block) {
         const int64_t begin = count * block / blocks;
         const int64_t end = count * (block + 1) / blocks;
         for (const Part& part : parts) {
           char* to = matrix + part.first * size;
-          if (part.feature == nullptr) {
+          if (part.feature < 0) {
             const int64_t bytes = part.columns * size;
             for (int64_t row = begin; row < end; ++row) {
               std::memcpy(to + row * width * size, part.other + row * bytes,
@@ -434,20 +490,25 @@ class LookupConcatOp : public OpKernel {
             }
             continue;
           }
-          const Feature& feature = *part.feature;
+          const Feature& feature = features[part.feature];
           const TfrsLookup lookup =
               LookupOf(feature, tables.rows()[feature.table], part.columns,
                        dtype_, to, width);
-          loops.lookup(&lookup, begin, end);
+          if (!LookUpBags(loops, feature, limits[part.feature], lookup, begin,
+                          end)) {
+            bad = true;
+          }
         }
       }
     });
+    if (bad) ctx->SetStatus(OutOfRange(features, limits, limits_.names));
   }
 
  private:
   static constexpr int64_t kLeastRows = 8, kMostRows = 64;
 
   const Layout layout_;
+  Limits limits_;
   std::vector<int> places_, order_;
   tensorflow::DataType dtype_;
   Variables::Known known_;
@@ -466,7 +527,7 @@ class CombineOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
     float* values = const_cast<float*>(rows->flat<float>().data());
     OP_REQUIRES_OK(ctx,
-                   LookUp(ctx, features, {values}, tables, {}, DT_FLOAT));
+                   LookUp(ctx, features, {values}, tables, {}, DT_FLOAT, {}));
   }
 
  private:
@@ -636,28 +697,19 @@ class InsideOp : public OpKernel {
 class RequireOp : public OpKernel {
  public:
   explicit RequireOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("rows", &rows_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("names", &names_));
+    OP_REQUIRES_OK(ctx, limits_.Read(ctx));
   }
 
   void Compute(OpKernelContext* ctx) override {
     OpInputList ids;
     OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
     const size_t m = ids.size();
-    OP_REQUIRES(ctx, m == rows_.size() && m == names_.size(),
-                InvalidArgument(m, " ids for ", rows_.size(), " tables of ",
-                                names_.size(), " features"));
+    OP_REQUIRES(ctx, m == limits_.rows.size(),
+                InvalidArgument(m, " ids for ", limits_.rows.size(),
+                                " tables"));
     const std::vector<Feature> features = OnlyIds(ids);
-    Outside outside;
-    if (FindOutside(
-            ctx, features, [this](size_t f) { return rows_[f]; }, &outside)) {
-      const int64_t rows = rows_[outside.feature];
-      ctx->SetStatus(InvalidArgument(
-          names_[outside.feature], ": id ", outside.id,
-          " is out of range; the table has ", rows,
-          " rows, valid ids are 0 to ", rows - 1, "."));
-      return;
-    }
+    OP_REQUIRES_OK(ctx,
+                   CheckIds(ctx, features, limits_.rows, limits_.names));
     for (size_t f = 0; f < m; ++f) {
       Tensor row;
       OP_REQUIRES(ctx, row.CopyFrom(ids[f], TensorShape({features[f].n})),
@@ -667,8 +719,7 @@ class RequireOp : public OpKernel {
   }
 
  private:
-  std::vector<int64_t> rows_;
-  std::vector<std::string> names_;
+  Limits limits_;
 };
 
 class LoopsOp : public OpKernel {
@@ -721,6 +772,8 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedLookup").Input("tables: N * resource"))
     .Attr("T: {float, bfloat16, half} = DT_FLOAT")
     .Attr("dims: list(int)")
     .Attr("shapes: list(shape) = []")
+    .Attr("rows: list(int) = []")
+    .Attr("names: list(string) = []")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(VectorShapes(c));
@@ -751,6 +804,8 @@ TFRS_FEATURES(
     .Attr("T: {float, bfloat16, half} = DT_FLOAT")
     .Attr("dims: list(int)")
     .Attr("order: list(int)")
+    .Attr("rows: list(int) = []")
+    .Attr("names: list(string) = []")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->UnknownShapeOfRank(2));

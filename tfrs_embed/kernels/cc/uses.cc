@@ -91,43 +91,49 @@ bool Inside(const Feature& feature, int64_t begin, int64_t end, int64_t rows) {
                             std::min(rows - 1, kMost));
 }
 
-bool FindOutside(OpKernelContext* ctx, const std::vector<Feature>& features,
-                 std::function<int64_t(size_t)> rows_of, Outside* which) {
-  const AllIds ids(features);
-  std::atomic<bool> found{false};
-  ParallelFor(ctx, ids.total(), 2, [&](int64_t begin, int64_t end) {
-    ids.Each(begin, end, [&](size_t f, int64_t first, int64_t last) {
-      if (!Inside(features[f], first, last, rows_of(f))) found = true;
-    });
-  });
-  if (!found) return false;
+absl::Status OutOfRange(const std::vector<Feature>& features,
+                        const std::vector<int64_t>& rows,
+                        const std::vector<std::string>& names) {
   for (size_t f = 0; f < features.size(); ++f) {
-    const uint64_t rows = rows_of(f);
     for (int64_t i = 0; i < features[f].n; ++i) {
       const int64_t id = features[f].id(i);
-      if (static_cast<uint64_t>(id) < rows) continue;
-      *which = {f, id};
-      return true;
+      if (id >= 0 && id < rows[f]) continue;
+      return tensorflow::errors::InvalidArgument(
+          names.empty() ? absl::StrCat("feature ", f) : names[f], ": id ", id,
+          " is out of range; the table has ", rows[f],
+          " rows, valid ids are 0 to ", rows[f] - 1, ".");
     }
   }
-  return false;
+  return tensorflow::errors::Internal("ids changed while they were read");
 }
 
 absl::Status CheckIds(OpKernelContext* ctx,
                       const std::vector<Feature>& features,
-                      const std::vector<Rows>& tables) {
-  auto rows_of = [&](size_t f) { return tables[features[f].table].rows; };
-  Outside outside;
-  if (!FindOutside(ctx, features, rows_of, &outside)) return absl::OkStatus();
-  return tensorflow::errors::InvalidArgument(
-      "feature ", outside.feature, ": id ", outside.id,
-      " is out of range; the table has ", rows_of(outside.feature), " rows.");
+                      const std::vector<int64_t>& rows,
+                      const std::vector<std::string>& names) {
+  const AllIds ids(features);
+  std::atomic<bool> found{false};
+  ParallelFor(ctx, ids.total(), 2, [&](int64_t begin, int64_t end) {
+    ids.Each(begin, end, [&](size_t f, int64_t first, int64_t last) {
+      if (!Inside(features[f], first, last, rows[f])) found = true;
+    });
+  });
+  return found ? OutOfRange(features, rows, names) : absl::OkStatus();
+}
+
+std::vector<int64_t> RowsOf(const std::vector<Feature>& features,
+                            const std::vector<Rows>& tables) {
+  std::vector<int64_t> rows;
+  for (const Feature& feature : features) {
+    rows.push_back(tables[feature.table].rows);
+  }
+  return rows;
 }
 
 absl::Status Buckets::Sort(OpKernelContext* ctx,
                            const std::vector<Feature>& features,
                            const std::vector<Rows>& tables) {
-  TF_RETURN_IF_ERROR(CheckIds(ctx, features, tables));
+  TF_RETURN_IF_ERROR(CheckIds(ctx, features, RowsOf(features, tables)));
   const AllIds ids(features);
   const int64_t n = ids.total();
   std::vector<int64_t> uses_of(tables.size(), 0);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "rows.h"
@@ -74,25 +75,24 @@ class AllIds {
   std::vector<int64_t> starts_;
 };
 
-// An id that is outside of its table.
-struct Outside {
-  size_t feature;
-  int64_t id;
-};
-
 // Whether a feature's ids [begin, end) are in [0, rows).
 bool Inside(const Feature& feature, int64_t begin, int64_t end, int64_t rows);
 
-// Whether there is an id outside of its table, of which a feature's has
-// rows_of(feature) rows; `which` is the first.
-bool FindOutside(tensorflow::OpKernelContext* ctx,
-                 const std::vector<Feature>& features,
-                 std::function<int64_t(size_t)> rows_of, Outside* which);
+// The error of the first id that isn't in [0, rows[f]) of its feature f. The
+// features' names are what they are called, if there are any.
+absl::Status OutOfRange(const std::vector<Feature>& features,
+                        const std::vector<int64_t>& rows,
+                        const std::vector<std::string>& names);
 
 // Fails if there is one.
 absl::Status CheckIds(tensorflow::OpKernelContext* ctx,
                       const std::vector<Feature>& features,
-                      const std::vector<Rows>& tables);
+                      const std::vector<int64_t>& rows,
+                      const std::vector<std::string>& names = {});
+
+// The number of rows of each feature's table.
+std::vector<int64_t> RowsOf(const std::vector<Feature>& features,
+                            const std::vector<Rows>& tables);
 
 // Uses of rows, bucket after bucket; in each in the order of the features and
 // of their ids, so that sums don't depend on the number of threads.
