@@ -315,16 +315,12 @@ struct Limits {
   }
 };
 
-// Looks up bags [begin, end) whose ids are in [0, rows); false: some aren't.
-bool LookUpBags(const TfrsLoops& loops, const Feature& feature, int64_t rows,
-                const TfrsLookup& lookup, int64_t begin, int64_t end) {
-  // Just before they are needed, so that they are read from memory once.
-  if (!Inside(feature, tfrs_first_id(&feature, begin),
-              tfrs_first_id(&feature, end), rows)) {
-    return false;
-  }
-  loops.lookup(&lookup, begin, end);
-  return true;
+// Whether the ids of bags [begin, end) are in [0, rows). Asked just before they
+// are looked up, so that ids are read from memory once.
+bool BagsInside(const Feature& feature, int64_t begin, int64_t end,
+                int64_t rows) {
+  return Inside(feature, tfrs_first_id(&feature, begin),
+                tfrs_first_id(&feature, end), rows);
 }
 
 // Looks features up in tables: parameters and shapes by table. `shapes` has
@@ -365,8 +361,10 @@ absl::Status LookUp(OpKernelContext* ctx, const std::vector<Feature>& features,
           const Feature& feature = features[f];
           const int64_t last =
               stop == feature.n ? feature.count : feature.BagFrom(stop);
-          if (!LookUpBags(loops, feature, limits[f], lookups[f],
-                          feature.BagFrom(i), last)) {
+          const int64_t first = feature.BagFrom(i);
+          if (BagsInside(feature, first, last, limits[f])) {
+            loops.lookup(&lookups[f], first, last, 0);
+          } else {
             bad = true;
           }
         });
@@ -431,13 +429,17 @@ class LookupConcatOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input_list("others", &others));
     const int64_t count = features[0].count;
     const int64_t m = features.size();
-    // What a part is, and where its columns begin.
-    struct Part {
-      int feature;  // Or, if negative:
-      const char* other;
+    // Where each part's columns begin.
+    struct Lookup : TfrsLookup {
+      int feature;
+      int64_t first;
+    };
+    struct Copy {
+      const char* from;
       int64_t first, columns;
     };
-    std::vector<Part> parts;
+    std::vector<Lookup> lookups;
+    std::vector<Copy> copies;
     int64_t width = 0, cost = 0;
     for (int i : order_) {
       OP_REQUIRES(ctx, i >= 0 && i < m + others.size(),
@@ -448,19 +450,22 @@ class LookupConcatOp : public OpKernel {
         OP_REQUIRES(ctx, feature.count == count,
                     InvalidArgument("feature ", i, ": ", feature.count,
                                     " bags beside ", count));
-        parts.push_back({i, nullptr, width, dim});
+        const float* parameters = tables.rows()[feature.table];
+        lookups.push_back(
+            {LookupOf(feature, parameters, dim, dtype_, nullptr, 0), i, width});
         cost += CostOf(feature, dim);
+        width += dim;
       } else {
         const Tensor& other = others[i - m];
         OP_REQUIRES(ctx, other.dims() == 2 && other.dim_size(0) == count,
                     InvalidArgument("a tensor of shape ",
                                     other.shape().DebugString(), " beside ",
                                     count, " bags"));
-        parts.push_back({-1, static_cast<const char*>(other.data()), width,
-                         other.dim_size(1)});
+        copies.push_back({static_cast<const char*>(other.data()), width,
+                          other.dim_size(1)});
         cost += other.NumElements();
+        width += other.dim_size(1);
       }
-      width += parts.back().columns;
     }
     Tensor* out;
     OP_REQUIRES_OK(
@@ -468,6 +473,10 @@ class LookupConcatOp : public OpKernel {
     if (out->NumElements() == 0) return;
     const int64_t size = tensorflow::DataTypeSize(dtype_);
     char* matrix = static_cast<char*>(out->data());
+    for (Lookup& lookup : lookups) {
+      lookup.out = matrix + lookup.first * size;
+      lookup.stride = width;
+    }
     const TfrsLoops& loops = Loops();
     const int64_t threads = NumThreads(ctx);
     // A block of rows after the other, which stays in the caches until all of
@@ -480,24 +489,31 @@ class LookupConcatOp : public OpKernel {
       for (int64_t block = first; block < last; ++block) {
         const int64_t begin = count * block / blocks;
         const int64_t end = count * (block + 1) / blocks;
-        for (const Part& part : parts) {
-          char* to = matrix + part.first * size;
-          if (part.feature < 0) {
-            const int64_t bytes = part.columns * size;
-            for (int64_t row = begin; row < end; ++row) {
-              std::memcpy(to + row * width * size, part.other + row * bytes,
-                          bytes);
-            }
-            continue;
+        for (const Copy& copy : copies) {
+          const int64_t bytes = copy.columns * size;
+          char* to = matrix + (begin * width + copy.first) * size;
+          for (int64_t row = begin; row < end; ++row, to += width * size) {
+            std::memcpy(to, copy.from + row * bytes, bytes);
           }
-          const Feature& feature = features[part.feature];
-          const TfrsLookup lookup =
-              LookupOf(feature, tables.rows()[feature.table], part.columns,
-                       dtype_, to, width);
-          if (!LookUpBags(loops, feature, limits[part.feature], lookup, begin,
-                          end)) {
+        }
+        // Each is told of while the one before it is looked up.
+        constexpr int64_t kBad = -1;
+        auto tell = [&](const Lookup& lookup) {
+          const int f = lookup.feature;
+          return BagsInside(features[f], begin, end, limits[f])
+                     ? loops.tell(&lookup, begin, end)
+                     : kBad;
+        };
+        int64_t told = tell(lookups[0]);
+        for (size_t k = 0; k < lookups.size(); ++k) {
+          const int64_t next =
+              k + 1 < lookups.size() ? tell(lookups[k + 1]) : 0;
+          if (told == kBad) {
             bad = true;
+          } else {
+            loops.lookup(&lookups[k], begin, end, told);
           }
+          told = next;
         }
       }
     });

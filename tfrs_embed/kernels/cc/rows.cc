@@ -234,12 +234,25 @@ TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
   }
 }
 
+int64_t Tell(const TfrsLookup* lookup, int64_t begin, int64_t end) {
+  const TfrsLookup& l = *lookup;
+  const int64_t first = tfrs_first_id(&l, begin), dim = l.dim;
+  int64_t n = tfrs_first_id(&l, end) - first;
+  const int64_t ahead = Ahead(kLookupsAhead, dim);
+  if (n > ahead) n = ahead;
+  for (int64_t i = first; i < first + n; ++i) {
+    PrefetchRead(l.table + IdAt(l, i) * dim, dim);
+  }
+  return n;
+}
+
 template <int kDim>
-void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end) {
+void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
+                int64_t told) {
   const int64_t dim = Width(kDim, l.dim);
   const int64_t last = tfrs_first_id(&l, end);
   int64_t i = tfrs_first_id(&l, begin);
-  int64_t told = i;
+  told += i;
   const int64_t ahead = Ahead(kLookupsAhead, dim);
   for (int64_t bag = begin; bag < end; ++bag) {
     const int64_t stop = tfrs_first_id(&l, bag + 1);
@@ -271,9 +284,10 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end) {
   }
 }
 
-void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end) {
+void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end,
+            int64_t told) {
   ByWidth(lookup->dim, [=](auto width) {
-    LookupRows<width()>(*lookup, begin, end);
+    LookupRows<width()>(*lookup, begin, end, told);
   });
 }
 
@@ -532,7 +546,7 @@ void UpdateAll(const TfrsTable* table, const TfrsGradients* features,
   });
 }
 
-const TfrsLoops kLoops = {TFRS_NAME, Lookup, Update, UpdateAll};
+const TfrsLoops kLoops = {TFRS_NAME, Tell, Lookup, Update, UpdateAll};
 
 }  // namespace
 

@@ -96,8 +96,12 @@ struct TfrsGroups {
 // The loops, compiled for one instruction set.
 struct TfrsLoops {
   const char* name;
-  // Looks up the bags [begin, end).
-  void (*lookup)(const TfrsLookup* lookup, int64_t begin, int64_t end);
+  // Tells the processor of the first rows of the bags [begin, end); returns of
+  // how many.
+  int64_t (*tell)(const TfrsLookup* lookup, int64_t begin, int64_t end);
+  // Looks up the bags [begin, end), of whose rows `told` have been told of.
+  void (*lookup)(const TfrsLookup* lookup, int64_t begin, int64_t end,
+                 int64_t told);
   // Sums the gradients of equal rows and updates each row once. `coefficients`
   // has one factor for each use, or is null.
   void (*update)(const TfrsTable* table, const TfrsUse* uses,
