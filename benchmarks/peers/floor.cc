@@ -10,7 +10,7 @@
 namespace {
 
 constexpr int64_t kLine = 64;
-constexpr int64_t kLinesAhead = 48;
+constexpr int64_t kLinesAhead = 160;
 
 // Calls f(begin, end) on equal parts of [0, n), each in a thread of its own.
 template <typename F>

@@ -3,15 +3,17 @@
 // which it can't of a program with TensorFlow.
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <functional>
+#include <mutex>
 #include <random>
 #include <thread>
 #include <vector>
 
+#include "chunks.h"
 #include "rows.h"
 
 namespace {
@@ -29,16 +31,34 @@ std::vector<float> DrawFloats(int64_t n) {
   return values;
 }
 
-// Runs fn(part) for all parts, on `threads` threads.
+// Runs fn(part) for all parts, on `threads` threads, some of which come late.
 void InParts(int threads, int64_t parts,
              const std::function<void(int64_t)>& fn) {
-  std::atomic<int64_t> next{0};
-  auto work = [&] {
-    for (int64_t part; (part = next++) < parts;) fn(part);
-  };
-  std::vector<std::thread> pool;
-  for (int t = 0; t < threads; ++t) pool.emplace_back(work);
-  for (std::thread& thread : pool) thread.join();
+  std::mutex mutex;
+  std::deque<std::thread> pool;
+  const int64_t late = Draw(0, 4);
+  tfrs_embed::Chunks::Run(
+      parts, Draw(1, parts + 1), threads - 1,
+      [&](std::function<void()> run) {
+        std::lock_guard<std::mutex> lock(mutex);
+        const auto wait = std::chrono::microseconds(30 * late * pool.size());
+        pool.emplace_back([=] {
+          std::this_thread::sleep_for(wait);
+          run();
+        });
+      },
+      [&](int64_t begin, int64_t end) {
+        for (int64_t part = begin; part < end; ++part) fn(part);
+      });
+  // One that came late may still be about to wake another.
+  while (true) {
+    std::unique_lock<std::mutex> lock(mutex);
+    if (pool.empty()) return;
+    std::thread thread = std::move(pool.front());
+    pool.pop_front();
+    lock.unlock();
+    thread.join();
+  }
 }
 
 void Require(bool ok, const char* what, const TfrsLoops& loops) {

@@ -13,10 +13,11 @@ const TfrsLoops* tfrs_loops(const char* name) {
   __builtin_cpu_init();
   // Processors without the last of these extensions slow down, for all that
   // runs on them, where vectors are as wide.
-  const bool avx512 =
-      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512vbmi2");
+  const bool avx512 = __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512vbmi2");
   if (avx512 && wanted(tfrs_loops_avx512())) return tfrs_loops_avx512();
   if (__builtin_cpu_supports("avx2") && wanted(tfrs_loops_avx2())) {
     return tfrs_loops_avx2();

@@ -5,8 +5,8 @@
 // library is loaded, a pass below replaces the call just before it runs.
 //
 // Another pass makes one operation of a lookup and the concatenation of all its
-// vectors, which then are written where they belong in the first place; and of a
-// lookup and the check of its ids.
+// vectors, which then are written where they belong in the first place; and one
+// of a lookup and the check of its ids.
 
 #include <string>
 #include <tuple>

@@ -282,8 +282,8 @@ int64_t CostOf(const Feature& feature, int64_t dim) {
   return feature.n * (40 + 2 * dim);
 }
 
-// How many rows features' ids may be of, and what features are called in errors.
-// With neither given, that is what their tables have, and the features' numbers.
+// How many rows features' ids may be of, and what features are called in
+// errors; if not given, what their tables have, and numbers.
 struct Limits {
   std::vector<int64_t> rows;
   std::vector<std::string> names;
@@ -467,6 +467,8 @@ class LookupConcatOp : public OpKernel {
         width += other.dim_size(1);
       }
     }
+    OP_REQUIRES(ctx, !lookups.empty(),
+                InvalidArgument("order: none of the features"));
     Tensor* out;
     OP_REQUIRES_OK(
         ctx, ctx->allocate_output(0, TensorShape({count, width}), &out));

@@ -43,6 +43,7 @@ struct Number {
 // its calls out unless it is inlined first.
 #define TFRS_INLINED __attribute__((always_inline))
 #define TFRS_INLINE inline TFRS_INLINED
+// Loops over vectors have to be unrolled before these get registers.
 #define TFRS_UNROLL _Pragma("GCC unroll 8")
 
 TFRS_INLINE void PrefetchRead(const float* row, int64_t dim) {
@@ -176,9 +177,9 @@ struct Vectors {
 };
 
 #ifdef __AVX512F__
-constexpr int kWide = 16;
+constexpr int kWidest = 16;
 #else
-constexpr int kWide = 8;
+constexpr int kWidest = 8;
 #endif
 // So many fit in the registers of a machine with AVX2, with some left.
 constexpr int kRegisters = 8;
@@ -198,13 +199,13 @@ TFRS_INLINE int64_t InVectors(int64_t columns, F f) {
   auto take_one = [&](const auto& vectors) TFRS_INLINED {
     if (fits(vectors)) take(vectors);
   };
-  while (fits(Vectors<kRegisters, kWide>())) {
-    take(Vectors<kRegisters, kWide>());
+  while (fits(Vectors<kRegisters, kWidest>())) {
+    take(Vectors<kRegisters, kWidest>());
   }
-  take_one(Vectors<4, kWide>());
-  take_one(Vectors<2, kWide>());
-  take_one(Vectors<1, kWide>());
-  if (kWide > 8) take_one(Vectors<1, 8>());
+  take_one(Vectors<4, kWidest>());
+  take_one(Vectors<2, kWidest>());
+  take_one(Vectors<1, kWidest>());
+  if (kWidest > 8) take_one(Vectors<1, 8>());
   return j;
 }
 
@@ -212,7 +213,7 @@ TFRS_INLINE int64_t InVectors(int64_t columns, F f) {
 TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
                             int64_t end, int64_t first, int64_t columns,
                             float* __restrict sum) {
-  int64_t j = InVectors(columns, [&](const auto& vectors, int64_t at) TFRS_INLINED {
+  auto sum_vectors = [&](const auto& vectors, int64_t at) TFRS_INLINED {
     auto sums = vectors, values = vectors;
     const float* table = l.table + first + at;
     sums.Load(table + IdAt(l, i) * dim);
@@ -223,8 +224,8 @@ TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
       sums.Add(values);
     }
     sums.Store(sum + at);
-  });
-  for (; j < columns; ++j) {
+  };
+  for (int64_t j = InVectors(columns, sum_vectors); j < columns; ++j) {
     float value = l.table[IdAt(l, i) * dim + first + j];
     sum[j] = l.weights ? l.weights[i] * value : value;
     for (int64_t k = i + 1; k < end; ++k) {
@@ -260,8 +261,7 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
       Zero(l, bag);
       continue;
     }
-    const int64_t tell =
-        stop + ahead < last ? stop + ahead : last;
+    const int64_t tell = stop + ahead < last ? stop + ahead : last;
     for (; told < tell; ++told) {
       PrefetchRead(l.table + IdAt(l, told) * dim, dim);
     }
@@ -400,7 +400,7 @@ struct Chain {
 // Sums the gradients of a row's uses.
 TFRS_INLINE void SumUses(const Chain& chain, int64_t dim,
                          float* __restrict sum) {
-  int64_t j = InVectors(dim, [&](const auto& vectors, int64_t at) TFRS_INLINED {
+  auto sum_vectors = [&](const auto& vectors, int64_t at) TFRS_INLINED {
     auto sums = vectors, values = vectors;
     uint32_t told = chain.first;
     for (int k = 0; k < kUsesAhead && told != kNone; ++k) {
@@ -420,8 +420,8 @@ TFRS_INLINE void SumUses(const Chain& chain, int64_t dim,
       }
     }
     sums.Store(sum + at);
-  });
-  for (; j < dim; ++j) {
+  };
+  for (int64_t j = InVectors(dim, sum_vectors); j < dim; ++j) {
     for (uint32_t i = chain.first; i != kNone; i = chain.next[i]) {
       float value = chain.uses[i].gradient[j];
       if (chain.coefficients) value *= chain.coefficients[i];
@@ -516,7 +516,7 @@ void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
       const bool scaled = ids.weights || ids.scale;
       const float c = (ids.weights ? ids.weights[i] : 1.0f) *
                       (ids.scale ? ids.scale[bag] : 1.0f);
-      int64_t j = InVectors(dim, [&](const auto& vectors, int64_t at) TFRS_INLINED {
+      auto add = [&](const auto& vectors, int64_t at) TFRS_INLINED {
         auto values = vectors, before = vectors;
         values.Load(g + at);
         if (scaled) values.Multiply(c);
@@ -525,8 +525,8 @@ void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
           values.Add(before);
         }
         values.Store(sum + at);
-      });
-      for (; j < dim; ++j) {
+      };
+      for (int64_t j = InVectors(dim, add); j < dim; ++j) {
         const float value = scaled ? c * g[j] : g[j];
         sum[j] = used[row] ? sum[j] + value : value;
       }
