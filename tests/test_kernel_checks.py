@@ -83,6 +83,14 @@ def test_limits_that_are_not_one_for_each_feature(limits, message):
         cases.lookup_in([variable], features, **limits)
 
 
+def test_a_matrix_of_none_of_the_features():
+    feature = Feature(0, np.array([0, 1]), 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="none of the"):
+        cases.lookup_concat(
+            [np.ones((50, 8), np.float32)], [feature], [1], [np.ones((2, 3))]
+        )
+
+
 BATCH = 6
 
 
