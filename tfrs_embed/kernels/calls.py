@@ -120,7 +120,6 @@ def lookup(
         table_of,
         bags,
         dtype if dtype in _OUTPUTS else tf.float32,
-        [shape_of_vectors(b, dim) for b, dim in zip(bags, dims, strict=True)],
         places,
     )
 
@@ -150,19 +149,19 @@ def lookup_in(
     table_of: Sequence[int],
     bags: Sequence[Bags],
     dtype: tf.DType = tf.float32,
-    shapes: Sequence[tf.TensorShape] = (),
     places: Sequence[int] = (),
 ) -> list[tf.Tensor]:
     """The same for tables' handles, features' dims and one of the dtypes.
 
-    Without shapes the vectors are [count, dim]; without places the tables are
-    all that there are handles of.
+    Without places the tables are all that there are handles of.
     """
     return module.tfrs_embed_lookup(
         tables=list(handles),
         dims=list(dims),
         T=dtype,
-        shapes=list(shapes),
+        shapes=[
+            shape_of_vectors(b, dim) for b, dim in zip(bags, dims, strict=True)
+        ],
         places=list(places),
         **_features([b.ids for b in bags], bags, table_of),
     )

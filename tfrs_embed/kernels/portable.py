@@ -57,9 +57,7 @@ def lookup(
 
     def kernel(*inputs: tf.Tensor) -> list[tf.Tensor]:
         handles, unpacked = _unpack(inputs, len(tables), bags)
-        return calls.lookup_in(
-            module, handles, dims, table_of, unpacked, tf.float32, shapes
-        )
+        return calls.lookup_in(module, handles, dims, table_of, unpacked)
 
     inputs = [t.handle for t in tables]
     for name in _FIELDS:
