@@ -61,7 +61,17 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     if not is_tpu(tf.distribute.get_strategy()):
         return function(*args)
-    return tpu_replication.outside_compilation(function, *args)
+
+    def with_shapes(*args: Any) -> Any:
+        # The TPU's program is compiled for the shapes that come from the host.
+        # Where a branch is in between, its compiler can't infer them.
+        return tf.nest.map_structure(
+            lambda x: tf.ensure_shape(x, x.shape) if tf.is_tensor(x) else x,
+            function(*args),
+            expand_composites=True,
+        )
+
+    return tpu_replication.outside_compilation(with_shapes, *args)
 
 
 def is_tpu(strategy: tf.distribute.Strategy) -> bool:
@@ -70,6 +80,32 @@ def is_tpu(strategy: tf.distribute.Strategy) -> bool:
         strategy,
         (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy),
     )
+
+
+def on_tpu(op: tf.Operation) -> bool:
+    """Whether an operation is part of a program that a TPU runs.
+
+    It is where a TPUStrategy's replica makes it, but not on the host.
+    """
+    extended = tf.distribute.get_strategy().extended
+    emulated = getattr(extended, "on_tpu", None)
+    if emulated is not None:
+        return bool(emulated(op))
+    attributes = op.node_def.attr
+    return (
+        "_tpu_replicate" in attributes
+        and "_xla_outside_compilation" not in attributes
+    )
+
+
+class NoValuesError(RuntimeError):
+    """A table was read that only has a shape."""
+
+
+def is_offline(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a TPUStrategy only names TPUs: see `tfrs_embed.tpu_check`."""
+    resolver = getattr(strategy.extended, "_tpu_cluster_resolver", None)
+    return getattr(resolver, "offline", False)
 
 
 def in_xla() -> bool:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.distribute.distribute_utils import regroup
 
 import tfrs_embed
 from helpers import KINDS, assert_unchanged, state
@@ -131,14 +132,16 @@ def test_loops_on_the_device(topology, hardware, pipelined):
         ids[name] = rng.integers(0, len(table.rows), shape)
         gradients[name] = draw(*shape, table.rows.shape[1])
 
-    def replica_step(i):
-        r = tf.distribute.get_replica_context().replica_id_in_sync_group
-        inputs = {n: tf.constant(ids[n])[i, r] for n in names}
+    def inputs_of(i, r):
+        # Not in the replica: a TPU's host can't take ids from its program.
+        inputs = {n: tf.constant(ids[n])[i, r] for n in ids}
         for n in others:
             one_each = tf.range(BATCH + 1, dtype=tf.int64)
-            inputs[n] = tf.RaggedTensor.from_row_splits(
-                tf.constant(ids[n])[i, r], one_each
-            )
+            inputs[n] = tf.RaggedTensor.from_row_splits(inputs[n], one_each)
+        return inputs
+
+    def replica_step(i, inputs):
+        r = tf.distribute.get_replica_context().replica_id_in_sync_group
         with tf.GradientTape() as tape:
             outputs = layer(inputs, training=True)
             loss = tf.add_n(
@@ -162,7 +165,8 @@ def test_loops_on_the_device(topology, hardware, pipelined):
             for n in reference.features
         }
         for i in tf.range(steps):
-            outputs = strategy.run(replica_step, (i,))
+            inputs = regroup([inputs_of(i, r) for r in range(replicas)])
+            outputs = strategy.run(replica_step, (i, inputs))
             found = {n: write(found[n], i, outputs[n]) for n in found}
         return {n: array.stack() for n, array in found.items()}
 

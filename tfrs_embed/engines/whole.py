@@ -14,6 +14,7 @@ from tensorflow.python.training.saving.saveable_object import SaveSpec
 from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.rows import VALUE, Rows
+from tfrs_embed.strategies import NoValuesError, is_offline
 
 
 class Whole(tf.__internal__.tracking.Trackable):
@@ -164,6 +165,19 @@ class WholeTable(Whole, Rows):
         super().__init__(variables, strategy)
         self.name = f"{name}:0"
         self.shape = tf.TensorShape(shape)
+        self._has_values = not is_offline(strategy)
+
+    def _require_values(self) -> None:
+        """Requires that there are values to read.
+
+        Raises:
+            NoValuesError: its TPUs are only looked at.
+        """
+        if not self._has_values:
+            raise NoValuesError(
+                f"'{self._shared_name}' has no values: its TPUs are only "
+                "looked at, not there."
+            )
 
     def numpy(self) -> np.ndarray:
         """The whole table, [vocabulary_size, dim] float32."""

@@ -31,6 +31,7 @@ from tfrs_embed.ops.bags import Bags, to_bags
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.lookup import combine, gather_densely, reshape_output
 from tfrs_embed.ops.samples import Matrix
+from tfrs_embed.ops.tpu_inputs import require_given, require_known
 from tfrs_embed.optimizers import TableOptimizer
 from tfrs_embed.placement import Placement
 from tfrs_embed.serving import tables as served_tables
@@ -275,6 +276,15 @@ class TableLayer(tf_keras.layers.Layer):
             return self._look_up_served(served, ids, weights, input_shapes)
         self._make_tables_if_ready()
         engine = self._engine_layer and self._engine_layer.engine
+        in_tpu = is_tpu(self._strategy) and strategies.in_replica(
+            self._strategy
+        )
+        if in_tpu:
+            for feature, *given in zip(
+                spec.features, ids, weights, strict=True
+            ):
+                for kind, each in zip(("ids", "weights"), given, strict=True):
+                    require_given(f"{feature}: {kind}", each)
         bags = on_host(
             to_bags,
             spec.features,
@@ -285,6 +295,9 @@ class TableLayer(tf_keras.layers.Layer):
             bool(training),
             input_shapes,
         )
+        if in_tpu:
+            for feature, of_feature in zip(spec.features, bags, strict=True):
+                require_known(feature, of_feature)
         by_engine = [
             i
             for i, f in enumerate(spec.features)
@@ -344,7 +357,9 @@ class TableLayer(tf_keras.layers.Layer):
         strategy = self._strategy
         if is_tpu(strategy) and bags.per_bag != 1:
             # A compiled program takes no number of ids that changes.
-            matrix = on_host(Matrix.of, bags, bags.count)
+            known = bags.static_count
+            count = bags.count if known is None else known
+            matrix = on_host(Matrix.of, bags, count)
             return matrix.combine(tf.gather(table, matrix.ids))
         workers = isinstance(
             strategy, tf.distribute.MultiWorkerMirroredStrategy

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.tpu import tpu_embedding_v3
 from tensorflow.python.util import nest
 
 from tfrs_embed.mid_level import inputs, stacked_tables
 from tfrs_embed.ops.checks import Checks
+from tfrs_embed.ops.tpu_inputs import require_given
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.sparsecore.checks import check
 from tfrs_embed.sparsecore.topology import Topology
+from tfrs_embed.sparsecore.tpu_embedding import TPUEmbeddingV2InLoops
 from tfrs_embed.sparsecore.wheel import require_kernels
 
 
-class TPUEmbeddingV2OnTPU(tpu_embedding_v3.TPUEmbeddingV2):
+class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
     """TensorFlow's class, with its configuration and its ids checked.
 
     TF's checkpoints find the class by a name that begins as this one does.
@@ -73,6 +74,22 @@ class TPUEmbeddingV2OnTPU(tpu_embedding_v3.TPUEmbeddingV2):
         )
         # Plain classes hold it: TF's checkpoints are to know nothing of it.
         self._setup = setup
+
+    def enqueue(
+        self, features: Any, weights: Any = None, device: str | None = None
+    ) -> Any:
+        """See `TPUEmbeddingV2.enqueue`.
+
+        Raises:
+            ValueError: ids or weights that the TPU's program computes, too.
+        """
+        for kind, given in (("ids", features), ("weights", weights)):
+            if given is None:
+                continue
+            flat = self._setup.flatten(given, kind)
+            for feature, each in zip(self._setup.features, flat, strict=True):
+                require_given(f"{feature}: {kind}", each)
+        return super().enqueue(features, weights, device)
 
     def _preprocess_features(self, **kwargs: Any) -> Any:
         # This runs on a host, where a TPU's ids can be read.

@@ -52,6 +52,7 @@ class Bags(NamedTuple):
         splits: [count + 1] int32, where each bag begins and the last ends, if
             that is how they were given. It says what `bag` says, which is not
             computed in a graph where nothing needs it.
+        most: [k], if no bag can have more than k ids; [None]: not known.
     """
 
     ids: tf.Tensor
@@ -64,6 +65,7 @@ class Bags(NamedTuple):
     lengths: tf.TensorShape = tf.TensorShape([1])
     validity: compiled.Validity | None = None
     splits: tf.Tensor | None = None
+    most: tf.TensorShape = tf.TensorShape([None])
 
     @classmethod
     def of_rows(
@@ -79,6 +81,7 @@ class Bags(NamedTuple):
             count[None],
             tf.TensorShape([None]),
             tf.TensorShape([1 if bag is None else None]),
+            most=tf.TensorShape([1]),
         )
 
     def bag_of_id(self) -> tf.Tensor:
@@ -92,6 +95,16 @@ class Bags(NamedTuple):
     def grouping(self) -> tf.Tensor | None:
         """What says how ids are grouped, in its shortest form."""
         return self.bag if self.splits is None else self.splits
+
+    @property
+    def static_count(self) -> int | None:
+        """The number of bags, if it is known when tracing."""
+        return self.static_shape.num_elements()
+
+    @property
+    def longest(self) -> int | None:
+        """The most ids that a bag can have, if it is known."""
+        return self.most[0] if self.per_bag is None else self.per_bag
 
     @property
     def per_bag(self) -> int | None:
@@ -148,6 +161,8 @@ def to_bags(
         if input_shape is not None:
             input_shape.require(feature, feature_ids, checks)
         draft = make_draft(feature, feature_ids, feature_weights, checks)
+        if input_shape is not None and draft.combine:
+            draft.most = input_shape.width
         drafts.append(draft)
     if in_xla():
         for draft in drafts:
@@ -251,6 +266,7 @@ def _finish(
         tf.TensorShape([per_bag]),
         validity,
         splits,
+        tf.TensorShape([draft.most if draft.combine else 1]),
     )
 
 

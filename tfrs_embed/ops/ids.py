@@ -38,6 +38,7 @@ class Draft:
         per_bag: the number of ids in each bag, if `bag` is None.
         splits: [count + 1] int32, where each bag begins and the last ends, if
             that is how they were given.
+        most: the most ids that a bag can have, if `combine` and if declared.
     """
 
     ids: tf.Tensor
@@ -49,6 +50,7 @@ class Draft:
     kept: tf.Tensor | None = None
     per_bag: int = 1
     splits: tf.Tensor | None = None
+    most: int | None = None
 
     def flatten(self) -> None:
         """Lays the ids out as [n]."""

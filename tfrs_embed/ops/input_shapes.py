@@ -30,6 +30,11 @@ class InputShape:
     shape: tuple[int | None, ...]
     strict: bool
 
+    @property
+    def width(self) -> int | None:
+        """The most ids that a row of ragged or sparse ids may have."""
+        return self.shape[-1] if len(self.shape) > 1 else 1
+
     def check_static(
         self, feature: FeatureSpec, shape: tf.TensorShape, rows: bool
     ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -33,7 +33,10 @@ def as_ragged(
 
 
 class Matrix(NamedTuple):
-    """Bags as a matrix, as wide as the longest of them.
+    """Bags as a matrix, as wide as the longest that there can be.
+
+    Where that is not known, it is as wide as the longest that there is, but in
+    powers of two: a TPU's program is compiled anew for each width.
 
     Attributes:
         ids: [samples, width] int32; 0 where there is none.
@@ -60,9 +63,15 @@ class Matrix(NamedTuple):
         there = ids.with_values(tf.ones_like(ids.values, tf.float32))
         gains = there if weights is None else weights
         fixed = samples if isinstance(samples, int) else None
+        shape: Any = [fixed, bags.longest]
+        if bags.longest is None:
+            width = _power_of_two(tf.reduce_max(ids.row_lengths()))
+            shape = tf.stack([ids.nrows(tf.int32), width])
         made = cls(
             *(
-                ragged.to_tensor(shape=[fixed, None])
+                tf.ensure_shape(
+                    ragged.to_tensor(shape=shape), [fixed, bags.longest]
+                )
                 for ragged in (ids, gains, there)
             )
         )
@@ -75,3 +84,10 @@ class Matrix(NamedTuple):
     def combine(self, rows: tf.Tensor) -> tf.Tensor:
         """Combines the ids' rows, [samples, width, dim], over the width."""
         return tf.reduce_sum(rows * self.gains[:, :, None], 1)
+
+
+def _power_of_two(least: tf.Tensor) -> tf.Tensor:
+    """The smallest power of two that is no smaller, scalar int32."""
+    powers = tf.constant([2**i for i in range(31)])
+    place = tf.searchsorted(powers, tf.cast(least, tf.int32)[None])[0]
+    return powers[place]

@@ -31,6 +31,18 @@ def in_loop() -> bool:
     return _innermost_body() is not None
 
 
+def directly_in_loop() -> bool:
+    """Whether operations are being built in a loop's body itself.
+
+    Returns:
+        What `in_loop` does, but False in functions and branches inside.
+    """
+    return isinstance(
+        ops.get_default_graph(),
+        control_flow_v2_func_graphs.WhileBodyFuncGraph,
+    )
+
+
 def around_loop(callback: Callable[[], None]) -> None:
     """Runs a callback before and behind the loop whose body is being built.
 

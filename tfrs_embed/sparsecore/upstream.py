@@ -83,8 +83,12 @@ def _table(table: TableSpec, optimizer: Any) -> Any:
     )
 
 
-def _zeros(shape: Any, dtype: tf.DType, **_: Any) -> tf.Tensor:
-    return tf.zeros(shape, dtype)
+def _zeros(
+    shape: Any, dtype: tf.DType, shard_info: Any = None, **_: Any
+) -> tf.Tensor:
+    # TensorFlow reads off the signature that it may ask for a shard's rows
+    # alone; else it makes the whole table for each of them.
+    return tf.zeros(shape if shard_info is None else shard_info.shape, dtype)
 
 
 def _optimizer(optimizer: TableOptimizer | None, rate: Rate | None) -> Any:

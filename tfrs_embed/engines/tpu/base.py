@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed import strategies
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.optimizers import TableOptimizer
@@ -138,6 +139,14 @@ class TPUEngine(Engine):
             stacking=stacking,
         )
 
+    def _initial_blocks(
+        self, table: TableSpec
+    ) -> Iterator[tuple[int, tf.Tensor]]:
+        """Yields the first row and the rows of each block of a new table."""
+        # Tables that are only looked at have no memory.
+        if not strategies.is_offline(self._strategy):
+            yield from initial_blocks(table)
+
     @property
     def step(self) -> Any:
         """See the base class."""
@@ -167,8 +176,8 @@ class TPUEngine(Engine):
                 lookup_ops.combine(r, None, each)
                 for r, each in zip(rows, bags, strict=True)
             ], None
-        with_room = on_host(self._require_room, bags)
-        vectors, residuals, valid = self._lookup(with_room, training)
+        self._require_room(bags)
+        vectors, residuals, valid = self._lookup(bags, training)
         cut = [_cut(v, b) for v, b in zip(vectors, bags, strict=True)]
         return cut, (residuals, valid)
 
@@ -187,32 +196,20 @@ class TPUEngine(Engine):
             that does not exist if the ids are bad.
         """
 
-    def _require_room(self, bags: Sequence[Bags]) -> list[Bags]:
+    def _require_room(self, bags: Sequence[Bags]) -> None:
         """Requires that no feature has more samples than were built for."""
-        checked = []
         for feature, each, samples in zip(
             self.features, bags, self._samples, strict=True
         ):
-            assert samples is not None
-            count = _static_count(each)
-            text = (
-                f"{feature}: {{}} samples in a replica's batch, but the tables "
-                f"were made for at most {samples}. Set the feature's "
-                "output_shape, or the layer's batch_size, to the largest that "
-                "comes."
-            )
-            if count is not None:
-                if count > samples:
-                    raise ValueError(text.format(count))
-                checked.append(each)
-                continue
-            fits = tf.debugging.Assert(
-                each.count <= samples,
-                [tf.strings.format(text, each.count)],
-            )
-            with tf.control_dependencies([fits] if fits is not None else []):
-                checked.append(each._replace(ids=tf.identity(each.ids)))
-        return checked
+            count = each.static_count
+            assert samples is not None and count is not None
+            if count > samples:
+                raise ValueError(
+                    f"{feature}: {count} samples in a replica's batch, but the "
+                    f"tables were made for at most {samples}. Set the "
+                    "feature's output_shape, or the layer's batch_size, to the "
+                    "largest that comes."
+                )
 
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
@@ -241,9 +238,11 @@ class TPUEngine(Engine):
         # One replica counts for all, and must not if another's ids are bad.
         replicas = tf.distribute.get_replica_context()
         with tf.control_dependencies([valid]):
-            one = tf.identity(tf.constant(1, tf.int64))
+            # TPUs sum no int64 over replicas.
+            one = tf.identity(tf.constant(1, tf.int32))
         done = replicas.all_reduce(tf.distribute.ReduceOp.SUM, one)
-        self._step.assign_add(done // replicas.num_replicas_in_sync)
+        done //= replicas.num_replicas_in_sync
+        self._step.assign_add(tf.cast(done, tf.int64))
 
     def _padded(self) -> list[int]:
         """The number of samples of each feature, with padding."""
@@ -260,26 +259,17 @@ def _product(sizes: Sequence[int | None]) -> int | None:
     return tf.TensorShape(sizes).num_elements()
 
 
-def _static_count(bags: Bags) -> int | None:
-    """The number of bags, if it is known when tracing."""
-    shape = bags.static_shape
-    return shape.num_elements() if shape.rank is not None else None
-
-
 def _cut(vectors: tf.Tensor, bags: Bags) -> tf.Tensor:
     """Leaves out the vectors of samples that are padding."""
-    count = _static_count(bags)
-    if count == vectors.shape[0]:
-        return vectors
-    return vectors[: bags.count if count is None else count]
+    count = bags.static_count
+    return vectors if count == vectors.shape[0] else vectors[:count]
 
 
 def _pad_rows(rows: tf.Tensor, count: int) -> tf.Tensor:
     """Adds rows of zeros up to `count`."""
     if rows.shape[0] == count:
         return rows
-    padded = tf.pad(rows, [[0, count - tf.shape(rows)[0]], [0, 0]])
-    return tf.ensure_shape(padded, [count, rows.shape[1]])
+    return tf.pad(rows, [[0, count - rows.shape[0]], [0, 0]])
 
 
 def _rate(optimizer: TableOptimizer, step: tf.Tensor) -> tf.Tensor:

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import scatter
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.engines.whole import WholeTable
 from tfrs_embed.ops.bags import Bags
@@ -89,7 +88,7 @@ class EmbeddingCoreEngine(TPUEngine):
             for name, state in self.states.items()
         }
         for name, made in tables.items():
-            for start, block in initial_blocks(self.states[name].spec):
+            for start, block in self._initial_blocks(self.states[name].spec):
                 made[PARAMETERS].write_rows(start, block)
         self._embedding._load_variables()
         # Only now: a checkpoint that was read before restores them.
@@ -169,6 +168,7 @@ class _HostTable(WholeTable):
 
     def read_rows(self, start: int, size: int) -> tf.Tensor:
         """Rows of the image on the hosts."""
+        self._require_values()
         found = [
             tf.gather(variable, tf.range(first, last))
             for variable, _, first, last in self._overlaps(start, size)

@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.samples import Matrix
@@ -39,8 +38,9 @@ class ReplicatedEngine(TPUEngine):
         for table in self._embedding.embedding_tables:
             state = self.states[table.name]
             made = self._embedding._variables[table.name]
-            blocks = [block for _, block in initial_blocks(state.spec)]
-            made[PARAMETERS].assign(tf.concat(blocks, 0))
+            blocks = [block for _, block in self._initial_blocks(state.spec)]
+            if blocks:
+                made[PARAMETERS].assign(tf.concat(blocks, 0))
             # Only now: a checkpoint that was read before restores them.
             for key, variable in made.items():
                 state.add(key, variable)

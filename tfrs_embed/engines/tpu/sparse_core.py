@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.engines.tpu.stacked_table import StackedTable
 from tfrs_embed.ops.bags import Bags
@@ -24,10 +23,9 @@ from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.sparsecore.loads import Loads
 from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.sparsecore.topology import Topology
+from tfrs_embed.sparsecore.tpu_embedding import TPUEmbeddingV2InLoops
 from tfrs_embed.sparsecore.wheel import require_kernels
 from tfrs_embed.strategies import on_host
-
-_tpu = tf.tpu.experimental.embedding
 
 
 class SparseCoreEngine(TPUEngine):
@@ -123,7 +121,7 @@ class SparseCoreEngine(TPUEngine):
             )
 
     def _build(self) -> None:
-        self._embedding = _tpu.TPUEmbeddingV2(
+        self._embedding = TPUEmbeddingV2InLoops(
             self._feature_configs(self._padded(), self._stacking),
             None,
             self._pipelined,
@@ -144,7 +142,7 @@ class SparseCoreEngine(TPUEngine):
                 )
                 for key, variable in self._embedding.variables[stack].items()
             }
-            for start, block in initial_blocks(table):
+            for start, block in self._initial_blocks(table):
                 made[PARAMETERS].write_rows(start, block)
             # Only now: a checkpoint that was read before restores them.
             for key, whole in made.items():
@@ -209,13 +207,17 @@ class SparseCoreEngine(TPUEngine):
             for each, samples in zip(bags, self._padded(), strict=True)
         ]
         ids, weights = [r[0] for r in rows], [r[1] for r in rows]
+        self._embedding.training = training
         vectors, buffers = self._embedding(ids, weights)
-        return vectors, buffers, next(iter(buffers.values())).row_pointers
+        valid = next(iter(buffers.values())).row_pointers
+        return vectors, (buffers, training), valid
 
     def _apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
-        self._embedding.apply_gradients(list(gradients), residuals)
+        buffers, training = residuals
+        self._embedding.training = training
+        self._embedding.apply_gradients(list(gradients), buffers)
 
 
 def _of_chip(rows: tf.RaggedTensor, chip: int, chips: int, samples: int) -> Ids:

@@ -38,6 +38,7 @@ class StackedTable(WholeTable):
 
     def read_rows(self, start: int, size: int) -> tf.Tensor:
         """See the base class."""
+        self._require_values()
         found = np.empty([size, self.shape[1]], np.float32)
         for variable, own, places in self._by_chip(start, size):
             with tf.device(variable.device):
