@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.tpu import tpu_replication
 from tensorflow.python.tpu.ops import gen_xla_ops
 from tf_keras.src import backend
 
 from strategies.slices import FEATURES, Slice, make_batch, tpu
 from tfrs_embed.testing import EmulatedTPUStrategy
+from tpu_programs import BATCH, STEPS, traced
 
 
 def test_it_is_a_tpu_strategy_of_the_slice():
@@ -49,6 +51,58 @@ def test_a_function_must_be_traced():
     strategy = EmulatedTPUStrategy((2, 2))
     with pytest.raises(NotImplementedError, match="pure eager"):
         strategy.run(lambda: None)
+
+
+@pytest.fixture(params=[True, False], ids=["soft", "hard"])
+def soft_placement(request):
+    # In a function that is traced TensorFlow has no default.
+    tf.config.set_soft_device_placement(request.param)
+    yield request.param
+    tf.config.set_soft_device_placement(True)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_are_refused_as_on_tpus(name, soft_placement):
+    step = STEPS[name]
+    function = traced(EmulatedTPUStrategy((2, 2)), step)
+    if step.error is not None:
+        with pytest.raises(TypeError, match=step.error):
+            function(BATCH)
+    elif step.on_host is not None and not soft_placement:
+        with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match=f"No TPU has a kernel for.* {step.on_host} ",
+        ):
+            function(BATCH)
+    else:
+        function(BATCH)
+
+
+def test_what_the_host_runs_is_logged(caplog):
+    tf.config.set_soft_device_placement(True)
+    function = traced(EmulatedTPUStrategy((2, 2)), STEPS["strings"])
+    with caplog.at_level("WARNING", "tensorflow"):
+        function(BATCH)
+    assert "AsString 'AsString'" in caplog.text
+    assert "its host will run it" in caplog.text
+
+
+def test_outside_compilation_is_the_hosts():
+    tf.config.set_soft_device_placement(False)
+
+    @tf.function
+    def function(x):
+        def step(x):
+            text = tpu_replication.outside_compilation(tf.strings.as_string, x)
+            return tpu_replication.outside_compilation(tf.strings.length, text)
+
+        return strategy.run(step, (x,))
+
+    strategy = EmulatedTPUStrategy((2, 2))
+    try:
+        function(BATCH)
+    finally:
+        tf.config.set_soft_device_placement(True)
 
 
 def test_ragged_features_stay_on_the_host():

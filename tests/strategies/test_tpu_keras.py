@@ -139,8 +139,7 @@ def make_layer(strategy, feature=None, **kwargs):
         return tfrs_embed.PartialTPUEmbedding(
             {"f": feature or tfrs_embed.FeatureConfig("f", table)},
             "sgd",
-            size_threshold=0,
-            **kwargs,
+            **{"size_threshold": 0, **kwargs},
         )
 
 
@@ -187,18 +186,71 @@ def test_an_unknown_batch_is_an_error(strategy):
         _ = layer.embedding_tables
 
 
-def test_a_dynamic_batch_that_is_too_large_is_an_error(strategy):
-    layer = make_layer(strategy, batch_size=2)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        tf.TensorSpec([None], tf.int64),
+        tf.RaggedTensorSpec([None, None], tf.int64, 1),
+        tf.SparseTensorSpec([None, None], tf.int64),
+    ],
+    ids=lambda spec: type(spec).__name__,
+)
+@pytest.mark.parametrize("threshold", [0, None], ids=["large", "small"])
+def test_a_batch_of_unknown_size_is_an_error(strategy, spec, threshold):
+    layer = make_layer(strategy, batch_size=2, size_threshold=threshold)
     run = tf.function(
-        lambda ids: strategy.run(lambda i: layer({"f": i})["f"], (ids,)),
-        input_signature=[tf.TensorSpec([None], tf.int32)],
+        lambda ids: strategy.run(lambda i: layer({"f": i})["f"], (ids,))
     )
-    [first, *_] = strategy.experimental_local_results(run([3]))
-    assert first.shape == (1, 4)
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match="3 samples in a replica"
+        ValueError, match=r"Feature 'f'.*: the number of samples isn't known"
     ):
-        run([1, 2, 3])
+        run.get_concrete_function(spec)
+
+
+@pytest.mark.parametrize("hardware", [None, Hardware.UNSUPPORTED], ids=str)
+def test_ids_that_a_step_computes_are_an_error(strategy, hardware):
+    layer = make_layer(strategy, embedding_feature=hardware)
+
+    @tf.function
+    def run(ids, weights=None):
+        return strategy.run(
+            lambda ids, weights: layer({"f": ids % 7}, {"f": weights})["f"],
+            (ids, weights),
+        )
+
+    with pytest.raises(ValueError, match=r"'f'.*: ids: .*, by .* FloorMod"):
+        run(tf.range(4))
+
+    @tf.function
+    def weigh(ids):
+        weights = {"f": tf.ones([4])}
+        return strategy.run(
+            lambda ids, w: layer({"f": ids}, {"f": w["f"] * 2.0})["f"],
+            (ids, weights),
+        )
+
+    with pytest.raises(ValueError, match=r"'f'.*: weights: .*, by .* Mul"):
+        weigh(tf.range(4))
+
+
+def test_ids_may_be_cast_reshaped_and_computed_before_a_step(strategy):
+    layer = make_layer(strategy, batch_size=4)
+
+    @tf.function
+    def run(ids):
+        ids = ids % 7
+
+        def replica(ids):
+            ids = tf.reshape(tf.cast(ids, tf.int32), [4])
+            return layer({"f": ids})["f"]
+
+        return strategy.run(replica, (ids,))
+
+    for rows in strategy.experimental_local_results(
+        run(tf.constant([[1, 2], [3, 9]]))
+    ):
+        expected = layer.embedding_tables["x"].numpy()[[1, 2, 3, 2]]
+        np.testing.assert_allclose(rows, expected, rtol=1e-6)
 
 
 # Configurations.

@@ -41,7 +41,8 @@ def merge(
     @tf.autograph.experimental.do_not_convert
     def merged(strategy: Any, calls: Any) -> Any:
         calls = strategy.experimental_local_results(calls)
-        return distribute_utils.regroup(tuple(function(strategy, calls)))
+        with strategy.extended.on_host():
+            return distribute_utils.regroup(tuple(function(strategy, calls)))
 
     # Replicas share the graph's context, and take turns in merge calls: each
     # leaves the one that it found, and comes back to its own.

@@ -46,6 +46,7 @@ def install() -> None:
     cls = tpu_embedding_v3.TPUEmbeddingV2
     for name in ("enqueue", "dequeue", "apply_gradients"):
         setattr(cls, name, _remembered(getattr(cls, name)))
+    cls.enqueue = _on_host(cls.enqueue)
     _replace_shards(tpu_embedding_v3.TPUEmbeddingShardedVariable)
     # It would warn, each time, that there is no TPU's program to leave.
     _replace("outside_compilation", _call, module=tpu_replication)
@@ -95,7 +96,20 @@ def _replace(
 
 
 def _call(function: _Function, *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
+    extended = tf.distribute.get_strategy().extended
+    # There is none where an embedding is called outside of any strategy.
+    with getattr(extended, "on_host", contextlib.nullcontext)():
+        return function(*args, **kwargs)
+
+
+def _on_host(method: _Function) -> _Function:
+    @functools.wraps(method)
+    def on_host(embedding: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _in_effect():
+            return method(embedding, *args, **kwargs)
+        return _call(method, embedding, *args, **kwargs)
+
+    return on_host
 
 
 def _update(update: _Function, **kwargs: Any) -> Any:

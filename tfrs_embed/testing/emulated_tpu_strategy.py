@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from tensorflow.python.tpu import embedding_context_utils, tpu_hardware_feature
 
 from tfrs_embed.sparsecore.topology import Topology
 from tfrs_embed.testing import emulated_tensorflow
+from tfrs_embed.testing.emulated_program import Replicas, require_summable
 
 _FEATURE = topology_pb2.TPUHardwareFeature.EmbeddingFeature.V2
 
@@ -99,11 +102,20 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
             # A replica is traced in a thread of its own, and this is the
             # caller's.
             state.enabled = enabled
+            # A TPU's replica has inputs of its own, even of one tensor.
+            args, kwargs = tf.nest.map_structure(
+                lambda x: tf.identity(x) if tf.is_symbolic_tensor(x) else x,
+                (args, kwargs),
+                expand_composites=True,
+            )
             return fn(*args, **kwargs)
 
-        return tf.distribute.Strategy.run(
-            self, replica_fn, args, kwargs, options
-        )
+        with self.extended.building() as replicas:
+            result = tf.distribute.Strategy.run(
+                self, replica_fn, args, kwargs, options
+            )
+        replicas.check_kernels()
+        return result
 
 
 class _EmulatedExtended(mirrored_strategy.MirroredExtended):
@@ -124,9 +136,45 @@ class _EmulatedExtended(mirrored_strategy.MirroredExtended):
             cross_device_ops=cross_device_ops.ReductionToOneDevice(),
         )
         self._topology = topology
+        #: What replicas are being built; the innermost call of `run` last.
+        self._building: list[Replicas] = []
         self._tpu_devices = np.array([[d] for d in self._devices], object)
         self._host_device = device_util.get_host_for_device(self._devices[0])
         self._require_static_shapes = True
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[Replicas]:
+        """Watches what the replicas of a call of `run` build."""
+        self._building.append(Replicas(tf.compat.v1.get_default_graph()))
+        try:
+            yield self._building[-1]
+        finally:
+            self._building.pop()
+
+    def on_tpu(self, op: tf.Operation) -> bool:
+        """Whether an operation is one that a TPU would run."""
+        return bool(self._building) and self._building[-1].has(op)
+
+    def on_host(self) -> AbstractContextManager[None]:
+        """Says that no TPU would run what is built within."""
+        if not self._building:
+            return contextlib.nullcontext()
+        return self._building[-1].without()
+
+    def _reduce_to(
+        self, reduce_op: Any, value: Any, destinations: Any, options: Any
+    ) -> Any:
+        if self._building:
+            require_summable(value)
+        return super()._reduce_to(reduce_op, value, destinations, options)
+
+    def _batch_reduce_to(
+        self, reduce_op: Any, value_destination_pairs: Any, options: Any
+    ) -> Any:
+        pairs = list(value_destination_pairs)
+        if self._building:
+            require_summable([value for value, _ in pairs])
+        return super()._batch_reduce_to(reduce_op, pairs, options)
 
     @property
     def num_replicas_per_host(self) -> int:

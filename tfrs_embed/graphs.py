@@ -1,0 +1,49 @@
+"""Walks through graphs and the functions that they call."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+
+def operations(graph: Any) -> Iterator[tf.Operation]:
+    """Yields the operations of a graph and of the functions that it calls.
+
+    Args:
+        graph: a tf.Graph.
+
+    Yields:
+        Each operation once.
+    """
+    yield from with_called(graph.get_operations())
+
+
+def with_called(roots: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
+    """Yields operations, and those of the functions that they call.
+
+    Args:
+        roots: operations.
+
+    Yields:
+        Each operation once.
+    """
+    seen = set()
+    pending = collections.deque(roots)
+    while pending:
+        op = pending.popleft()
+        yield op
+        for name in _names(op):
+            inner = op.graph._get_function(name)
+            if inner is not None and name not in seen:
+                seen.add(name)
+                pending.extend(inner.graph.get_operations())
+
+
+def _names(op: tf.Operation) -> Iterator[str]:
+    for attribute in op.node_def.attr.values():
+        for function in (attribute.func, *attribute.list.func):
+            if function.name:
+                yield function.name
