@@ -14,6 +14,7 @@ import importlib.util
 import pathlib
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -129,7 +130,10 @@ class MovieLens:
                     lambda rows: tf.ensure_shape(rows, [part])
                 )
         # Mapped after batching: a few gathers per batch, not per rating.
-        return dataset.map(inputs).prefetch(tf.data.AUTOTUNE)
+        dataset = dataset.map(inputs)
+        if full_batches:
+            dataset = dataset.map(_with_static_rows)
+        return dataset.prefetch(tf.data.AUTOTUNE)
 
     def __str__(self) -> str:
         lengths = {
@@ -300,6 +304,25 @@ def _read(path: pathlib.Path) -> Iterable[tuple[str, ...]]:
 def _rows(ids: Sequence[Hashable], all_ids: Sequence[Hashable]) -> np.ndarray:
     row = {id_: i for i, id_ in enumerate(all_ids)}
     return np.array([row[id_] for id_ in ids], np.int32)
+
+
+def _with_static_rows(batch: dict[str, Any]) -> dict[str, Any]:
+    """Gives ragged features the static number of rows that dense ones have.
+
+    Under TPUStrategy one feature of a batch whose number isn't known makes
+    that of all unknown.
+    """
+    rows = batch["rating"].shape[0]
+
+    def fixed(value: Any) -> Any:
+        if not isinstance(value, tf.RaggedTensor):
+            return value
+        splits = tf.ensure_shape(value.row_splits, [rows + 1])
+        return tf.RaggedTensor.from_row_splits(
+            value.values, splits, validate=False
+        )
+
+    return {name: fixed(value) for name, value in batch.items()}
 
 
 def _parts(
