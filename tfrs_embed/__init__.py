@@ -1,6 +1,13 @@
 """Embedding layers: one configuration for every accelerator."""
 
-from tfrs_embed import checkpoint, kernels, serving, sparsecore
+from tfrs_embed import (
+    checkpoint,
+    kernels,
+    serving,
+    sparsecore,
+    testing,
+    tpu_check,
+)
 from tfrs_embed.configs import FeatureConfig, TableConfig
 from tfrs_embed.layers.all2all_dense_embedding import All2AllDenseEmbedding
 from tfrs_embed.layers.distributed_embedding import DistributedEmbedding
@@ -26,4 +33,6 @@ __all__ = [
     "kernels",
     "serving",
     "sparsecore",
+    "testing",
+    "tpu_check",
 ]

@@ -1,0 +1,409 @@
+"""What `tpu_check` finds in users' programs, and what it says of it."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+import pytest
+import tensorflow as tf
+import tf_keras
+from promises import BATCH, make_layer
+
+import tfrs_embed
+from processes import environment
+from tfrs_embed import tpu_check
+from tfrs_embed.sparsecore.wheel import has_kernels
+from tfrs_embed.tpu_check import tpu_library
+from tpu_programs import BATCH as FLOATS
+from tpu_programs import STEPS, traced
+
+if not has_kernels():
+    pytest.skip(
+        "needs the kernels of the tensorflow-tpu wheel", allow_module_level=True
+    )
+
+SLICE = "v5p:2x2x1"
+
+
+@pytest.fixture(params=[True, False], ids=["soft", "hard"])
+def soft_placement(request):
+    tf.config.set_soft_device_placement(request.param)
+    yield request.param
+    tf.config.set_soft_device_placement(True)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_are_refused_as_by_the_emulated_slice(name, soft_placement):
+    step = STEPS[name]
+
+    def program(strategy):
+        traced(strategy, step)(FLOATS)
+
+    if step.error is not None:
+        with pytest.raises(TypeError, match=step.error):
+            tpu_check.check(program, SLICE)
+    elif step.on_host is not None and not soft_placement:
+        with pytest.raises(tpu_check.CheckError, match=f"'tf.{step.on_host}'"):
+            tpu_check.check(program, SLICE)
+    else:
+        report = tpu_check.check(program, SLICE)
+        [function] = report.functions
+        if step.on_host is None:
+            assert not function.host_operations
+        else:
+            assert function.host_operations[step.on_host] == 1
+
+
+def test_the_kernels_of_tpus_are_those_that_the_emulation_knows():
+    tf.config.set_soft_device_placement(True)
+    tpu_check.check(lambda s: traced(s, STEPS["add"])(FLOATS), SLICE)
+    from tensorflow.python.framework import kernels
+
+    from tfrs_embed.testing import emulated_program
+
+    known = emulated_program._kernels()
+    of_tpus = {}
+    for kernel in kernels.get_all_registered_kernels().kernel:
+        if kernel.device_type == "XLA_TPU_JIT":
+            of_tpus.setdefault(kernel.op, []).append(
+                {
+                    c.name: set(c.allowed_values.list.type)
+                    for c in kernel.constraint
+                }
+            )
+    assert set(of_tpus) - set(known) == {"ResizeNearestNeighborGrad"}
+
+    def canonical(constraints):
+        return sorted(
+            sorted((name, sorted(types)) for name, types in each.items())
+            for each in constraints
+        )
+
+    different = [
+        op for op in known if canonical(known[op]) != canonical(of_tpus[op])
+    ]
+    assert not different
+
+
+def look_up(layer, change=lambda ids: ids, number=BATCH):
+    """A program with a step that looks ids up and trains."""
+
+    def program(strategy):
+        with strategy.scope():
+            made = layer()
+
+        def step(ids):
+            with tf.GradientTape() as tape:
+                vectors = made({"dense_big": change(ids)}, training=True)
+                loss = tf.reduce_sum(vectors["dense_big"])
+            tape.gradient(loss, made.trainable_variables)
+
+        @tf.function
+        def train(ids):
+            strategy.run(step, (ids,))
+
+        train(tf.range(number, dtype=tf.int64))
+
+    return program
+
+
+def one_layer(**options):
+    return lambda: make_layer(["dense"], ["big"], **options)
+
+
+def test_an_error_names_the_layers_call_and_the_users_line():
+    with pytest.raises(
+        tpu_check.CheckError,
+        match=r"call PartialTPUEmbedding 'partial_tpu_embedding\w*' \(number "
+        r"1, at .*test_tpu_check.py:\d+\): Feature 'dense_big' .*: ids: they "
+        r"are computed inside strategy.run, by the operation FloorMod 'mod'",
+    ):
+        tpu_check.check(look_up(one_layer(), lambda ids: ids % 7), SLICE)
+
+
+def test_an_error_in_the_update_names_it(monkeypatch):
+    def refuse(*_):
+        raise NotImplementedError("not today")
+
+    from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
+
+    monkeypatch.setattr(SparseCoreEngine, "_apply_gradients", refuse)
+    with pytest.raises(
+        tpu_check.CheckError,
+        match=r"the update, in the gradient, of EngineLayer .*: not today",
+    ):
+        tpu_check.check(look_up(one_layer()), SLICE)
+
+
+def test_an_error_names_the_operations_line():
+    def program(strategy):
+        @tf.function
+        def train(x):
+            def step(x):
+                size = tf.cast(tf.reduce_sum(x), tf.int32)
+                return tf.reshape(x, [size, -1])
+
+            strategy.run(step, (x,))
+
+        train(tf.ones([4, 2]))
+
+    with pytest.raises(
+        tpu_check.CheckError,
+        match=r"no TPU has a kernel for Reshape as it stands there.\n"
+        r"Operations of these kinds:\n  Reshape 'Reshape', .*_check.py:\d+",
+    ):
+        tpu_check.check(program, SLICE)
+
+
+def test_a_large_table_takes_no_memory():
+    table = tfrs_embed.TableConfig("items", 2_000_000_000, 128)
+
+    def program(strategy):
+        with strategy.scope():
+            layer = tfrs_embed.PartialTPUEmbedding(
+                {"dense_big": tfrs_embed.FeatureConfig("dense_big", table)},
+                "adam",
+            )
+        look_up(lambda: layer)(strategy)
+
+    report = tpu_check.check(program, SLICE)
+    [checked] = report.programs
+    [update] = checked.program.calls  # The loss needs no values.
+    assert update.slots == 2
+    assert update.rows == 500_000_000
+    # A chip's quarter of the table and its two slots.
+    assert checked.program.argument_bytes > 3 * 500_000_000 * 128 * 4
+    assert "715.3 GiB" in str(report)
+
+
+def test_a_loop_and_a_step_outside_of_it():
+    def program(strategy):
+        with strategy.scope():
+            layer = one_layer(pipelined=True)()
+
+        def step(ids):
+            with tf.GradientTape() as tape:
+                vectors = layer({"dense_big": ids}, training=True)
+                loss = tf.reduce_sum(vectors["dense_big"])
+            tape.gradient(loss, layer.trainable_variables)
+
+        @tf.function
+        def one(ids):
+            strategy.run(step, (ids,))
+
+        @tf.function
+        def loop(ids):
+            for _ in tf.range(3):
+                strategy.run(step, (ids,))
+
+        # TensorFlow can't pipeline what a loop calls: its steps are sequential.
+        @tf.function
+        def loop_of_calls(ids):
+            for _ in tf.range(3):
+                one(ids)
+
+        for function in (one, loop, loop_of_calls):
+            function(tf.range(BATCH))
+
+    report = tpu_check.check(program, SLICE)
+    assert {f.name: len(f.programs) for f in report.functions} == {
+        "one": 1,
+        "loop": 5,
+        "loop_of_calls": 1,
+    }
+
+
+def test_gradients_of_other_things_and_a_tape_around():
+    def program(strategy):
+        with strategy.scope():
+            weight = tf.Variable(2.0)
+
+        @tf.function
+        def square(x):
+            def step(x):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum((weight * x) ** 2)
+                gradient = tape.gradient(loss, weight)
+                context = tf.distribute.get_replica_context()
+                weight.assign_sub(0.1 * context.all_reduce("MEAN", gradient))
+                return loss
+
+            return strategy.reduce("SUM", strategy.run(step, (x,)), axis=None)
+
+        with tf.GradientTape() as tape:
+            tape.watch(x := tf.ones([4]))
+            loss = square(x)
+        assert float(loss) == 0.0  # Nothing has run.
+
+    assert len(tpu_check.check(program, SLICE).programs) == 1
+
+
+def test_results_of_unknown_shape_and_strings():
+    def program(strategy):
+        @tf.function
+        def step(x):
+            def unknown(x):
+                return tf.numpy_function(lambda x: x, [x], tf.string)
+
+            strategy.run(lambda x: x + 1.0, (x,))
+            return unknown(tf.strings.as_string(x)), tf.unique(x)[0]
+
+        text, values = step(tf.ones([4]))
+        assert text.numpy() == b""
+        assert values.shape == [1]
+
+    assert len(tpu_check.check(program, SLICE).programs) == 1
+
+
+def test_code_without_a_tpu_program_is_an_error():
+    with pytest.raises(tpu_check.CheckError, match="no TPU program to check"):
+        tpu_check.check(lambda strategy: tf.constant(1) + 1, SLICE)
+
+
+def test_other_wheels_are_errors(monkeypatch):
+    def program(strategy):
+        raise AssertionError("It was run.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tf, "__version__", "2.19.1")
+        with pytest.raises(
+            tpu_check.CheckError, match=r"tensorflow-tpu 2.20.0, found 2.19.1"
+        ):
+            tpu_check.check(program, SLICE)
+    monkeypatch.setattr(tpu_library, "has_kernels", lambda: False)
+    with pytest.raises(
+        tpu_check.CheckError, match=r"pip install .*tensorflow-tpu==2.20.0"
+    ):
+        tpu_check.check(program, SLICE)
+
+
+SCRIPT = """
+    import sys
+
+    import tensorflow as tf
+    import tf_keras
+    import tfrs_embed
+
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver("local")
+    tf.config.experimental_connect_to_cluster(resolver)
+    tf.tpu.experimental.initialize_tpu_system(resolver)
+    strategy = tf.distribute.TPUStrategy(resolver)
+    table = tfrs_embed.TableConfig("items", 100_000, 16)
+    with strategy.scope():
+        layer = tfrs_embed.PartialTPUEmbedding(
+            {"item": tfrs_embed.FeatureConfig("item", table)}, "adagrad", True
+        )
+        model = tf_keras.Sequential([layer, helper.Take("item")])
+        model.compile("sgd", "mse", steps_per_execution=5)
+    data = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensors(
+            ({"item": tf.range(64)}, tf.ones([64, 16]))
+        ).repeat(100).map(lambda x, y: (x, y)).unbatch().batch(
+            64, drop_remainder=True
+        )
+    )
+    print("arguments", sys.argv[1:])
+    history = model.fit(data, epochs=int(sys.argv[1]), steps_per_epoch=50)
+    if len(sys.argv) > 2:
+        sys.exit(sys.argv[2])
+    model.save_weights("model.weights.h5")
+    raise AssertionError("A table without values was saved.")
+"""
+HELPER = """
+    import tf_keras
+
+    class Take(tf_keras.layers.Layer):
+        def __init__(self, key):
+            super().__init__()
+            self.key = key
+
+        def call(self, inputs):
+            return inputs[self.key]
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "my_model.py"
+    (tmp_path / "helper.py").write_text(textwrap.dedent(HELPER))
+    text = textwrap.dedent(SCRIPT)
+    path.write_text(text.replace("import sys\n", "import sys\nimport helper\n"))
+    return path
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "tfrs_embed", "tpu-check", *map(str, arguments)],
+        env={**environment("tpu:1x1"), "TF_USE_LEGACY_KERAS": "1"}
+        | {"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tempfile.gettempdir(),
+    )
+
+
+def test_the_command_runs_a_script(script, tmp_path):
+    done = command(
+        script, "--topology", "v6e-4", "--output", tmp_path / "out", "--", "3"
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "arguments ['3']" in done.stdout
+    assert "v6e:2x2 (4 chips of 2 SparseCores): 5 programs" in done.stdout
+    assert "not compiled: no jax and libtpu" in done.stdout
+    assert "stopped at the second call of train_function" in done.stdout
+    assert re.search(r"stopped: 'items/\w+' has no values", done.stdout)
+    assert "items" in done.stdout
+    texts = [p.name for p in (tmp_path / "out").glob("*.stablehlo")]
+    assert sorted(texts) == [f"train_function.{i}.stablehlo" for i in range(5)]
+    # The lowering's own lines for each operation are left out.
+    assert "Lowering Xla" not in done.stderr
+
+
+def test_the_command_runs_a_function(tmp_path):
+    path = tmp_path / "steps.py"
+    path.write_text(
+        "import tensorflow as tf\n"
+        "def train(strategy):\n"
+        "    @tf.function\n"
+        "    def step(x):\n"
+        "        strategy.run(lambda x: x + 1, (x,))\n"
+        "    step(tf.ones([3]))\n"
+    )
+    done = command(f"{path}:train", "--topology", "v5e:2x2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "v5e:2x2 (4 chips): 1 program\n" in done.stdout
+    done = command(f"{path}:evaluate", "--topology", "v5e:2x2")
+    assert done.returncode == 1
+    assert "has no function 'evaluate'" in done.stderr
+
+
+def test_the_commands_errors(script, tmp_path):
+    done = command(script, "--topology", "v9:2x2")
+    assert done.returncode == 2
+    assert "Unknown TPU slice 'v9:2x2'" in done.stderr
+    done = command(tmp_path / "nothing.py", "--topology", SLICE)
+    assert done.returncode == 1
+    assert "error: there is no file" in done.stderr
+    done = command(script, "--topology", SLICE, "--", "3", "went wrong")
+    assert done.returncode == 1
+    assert "ended with went wrong" in done.stderr
+    done = command(script, "--topology", SLICE, "--", "not a number")
+    assert done.returncode == 1
+    assert "invalid literal for int()" in done.stderr
+    assert "my_model.py failed; see above" in done.stderr
+
+
+def test_keras_names_are_kept():
+    # Nothing of TensorFlow's is left replaced behind a check.
+    before = tf.distribute.cluster_resolver.TPUClusterResolver
+    call = tf_keras.layers.Layer.__call__
+    tpu_check.check(look_up(one_layer()), SLICE)
+    assert tf.distribute.cluster_resolver.TPUClusterResolver is before
+    assert tf_keras.layers.Layer.__call__ is call
+    layer = one_layer()()
+    assert layer({"dense_big": tf.range(3)})["dense_big"].shape == (3, 8)
+    assert pathlib.Path(tpu_check.__file__).is_file()

@@ -1,0 +1,21 @@
+"""Checks programs for TPUs, on a machine that has none."""
+
+from tfrs_embed.tpu_check.checking import check
+from tfrs_embed.tpu_check.compiling import Compiled, Compiler
+from tfrs_embed.tpu_check.errors import CheckError
+from tfrs_embed.tpu_check.lowering import Program, SparseCoreCall
+from tfrs_embed.tpu_check.report import CheckedFunction, CheckedProgram, Report
+from tfrs_embed.tpu_check.slices import Slice
+
+__all__ = [
+    "CheckError",
+    "CheckedFunction",
+    "CheckedProgram",
+    "Compiled",
+    "Compiler",
+    "Program",
+    "Report",
+    "Slice",
+    "SparseCoreCall",
+    "check",
+]

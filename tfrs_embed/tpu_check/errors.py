@@ -1,0 +1,18 @@
+"""The error of a check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class CheckError(Exception):
+    """TensorFlow or the TPU's compiler refuses a program.
+
+    Args:
+        message: why.
+        operations: the kinds of operations that it is about, if any.
+    """
+
+    def __init__(self, message: str, operations: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.operations = tuple(operations)
