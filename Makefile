@@ -6,6 +6,7 @@ BAZEL ?= $(shell command -v bazel-4 || command -v bazel || echo bazel)
 VENV := .venv
 BENCH_VENV := .venv-bench
 TPU_VENV := .venv-tpu
+COMPILER_VENV := .venv-tpu-compiler
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check -qq
 
@@ -15,7 +16,7 @@ export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup kernels demo distributed multi-worker dlrm tpu serve test
-.PHONY: nightly test-tpu-wheel sanitize upstream lint format bench wheel
+.PHONY: nightly test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
 .PHONY: bazel clean
 
 help: ## List the targets
@@ -83,6 +84,9 @@ test: $(VENV)/.ready-test ## Run the tests; ARGS="-k ragged" picks some
 nightly: $(VENV)/.ready-test ## Run the tests, with all that make test leaves out
 	TFRS_EMBED_NIGHTLY=1 $(RUN) -m pytest -n 2 $(ARGS)
 
+# What held in which tier, for the table in docs/tpu.md.
+TIERS := $(CURDIR)/.tpu-tiers.jsonl
+
 # TensorFlow's wheel for TPUs has SparseCore's host operations for any CPU.
 $(TPU_VENV)/.installed: $(wildcard tests/tpu_wheel/*.txt) setup.py pyproject.toml
 	$(MAKE) VENV=$(TPU_VENV) $(TPU_VENV)/.created
@@ -94,10 +98,36 @@ $(TPU_VENV)/.installed: $(wildcard tests/tpu_wheel/*.txt) setup.py pyproject.tom
 	@touch $@
 
 test-tpu-wheel: $(TPU_VENV)/.installed ## Test against SparseCore's own kernels
-	TFRS_EMBED_NIGHTLY=1 $(TPU_VENV)/bin/python -m pytest -n 2 $(ARGS) \
+	rm -f $(TIERS)
+	TFRS_EMBED_NIGHTLY=1 TFRS_EMBED_TIERS=$(TIERS) \
+		$(TPU_VENV)/bin/python -m pytest -n 2 $(ARGS) \
 		tests/tpu_wheel \
 		tests/test_tpu_strategies.py::test_emulated_slices \
 		tests/test_tpu_strategies.py::test_loops_on_every_slice
+
+# libtpu's compiler works without a TPU too; an older one beside the newest.
+$(COMPILER_VENV)/.installed: tests/tpu_wheel/compiler_requirements.txt
+	$(MAKE) VENV=$(COMPILER_VENV) $(COMPILER_VENV)/.created
+	$(COMPILER_VENV)/bin/python -m pip --disable-pip-version-check -qq \
+		install --requirement tests/tpu_wheel/compiler_requirements.txt
+	rm -rf $(COMPILER_VENV)/older
+	$(COMPILER_VENV)/bin/python -m pip --disable-pip-version-check -qq \
+		install --no-deps --target $(COMPILER_VENV)/older libtpu==0.0.20
+	@touch $@
+
+# Everything: TFRS_EMBED_NIGHTLY=1 make test-tpu-compile
+test-tpu-compile: $(TPU_VENV)/.installed $(COMPILER_VENV)/.installed
+test-tpu-compile: ## Compile programs for TPUs with libtpu, without a TPU
+	TFRS_EMBED_TPU_COMPILER=$(CURDIR)/$(COMPILER_VENV)/bin/python \
+	TFRS_EMBED_TPU_COMPILER_OLDER=$(CURDIR)/$(COMPILER_VENV)/older/libtpu/libtpu.so \
+	TFRS_EMBED_TIERS=$(TIERS) \
+		$(TPU_VENV)/bin/python -m pytest -n 2 $(ARGS) \
+		tests/tpu_wheel/test_compiler.py
+
+# After test-tpu-wheel and test-tpu-compile: what they found is what docs say.
+tpu-support: ## Check the table in docs/tpu.md; ARGS=update writes it
+	$(TPU_VENV)/bin/python tests/tpu_wheel/support.py $(or $(ARGS),check) \
+		$(TIERS)
 
 # ARGS="--seconds 600" for more; it needs g++ or clang++.
 sanitize: $(VENV)/.installed-test ## Fuzz the kernels under sanitizers
@@ -156,7 +186,8 @@ bazel: $(VENV)/.installed-test ## Build and test with Bazel, in .venv
 	$(BAZEL) $(BAZEL_STARTUP) test $(BAZEL_ARGS) //...
 
 clean: ## Remove what these targets made, .venv too
-	rm -rf $(VENV) $(BENCH_VENV) $(TPU_VENV) .build dist *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) $(TPU_VENV) $(COMPILER_VENV) .build dist
+	rm -rf *.egg-info $(TIERS)
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f tfrs_embed/kernels/*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +

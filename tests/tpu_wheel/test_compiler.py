@@ -1,0 +1,113 @@
+"""libtpu's compiler takes the programs that docs/tpu.md promises.
+
+`make test-tpu-compile` says where a Python with jax and libtpu is, and another
+libtpu; `TFRS_EMBED_NIGHTLY=1` has it compile everything.
+"""
+
+import os
+import sys
+
+import pytest
+import tensorflow as tf
+import tiers
+from promises import PROMISES, Hardware, keras, tpu
+
+from processes import ALL
+from tfrs_embed import tpu_check
+from tfrs_embed.sparsecore.wheel import has_kernels
+
+PYTHON = os.environ.get("TFRS_EMBED_TPU_COMPILER")
+OLDER = os.environ.get("TFRS_EMBED_TPU_COMPILER_OLDER")
+
+if not (has_kernels() and PYTHON):
+    pytest.skip("make test-tpu-compile runs it", allow_module_level=True)
+
+COMPILERS = {
+    "newest": tpu_check.Compiler(PYTHON),
+    "older": tpu_check.Compiler(PYTHON, OLDER),
+}
+TOPOLOGIES = {
+    Hardware.V2: ("v5p:2x2x1", "v6e:2x2"),
+    Hardware.UNSUPPORTED: ("v5e:2x2",),
+}
+# The choice for every change: between them, all operations there are.
+CHOICE = {
+    ("small tables beside large ones", "v5p:2x2x1", "newest"),
+    ("a loop on the device, pipelined", "v6e:2x2", "newest"),
+    ("Adam", "v5p:2x2x1", "older"),
+    ("mixed_bfloat16", "v5e:2x2", "newest"),
+}
+CASES = [
+    (promise, hardware, topology, compiler)
+    for promise in PROMISES
+    for hardware in promise.hardware
+    for topology in TOPOLOGIES.get(hardware, ())
+    for compiler in COMPILERS
+    if (promise.name, topology, compiler) in CHOICE
+    # An older compiler knows no more: one of its kind is enough.
+    or (ALL and (compiler == "newest" or topology == "v5p:2x2x1"))
+]
+
+
+def name(value):
+    return getattr(value, "name", None)
+
+
+@pytest.mark.parametrize(
+    ("promise", "hardware", "topology", "compiler"), CASES, ids=name
+)
+def test_libtpu_takes_the_programs(promise, hardware, topology, compiler):
+    generation = topology.partition(":")[0]
+    with tiers.record(f"compiled for {generation}", promise, hardware):
+        report = tpu_check.check(
+            lambda strategy: promise.run(strategy, 1.0),
+            topology,
+            compiler=COMPILERS[compiler],
+        )
+        assert report.compiler.startswith("libtpu ")
+        assert not report.refused, str(report)
+        assert all(p.compiled is not None for p in report.programs)
+        for checked in report.programs:
+            found = checked.compiled.sparse_instructions
+            if found is None or not checked.program.calls:
+                continue  # jaxlib can't read what this libtpu has made.
+            lookups = sum(c.slots is None for c in checked.program.calls)
+            assert found["SparseGather"] >= lookups
+
+
+def test_limits_that_are_too_large_are_refused():
+    # By the older one; the newest takes any.
+    limits = tpu.SparseCoreEmbeddingConfig(
+        max_ids_per_table={"big": 100_000},
+        max_unique_ids_per_table={"big": 100_000},
+    )
+    report = tpu_check.check(
+        lambda strategy: keras(sparse_core_embedding_config=limits)(
+            strategy, 1.0
+        ),
+        "v5p:2x2x1",
+        compiler=COMPILERS["older"],
+    )
+    [refused] = report.refused
+    [_, call] = refused.program.calls
+    assert call.max_ids == 100_000
+    assert "No viable logical replica count" in refused.compiled.error
+    assert f"REFUSED {refused.program.name}" in str(report)
+
+
+def test_a_compiler_that_is_not_there():
+    def program(strategy):
+        @tf.function
+        def step(x):
+            strategy.run(lambda x: x + 1, (x,))
+
+        step(tf.constant(1))
+
+    for python, message in [
+        ("/nowhere/python", "can't be run"),
+        (sys.executable, "ended with exit code"),  # It has no jax.
+    ]:
+        with pytest.raises(tpu_check.CheckError, match=message):
+            tpu_check.check(
+                program, "v6e:1x1", compiler=tpu_check.Compiler(python)
+            )
