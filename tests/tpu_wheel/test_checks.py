@@ -118,7 +118,7 @@ def test_an_error_names_the_layers_call_and_the_users_line():
     with pytest.raises(
         tpu_check.CheckError,
         match=r"call PartialTPUEmbedding 'partial_tpu_embedding\w*' \(number "
-        r"1, at .*test_tpu_check.py:\d+\): Feature 'dense_big' .*: ids: they "
+        r"1, at .*test_checks.py:\d+\): Feature 'dense_big' .*: ids: they "
         r"are computed inside strategy.run, by the operation FloorMod 'mod'",
     ):
         tpu_check.check(look_up(one_layer(), lambda ids: ids % 7), SLICE)
@@ -153,7 +153,7 @@ def test_an_error_names_the_operations_line():
     with pytest.raises(
         tpu_check.CheckError,
         match=r"no TPU has a kernel for Reshape as it stands there.\n"
-        r"Operations of these kinds:\n  Reshape 'Reshape', .*_check.py:\d+",
+        r"Operations of these kinds:\n  Reshape 'Reshape', .*_checks.py:\d+",
     ):
         tpu_check.check(program, SLICE)
 
