@@ -71,8 +71,8 @@ def test_libtpu_takes_the_programs(promise, hardware, topology, compiler):
             found = checked.compiled.sparse_instructions
             if found is None or not checked.program.calls:
                 continue  # jaxlib can't read what this libtpu has made.
-            lookups = sum(c.slots is None for c in checked.program.calls)
-            assert found["SparseGather"] >= lookups
+            # Which ones is the compiler's business; some work on SparseCores.
+            assert sum(found.values()) >= len(checked.program.calls)
 
 
 def test_limits_that_are_too_large_are_refused():
