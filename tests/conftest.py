@@ -35,3 +35,14 @@ def both_implementations(request):
     else:
         with kernels.disabled():
             yield
+
+
+@pytest.fixture(params=[True, False], ids=["soft", "hard"])
+def soft_placement(request):
+    """Whether a TPU's host may run what TPUs have no kernel for."""
+    import tensorflow as tf
+
+    # In a function that is traced TensorFlow has no default.
+    tf.config.set_soft_device_placement(request.param)
+    yield request.param
+    tf.config.set_soft_device_placement(True)

@@ -53,14 +53,6 @@ def test_a_function_must_be_traced():
         strategy.run(lambda: None)
 
 
-@pytest.fixture(params=[True, False], ids=["soft", "hard"])
-def soft_placement(request):
-    # In a function that is traced TensorFlow has no default.
-    tf.config.set_soft_device_placement(request.param)
-    yield request.param
-    tf.config.set_soft_device_placement(True)
-
-
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_are_refused_as_on_tpus(name, soft_placement):
     step = STEPS[name]

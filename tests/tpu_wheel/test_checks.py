@@ -28,13 +28,6 @@ if not has_kernels():
 SLICE = "v5p:2x2x1"
 
 
-@pytest.fixture(params=[True, False], ids=["soft", "hard"])
-def soft_placement(request):
-    tf.config.set_soft_device_placement(request.param)
-    yield request.param
-    tf.config.set_soft_device_placement(True)
-
-
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_are_refused_as_by_the_emulated_slice(name, soft_placement):
     step = STEPS[name]
