@@ -251,6 +251,16 @@ def test_results_of_unknown_shape_and_strings():
     assert len(tpu_check.check(program, SLICE).programs) == 1
 
 
+def test_functions_of_one_name_are_told_apart(tmp_path):
+    def program(strategy):
+        for size in (2, 3):
+            traced(strategy, STEPS["add"])(tf.ones([size]))
+
+    report = tpu_check.check(program, SLICE, output=tmp_path)
+    assert [f.name for f in report.functions] == ["function", "function_2"]
+    assert len(list(tmp_path.glob("*.stablehlo"))) == 2
+
+
 def test_code_without_a_tpu_program_is_an_error():
     with pytest.raises(tpu_check.CheckError, match="no TPU program to check"):
         tpu_check.check(lambda strategy: tf.constant(1) + 1, SLICE)

@@ -54,8 +54,9 @@ class Replicas:
     def check_kernels(self) -> None:
         """Checks that TPUs have kernels for what the replicas have built.
 
-        With soft placement, TensorFlow's default, the host runs what TPUs have
-        none for; that is logged, as it costs a transfer each way.
+        Where tf.config.set_soft_device_placement(True) was called, the host
+        runs what TPUs have none for; that is logged, as it costs a transfer
+        each way. A function that is traced has it off by default.
 
         Raises:
             tf.errors.InvalidArgumentError: they have not, and the host may not

@@ -35,7 +35,7 @@ class Recorded:
     """A function with TPU programs.
 
     Attributes:
-        name: its name in Python.
+        name: its name in Python, with a number behind that of a second one.
         function: the ConcreteFunction.
     """
 
@@ -68,7 +68,10 @@ class Recorder:
             if known.name not in self.ended:
                 self.ended.append(known.name)
             raise EndOfRecording(known.name)
-        found = Recorded(_name(function), function)
+        name = _name(function)
+        taken = sum(_name(f.function) == name for f in self.functions)
+        # Two functions of one name, or one that was traced twice.
+        found = Recorded(f"{name}_{taken + 1}" if taken else name, function)
         self._known[id(function)] = found
         self.functions.append(found)
 
