@@ -8,6 +8,7 @@ from tfrs_embed import (
     testing,
     tpu_check,
 )
+from tfrs_embed.backward_passes import no_updates
 from tfrs_embed.configs import FeatureConfig, TableConfig
 from tfrs_embed.layers.all2all_dense_embedding import All2AllDenseEmbedding
 from tfrs_embed.layers.distributed_embedding import DistributedEmbedding
@@ -31,6 +32,7 @@ __all__ = [
     "checkpoint",
     "embedding_lookup",
     "kernels",
+    "no_updates",
     "serving",
     "sparsecore",
     "testing",

@@ -3,77 +3,91 @@
 Under mixed_float16 Keras multiplies the loss by a scale and divides the
 variables' gradients by it before they are applied. A table's update happens in
 the backward pass, between the two, and must divide by the same scale. Keras
-doesn't tell a layer about it, so this module notes what its
-`LossScaleOptimizer`s do: a step's loss is scaled from `get_scaled_loss` until
-`get_unscaled_gradients` or `apply_gradients`.
+doesn't tell a layer about it. So what `get_scaled_loss` returns goes through a
+gradient of our own, which says so to the backward pass that comes by: each
+pass has the scale of its own loss, whatever other losses, models and threads
+there are.
 
-It is noted twice. A note per thread and graph costs a step nothing, and serves
-where the backward pass is traced between the two calls, as usual. Where the
-forward pass is a `tf.function` of its own, its backward pass is traced before
-either, and has to read a variable when it runs.
+A loss that was scaled by other means can't be noticed.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
+import weakref
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-_step = threading.local()
-_in_effect: list[tf.Variable] = []
+from tfrs_embed import backward_passes, weak_gradients
+
+_AMBIGUOUS = (
+    "Losses that different LossScaleOptimizers scaled are differentiated "
+    "together, so what the tables' gradients are scaled by can't be known. "
+    "Take the gradient of each loss by itself."
+)
+
+# Of graphs that are a function's gradient: the optimizer of its loss.
+_of_graph: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def current() -> Any:
-    """Returns the `LossScaleOptimizer` that scaled this step's loss, or None.
+def current(where: str) -> Any:
+    """Returns the `LossScaleOptimizer` that scaled this pass's loss, or None.
 
-    A loss that was scaled by other means can't be noticed.
+    Args:
+        where: whose tables are to be updated, for errors.
+
+    Raises:
+        ValueError: more than one did.
     """
-    optimizer, where = getattr(_step, "scaled", (None, None))
-    return optimizer if where is graph() else None
-
-
-def in_effect() -> tf.Variable:
-    """Returns the variable that holds the scale, 1 for an unscaled loss."""
-    return _in_effect[0]
-
-
-def graph() -> Any:
-    """Returns the graph being traced; a constant when executing eagerly."""
-    if tf.executing_eagerly():
-        return "eager"
-    return tf.compat.v1.get_default_graph()
+    passes = backward_passes.here()
+    # What a pass calls while it runs has gradients that are scaled alike.
+    scales: list[Any] = next((p.scales for p in passes[::-1] if p.scales), [])
+    if len(scales) > 1:
+        raise ValueError(f"{where}: {_AMBIGUOUS}")
+    return scales[0] if scales else None
 
 
 def install() -> None:
     """Makes Keras's loss scale optimizers note what they do; idempotent."""
-    if _in_effect:
-        return
-    with tf.init_scope():
-        # The class itself, so that no strategy mirrors it.
-        _in_effect.append(
-            ResourceVariable(1.0, trainable=False, name="loss_scale")
-        )
     base = tf_keras.mixed_precision.LossScaleOptimizer
     for kind in base.__subclasses__():
-        for name, scales in (
-            ("get_scaled_loss", True),
-            ("get_unscaled_gradients", False),
-            ("apply_gradients", False),
-        ):
-            if name in kind.__dict__:
-                setattr(kind, name, _noting(kind.__dict__[name], scales))
+        method = kind.__dict__.get("get_scaled_loss")
+        if method is not None and not hasattr(method, "notes_scale"):
+            kind.get_scaled_loss = _noting(method)
 
 
-def _noting(method: Any, scales: bool) -> Any:
+def _noting(method: Any) -> Any:
     @functools.wraps(method)
-    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _step.scaled = (self, graph()) if scales else (None, None)
-        scale = tf.cast(self.loss_scale, tf.float32) if scales else 1.0
-        in_effect().assign(scale)
-        return method(self, *args, **kwargs)
+    def noting(self: Any, loss: Any) -> Any:
+        scaled = method(self, loss)
+        if callable(scaled):
+            return lambda: _marked(scaled(), self)
+        return _marked(scaled, self)
 
+    noting.notes_scale = True  # type: ignore[attr-defined]
     return noting
+
+
+def _marked(loss: tf.Tensor, optimizer: Any) -> tf.Tensor:
+    """The same loss, whose gradient says which optimizer scaled it."""
+
+    @weak_gradients.custom_gradient
+    def mark(loss: tf.Tensor) -> Any:
+        def backward(gradient: tf.Tensor) -> tf.Tensor:
+            passes = backward_passes.here()
+            if passes:
+                passes[-1].scale(optimizer)
+                return gradient
+            # A function's own gradient, for passes that are not known yet.
+            graph = backward_passes.graph()
+            if _of_graph.setdefault(graph, optimizer) is not optimizer:
+                raise ValueError(_AMBIGUOUS)
+            scale = tf.cast(optimizer.loss_scale, tf.float32)
+            with tf.control_dependencies(backward_passes.set_scale(scale)):
+                return tf.identity(gradient)
+
+        return tf.identity(loss), backward
+
+    return mark(loss)

@@ -82,6 +82,13 @@ def is_tpu(strategy: tf.distribute.Strategy) -> bool:
     )
 
 
+def in_tpu_replica() -> bool:
+    """Whether this is part of a program for a TPU."""
+    return not tf.distribute.in_cross_replica_context() and is_tpu(
+        tf.distribute.get_strategy()
+    )
+
+
 def on_tpu(op: tf.Operation) -> bool:
     """Whether an operation is part of a program that a TPU runs.
 

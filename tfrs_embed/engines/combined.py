@@ -84,6 +84,11 @@ class CombinedEngine(Engine):
         able = (e for e in self._engines if e.consensus() is not None)
         return next(able, self._engines[0])
 
+    @property
+    def local_replicas(self) -> int:
+        """See the base class."""
+        return max(e.local_replicas for e in self._engines)
+
     def consensus(self) -> Consensus | None:
         """See the base class."""
         return self._judge().consensus()

@@ -181,6 +181,11 @@ class Engine(abc.ABC):
         """Whether each table is one variable."""
         return True
 
+    @property
+    def local_replicas(self) -> int:
+        """The number of replicas that train the tables in this process."""
+        return 1
+
     def consensus(self) -> Consensus | None:
         """The replicas that look up together here; None: this one alone."""
         return None

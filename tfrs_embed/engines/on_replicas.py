@@ -168,6 +168,11 @@ class ReplicasEngine(Engine):
         """See the base class."""
         return self._replicas.world == 1
 
+    @property
+    def local_replicas(self) -> int:
+        """See the base class."""
+        return self._replicas.local
+
     def consensus(self) -> consensus.ReplicaConsensus | None:
         """See the base class."""
         replica = self._replicas.current(self._name)

@@ -146,7 +146,10 @@ class All2AllDenseEmbedding(tf_keras.layers.Layer):
         table_optimizer = optimizer_conversion.convert(optimizer, self._where)
         self._engine = self._make_engine(feature, table_optimizer)
         self._engine_layer = EngineLayer(
-            self._engine, name="engine", dtype=self._dtype_policy
+            self._engine,
+            name="engine",
+            dtype=self._dtype_policy,
+            trainable=self.trainable,
         )
         self._has_table = False
         self.table: TableState = self._engine.states[feature.table.name]

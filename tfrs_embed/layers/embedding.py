@@ -11,6 +11,7 @@ from tfrs_embed.configs import COMBINERS, FeatureSpec, TableSpec
 from tfrs_embed.layers import errors
 from tfrs_embed.ops.bags import to_bags
 from tfrs_embed.ops.lookup import combine, reshape_output, spread
+from tfrs_embed.weak_gradients import custom_gradient
 
 
 @tf.autograph.experimental.do_not_convert
@@ -94,7 +95,7 @@ def embedding_lookup(
     wide = tf.float64 if param.dtype == tf.float64 else tf.float32
     rows = tf.cast(tf.gather(param, unique), wide)
 
-    @tf.custom_gradient
+    @custom_gradient
     def combined(rows: tf.Tensor) -> Any:
         def backward(gradient: tf.Tensor) -> tf.Tensor:
             return spread([gradient], [bags], index, tf.shape(rows)[0])

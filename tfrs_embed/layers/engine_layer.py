@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +10,12 @@ import tensorflow as tf
 import tf_keras
 from tensorflow.python.saved_model import save_context
 
-from tfrs_embed import loss_scaling
+from tfrs_embed import backward_passes, loss_scaling, strategies
 from tfrs_embed.engines.engine import Engine, Tables
-from tfrs_embed.layers import errors
+from tfrs_embed.layers import errors, updates
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.lookup import reshape_output
+from tfrs_embed.weak_gradients import custom_gradient
 
 
 class EngineLayer(tf_keras.layers.Layer):
@@ -22,7 +24,8 @@ class EngineLayer(tf_keras.layers.Layer):
     The tables are not trainable variables: Keras would make dense or
     all-reduced gradients of them. Instead the lookup is a custom gradient of
     one scalar trainable weight, whose backward pass hands the activations'
-    gradients to the engine. The weight's own gradient is zero.
+    gradients to the engine, where that weight's gradient is asked for. This
+    gradient itself is zero.
 
     The layer has no training if no table has an optimizer.
 
@@ -39,6 +42,7 @@ class EngineLayer(tf_keras.layers.Layer):
         # Of the last SavedModel that holds it.
         self._saved_with: Any = None
         self._learns = any(o is not None for o in engine.optimizers.values())
+        backward_passes.install()
         loss_scaling.install()
 
     @property
@@ -69,8 +73,6 @@ class EngineLayer(tf_keras.layers.Layer):
         self._engine.build()
         # Replicas that build the layer each come by here.
         self._non_trainable_weights[:] = self._engine.variables
-        # A SavedModel must find all that its functions read.
-        self._track_trackable(loss_scaling.in_effect(), "loss_scale")
         self.step = self._engine.step
         self.pending = getattr(self._engine, "pending", None)
         for name, optimizer in self._engine.optimizers.items():
@@ -85,6 +87,12 @@ class EngineLayer(tf_keras.layers.Layer):
                 dtype=tf.float32,
                 experimental_autocast=False,
             )
+            self._switch = backward_passes.Switch(
+                self.name, self.gradient_trigger, self._engine.local_replicas
+            )
+            # A SavedModel must find all that its functions read.
+            for i, variable in enumerate(self._switch.variables):
+                self._track_trackable(variable, f"backward_{i}")
         super().build(input_shape)
 
     @errors.plain
@@ -96,43 +104,52 @@ class EngineLayer(tf_keras.layers.Layer):
         Args:
             bags: each feature's bags.
             training: whether this is a training step; a pipelined engine's
-                lookup only runs ahead of its updates in one.
+                lookup only runs ahead of its updates in one. False: the tables
+                are constants.
 
         Returns:
             Each feature's activations in its output shape, in the layer's
             compute dtype.
         """
         dtype = tf.as_dtype(self.compute_dtype)
-        if not (self._learns and self.trainable):
+        if not self._is_variable(training):
             vectors, _ = self._engine.lookup(bags, False, dtype)
             return self._outputs(vectors, bags)
 
-        forward_graph = loss_scaling.graph()
+        call = _Call(backward_passes.graph())
+        # A graph may stay when nothing else does: TensorFlow keeps those that
+        # have a custom gradient, of whatever kind. Tables must not stay too.
+        this = weakref.ref(self) if call.graph != "eager" else lambda: self
 
-        @tf.custom_gradient
+        @custom_gradient
         def lookup(trigger: tf.Tensor) -> Any:
             vectors, residuals = self._engine.lookup(
                 bags, bool(training), dtype
             )
 
-            def backward(*gradients: tf.Tensor) -> tf.Tensor:
-                return self._apply(
-                    residuals,
-                    [
-                        _as_vectors(gradient, feature.table.dim)
-                        for gradient, feature in zip(
-                            gradients, self._engine.features, strict=True
-                        )
-                    ],
-                    trigger,
-                    forward_graph,
-                )
+            def backward(*gradients: Any) -> tf.Tensor:
+                layer = this()
+                if layer is None:
+                    raise RuntimeError(
+                        "The layer that looked these features up is gone."
+                    )
+                return layer._differentiate(call, residuals, gradients, trigger)
 
             return self._outputs(vectors, bags), backward
 
         outputs = lookup(self.gradient_trigger)
         return (
             list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+        )
+
+    def _is_variable(self, training: Any) -> bool:
+        """Whether a call's gradient may update the tables."""
+        constant = training is not None and tf.get_static_value(training)
+        return (
+            self._learns
+            and self.trainable
+            and backward_passes.updates_allowed()
+            and (training is None or constant is None or bool(constant))
         )
 
     def _outputs(
@@ -148,61 +165,145 @@ class EngineLayer(tf_keras.layers.Layer):
             )
         ]
 
-    def _apply(
+    def _differentiate(
         self,
+        call: _Call,
         residuals: Any,
-        gradients: list[tf.Tensor],
+        given: Sequence[Any],
         trigger: tf.Tensor,
-        forward_graph: Any,
     ) -> tf.Tensor:
-        """Updates the tables and returns the scalar weight's gradient."""
+        """Updates the tables if this backward pass is to.
+
+        Args:
+            call: the forward pass.
+            residuals: what the engine's lookup returned.
+            given: the outputs' gradients.
+            trigger: the scalar weight's value.
+
+        Returns:
+            The scalar weight's gradient.
+
+        Raises:
+            RuntimeError: the call's gradient has updated the tables before.
+            NotImplementedError: they can't be updated where this is.
+        """
+        graph = backward_passes.graph()
+        passes = backward_passes.here()
+        branch = type(call.graph).__name__.startswith(("Cond", "While"))
+        in_branch = branch and call.graph is not graph
+        if in_branch and not passes:
+            # Its gradient is traced for the pass that asks for it.
+            passes = backward_passes.all_passes()
+        if not backward_passes.updates_allowed() or not all(
+            p.asks_for(self.gradient_trigger) for p in passes
+        ):
+            return tf.zeros_like(trigger)
         if save_context.in_save_context() and not self._is_saved():
             # Keras's `model.export` brings what the forward pass reads.
             text = f"Layer '{self.name}' was exported to serve, not to train."
             with tf.control_dependencies([tf.debugging.Assert(False, [text])]):
                 return tf.zeros_like(trigger)
+        self._require_once(call, graph, in_branch)
+        gradients = [
+            _as_vectors(gradient, feature.table.dim)
+            for gradient, feature in zip(
+                given, self._engine.features, strict=True
+            )
+        ]
+        if call.graph is not graph and not passes:
+            # The forward pass is a tf.function of its own. TensorFlow runs
+            # nothing in its backward pass that the gradients don't depend on,
+            # so the update has to be one operation that returns a gradient.
+            return tf.function(
+                lambda: self._update_apart(residuals, gradients, trigger),
+                autograph=False,
+            )()
+        if tf.executing_eagerly():
+            if call.updated:
+                raise backward_passes.too_often(self.name)
+            call.updated = True
+            return self._update(residuals, gradients, trigger)
+        with updates.recording(call, self.name) as update:
+            update.signal = self._update(residuals, gradients, trigger)
+        return update.signal
+
+    def _require_once(self, call: _Call, graph: Any, in_branch: bool) -> None:
+        """Requires that what a graph does is done once for each lookup.
+
+        Raises:
+            NotImplementedError: they don't.
+        """
+        if in_branch:
+            raise NotImplementedError(
+                f"Layer '{self.name}' is called inside a tf.cond or "
+                "tf.while_loop whose gradient is taken from outside; "
+                "TensorFlow can't run a table's update there. Call the "
+                "layer outside of it, or open the tape inside."
+            )
+        looped = type(graph).__name__.startswith("While")
+        if graph != "eager" and (
+            backward_passes.in_pfor() or (looped and call.graph is not graph)
+        ):
+            raise NotImplementedError(
+                f"Layer '{self.name}': a Jacobian with respect to its tables, "
+                "or a gradient taken in a loop, would update them many times. "
+                "Leave the layer's variables out of its sources, or call the "
+                "layer with training=False."
+            )
+
+    def _update(
+        self, residuals: Any, gradients: list[tf.Tensor], trigger: tf.Tensor
+    ) -> tf.Tensor:
+        """Updates the tables; returns the scalar weight's gradient."""
+        scaled_by = loss_scaling.current(f"Layer '{self.name}'")
+        if scaled_by is None:
+            self._engine.apply_gradients(residuals, gradients)
+            return tf.zeros_like(trigger)
+        finite = _unscale(gradients, scaled_by.loss_scale)
+        if scaled_by.dynamic:
+            return self._update_if(finite, residuals, gradients, trigger)
+        self._engine.apply_gradients(residuals, gradients)
+        return tf.zeros_like(trigger)
+
+    def _update_if(
+        self,
+        good: tf.Tensor,
+        residuals: Any,
+        gradients: list[tf.Tensor],
+        trigger: tf.Tensor,
+    ) -> tf.Tensor:
+        """The same if a scalar is true on all replicas."""
 
         def update() -> tf.Tensor:
             self._engine.apply_gradients(residuals, gradients)
             return tf.zeros_like(trigger)
 
-        def update_if(good: tf.Tensor) -> tf.Tensor:
-            good = self._engine.all_agree(good)
-            # Where the loss scale was too large Keras skips the step and lowers
-            # it. It has to know: an infinite gradient tells it.
-            infinite = tf.fill(tf.shape(trigger), float("inf"))
-            return tf.cond(good, update, lambda: infinite)
+        # Where the loss scale was too large Keras skips the step and lowers
+        # it. It has to know: an infinite gradient tells it.
+        infinite = tf.fill(tf.shape(trigger), float("inf"))
+        return tf.cond(self._engine.all_agree(good), update, lambda: infinite)
 
-        def unscale(scale: Any) -> tf.Tensor:
-            """Divides the gradients, and returns whether they are finite."""
-            scale = tf.cast(tf.convert_to_tensor(scale), tf.float32)
-            gradients[:] = [g / scale for g in gradients]
-            return tf.reduce_all(
-                [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
+    def _update_apart(
+        self, residuals: Any, gradients: list[tf.Tensor], trigger: tf.Tensor
+    ) -> tf.Tensor:
+        """The same in a function's own gradient, which many passes run."""
+        if strategies.in_tpu_replica():
+            self._engine.apply_gradients(residuals, gradients)
+            return tf.zeros_like(trigger)
+        # What pass it is will only show when it runs.
+        scale = self._switch.value()
+
+        def update() -> tf.Tensor:
+            finite = _unscale(gradients, scale)
+            return self._update_if(
+                finite | tf.equal(scale, 1.0), residuals, gradients, trigger
             )
 
-        def update_apart() -> tf.Tensor:
-            # Whether the step scales its loss will only show when it runs.
-            scale = tf.convert_to_tensor(loss_scaling.in_effect())
-            return update_if(unscale(scale) | tf.equal(scale, 1.0))
-
-        if forward_graph is not loss_scaling.graph():
-            if type(forward_graph).__name__.startswith(("Cond", "While")):
-                raise NotImplementedError(
-                    f"Layer '{self.name}' is called inside a tf.cond or "
-                    "tf.while_loop whose gradient is taken from outside; "
-                    "TensorFlow can't run a table's update there. Call the "
-                    "layer outside of it, or open the tape inside."
-                )
-            # The forward pass is a tf.function of its own. TensorFlow runs
-            # nothing in its backward pass that the gradients don't depend on,
-            # so the update has to be one operation that returns a gradient.
-            return tf.function(update_apart, autograph=False)()
-        scaled_by = loss_scaling.current()
-        if scaled_by is None:
-            return update()
-        finite = unscale(scaled_by.loss_scale)
-        return update_if(finite) if scaled_by.dynamic else update()
+        return tf.cond(
+            tf.equal(scale, backward_passes.OFF),
+            lambda: tf.zeros_like(trigger),
+            update,
+        )
 
     @property
     def non_trainable_weights(self) -> list[tf.Variable]:
@@ -263,9 +364,34 @@ class EngineLayer(tf_keras.layers.Layer):
         return self._saved_with is save_context.get_save_options()
 
 
-def _as_vectors(gradient: tf.Tensor, dim: int) -> tf.Tensor:
+class _Call:
+    """A forward pass.
+
+    Args:
+        graph: where it is; see `backward_passes.graph`.
+
+    Attributes:
+        updated: whether its gradient has updated the tables, eagerly.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self.updated = False
+
+
+def _unscale(gradients: list[tf.Tensor], scale: Any) -> tf.Tensor:
+    """Divides gradients in place; returns whether all are finite."""
+    scale = tf.cast(tf.convert_to_tensor(scale), tf.float32)
+    gradients[:] = [g / scale for g in gradients]
+    return tf.reduce_all(
+        [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
+    )
+
+
+def _as_vectors(gradient: Any, dim: int) -> tf.Tensor:
     """An output's gradient as that of its vectors, [count, dim] float32."""
-    gradient = tf.cast(gradient, tf.float32)
+    # That of a gather is of the rows that it took.
+    gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
     if gradient.shape.rank != 2:
         return tf.reshape(gradient, [-1, dim])
     # That of a concatenation doesn't always say so.

@@ -134,6 +134,7 @@ class TableLayer(tf_keras.layers.Layer):
                 self._make_engines(routes, optimizers),
                 name="tpu_embedding",
                 dtype=self._dtype_policy,
+                trainable=self.trainable,
             )
             for state in self._engine_layer.engine.states.values():
                 self.tables.add(state)
@@ -147,6 +148,7 @@ class TableLayer(tf_keras.layers.Layer):
                 embeddings_initializer=table.initializer,
                 name=table.name,
                 dtype=self._dtype_policy,
+                trainable=self.trainable,
             )
             self.tables.add(TableState(table))
 

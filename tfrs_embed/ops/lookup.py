@@ -11,6 +11,7 @@ from tfrs_embed import kernels
 from tfrs_embed.kernels import calls, portable
 from tfrs_embed.ops import compiled
 from tfrs_embed.ops.bags import Bags
+from tfrs_embed.weak_gradients import custom_gradient
 
 # Up to this width a product with a sparse matrix was the fastest sum of rows,
 # two to ten times as fast as others at 8 and 16.
@@ -124,7 +125,7 @@ def gather_densely(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
         [n, dim].
     """
 
-    @tf.custom_gradient
+    @custom_gradient
     def gather(rows: tf.Tensor) -> Any:
         return tf.gather(rows, ids), lambda g: tf.math.unsorted_segment_sum(
             g, ids, tf.shape(rows)[0]

@@ -1,0 +1,509 @@
+"""Gradients of all kinds: a table behaves as a Keras variable, or raises."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfrs_embed
+from gradient_scenarios import (
+    DIM,
+    ROWS,
+    SCENARIOS,
+    Program,
+    batches,
+    expected,
+    initial,
+    optimizer,
+    train,
+)
+
+MODES = ["eager", "function", "nested", "nested_in_function", "compiled"]
+
+pytestmark = pytest.mark.usefixtures("both_implementations")
+
+
+def make_layer(kind=None, **kwargs):
+    table = tfrs_embed.TableConfig("table", ROWS, DIM)
+    layer = tfrs_embed.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("feature", table),
+        optimizer=kind or optimizer(legacy=True),
+        size_threshold=0,
+        **kwargs,
+    )
+    layer.embedding_tables["table"].assign(initial())
+    return layer
+
+
+def make_program(layer, nested=False):
+    program = Program(
+        layer,
+        lambda: layer.trainable_variables,
+        optimizer(legacy=True),
+        tf.function if nested else (lambda function: function),
+    )
+    # An optimizer's variables are made outside of functions.
+    with tf.GradientTape():
+        layer(tf.zeros([2], tf.int32))
+    return program
+
+
+def run(mode, function, *args):
+    if mode.endswith("function"):
+        function = tf.function(function)
+    elif mode == "compiled":
+        function = tf.function(function, jit_compile=True)
+    return function(*args)
+
+
+def table_of(layer):
+    return layer.embedding_tables["table"].numpy()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
+def test_a_table_is_as_a_variable_of_keras(scenario, mode):
+    nested = mode.startswith("nested")
+    if nested and scenario.__name__ == "jacobian":
+        pytest.skip("TensorFlow can't repeat a function that updates")
+    steps = batches(3)
+    layer = make_layer()
+    program = make_program(layer, nested)
+
+    def step(ids, x):
+        scenario(program, ids, x)
+
+    if mode.endswith("function") or mode == "compiled":
+        step = tf.function(step, jit_compile=mode == "compiled")
+    for ids, x in steps:
+        step(tf.constant(ids), tf.constant(x))
+    table, head, other = expected(scenario, steps)
+    np.testing.assert_allclose(table_of(layer), table, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(program.head, head, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(program.other, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("nested_first", [True, False])
+def test_the_first_pass_of_all_may_be_for_another_gradient(nested_first):
+    layer = make_layer()
+    program = make_program(layer, nested=True)
+    ids, x = (tf.constant(v) for v in batches(1)[0])
+
+    @tf.function
+    def slope():
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            prediction = program.predict(ids, x)
+        return tape.gradient(prediction, x)
+
+    if not nested_first:
+        train(program, ids, x)
+    before, step = table_of(layer), int(layer.step)
+    for _ in range(3):
+        slope()
+    np.testing.assert_array_equal(table_of(layer), before)
+    assert int(layer.step) == step
+    train(program, ids, x)
+    assert int(layer.step) == step + 1
+
+
+def test_a_gradient_that_is_not_used_updates_nothing_in_a_function():
+    layer = make_layer()
+    program = make_program(layer)
+    ids, x = (tf.constant(v) for v in batches(1)[0])
+
+    def step(use):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(program.predict(ids, x) ** 2)
+        gradients = tape.gradient(loss, program.variables)
+        norm = tf.linalg.global_norm(gradients)
+        if use == "apply":
+            program.apply(gradients, program.variables)
+        if use == "apply the head's":
+            program.apply(gradients[1:], program.variables[1:])
+        return {"return": gradients, "norm": norm}.get(use, loss)
+
+    for use, updates in (
+        ("nothing", 0),
+        ("apply the head's", 0),
+        ("apply", 1),
+        ("return", 1),
+        ("norm", 1),
+    ):
+        before = int(layer.step)
+        tf.function(step)(use)
+        assert int(layer.step) == before + updates, use
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_training_false_makes_tables_constants(mode):
+    layer = make_layer()
+    head = tf.Variable(tf.ones([DIM, 1]))
+
+    def look_up(ids):
+        return layer(ids, training=False)
+
+    if mode.startswith("nested"):
+        look_up = tf.function(look_up)
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.matmul(look_up(ids), head))
+        return tape.gradient(loss, [*layer.trainable_variables, head])
+
+    def only_the_head(ids):
+        of_table, of_head = step(ids)
+        assert of_table is None
+        return of_head
+
+    before = table_of(layer)
+    found = run(mode, only_the_head, tf.constant([1, 1, 3]))
+    np.testing.assert_allclose(found[:, 0], before[[1, 1, 3]].sum(0), rtol=1e-5)
+    np.testing.assert_array_equal(table_of(layer), before)
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "nested"])
+@pytest.mark.parametrize("part", ["forward", "backward", "both"])
+def test_no_updates(mode, part):
+    layer = make_layer()
+    program = make_program(layer, nested=mode == "nested")
+    ids, x = (tf.constant(v) for v in batches(1)[0])
+
+    def step():
+        context = tfrs_embed.no_updates
+        with tf.GradientTape() as tape:
+            if part == "backward":
+                loss = tf.reduce_sum(program.predict(ids, x))
+            else:
+                with context():
+                    loss = tf.reduce_sum(program.predict(ids, x))
+        if part == "forward":
+            gradients = tape.gradient(loss, program.variables)
+        else:
+            with context():
+                gradients = tape.gradient(loss, program.variables)
+        return gradients[1]
+
+    before = table_of(layer)
+    run(mode, step)
+    np.testing.assert_array_equal(table_of(layer), before)
+    # It ends with its block, and is of one thread.
+    with tfrs_embed.no_updates():
+        thread = threading.Thread(target=train, args=(program, ids, x))
+        if mode != "nested":  # Whose function was traced inside.
+            thread.start()
+            thread.join()
+            assert int(layer.step) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", ["persistent", "nested_tapes", "two_tapes"])
+def test_a_second_update_of_one_lookup_is_an_error(how, mode):
+    if how == "two_tapes" and mode.startswith("nested"):
+        pytest.skip("can't be noticed: documented")
+    layer = make_layer()
+    program = make_program(layer, mode.startswith("nested"))
+    ids, x = (tf.constant(v) for v in batches(1)[0])
+
+    def step():
+        persistent = how == "persistent"
+        with (
+            tf.GradientTape() as other,
+            tf.GradientTape(persistent=persistent) as tape,
+        ):
+            loss = tf.reduce_sum(program.predict(ids, x) ** 2)
+            if how == "nested_tapes":
+                with other.stop_recording():
+                    pass
+        first = tape.gradient(loss, program.embedding())
+        again = tape if persistent else other
+        second = again.gradient(loss, program.embedding())
+        return first, second
+
+    with pytest.raises(RuntimeError, match="a second time"):
+        run(mode, step)
+    # The eager one was made before it is known of another.
+    assert int(layer.step) <= 1
+    train(program, ids, x)
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize("pfor", [True, False])
+def test_the_jacobian_of_a_table_is_an_error(mode, pfor):
+    layer = make_layer()
+
+    def jacobian():
+        with tf.GradientTape(persistent=not pfor) as tape:
+            outputs = layer(tf.constant([1, 2]))
+        return tape.jacobian(
+            outputs, layer.trainable_variables, experimental_use_pfor=pfor
+        )
+
+    before = int(layer.step)
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        run(mode, jacobian)
+    assert int(layer.step) <= before + (mode == "eager" and not pfor)
+
+
+def test_two_calls_under_one_tape_are_two_updates():
+    table = initial()
+    for mode in ("eager", "function", "nested"):
+        layer = make_layer(tf_keras.optimizers.SGD(0.1))
+        program = make_program(layer, mode == "nested")
+
+        def step(program=program):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(program.vectors(tf.constant([1, 2])))
+                loss += tf.reduce_sum(2 * program.vectors(tf.constant([2])))
+            program.apply(
+                tape.gradient(loss, program.embedding()), program.embedding()
+            )
+
+        run(mode, step)
+        wanted = table.copy()
+        wanted[1] -= 0.1
+        wanted[2] -= 0.3
+        np.testing.assert_allclose(table_of(layer), wanted, rtol=1e-5)
+        assert int(layer.step) == 2
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_two_calls_of_a_pipelined_layer_are_two_updates(mode):
+    layer = make_layer(
+        tf_keras.optimizers.SGD(0.1), pipeline_execution_with_tensor_core=True
+    )
+    variables = layer.trainable_variables
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([1, 2]), training=True))
+            loss += tf.reduce_sum(2 * layer(tf.constant([2]), training=True))
+        return tape.gradient(loss, variables)
+
+    run(mode, step)
+    run(mode, step)
+    wanted = initial()
+    wanted[1] -= 0.2
+    wanted[2] -= 0.6
+    np.testing.assert_allclose(table_of(layer), wanted, rtol=1e-5)
+    assert int(layer.step) == 4
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "nested"])
+def test_two_loss_scale_optimizers_in_one_step(mode):
+    """As in a GAN: each pass is divided by its own loss's scale."""
+    layers, programs = [], []
+    for _ in range(2):
+        layers.append(make_layer(tf_keras.optimizers.SGD(0.1)))
+        programs.append(make_program(layers[-1], mode == "nested"))
+    scalers = [
+        tf_keras.mixed_precision.LossScaleOptimizer(
+            tf_keras.optimizers.SGD(0.1), initial_scale=scale
+        )
+        for scale in (2.0**15, 2.0**4)
+    ]
+    ids, x = (tf.constant(v) for v in batches(1)[0])
+
+    def step():
+        with tf.GradientTape() as first, tf.GradientTape() as second:
+            losses = [tf.reduce_sum(p.predict(ids, x) ** 2) for p in programs]
+            scaled = [
+                s.get_scaled_loss(loss)
+                for s, loss in zip(scalers, losses, strict=True)
+            ]
+        found = [
+            tape.gradient(loss, p.variables)
+            for tape, loss, p in zip(
+                (first, second), scaled, programs, strict=True
+            )
+        ]
+        for s, gradients, p in zip(scalers, found, programs, strict=True):
+            s.apply_gradients(
+                zip(
+                    s.get_unscaled_gradients(gradients),
+                    p.variables,
+                    strict=True,
+                )
+            )
+
+    def plain(program):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(program.predict(ids, x) ** 2)
+        tape.gradient(loss, program.variables)
+
+    alone = make_layer(tf_keras.optimizers.SGD(0.1))
+    plain(make_program(alone))
+    if mode == "function":
+        step = tf.function(step)
+    step()
+    for layer in layers:
+        np.testing.assert_allclose(
+            table_of(layer), table_of(alone), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_losses_of_two_scales_together_are_an_error():
+    layer = make_layer(tf_keras.optimizers.SGD(0.1))
+    scalers = [
+        tf_keras.mixed_precision.LossScaleOptimizer(
+            tf_keras.optimizers.SGD(0.1), initial_scale=scale
+        )
+        for scale in (2.0**15, 2.0**4)
+    ]
+    with tf.GradientTape() as tape:
+        vectors = layer(tf.constant([1]))
+        loss = tf.add_n([s.get_scaled_loss(vectors[0, 0]) for s in scalers])
+    with pytest.raises(ValueError, match="differentiated together"):
+        tape.gradient(loss, layer.trainable_variables)
+    assert int(layer.step) == 0
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_scale_is_of_its_thread_and_its_step(nested):
+    scaler = tf_keras.mixed_precision.LossScaleOptimizer(
+        tf_keras.optimizers.SGD(0.1), initial_scale=2.0**10
+    )
+    layer = make_layer(tf_keras.optimizers.SGD(0.1))
+    program = make_program(layer, nested)
+    other = make_layer(tf_keras.optimizers.SGD(0.1))
+    others = make_program(other, nested)
+    ids, x = (tf.constant(v) for v in batches(1)[0])
+
+    def step(program):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(program.predict(ids, x) ** 2)
+        tape.gradient(loss, program.variables)
+
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(program.predict(ids, x) ** 2)
+        scaled = scaler.get_scaled_loss(loss)
+    # Another thread, and another model, before the scaled loss's gradient.
+    thread = threading.Thread(target=step, args=(others,))
+    thread.start()
+    thread.join()
+    alone = make_layer(tf_keras.optimizers.SGD(0.1))
+    step(make_program(alone))
+    np.testing.assert_allclose(table_of(other), table_of(alone), rtol=1e-5)
+    # The scaled gradient is taken, and something raises before the rest.
+    tape.gradient(scaled, program.variables)
+    np.testing.assert_allclose(table_of(layer), table_of(alone), rtol=1e-4)
+    step(program)
+    step(others)
+    np.testing.assert_allclose(
+        table_of(layer), table_of(other), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_a_scaled_loss_inside_of_a_function_of_its_own():
+    scaler = tf_keras.mixed_precision.LossScaleOptimizer(
+        tf_keras.optimizers.SGD(0.1), initial_scale=2.0**10
+    )
+    ids, x = (tf.constant(v) for v in batches(1)[0])
+    tables = []
+    for inner in (False, True):
+        layer = make_layer(tf_keras.optimizers.SGD(0.1))
+        program = make_program(layer, nested=inner)
+
+        @tf.function
+        def scaled_loss(program=program):
+            loss = tf.reduce_sum(program.predict(ids, x) ** 2)
+            return scaler.get_scaled_loss(loss)
+
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = scaled_loss()
+            tape.gradient(loss, program.variables)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(program.predict(ids, x) ** 2)
+            tape.gradient(loss, program.variables)
+        tables.append(table_of(layer))
+    alone = make_layer(tf_keras.optimizers.SGD(0.1))
+    program = make_program(alone)
+    for _ in range(4):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(program.predict(ids, x) ** 2)
+        tape.gradient(loss, program.variables)
+    for table in tables:
+        np.testing.assert_allclose(table, table_of(alone), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "nested", "fit"])
+def test_tables_end_with_their_model(mode):
+    def use():
+        layer = make_layer()
+        if mode == "fit":
+            ids = tf_keras.Input((), dtype=tf.int32)
+            model = tf_keras.Model(ids, tf_keras.layers.Dense(1)(layer(ids)))
+            model.compile("sgd", "mse")
+            model.fit(tf.constant([1, 2]), tf.constant([1.0, 2.0]), verbose=0)
+            model.predict(tf.constant([1, 2]), verbose=0)
+        else:
+            program = Program(
+                layer,
+                lambda: layer.trainable_variables,
+                tf_keras.optimizers.SGD(0.1),
+                tf.function if mode == "nested" else (lambda f: f),
+            )
+            program.optimizer.build(program.variables)
+            ids, x = (tf.constant(v) for v in batches(1)[0])
+            step = train if mode == "eager" else tf.function(train)
+            step(program, ids, x)
+            step(program, ids, x)
+        return table_handle(layer)
+
+    # A table lives as long as one tensor of its handle.
+    handle = use()
+    tf_keras.backend.clear_session()
+    gc.collect()
+    assert handle() is None
+
+
+def table_handle(layer):
+    """A weak reference to what keeps the memory of a layer's table."""
+    return weakref.ref(layer.embedding_tables["table"].handle)
+
+
+@pytest.mark.parametrize("how", ["made", "set", "cloned"])
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_frozen_layer_trains_no_table(how, mode):
+    def make(**kwargs):
+        big = tfrs_embed.TableConfig("table", ROWS, DIM)
+        small = tfrs_embed.TableConfig("small", 3, DIM)
+        return tfrs_embed.PartialTPUEmbedding(
+            {
+                "big": tfrs_embed.FeatureConfig("big", big),
+                "small": tfrs_embed.FeatureConfig("small", small),
+            },
+            optimizer="sgd",
+            size_threshold=5,
+            **kwargs,
+        )
+
+    layer = make(trainable=how == "set")
+    if how == "set":
+        layer.trainable = False
+    if how == "cloned":
+        layer = type(layer).from_config(layer.get_config())
+    ids = {"big": tf.constant([1]), "small": tf.constant([2])}
+    layer(ids)
+    assert layer.trainable_variables == []
+    before = {k: v.numpy() for k, v in layer.embedding_tables.items()}
+    factor = tf.Variable(1.0)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = factor * tf.add_n(
+                [tf.reduce_sum(v) for v in layer(ids).values()]
+            )
+        variables = [*layer.variables[:0], factor]
+        return tape.gradient(loss, variables)
+
+    run(mode, step)
+    for name, value in layer.embedding_tables.items():
+        np.testing.assert_array_equal(value.numpy(), before[name])
+    layer.trainable = True
+    assert layer.trainable_variables

@@ -1,0 +1,319 @@
+"""What a backward pass was asked for, while it runs.
+
+Tables are updated in the backward pass, but only where somebody asks for the
+gradient of the weight that stands for them. TensorFlow's tape calls the
+backward function of every operation that leads to the target, whatever
+gradients were asked for, and tells it nothing; so this module notes what each
+`tape.gradient` asks for, and what its loss was scaled by.
+
+A backward function that is traced as part of a `tf.function`'s own gradient
+runs in passes that are not known yet. Such a pass sets a variable, a `Switch`,
+which the function reads when it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import imperative_grad
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from tfrs_embed import strategies, weak_gradients
+
+#: A `Switch`'s value where the tables are not to be updated.
+OFF = 0.0
+
+
+class _Thread(threading.local):
+    """What a thread does at the moment."""
+
+    def __init__(self) -> None:
+        self.passes: list[Pass] = []
+        self.updates = True
+
+
+_thread = _Thread()
+
+
+class Pass:
+    """A call of `tape.gradient`, or of what is like it, while it runs.
+
+    Args:
+        owner: the `tf.GradientTape`, or None.
+        tape: what it has recorded.
+        sources: what gradients are asked for of: tensors and variables'
+            handles.
+
+    Attributes:
+        graph: the graph that it is traced in; see `graph`.
+        scales: the `LossScaleOptimizer`s that scaled what it began with.
+    """
+
+    def __init__(self, owner: Any, tape: Any, sources: Sequence[Any]) -> None:
+        self.owner = owner
+        self.tape = tape
+        self.graph = graph()
+        self.scales: list[Any] = []
+        self._sources = {id(source) for source in sources}
+        # What the switches are set to.
+        self._values: dict[Switch, Any] = {}
+        # A TPU's program has no access to a host's variables.
+        self._in_tpu = strategies.in_tpu_replica()
+        self._switches: list[Switch] = []
+
+    def asks_for(self, variable: tf.Variable) -> bool:
+        """Whether it was asked for a variable's gradient."""
+        return id(variable.handle) in self._sources
+
+    def begin(self) -> None:
+        """Sets the switches of what it is not to update.
+
+        Raises:
+            RuntimeError: a pass of the same tape was to update it before.
+        """
+        for switch in list(_in_use):
+            self._take(switch)
+
+    def adopt(self, switch: Switch) -> None:
+        """Does what `begin` does for what is in use only now."""
+        with (
+            tf.init_scope()
+            if self.graph == "eager"
+            else (self.graph.as_default())
+        ):
+            self._take(switch)
+            for optimizer in self.scales:
+                self._scale(switch, optimizer)
+
+    def _take(self, switch: Switch) -> None:
+        if self._in_tpu:
+            return
+        self._switches.append(switch)
+        if self.graph != "eager":
+            # It holds what the function that it calls refers to.
+            weak_gradients.move_all(self.graph)
+        if not self._updates(switch):
+            self._assign(switch, OFF)
+            return
+        asked = _asked_of(self.owner, self.tape)
+        if switch in asked:
+            raise too_often(switch.layer)
+        asked.add(switch)
+
+    def scale(self, optimizer: Any) -> None:
+        """Notes that the gradients that follow are of a scaled loss."""
+        if any(optimizer is known for known in self.scales):
+            return
+        self.scales.append(optimizer)
+        for switch in self._switches:
+            self._scale(switch, optimizer)
+
+    def _scale(self, switch: Switch, optimizer: Any) -> None:
+        if self._updates(switch):
+            self._assign(switch, tf.cast(optimizer.loss_scale, tf.float32))
+
+    def end(self) -> None:
+        """Sets back what it, or a function that it called, has set."""
+        around = [p for p in here() if p is not self]
+        for switch in self._switches:
+            if _functions_scale or switch in self._values:
+                values = [p._values for p in around if switch in p._values]
+                before = values[-1][switch] if values else 1.0
+                switch.variable().assign(before)
+
+    def _updates(self, switch: Switch) -> bool:
+        return _thread.updates and self.asks_for(switch.weight)
+
+    def _assign(self, switch: Switch, value: Any) -> None:
+        switch.variable().assign(value)
+        self._values[switch] = value
+
+
+# What each tape has recorded, and the switches that its passes left on.
+_asked: weakref.WeakKeyDictionary[
+    tf.GradientTape, tuple[Any, weakref.WeakSet[Switch]]
+] = weakref.WeakKeyDictionary()
+
+
+def _asked_of(owner: Any, tape: Any) -> weakref.WeakSet[Switch]:
+    known, asked = _asked.get(owner, (None, None)) if owner else (None, None)
+    if asked is None or known is not tape:
+        asked = weakref.WeakSet()
+        if owner is not None:
+            _asked[owner] = tape, asked
+    return asked
+
+
+class Switch:
+    """Tells a function's backward pass, when it runs, whether to update.
+
+    Args:
+        layer: the layer's name, for errors.
+        weight: the weight whose gradient asks for the update.
+        number: the number of local replicas.
+
+    Attributes:
+        variables: one for each local replica, so that none waits for another:
+            the scale of the loss, 1 if it has none, or `OFF`.
+    """
+
+    def __init__(self, layer: str, weight: tf.Variable, number: int) -> None:
+        self.layer = layer
+        self.weight = weight
+        with tf.init_scope(), tf.device("CPU:0"):
+            # The class itself, so that no strategy mirrors it.
+            self.variables = [
+                ResourceVariable(1.0, trainable=False, name=f"backward_{i}")
+                for i in range(number)
+            ]
+        _all.add(self)
+
+    def variable(self) -> tf.Variable:
+        """The variable of the current replica."""
+        context = tf.distribute.get_replica_context()
+        if context is None or len(self.variables) == 1:
+            return self.variables[0]
+        return self.variables[int(context._local_replica_id)]
+
+    def value(self) -> tf.Tensor:
+        """Its value when the current function runs."""
+        if self not in _in_use:
+            _in_use.add(self)
+            # Some functions' gradients are only traced in a pass.
+            for running in _thread.passes:
+                running.adopt(self)
+        return tf.convert_to_tensor(self.variable())
+
+
+_all: weakref.WeakSet[Switch] = weakref.WeakSet()
+# Those that a function's backward pass reads.
+_in_use: weakref.WeakSet[Switch] = weakref.WeakSet()
+# Whether a function's backward pass sets them, too.
+_functions_scale = False
+
+
+def set_scale(scale: tf.Tensor) -> list[tf.Operation]:
+    """Sets the loss scale in a function's backward pass, until a pass ends.
+
+    Args:
+        scale: a scalar float32.
+
+    Returns:
+        What does so when the function runs.
+    """
+    global _functions_scale
+    _functions_scale = True
+    return [s.variable().assign(scale, read_value=False) for s in list(_all)]
+
+
+def graph() -> Any:
+    """Returns the graph being traced; a constant when executing eagerly."""
+    if tf.executing_eagerly():
+        return "eager"
+    return tf.compat.v1.get_default_graph()
+
+
+def too_often(layer: str) -> RuntimeError:
+    """The error of a second update from one lookup.
+
+    Args:
+        layer: the layer's name.
+
+    Returns:
+        The error.
+    """
+    return RuntimeError(
+        f"Layer '{layer}': the gradient of one lookup is taken a second time, "
+        "by a persistent tape, or by several. Its tables are updated in the "
+        "backward pass, and would be twice. Ask for the layer's gradients "
+        "once, of the sum of all losses; other gradients can be taken as often "
+        "as wanted if the layer's variables are not among the sources. See "
+        "'Gradients' in the README."
+    )
+
+
+def here() -> list[Pass]:
+    """The passes that run in the current graph, the outermost first."""
+    current = graph()
+    return [p for p in _thread.passes if p.graph is current]
+
+
+def all_passes() -> list[Pass]:
+    """The passes that this thread runs, the outermost first."""
+    return list(_thread.passes)
+
+
+def in_pfor() -> bool:
+    """Whether TensorFlow is to repeat what is being traced, in parallel."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_pfor_impl":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def updates_allowed() -> bool:
+    """Whether this thread is outside of `no_updates`."""
+    return _thread.updates
+
+
+@contextlib.contextmanager
+def no_updates() -> Iterator[None]:
+    """Makes tables constants.
+
+    Layers that are called inside look their features up, and no gradient
+    reaches their tables; a `tape.gradient` inside updates none either. It
+    holds for this thread, and for a `tf.function` that is traced inside, for
+    good.
+
+    ```python
+    with tfrs_embed.no_updates(), tf.GradientTape() as tape:
+        prediction = model(inputs)
+    tape.gradient(prediction, model.trainable_variables)  # Trains no table.
+    ```
+
+    Yields:
+        Nothing.
+    """
+    before = _thread.updates
+    _thread.updates = False
+    try:
+        yield
+    finally:
+        _thread.updates = before
+
+
+def install() -> None:
+    """Makes TensorFlow's tapes note what they are asked for; idempotent."""
+    gradient = imperative_grad.imperative_grad
+    if getattr(gradient, "notes_passes", False):
+        return
+    signature = inspect.signature(gradient)
+
+    @functools.wraps(gradient)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        # TensorFlow's own tapes can't be referred to weakly.
+        owner = sys._getframe(1).f_locals.get("self")
+        if not isinstance(owner, tf.GradientTape):
+            owner = None
+        this = Pass(owner, given["tape"], given["sources"])
+        _thread.passes.append(this)
+        try:
+            this.begin()
+            return gradient(*args, **kwargs)
+        finally:
+            _thread.passes.remove(this)
+            this.end()
+
+    noting.notes_passes = True  # type: ignore[attr-defined]
+    imperative_grad.imperative_grad = noting
