@@ -275,6 +275,23 @@ def test_a_model_is_exported_with_what_it_was_called_with(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["1", "2"]
 
 
+def test_float16_rows_beside_one_that_is_not_a_number(tmp_path):
+    model = make_ranker()
+    model(INPUTS)
+    [table] = model.layer.embedding_tables.values()
+    rows = np.full([30, 3], 0.5, np.float32)
+    rows[4, 1] = np.nan
+    table.assign(rows)
+    export(model, tmp_path / "model", rows="float16")
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    [tables] = served.tables.values()
+    np.testing.assert_array_equal(tables["movie"].parameters, rows)
+    rows[5, 1] = 1e5
+    table.assign(rows)
+    with pytest.raises(ValueError, match=r"Table 'movie' .* magnitude 100000"):
+        export(model, tmp_path / "large", rows="float16")
+
+
 def test_a_model_without_tables_is_exported(tmp_path):
     model = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,))])
     export(model, tmp_path / "model")

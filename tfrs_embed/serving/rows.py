@@ -59,8 +59,10 @@ class _Cast(RowFormat):
 
     def encode(self, table: str, rows: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the base class."""
+        # What is not a number stays so, and says nothing of the other rows.
+        known = tf.where(tf.math.is_nan(rows), 0.0, rows)
         # Python's floats: numpy would compare in the narrow dtype.
-        largest = float(tf.reduce_max(tf.abs(rows)))
+        largest = float(tf.reduce_max(tf.abs(known)))
         if largest > float(self._dtype.max):
             raise ValueError(
                 f"Table '{table}' can't be exported with {self._dtype.name} "
