@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_recommenders as tfrs
 import tf_keras
 from tensorflow.core.protobuf import saved_model_pb2
 
@@ -273,6 +274,205 @@ def test_a_model_is_exported_with_what_it_was_called_with(tmp_path):
             served.serve({**INPUTS, "movie": tf.constant([0, 30])})
     np.testing.assert_array_equal(model(INPUTS), expected)
     assert sorted(os.listdir(tmp_path)) == ["1", "2"]
+
+
+class Weighted(tf_keras.Model):
+    """A model that takes more than its features."""
+
+    def __init__(self):
+        super().__init__()
+        table = tfrs_embed.TableConfig("items", 30, 3, combiner="sum")
+        self.layer = tfrs_embed.PartialTPUEmbedding(
+            {"items": tfrs_embed.FeatureConfig("items", table)},
+            "adagrad",
+            size_threshold=0,
+        )
+
+    def call(self, features, weights=None, inputs=None):
+        weights = weights and {"items": weights["items"]}
+        vectors = self.layer(features, weights=weights)["items"]
+        return vectors if inputs is None else vectors + inputs[:, None]
+
+
+ITEMS = {"items": tf.ragged.constant([[1, 2], [29]])}
+ITEM_WEIGHTS = {"items": tf.ragged.constant([[0.5, 2.0], [3.0]])}
+ITEM_TENSORS = {
+    "items_values": ITEMS["items"].values,
+    "items_row_splits": ITEMS["items"].row_splits,
+    "weights_items_values": ITEM_WEIGHTS["items"].values,
+    "weights_items_row_splits": ITEM_WEIGHTS["items"].row_splits,
+}
+SHIFT = tf.constant([10.0, 20.0])
+
+
+@pytest.mark.parametrize(
+    ("positional", "by_name", "tensors"),
+    [
+        ([ITEMS], {"weights": ITEM_WEIGHTS}, ITEM_TENSORS),
+        ([ITEMS, ITEM_WEIGHTS], {}, ITEM_TENSORS),
+        ([], {"weights": ITEM_WEIGHTS, "features": ITEMS}, ITEM_TENSORS),
+        (
+            [ITEMS, ITEM_WEIGHTS],
+            {"inputs": SHIFT},
+            {**ITEM_TENSORS, "inputs": SHIFT},
+        ),
+    ],
+)
+def test_all_that_a_model_was_called_with_is_taken(
+    tmp_path, positional, by_name, tensors
+):
+    model = Weighted()
+    expected = model(*positional, **by_name)
+    export(model, tmp_path / "model")
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    signature = served.signatures["serving_default"]
+    assert set(signature.structured_input_signature[1]) == set(tensors)
+    [output] = signature(**tensors).values()
+    np.testing.assert_allclose(output, expected, rtol=1e-6)
+    if "features" in by_name:
+        positional = [by_name.pop("features")]
+    found = served.serve(*positional, **by_name)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    # As it is called with a signature of the features alone.
+    specs = {"items": tf.RaggedTensorSpec([None, None], tf.int32)}
+    export(model, tmp_path / "alone", specs)
+    served = tf.saved_model.load(str(tmp_path / "alone"))
+    np.testing.assert_allclose(served.serve(ITEMS), model(ITEMS), rtol=1e-6)
+
+
+def test_arguments_whose_values_are_not_known_are_refused(tmp_path):
+    model = Weighted()
+    model(ITEMS, None)
+    with pytest.raises(ValueError, match=r"no tensor as weights, which Keras"):
+        export(model, tmp_path / "model")
+    model = Weighted()
+    model(ITEMS, {**ITEM_WEIGHTS, "other": None})
+    with pytest.raises(ValueError, match=r"no tensor as weights\['other'\]"):
+        export(model, tmp_path / "model")
+    assert os.listdir(tmp_path) == []
+
+
+class Scaled(tf_keras.Model):
+    """A model with outputs of the names of its inputs."""
+
+    def call(self, inputs):
+        return {name: inputs[name] * 2 for name in inputs}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["0", "1st"],
+        ["_id", "__"],
+        ["日本", "中国"],
+        ["Movie", "movie", "movie_1"],
+        ["class", "None", "self"],
+        ["0", "arg_0"],
+    ],
+    ids=str,
+)
+def test_features_of_any_name_keep_it(tmp_path, names):
+    model = Scaled()
+    inputs = {name: tf.constant([i, 7]) for i, name in enumerate(names)}
+    expected = {name: [2 * i, 14] for i, name in enumerate(names)}
+    model(inputs)
+    export(model, tmp_path / "model")
+    # As TensorFlow Serving knows it.
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        loaded = tf.compat.v1.saved_model.load(
+            session, ["serve"], str(tmp_path / "model")
+        )
+        signature = loaded.signature_def["serving_default"]
+        assert set(signature.inputs) == set(signature.outputs) == set(names)
+        found = session.run(
+            {name: signature.outputs[name].name for name in names},
+            {
+                signature.inputs[name].name: [i, 7]
+                for i, name in enumerate(names)
+            },
+        )
+        for name in names:
+            np.testing.assert_array_equal(found[name], expected[name])
+    # And as Python does.
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    found = served.serve(inputs)
+    for name in names:
+        np.testing.assert_array_equal(found[name], expected[name])
+    if "self" in names or "arg_0" in names:
+        return  # TensorFlow's functions don't take such keywords.
+    found = served.signatures["serving_default"](**inputs)
+    for name in names:
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_a_feature_without_a_name_is_refused(tmp_path):
+    model = Scaled()
+    model({"": tf.constant([1])})
+    with pytest.raises(ValueError, match="input of the key '' would have no"):
+        export(model, tmp_path / "model")
+
+
+class TwoTowers(tfrs.Model):
+    """A model of tensorflow_recommenders: its loss, and no call."""
+
+    def __init__(self):
+        super().__init__()
+        self.user, self.movie = make_tower(0), make_tower(1)
+        self.idle = tf_keras.layers.Dense(2)
+        self.task = tfrs.tasks.Retrieval()
+
+    def compute_loss(self, inputs, training=False):
+        users, movies = self.user(inputs["user"]), self.movie(inputs["movie"])
+        return self.task(users, movies, compute_metrics=False)
+
+
+def make_tower(i):
+    table = tfrs_embed.TableConfig(f"table_{i}", 20, 4)
+    layer = tfrs_embed.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig(f"feature_{i}", table),
+        "adagrad",
+        size_threshold=0,
+    )
+    return tf_keras.Sequential([layer, tf_keras.layers.Dense(2)])
+
+
+def test_a_model_without_a_call_is_exported_with_functions(tmp_path):
+    model = TwoTowers()
+    model.compile("adagrad")
+    ids = np.arange(16)
+    model.fit(
+        tf.data.Dataset.from_tensor_slices({"user": ids, "movie": ids}).batch(
+            8
+        ),
+        verbose=0,
+    )
+    ids = tf.constant([3, 19])
+    spec = tf.TensorSpec([None], tf.int32)
+    with pytest.raises(ValueError, match=r"no call method.* signatures"):
+        export(model, tmp_path / "model")
+    with pytest.raises(ValueError, match=r"no call method.* signatures"):
+        export(model, tmp_path / "model", spec)
+    idle = {"idle": (model.idle, [tf.TensorSpec([None, 3])])}
+    with pytest.raises(ValueError, match="'idle' calls what isn't built"):
+        export(model, tmp_path / "model", signatures=idle)
+    assert os.listdir(tmp_path) == []
+
+    signatures = {
+        "user": (model.user, [spec]),
+        "movie": (lambda movie: model.movie(movie), [spec]),
+    }
+    export(model, tmp_path / "model", signatures=signatures)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    assert set(served.signatures) == {"user", "movie"}
+    for tower, argument in ((model.user, "inputs"), (model.movie, "movie")):
+        name = "user" if tower is model.user else "movie"
+        [found] = served.signatures[name](**{argument: ids}).values()
+        np.testing.assert_allclose(found, tower(ids), rtol=1e-6)
+
+    signatures = {"serving_default": (model.user, [spec])}
+    export(model, tmp_path / "default", signatures=signatures)
+    served = tf.saved_model.load(str(tmp_path / "default"))
+    np.testing.assert_allclose(served.serve(ids), model.user(ids), rtol=1e-6)
 
 
 def test_float16_rows_beside_one_that_is_not_a_number(tmp_path):

@@ -17,8 +17,10 @@ from tensorflow.python.saved_model import (
     fingerprinting_utils,
     save_context,
 )
+from tensorflow.python.util import nest
 
 from tfrs_embed.checkpoint import bundle
+from tfrs_embed.serving.names import rename_inputs
 from tfrs_embed.serving.rows import FORMATS
 from tfrs_embed.serving.signatures import Signature, named_outputs
 from tfrs_embed.serving.tables import ServedTable, ServedTables
@@ -54,7 +56,8 @@ def export(
     inputs are several tensors there: "history_values" and
     "history_row_splits"; "history_indices", "history_values" and
     "history_dense_shape". Outputs have the names that they have in a dict, or
-    their Keras layers', or "output", "output_0" and so on.
+    their Keras layers', or "output", "output_0" and so on. In names, what is
+    no letter, digit or underscore is an underscore.
 
     It is written to `path` + ".incomplete", which is renamed at the end. With
     several workers all of them must call this, and the chief writes; others
@@ -62,12 +65,18 @@ def export(
 
     Args:
         model: a built tf_keras model or layer. It is called with
-            training=False.
+            training=False. One without a `call` is exported with the
+            `signatures` alone, as is one that isn't built if
+            "serving_default" is among them.
         path: the folder to make, on a disk or wherever `tf.io.gfile` writes.
         input_signature: the model's inputs, with a `tf.TensorSpec`,
             `tf.RaggedTensorSpec` or `tf.SparseTensorSpec` in place of each
-            tensor. None: what a functional model declares, and what another
-            was first called with, for batches of any size.
+            tensor; it is called with these alone. None: what a functional
+            model declares, and what another was first called with, further
+            arguments too, for batches of any size. The names of these begin
+            with the argument's: "weights_history_values". Keras doesn't know
+            of arguments by keyword that hold anything but tensors, a None in
+            a dict for one: they have their defaults.
         rows: the dtype of the tables' rows: "float32"; "float16"; or "int8",
             with a float32 scale for each row: the row's largest magnitude /
             127, half of which is the largest error. Lookups give float32
@@ -81,9 +90,10 @@ def export(
 
     Raises:
         TypeError: something is of a wrong kind.
-        ValueError: the model isn't built or its inputs are not known; the path
-            is there and isn't an empty folder; another `rows`; or a table's
-            values can't be stored so.
+        ValueError: the model isn't built or its inputs are not known; a
+            function calls a layer that isn't built; an input or output has no
+            name, or another's; the path is there and isn't an empty folder;
+            another `rows`; or a table's values can't be stored so.
         RuntimeError: another worker failed.
     """
     path = os.fspath(path).rstrip("/")
@@ -122,7 +132,10 @@ class _Function:
         name: the signature's name.
         function: the function.
         arguments: its arguments' specs.
+        labels: what it calls its arguments.
         output_names: what to call outputs that are no dict's.
+        bare: of how many arguments, the first, the inputs' names don't begin
+            with the argument's; None: of a single one.
     """
 
     def __init__(
@@ -130,14 +143,15 @@ class _Function:
         name: str,
         function: Callable[..., Any],
         arguments: Sequence[Any],
+        labels: Sequence[str],
         output_names: Sequence[str] | None = None,
+        bare: int | None = None,
     ) -> None:
         self._name = name
         self._function = function
+        self._labels = labels
         self._output_names = output_names
-        self._signature = Signature(
-            name, arguments, _labels(function, len(arguments))
-        )
+        self._signature = Signature(name, arguments, labels, bare)
 
     @property
     def owner(self) -> Any:
@@ -145,6 +159,11 @@ class _Function:
         owner = getattr(self._function, "__self__", self._function)
         trackable = tf.__internal__.tracking.Trackable
         return owner if isinstance(owner, trackable) else None
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """The names of inputs that TensorFlow has by another name, by that."""
+        return self._signature.renamed
 
     def trace(self, tables: ServedTables) -> tuple[Any, Any]:
         """Traces it with the tables in place of the layers' own.
@@ -154,10 +173,20 @@ class _Function:
             one that takes and returns named tensors.
         """
 
-        @tf.function(input_signature=self._signature.arguments)
-        def served(*arguments: Any) -> Any:
+        def serve(*arguments: Any) -> Any:
             with tables.in_use():
                 return self._function(*arguments)
+
+        # They may be given by keyword too.
+        serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(
+                    label, inspect.Parameter.POSITIONAL_OR_KEYWORD
+                )
+                for label in self._labels
+            ]
+        )
+        served = tf.function(serve, input_signature=self._signature.arguments)
 
         @tf.function(autograph=False)
         def named(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -169,8 +198,11 @@ class _Function:
 
 def _labels(function: Callable[..., Any], number: int) -> list[str]:
     """What a function calls its arguments."""
+    if isinstance(function, tf_keras.layers.Layer):
+        function = function.call
     parameters = list(inspect.signature(function).parameters.values())
-    names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = [p.name for p in parameters if p.kind not in variadic]
     if len(names) < number:
         return [f"inputs_{i}" for i in range(number)]
     return names[:number]
@@ -186,26 +218,17 @@ def _functions(
         raise TypeError(
             f"Only a tf_keras model or layer can be exported, got {model!r}."
         )
-    if not model.built:
-        raise ValueError(
-            f"'{model.name}' can't be exported: it isn't built. Call it once, "
-            "or train it."
-        )
     functions = {}
-    if input_signature is None:
-        given = model.save_spec() if hasattr(model, "save_spec") else None
-        if given is None and _DEFAULT not in signatures:
-            raise ValueError(
-                f"What '{model.name}' takes is not known, as only models "
-                "that were called know it: give export an input_signature."
-            )
-        input_signature = given and given[0][0]
-    if _DEFAULT not in signatures:
-        functions[_DEFAULT] = _Function(
-            _DEFAULT,
-            lambda inputs: model(inputs, training=False),
-            [input_signature],
-            getattr(model, "output_names", None),
+    if _DEFAULT in signatures:
+        pass
+    elif type(model).call is not tf_keras.Model.call:
+        functions[_DEFAULT] = _default(model, input_signature)
+    elif not signatures or input_signature is not None:
+        raise ValueError(
+            f"'{model.name}' has no call method, so what it is to serve is not "
+            "known: give export signatures, functions with the specs of their "
+            "arguments, such as {'serving_default': (model.user_model, "
+            "[tf.TensorSpec([None], tf.int64)])}."
         )
     for name, (function, arguments) in signatures.items():
         if not callable(function):
@@ -213,8 +236,83 @@ def _functions(
                 f"Signature '{name}' must be a function and its arguments' "
                 f"specs, got {function!r}."
             )
-        functions[name] = _Function(name, function, arguments)
+        labels = _labels(function, len(arguments))
+        functions[name] = _Function(name, function, arguments, labels)
     return functions
+
+
+def _default(model: Any, input_signature: Any) -> _Function:
+    """The model itself, as a function of what it takes."""
+    if not model.built:
+        raise ValueError(
+            f"'{model.name}' can't be exported: it isn't built. Call it once, "
+            "or train it; or give export signatures, 'serving_default' among "
+            "them, which don't call it."
+        )
+    arguments: dict[str, Any] = {}
+    if input_signature is None:
+        given = model.save_spec() if hasattr(model, "save_spec") else None
+        if given is None:
+            raise ValueError(
+                f"What '{model.name}' takes is not known, as only models "
+                "that were called know it: give export an input_signature."
+            )
+        input_signature, arguments = _called_with(model, *given)
+    names = list(arguments)
+    first = "inputs"
+    if first in names:
+        first = next(iter(inspect.signature(model.call).parameters))
+
+    def call(inputs: Any, *others: Any) -> Any:
+        by_name = dict(zip(names, others, strict=True))
+        return model(inputs, training=False, **by_name)
+
+    return _Function(
+        _DEFAULT,
+        call,
+        [input_signature, *arguments.values()],
+        [first, *names],
+        getattr(model, "output_names", None),
+        bare=1,
+    )
+
+
+def _called_with(
+    model: Any, positional: Sequence[Any], by_name: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """What Keras knows of the call that a model was first called by.
+
+    Args:
+        model: the model.
+        positional: specs of the arguments that had no name. None stands for
+            whatever is no tensor.
+        by_name: those of the others, of tensors only.
+
+    Returns:
+        The first argument's specs, and the others' by name.
+    """
+    first, *others = inspect.signature(model.call).parameters.values()
+    names = [p.name for p in others if p.kind is p.POSITIONAL_OR_KEYWORD]
+    inputs, *rest = positional
+    if len(names) < len(rest):
+        raise ValueError(
+            f"'{model.name}' was called with {len(positional)} arguments, and "
+            f"its call has names for {len(names) + 1}: give export an "
+            "input_signature, which it is called with alone, or signatures."
+        )
+    arguments = {**dict(zip(names, rest, strict=False)), **by_name}
+    arguments.pop("training", None)
+    for name, argument in {first.name: inputs, **arguments}.items():
+        for path, spec in nest.flatten_with_tuple_paths(argument):
+            if not isinstance(spec, tf.TypeSpec):
+                place = "".join(f"[{key!r}]" for key in path)
+                raise ValueError(
+                    f"'{model.name}' was called with something that is no "
+                    f"tensor as {name}{place}, which Keras doesn't remember: "
+                    "give export an input_signature, which it is called with "
+                    "alone, or signatures."
+                )
+    return inputs, arguments
 
 
 def _strategy(model: Any) -> tf.distribute.Strategy:
@@ -292,7 +390,8 @@ def _save_graph(
     # As TensorFlow traces what it saves: without replicas and kernels.
     with save_context.save_context(options):
         for name, function in functions.items():
-            served, concrete[name] = function.trace(tables)
+            with _no_new_variables(name):
+                served, concrete[name] = function.trace(tables)
             if name == _DEFAULT:
                 root.serve = served
     by_layer: dict[str, dict[str, ServedTable]] = {n: {} for n in tables.layers}
@@ -302,6 +401,23 @@ def _save_graph(
     roots = [model, *(f.owner for f in functions.values() if f.owner)]
     root.resources = _resources(roots, concrete.values(), tables)
     tf.saved_model.save(root, folder, concrete, options)
+    renamed = {name: f.renamed for name, f in functions.items() if f.renamed}
+    if renamed:
+        rename_inputs(folder, renamed)
+
+
+@contextlib.contextmanager
+def _no_new_variables(signature: str) -> Iterator[None]:
+    """Refuses variables, which would be served untrained."""
+
+    def refuse(_: Any, **kwargs: Any) -> tf.Variable:
+        raise ValueError(
+            f"Signature '{signature}' calls what isn't built: it would make "
+            f"the variable '{kwargs.get('name')}', which was never trained."
+        )
+
+    with tf.variable_creator_scope(refuse):
+        yield
 
 
 def _resources(

@@ -3,11 +3,16 @@
 Ids of several lengths are several tensors: those of the ragged input "history"
 are "history_values" and "history_row_splits", those of a sparse one
 "history_indices", "history_values" and "history_dense_shape".
+
+Servers take any text for a name. TensorFlow names inputs after the arguments of
+a Python function, which can be neither "0" nor "日本": such inputs get other
+arguments, and their names in the exported files.
 """
 
 from __future__ import annotations
 
 import itertools
+import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -23,40 +28,62 @@ class Signature:
         name: the signature's name, for errors.
         arguments: for each argument a nesting of specs: `tf.TensorSpec`,
             `tf.RaggedTensorSpec`, `tf.SparseTensorSpec`.
-        labels: what to call the arguments. The tensors of a single one that
-            is a dict are called by its keys alone.
+        labels: what to call the arguments.
+        bare: of how many of them, the first, the tensors are called by the
+            keys alone where they are dicts. None: of a single one.
 
     Raises:
         TypeError: something else is among them.
-        ValueError: two tensors would have one name.
+        ValueError: two tensors would have one name, or one would have none.
     """
 
     def __init__(
-        self, name: str, arguments: Sequence[Any], labels: Sequence[str]
+        self,
+        name: str,
+        arguments: Sequence[Any],
+        labels: Sequence[str],
+        bare: int | None = None,
     ) -> None:
         self.arguments = tuple(arguments)
-        #: Each tensor's spec, by name.
-        self.tensors: dict[str, tf.TensorSpec] = {}
+        if bare is None:
+            bare = 1 if len(self.arguments) == 1 else 0
+        specs: dict[str, tf.TensorSpec] = {}
         self._leaves: list[tuple[Any, list[str]]] = []
-        alone = len(self.arguments) == 1
         for leaf_name, spec in itertools.chain.from_iterable(
-            _named(argument, label, alone)
-            for argument, label in zip(self.arguments, labels, strict=True)
+            _named(argument, label, i < bare)
+            for i, (argument, label) in enumerate(
+                zip(self.arguments, labels, strict=True)
+            )
         ):
+            _require_name(name, "input", leaf_name)
             parts = _parts(name, leaf_name, spec)
             for part, tensor_spec in parts.items():
-                if part in self.tensors:
+                if part in specs:
                     raise ValueError(
                         f"Signature '{name}': two inputs would be named "
                         f"'{part}'."
                     )
-                self.tensors[part] = tensor_spec
+                specs[part] = tensor_spec
             self._leaves.append((spec, list(parts)))
+        self._parameters = _parameters(specs)
+        #: Each tensor's spec, by the argument that TensorFlow has for it.
+        self.tensors = {
+            parameter: tf.TensorSpec(
+                specs[part].shape, specs[part].dtype, parameter
+            )
+            for part, parameter in self._parameters.items()
+        }
+        #: The names of those that TensorFlow can't call so, by argument.
+        self.renamed = {
+            parameter: part
+            for part, parameter in self._parameters.items()
+            if parameter != part
+        }
 
     def pack(self, tensors: Mapping[str, tf.Tensor]) -> tuple[Any, ...]:
-        """Makes the arguments of the tensors."""
+        """Makes the arguments of the tensors, by TensorFlow's arguments."""
         leaves = [
-            _join(spec, [tensors[name] for name in names])
+            _join(spec, [tensors[self._parameters[name]] for name in names])
             for spec, names in self._leaves
         ]
         return nest.pack_sequence_as(self.arguments, leaves)
@@ -77,7 +104,7 @@ def named_outputs(
 
     Raises:
         TypeError: something else is among them.
-        ValueError: two tensors would have one name.
+        ValueError: two tensors would have one name, or one would have none.
     """
     tensors: dict[str, tf.Tensor] = {}
     leaves = list(_named(outputs, "output", alone=True))
@@ -85,6 +112,7 @@ def named_outputs(
     for i, (leaf_name, leaf) in enumerate(leaves):
         if names and flat:
             leaf_name = _word(names[i])
+        _require_name(name, "output", leaf_name)
         for part, tensor in _split(name, leaf_name, leaf).items():
             if part in tensors:
                 raise ValueError(
@@ -109,9 +137,51 @@ def _named(
 
 
 def _word(name: str) -> str:
-    """A name of letters, digits and underscores, as arguments have."""
-    word = re.sub(r"\W", "_", name, flags=re.ASCII)
-    return f"_{word}" if word[:1].isdigit() else word
+    """A name of letters of any alphabet, digits and underscores."""
+    return re.sub(r"\W", "_", name)
+
+
+def _require_name(signature: str, kind: str, name: str) -> None:
+    if not name:
+        raise ValueError(
+            f"Signature '{signature}': the {kind} of the key '' would have no "
+            "name: give it another key."
+        )
+
+
+def _parameters(names: Iterable[str]) -> dict[str, str]:
+    """An argument for each name, as TensorFlow's functions may have it.
+
+    It is the name itself where that can be. Two arguments differ in more than
+    their case: TensorFlow's graphs can't tell them apart else.
+    """
+    names = list(names)
+    parameters: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        if _may_be_parameter(name) and name.lower() not in taken:
+            parameters[name] = name
+            taken.add(name.lower())
+    for name in names:
+        if name in parameters:
+            continue
+        word = re.sub(r"\W", "_", name, flags=re.ASCII)
+        # "arg_" is what tf.saved_model.load puts before such keywords.
+        stem = word if _may_be_parameter(word) else f"arg_{word}"
+        numbered = (f"{stem}_{i}" for i in itertools.count(1))
+        parameters[name] = next(
+            parameter
+            for parameter in itertools.chain([stem], numbered)
+            if parameter.lower() not in taken
+        )
+        taken.add(parameters[name].lower())
+    return {name: parameters[name] for name in names}
+
+
+def _may_be_parameter(name: str) -> bool:
+    """Whether TensorFlow's functions may have an argument of that name."""
+    letters = re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name)
+    return bool(letters) and not keyword.iskeyword(name) and name != "self"
 
 
 def _name_of(spec: Any) -> str:

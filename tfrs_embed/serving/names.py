@@ -1,0 +1,55 @@
+"""Gives inputs of an exported model the names that TensorFlow can't."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2, saved_object_graph_pb2
+
+
+def rename_inputs(
+    folder: str, signatures: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Renames inputs of a SavedModel's signatures, in its file.
+
+    Servers know inputs by the signatures, `tf.saved_model.load` by the keywords
+    of their functions. In the graph they stay as they are.
+
+    Args:
+        folder: the SavedModel's.
+        signatures: by name, those with inputs to rename: what each is called
+            now, and is to be called.
+    """
+    file = f"{folder}/saved_model.pb"
+    saved = saved_model_pb2.SavedModel()
+    with tf.io.gfile.GFile(file, "rb") as stream:
+        saved.ParseFromString(stream.read())
+    for meta_graph in saved.meta_graphs:
+        objects = meta_graph.object_graph_def
+        functions = _signature_functions(objects)
+        for signature, names in signatures.items():
+            inputs = meta_graph.signature_def[signature].inputs
+            kept = {name: inputs.pop(name) for name in list(inputs)}
+            for name, tensor in kept.items():
+                inputs[names.get(name, name)].CopyFrom(tensor)
+            function = objects.nodes[functions[signature]]
+            keywords = function.bare_concrete_function.argument_keywords
+            keywords[:] = [names.get(name, name) for name in keywords]
+    with tf.io.gfile.GFile(file, "wb") as stream:
+        stream.write(saved.SerializeToString(deterministic=True))
+
+
+def _signature_functions(
+    objects: saved_object_graph_pb2.SavedObjectGraph,
+) -> dict[str, int]:
+    """The nodes of the signatures' functions, by the signatures' names."""
+    [signatures] = [
+        child.node_id
+        for child in objects.nodes[0].children
+        if child.local_name == "signatures"
+    ]
+    return {
+        child.local_name: child.node_id
+        for child in objects.nodes[signatures].children
+    }
