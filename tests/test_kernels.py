@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -212,6 +213,56 @@ def test_where_the_package_cannot_be_written_the_cache_is_used(
     monkeypatch.setattr(files, "folders", lambda: [locked, cache])
     assert build.main([]) == 0
     assert [p.name for p in cache.iterdir()] == [files.file_name()]
+
+
+# What the sources name, and the header that has it; or C's, which the loops
+# alone use.
+HEADERS = {
+    r"std::(min|max|sort|unique|copy_n|fill_n|count|is_sorted|min_element|"
+    r"lower_bound|upper_bound)\b": ["<algorithm>"],
+    r"std::atomic\b": ["<atomic>"],
+    r"std::condition_variable\b": ["<condition_variable>"],
+    r"\bsize_t\b": ["<cstddef>", "<stddef.h>"],
+    r"\bu?int(8|16|32|64|ptr)_t\b": ["<cstdint>", "<stdint.h>"],
+    r"\bgetenv\b": ["<cstdlib>"],
+    r"\b(mem(cpy|set|move|cmp)|str(cmp|len))\b": ["<cstring>", "<string.h>"],
+    r"std::function\b": ["<functional>"],
+    r"std::numeric_limits\b": ["<limits>"],
+    r"\bsqrtf?\(": ["<cmath>", "<math.h>"],
+    r"std::(unique_ptr|shared_ptr|make_shared|make_unique|"
+    r"enable_shared_from_this)\b": ["<memory>"],
+    r"std::(mutex|lock_guard|unique_lock)\b": ["<mutex>"],
+    r"std::(iota|accumulate)\b": ["<numeric>"],
+    r"std::(string|to_string)\b": ["<string>"],
+    r"std::(thread|this_thread)\b": ["<thread>"],
+    r"std::(tie|tuple)\b": ["<tuple>"],
+    r"std::(make_unsigned|enable_if|is_same)": ["<type_traits>"],
+    r"std::unordered_set\b": ["<unordered_set>"],
+    r"std::(move|swap|exchange|pair|forward)\b": ["<utility>"],
+    r"std::vector\b": ["<vector>"],
+    r"\bmadvise\b": ["<sys/mman.h>"],
+    r"absl::StrCat\b": ['"absl/strings/str_cat.h"'],
+    r"absl::(Ok)?Status\b": ['"absl/status/status.h"'],
+}
+
+
+def test_sources_include_what_they_use():
+    sources = [p for p in files.SOURCES.iterdir() if p.suffix in (".cc", ".h")]
+    assert sources
+    missing = []
+    for source in sources:
+        text = source.read_text()
+        included = set(re.findall(r"^#include (\S+)", text, re.MULTILINE))
+        code = re.sub(r"//.*", "", text)
+        named = set(re.findall(r"\b(?:std|absl)::\w+", code))
+        known = {n for n in named if any(re.search(h, n) for h in HEADERS)}
+        assert known == named, f"{source.name}: no header is known here"
+        missing += [
+            (source.name, headers[0])
+            for used, headers in HEADERS.items()
+            if re.search(used, code) and not included & set(headers)
+        ]
+    assert missing == []
 
 
 def test_importing_needs_no_compiler_and_loads_nothing(tmp_path):

@@ -6,6 +6,7 @@
 #include "rows.h"
 
 #include <math.h>
+#include <stdint.h>
 #include <string.h>
 
 #ifndef TFRS_LOOPS

@@ -5,14 +5,17 @@
 #define TFRS_EMBED_KERNELS_CC_USES_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "rows.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
 #include "threads.h"
 
 namespace tfrs_embed {
