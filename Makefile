@@ -178,7 +178,9 @@ wheel: $(VENV)/.created ## Build dist/*.whl and try it in an empty venv
 	cd "$$tmp" && env -i venv/bin/python -c '$(WHEEL_CHECK)' && \
 	env -i PATH="$$PATH" venv/bin/python -m tfrs_embed.kernels.build \
 		--if-possible && \
-	env -i PATH="$$PATH" venv/bin/python -c '$(KERNELS_CHECK)'
+	env -i PATH="$$PATH" venv/bin/python -c '$(KERNELS_CHECK)' && \
+	venv/bin/python -m pip uninstall -qq --yes tfrs_embed && \
+	! env -i venv/bin/python -c 'import tfrs_embed'
 
 bazel: $(VENV)/.installed-test ## Build and test with Bazel, in .venv
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" && \

@@ -1,11 +1,15 @@
 """Whether the compiled kernels are found, loaded, used and compiled."""
 
+import base64
+import hashlib
+import importlib.metadata
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import venv
 
 import numpy as np
 import pytest
@@ -213,6 +217,99 @@ def test_where_the_package_cannot_be_written_the_cache_is_used(
     monkeypatch.setattr(files, "folders", lambda: [locked, cache])
     assert build.main([]) == 0
     assert [p.name for p in cache.iterdir()] == [files.file_name()]
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    """Where Python is as pip installed the package in it."""
+    pytest.importorskip("pip")
+    venv.create(tmp_path / "venv", symlinks=True)
+    [site] = (tmp_path / "venv").glob("lib/python*/site-packages")
+    shutil.copytree(
+        pathlib.Path(tfrs_embed.__file__).parent,
+        site / "tfrs_embed",
+        ignore=shutil.ignore_patterns("*.so", "__pycache__", "compiled"),
+    )
+    metadata = site / "tfrs_embed-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: tfrs_embed\nVersion: 0.1.0\n"
+    )
+    (metadata / "INSTALLER").write_text("pip\n")
+    paths = [*(site / "tfrs_embed").rglob("*"), *metadata.iterdir()]
+    (metadata / "RECORD").write_text(
+        "".join(f"{p.relative_to(site)},,\n" for p in paths if p.is_file())
+        + f"{metadata.name}/RECORD,,\n"
+    )
+    folders = [site / "tfrs_embed" / "kernels", tmp_path / "cache"]
+    monkeypatch.setattr(files, "folders", lambda: folders)
+    monkeypatch.setattr(files, "_searched", lambda: folders)
+    return site
+
+
+def test_uninstalling_the_package_removes_its_builds(
+    environment, tmp_path, monkeypatch
+):
+    linker(tmp_path, monkeypatch)
+    kernels_folder = environment / "tfrs_embed" / "kernels"
+    assert build.main([]) == 0
+    # Of another TensorFlow, and once more.
+    name = files.file_name()
+    monkeypatch.setattr(files, "_fits_alike", lambda: "kernels-tf2.99.0-")
+    other = files.file_name()
+    assert build.main([]) == 0
+    assert build.main(["--force"]) == 0
+    assert {p.name for p in kernels_folder.glob("*.so")} == {name, other}
+    listed = importlib.metadata.Distribution.at(
+        environment / "tfrs_embed-0.1.0.dist-info"
+    ).files
+    [row] = [f for f in listed if f.name == other]
+    data = (kernels_folder / other).read_bytes()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
+    assert row.hash.value == digest.decode().rstrip("=")
+    assert row.size == len(data)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "--python", str(python)),
+            *("uninstall", "--yes", "tfrs_embed"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    assert not (environment / "tfrs_embed").exists()
+    code = "import importlib.util as u; print(u.find_spec('tfrs_embed'))"
+    assert "None" in subprocess.check_output(
+        [str(python), "-I", "-c", code], text=True
+    )
+
+
+def test_a_build_that_cannot_be_listed_goes_to_the_cache(
+    environment, tmp_path, monkeypatch
+):
+    linker(tmp_path, monkeypatch)
+    metadata = environment / "tfrs_embed-0.1.0.dist-info"
+    (metadata / f"RECORD.{os.getpid()}").mkdir()  # In the new one's place.
+    assert build.main([]) == 0
+    assert not list((environment / "tfrs_embed").rglob("kernels-*"))
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == [
+        files.file_name()
+    ]
+
+
+def test_a_replaced_build_is_listed_no_more(environment, tmp_path, monkeypatch):
+    linker(tmp_path, monkeypatch)
+    stem, _, _ = files.file_name().rpartition("-")
+    older = f"{stem}-0123456789ab.so"
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "file_name", lambda: older)
+        assert build.main([]) == 0
+    assert build.main([]) == 0
+    record = environment / "tfrs_embed-0.1.0.dist-info" / "RECORD"
+    found = re.findall("kernels/(kernels-.*.so),", record.read_text())
+    assert found == [files.file_name()]
+    kernels_folder = environment / "tfrs_embed" / "kernels"
+    assert [p.name for p in kernels_folder.glob("*.so")] == found
 
 
 # What the sources name, and the header that has it; or C's, which the loops

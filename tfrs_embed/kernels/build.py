@@ -22,7 +22,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfrs_embed.kernels import files
+from tfrs_embed.kernels import files, installed
 
 _FLAGS = [
     *("-std=c++17", "-O3", "-fPIC"),
@@ -63,7 +63,8 @@ def build(
 
     Args:
         output: the file to write, or the folder; None: where they will be
-            found, in place of older builds.
+            found, in place of older builds, and as a file of the package
+            where pip installed it.
         flags: more flags for the compiler.
         link_flags: more flags for linking.
 
@@ -140,10 +141,15 @@ def _install(result: Path, output: Path | None) -> Path:
             place.parent.mkdir(parents=True, exist_ok=True)
             copy = place.with_name(f"{place.name}.{os.getpid()}")
             shutil.copy(result, copy)
-            copy.replace(place)
-            if output is None:
-                for old in files.replaced_by(place):
-                    old.unlink(missing_ok=True)
+            try:
+                older = files.replaced_by(place) if output is None else []
+                if output is None:
+                    installed.record(place, copy, older)
+                copy.replace(place)
+            finally:
+                copy.unlink(missing_ok=True)
+            for old in older:
+                old.unlink(missing_ok=True)
             return place
         except OSError as error:
             failure = error
