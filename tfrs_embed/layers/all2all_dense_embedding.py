@@ -23,6 +23,7 @@ from tfrs_embed.engines.hashed import HashedEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.sharded import ShardedEngine
 from tfrs_embed.layers import errors
+from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.checks import Checks, first, message
@@ -35,7 +36,7 @@ KEY_DTYPES = (tf.int32, tf.int64, tf.uint32, tf.uint64)
 
 
 @tf_keras.saving.register_keras_serializable("tfrs_embed")
-class All2AllDenseEmbedding(tf_keras.layers.Layer):
+class All2AllDenseEmbedding(Layer):
     """Looks keys up in one table that is spread over the replicas.
 
     The arguments and shapes are those of the layer of this name in NVIDIA's
@@ -121,9 +122,7 @@ class All2AllDenseEmbedding(tf_keras.layers.Layer):
         optimizer: Any = "adagrad",
         **kwargs: Any,
     ) -> None:
-        super().__init__(autocast=False, **kwargs)
-        # They get an error of ours, which names the layer.
-        self._supports_ragged_inputs = True
+        super().__init__(**kwargs)
         self._where = f"Layer '{self.name}'"
         self._arguments = _Arguments(
             max_vocabulary_size_per_gpu=self._positive(

@@ -13,7 +13,7 @@ import tf_keras
 
 from tfrs_embed import configs, placement, strategies
 from tfrs_embed.configs import FeatureConfig, FeatureSpec
-from tfrs_embed.layers import errors
+from tfrs_embed.layers import errors, keras_3
 from tfrs_embed.layers.table_layer import Settings, TableLayer
 from tfrs_embed.ops.bags import to_bags
 from tfrs_embed.ops.input_shapes import InputShape
@@ -164,6 +164,7 @@ class DistributedEmbedding(TableLayer):
     @tf.autograph.experimental.do_not_convert
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Turns lists and arrays of ids into tensors, and calls the layer."""
+        keras_3.refuse_call(self.name, (inputs, args, kwargs))
         # Keras would make a tensor of each number in a list.
         if not _is_preprocessed(inputs):
             structure = self._spec.structure

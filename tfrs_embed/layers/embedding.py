@@ -9,6 +9,7 @@ import tf_keras
 
 from tfrs_embed.configs import COMBINERS, FeatureSpec, TableSpec
 from tfrs_embed.layers import errors
+from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.bags import to_bags
 from tfrs_embed.ops.lookup import combine, reshape_output, spread
 from tfrs_embed.weak_gradients import custom_gradient
@@ -133,7 +134,7 @@ def _feature(
 
 
 @tf_keras.saving.register_keras_serializable(package="tfrs_embed")
-class Embedding(tf_keras.layers.Layer):
+class Embedding(Layer):
     """An embedding table that the model's optimizer trains.
 
     Unlike `tf_keras.layers.Embedding` it combines ids, takes ragged and sparse
@@ -196,8 +197,7 @@ class Embedding(tf_keras.layers.Layer):
                 "mask_zero=True masks single ids; it has no meaning with "
                 f"combiner={combiner!r}."
             )
-        super().__init__(autocast=False, **kwargs)
-        self._supports_ragged_inputs = True
+        super().__init__(**kwargs)
         self.supports_masking = mask_zero
         self.input_dim = input_dim
         self.output_dim = output_dim

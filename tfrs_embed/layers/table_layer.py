@@ -25,6 +25,7 @@ from tfrs_embed.engines.sharded import ShardedEngine
 from tfrs_embed.engines.tpu.embedding_cores import EmbeddingCoreEngine
 from tfrs_embed.engines.tpu.replicated import ReplicatedEngine
 from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
+from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops.bags import Bags, to_bags
@@ -76,7 +77,7 @@ class Settings:
             )
 
 
-class TableLayer(tf_keras.layers.Layer):
+class TableLayer(Layer):
     """Holds a configuration's tables and looks its features up.
 
     A layer made of it says where each table goes, with `_place`, and calls
@@ -90,8 +91,7 @@ class TableLayer(tf_keras.layers.Layer):
     _FEATURES: str
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(autocast=False, **kwargs)
-        self._supports_ragged_inputs = True
+        super().__init__(**kwargs)
         self._strategy = tf.distribute.get_strategy()
 
     def _place(
