@@ -683,3 +683,170 @@ def test_restoring_drops_what_is_pending(tmp_path, how):
     model.fit(inputs, labels, verbose=0, batch_size=64)
     restore(path)
     np.testing.assert_array_equal(tables_of(layer)["big"], before)
+
+
+def sequences(kind, **kwargs):
+    """Two sequence features and one that is none."""
+    tables = [
+        TableConfig(
+            name, rows, 4, tf_keras.initializers.RandomUniform(seed=rows)
+        )
+        for name, rows in (("big", 100), ("small", 10))
+    ]
+    features = {
+        "history": FeatureConfig("history", tables[0], max_sequence_length=3),
+        "genres": FeatureConfig("genres", tables[1], max_sequence_length=3),
+        "user": FeatureConfig("user", tables[0]),
+    }
+    if kind == "distributed":
+        return tfrs_embed.DistributedEmbedding(
+            features, optimizer="sgd", **kwargs
+        )
+    threshold = {"large": 0, "small": None, "both": 50}[kind]
+    return PartialTPUEmbedding(
+        features, "sgd", size_threshold=threshold, **kwargs
+    )
+
+
+ROUTES = ("large", "small", "distributed")
+RAGGED = tf.ragged.constant([[1, 2], [7], [3, 4, 5, 6]], dtype=tf.int64)
+SPARSE = tf.SparseTensor([[0, 0], [0, 2], [1, 1], [2, 4]], [1, 2, 3, 4], [3, 5])
+IN_RAGGED = [[True, True, False], [True, False, False], [True] * 3]
+IN_SPARSE = [[True, False, True], [False, True, False], [False] * 3]
+
+
+@pytest.mark.parametrize("kind", ROUTES)
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_sequences_mask_is_true_where_it_has_ids(kind, graph):
+    layer = sequences(kind)
+    inputs = {
+        "history": RAGGED,
+        "genres": SPARSE,
+        "user": tf.constant([1, 2, 3]),
+    }
+
+    def masks():
+        outputs = layer(inputs)
+        assert getattr(outputs["user"], "_keras_mask", None) is None
+        computed = layer.compute_mask(inputs)
+        assert computed.pop("user") is None
+        given = {k: outputs[k]._keras_mask for k in computed}
+        return given, computed
+
+    for found in (tf.function(masks) if graph else masks)():
+        assert found["history"].numpy().tolist() == IN_RAGGED
+        assert found["genres"].numpy().tolist() == IN_SPARSE
+
+
+@pytest.mark.parametrize("kind", ROUTES)
+def test_layers_behind_a_sequence_get_its_mask(kind, tmp_path):
+    layer = sequences(kind)
+    inputs = {
+        "history": tf_keras.Input((None,), dtype=tf.int64, ragged=True),
+        "genres": tf_keras.Input((None,), dtype=tf.int64, ragged=True),
+        "user": tf_keras.Input((), dtype=tf.int64),
+    }
+    found = layer(inputs)
+    mean = tf_keras.layers.GlobalAveragePooling1D()(found["history"])
+    lstm = tf_keras.layers.LSTM(2)
+    model = tf_keras.Model(inputs, [mean, lstm(found["genres"])])
+    ids = {
+        "history": RAGGED,
+        "genres": RAGGED,
+        "user": tf.constant([1, 2, 3], tf.int64),
+    }
+    vectors = layer(ids)
+    expected_mean = [
+        vectors["history"][i, :n].numpy().mean(0)
+        for i, n in enumerate([2, 1, 3])
+    ]
+    # Each row by itself, as long as it is, needs no mask.
+    expected_lstm = [
+        lstm(tf.identity(vectors["genres"][i : i + 1, :n]))[0].numpy()
+        for i, n in enumerate([2, 1, 3])
+    ]
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    tfrs_embed.serving.export(model, str(tmp_path / "exported"))
+    exported = tf.saved_model.load(str(tmp_path / "exported"))
+    for of_model in (
+        model(ids),
+        model.predict(ids, verbose=0),
+        tf_keras.models.load_model(path)(ids),
+    ):
+        assert_close(of_model[0], expected_mean)
+        assert_close(of_model[1], expected_lstm)
+    served = exported.signatures["serving_default"]
+    feeds = {
+        name: part
+        for key in ("history", "genres")
+        for name, part in (
+            (f"{key}_values", RAGGED.values),
+            (f"{key}_row_splits", RAGGED.row_splits),
+        )
+    }
+    of_server = {
+        v.shape[1]: v for v in served(**feeds, user=ids["user"]).values()
+    }
+    assert_close(of_server[4], expected_mean)
+    assert_close(of_server[2], expected_lstm)
+
+
+def assert_close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["both", "distributed"])
+@pytest.mark.parametrize("width", [1, 3, 5])
+def test_dense_ids_of_a_sequence_are_cut_and_padded_as_ragged_ones(kind, width):
+    layer = sequences(kind)
+    ids = tf.constant([[1, 2, 3, 4, 5], [9, 8, 7, 6, 5]], tf.int64)[:, :width]
+    weights = tf.constant([[1.0, 0.5, -1, 2, 4], [3, 0.25, 1, 1, 1]])[:, :width]
+    user = tf.constant([1, 2], tf.int64)
+
+    def look_up(each, weight):
+        names = ("history", "genres")
+        return layer(
+            {**dict.fromkeys(names, each), "user": user},
+            weights={**dict.fromkeys(names, weight), "user": None},
+        )
+
+    dense = tf.function(
+        look_up,
+        input_signature=[
+            tf.TensorSpec([None, None], tf.int64),
+            tf.TensorSpec([None, None], tf.float32),
+        ],
+    )(ids, weights)
+    ragged = look_up(
+        tf.RaggedTensor.from_tensor(ids), tf.RaggedTensor.from_tensor(weights)
+    )
+    for name in ("history", "genres"):
+        assert dense[name].shape == (2, 3, 4)
+        assert_close(dense[name], ragged[name])
+        held = [[True] * min(width, 3) + [False] * max(0, 3 - width)] * 2
+        eager = look_up(ids, weights)[name]
+        assert_close(eager, ragged[name])
+        assert eager._keras_mask.numpy().tolist() == held
+        assert ragged[name]._keras_mask.numpy().tolist() == held
+
+
+@pytest.mark.parametrize("kind", ROUTES)
+def test_ids_that_count_as_absent_are_masked(kind):
+    layer = sequences(kind, invalid_ids="zero")
+    ids = tf.constant([[1, -1], [-1, 2]])
+    outputs = layer({"history": ids, "genres": ids, "user": tf.range(2)})
+    for name in ("history", "genres"):
+        mask = outputs[name]._keras_mask.numpy()
+        assert mask.tolist() == [[True, False, False], [False, True, False]]
+        assert (np.any(outputs[name].numpy() != 0, axis=-1) == mask).all()
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3, 4)])
+def test_dense_ids_that_are_no_rows_are_no_sequence(shape):
+    layer = sequences("both")
+    ids = tf.zeros(shape, tf.int64)
+    with pytest.raises(
+        ValueError, match=r"'genres'.*max_sequence_length=3.*\[batch, k\]"
+    ):
+        layer({"history": RAGGED, "genres": ids, "user": tf.range(3)})

@@ -99,10 +99,10 @@ class FeatureConfig:
         output_shape: shape of the activations, batch first and the table's
             `embedding_dim` last, or None: decided by the ids. Dense ids with
             one dimension more than `output_shape[:-1]` are combined over it.
-        max_sequence_length: if positive, ragged and sparse ids are not
-            combined: each becomes a position of a `[batch,
+        max_sequence_length: if positive, ids are not combined: each id of a
+            ragged, sparse or dense row becomes a position of a `[batch,
             max_sequence_length, embedding_dim]` sequence, zero padded, cut at
-            that length.
+            that length. Its Keras mask says which positions hold an id.
 
     Raises:
         ValueError: a value is out of its range.

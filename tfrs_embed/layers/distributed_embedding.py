@@ -99,8 +99,9 @@ class DistributedEmbedding(TableLayer):
         The nesting of `feature_configs`, each [batch, dim]: the ids of a sample
         are combined by the table's combiner. With an output_shape of more
         dimensions, [batch, ..., dim], dense ids are [batch, ..., k], and ragged
-        and sparse ids have a row for each vector. All in the layer's compute
-        dtype.
+        and sparse ids have a row for each vector. A sequence feature gives
+        [batch, max_sequence_length, dim], with a Keras mask that says which
+        positions hold an id. All in the layer's compute dtype.
 
     Raises:
         ValueError: a setting is out of range or can't be honoured, or two
@@ -316,6 +317,26 @@ class DistributedEmbedding(TableLayer):
                     batch //= math.prod(d or 1 for d in rest)
             outputs.append(tf.TensorShape([batch, *rest, feature.table.dim]))
         return self._spec.structure.pack(outputs)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """Which positions of sequences hold an id.
+
+        Calling the layer gives its outputs these masks already, as Keras does.
+
+        Args:
+            inputs: ids, or what `preprocess` returned, as the layer is called
+                with them.
+            mask: not read.
+
+        Returns:
+            The nesting of `feature_configs`: [batch, max_sequence_length] bool
+            for a sequence feature, None for others. None alone if there are no
+            sequence features.
+        """
+        if not self.supports_masking:
+            return None
+        ids, _ = self._flatten(inputs, None)
+        return self._spec.structure.pack(self._compute_masks(ids))
 
     def get_config(self) -> dict[str, Any]:
         """See the base class."""

@@ -82,7 +82,9 @@ class PartialTPUEmbedding(TableLayer):
         The nesting of `feature_config`; an empty dict gives an empty dict.
         Dense ids give shape(ids) + [dim]. Ragged and sparse ids give
         [batch, dim], combined by the table's combiner, or
-        [batch, max_sequence_length, dim] for a sequence feature, zero padded.
+        [batch, max_sequence_length, dim] for a sequence feature, zero padded
+        and cut; so do its dense ids [batch, k]. Its Keras mask says which
+        positions hold an id.
         A feature's output_shape wins: output_shape + [dim], where dense ids of
         shape output_shape + [k] are combined over k. All in the layer's
         compute dtype.
@@ -149,6 +151,26 @@ class PartialTPUEmbedding(TableLayer):
         if weights is not None:
             flat_weights = structure.flatten(weights, "weights")
         return structure.pack(self._look_up(ids, flat_weights, training))
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """Which positions of sequences hold an id.
+
+        Calling the layer gives its outputs these masks already, as Keras does.
+
+        Args:
+            inputs: ids, as the layer is called with them.
+            mask: not read.
+
+        Returns:
+            The nesting of `feature_config`: [batch, max_sequence_length] bool
+            for a sequence feature, None for others. None alone if there are no
+            sequence features.
+        """
+        if not self.supports_masking:
+            return None
+        structure = self._spec.structure
+        ids = structure.flatten(inputs, "inputs")
+        return structure.pack(self._compute_masks(ids))
 
     @property
     def tpu_embedding(self) -> EngineLayer | None:

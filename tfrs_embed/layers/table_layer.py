@@ -28,7 +28,7 @@ from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
-from tfrs_embed.ops.bags import Bags, to_bags
+from tfrs_embed.ops.bags import Bags, held, to_bags
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.lookup import combine, gather_densely, reshape_output
 from tfrs_embed.ops.samples import Matrix
@@ -125,6 +125,11 @@ class TableLayer(Layer):
         if stacking is not None:
             stacking.check(spec.tables, converted)
         self._stacking = stacking
+        self.supports_masking = any(
+            f.max_sequence_length for f in spec.features
+        )
+        # Both come of one reading of the ids.
+        self._compute_output_and_mask_jointly = True
         self._placement = placement.describe(spec, routes, optimizers)
         self._has_tables = False
         self.tables = Tables()
@@ -323,7 +328,38 @@ class TableLayer(Layer):
                     reshape_output(vectors, bags[i], feature.table.dim),
                     self.compute_dtype,
                 )
+        self._mask(outputs, bags)
         return outputs
+
+    def _mask(self, outputs: Sequence[Any], bags: Sequence[Bags]) -> None:
+        """Gives sequences their masks, as Keras passes them on."""
+        for output, mask in zip(outputs, self._masks(bags), strict=True):
+            if mask is not None:
+                output._keras_mask = mask
+
+    def _masks(self, bags: Sequence[Bags]) -> list[tf.Tensor | None]:
+        """Each feature's mask, None if it is no sequence."""
+        return [
+            on_host(held, b) if feature.max_sequence_length else None
+            for feature, b in zip(self._spec.features, bags, strict=True)
+        ]
+
+    def _compute_masks(self, ids: Sequence[Any]) -> list[tf.Tensor | None]:
+        """Each feature's mask of its ids, None if it is no sequence."""
+        masks: list[tf.Tensor | None] = []
+        for feature, each in zip(self._spec.features, ids, strict=True):
+            mask = None
+            if feature.max_sequence_length:
+                [bags] = on_host(
+                    to_bags,
+                    [feature],
+                    [each],
+                    [None],
+                    self._settings.invalid_ids,
+                )
+                mask = on_host(held, bags)
+            masks.append(mask)
+        return masks
 
     def _look_up_served(
         self,
@@ -352,6 +388,7 @@ class TableLayer(Layer):
             vectors = combine(served.gather(self, state, b.ids), None, b)
             output = reshape_output(vectors, b, feature.table.dim)
             outputs.append(tf.cast(output, self.compute_dtype))
+        self._mask(outputs, bags)
         return outputs
 
     def _keras_vectors(self, table: tf.Variable, bags: Bags) -> tf.Tensor:

@@ -194,6 +194,26 @@ def to_bags(
     ]
 
 
+def held(bags: Bags) -> tf.Tensor:
+    """Tells which of a sequence's positions hold an id.
+
+    Args:
+        bags: bags of one id each, or none.
+
+    Returns:
+        bool, in the bags' shape.
+    """
+    there = None if bags.validity is None else bags.validity.there
+    if bags.bag is None:
+        flat = tf.fill(bags.count[None], True) if there is None else there
+    else:
+        if there is None:
+            there = tf.fill(tf.shape(bags.bag), True)
+        ids = tf.cast(there, tf.int32)
+        flat = tf.math.unsorted_segment_sum(ids, bags.bag, bags.count) > 0
+    return tf.ensure_shape(tf.reshape(flat, bags.shape), bags.static_shape)
+
+
 def _guard(drafts: Sequence[Draft], checks: Checks) -> None:
     """Lets the drafts' tensors exist only if all conditions hold."""
     names = ("ids", "bag", "weights", "shape", "kept", "splits")

@@ -114,6 +114,14 @@ def _draft_dense(
     static = ids.shape
     shape = static if static.is_fully_defined() else tf.shape(ids)
     wanted = feature.output_shape
+    length = feature.max_sequence_length
+    if length and wanted is None and static.rank != 2:
+        raise ValueError(
+            f"{feature}: dense ids of a sequence (max_sequence_length={length})"
+            f" must have the shape [batch, k], got {static}."
+        )
+    if length and static.rank == 2 and static[1] != length:
+        return _draft_sequence(feature, ids, weights, checks)
     if wanted is None:
         return Draft(ids, None, weights, _layout(shape), static, False)
     rank = static.rank
@@ -138,6 +146,36 @@ def _draft_dense(
     # Bags of a length that is not known, or of none at all.
     bag = tf.repeat(tf.range(tf.reduce_prod(_layout(prefix))), shape[-1])
     return Draft(ids, bag, weights, _layout(prefix), prefix_static, True)
+
+
+def _draft_sequence(
+    feature: FeatureSpec, ids: tf.Tensor, weights: Any, checks: Checks
+) -> Draft:
+    """Dense ids, [batch, k], as sequences of another length or any."""
+    length = feature.max_sequence_length
+    ids, static = ids[:, :length], ids.shape
+    rows, width = tf.unstack(tf.shape(ids))
+    laid_out = tf.TensorShape([static[0], length])
+    wanted = feature.output_shape
+    if wanted is not None:
+        prefix = tf.stack([rows, length])
+        _require_output_shape(feature, checks, prefix, laid_out)
+        laid_out = laid_out.merge_with(wanted)
+    shape = (
+        laid_out.as_list()
+        if laid_out.is_fully_defined()
+        else tf.stack([rows, length])
+    )
+    if weights is not None:
+        given = tf.TensorShape([static[0], static[1]])
+        weights = tf.reshape(weights, tf.stack([rows, -1]))
+        weights = tf.ensure_shape(weights, given)[:, :length]
+        weights = tf.reshape(weights, [-1])
+    if ids.shape[1] == length:
+        return Draft(ids, None, weights, shape, laid_out, False)
+    position = tf.range(rows)[:, None] * length + tf.range(width)
+    bag = tf.reshape(position, [-1])
+    return Draft(ids, bag, weights, shape, laid_out, False)
 
 
 def _layout(shape: Any) -> Any:
