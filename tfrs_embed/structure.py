@@ -74,15 +74,19 @@ class Structure:
         template = visit(value, "", None)
         return cls(template, tuple(paths), tuple(keys)), leaves
 
-    def flatten(self, value: Any, what: str) -> list[Any]:
+    def flatten(
+        self, value: Any, what: str, partial: bool | None = None
+    ) -> list[Any]:
         """Returns the leaves of `value`, which must have this structure.
 
         Args:
             value: the nesting; lists and tuples stand for each other.
             what: what the value is, for error messages: "inputs", "weights".
+            partial: whether keys may be missing, and an entry of a list or
+                tuple None; None: never, so that an error doesn't tell of it.
 
         Returns:
-            The leaves, in this structure's order.
+            The leaves, in this structure's order, None for what is missing.
 
         Raises:
             ValueError: a key is missing or unknown, or a length differs.
@@ -92,6 +96,8 @@ class Structure:
 
         def visit(template: Any, node: Any, path: str) -> None:
             where = f"{what}['{path}']" if path else what
+            if partial and node is None and path:
+                return
             if isinstance(template, int):
                 if isinstance(node, Mapping):
                     raise TypeError(
@@ -105,7 +111,7 @@ class Structure:
                         f"{where} must be a dict with the keys "
                         f"{list(template)}, got {_describe(node)}."
                     )
-                missing = [k for k in template if k not in node]
+                missing = [k for k in template if k not in node and not partial]
                 unknown = [k for k in node if k not in template]
                 if missing or unknown:
                     problems = []
@@ -113,12 +119,18 @@ class Structure:
                         problems.append(f"unknown keys {unknown}")
                     if missing:
                         problems.append(f"missing keys {missing}")
+                    hint = (
+                        " With partial=True a call may leave features out."
+                        if missing and partial is False
+                        else ""
+                    )
                     raise ValueError(
                         f"{where} has {' and '.join(problems)}; the feature "
-                        f"configuration has the keys {list(template)}."
+                        f"configuration has the keys {list(template)}.{hint}"
                     )
                 for key, child in template.items():
-                    visit(child, node[key], _join(path, key))
+                    if key in node:
+                        visit(child, node[key], _join(path, key))
             else:
                 if not isinstance(node, (list, tuple)):
                     raise TypeError(
@@ -138,15 +150,35 @@ class Structure:
         visit(self.template, value, "")
         return flat
 
-    def pack(self, leaves: Sequence[Any]) -> Any:
-        """Returns the nesting with `leaves` in their places."""
+    def pack(
+        self, leaves: Sequence[Any], present: Sequence[bool] | None = None
+    ) -> Any:
+        """Returns the nesting with `leaves` in their places.
+
+        Args:
+            leaves: the leaves, in this structure's order.
+            present: which leaves there are; dicts have no keys for the others,
+                lists and tuples None. None: all.
+
+        Returns:
+            The nesting.
+        """
+
+        def there(template: Any) -> bool:
+            if isinstance(template, int):
+                return present is None or present[template]
+            if isinstance(template, dict):
+                template = template.values()
+            return any(there(child) for child in template)
 
         def build(template: Any) -> Any:
             if isinstance(template, int):
                 return leaves[template]
             if isinstance(template, dict):
-                return {k: build(v) for k, v in template.items()}
-            return _like(template, [build(v) for v in template])
+                return {k: build(v) for k, v in template.items() if there(v)}
+            return _like(
+                template, [build(v) if there(v) else None for v in template]
+            )
 
         return build(self.template)
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
+from strategies.replicas import distribute as distribute_each
 from strategies.test_sharded_keras import (
     ITEMS,
     PER_REPLICA,
@@ -168,3 +169,54 @@ def test_batches_are_divided_by_keras(strategy):
     batches = as_batches(samples, len(samples[1]))
     model.fit(batches, epochs=2, verbose=0)
     assert np.isfinite(model.evaluate(batches, verbose=0))
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_call_with_a_part_of_the_features_trains_their_tables(
+    strategy, small
+):
+    """Sharded and mirrored tables, in DistributedEmbedding and the other."""
+
+    def make_parts():
+        tables = {
+            name: tfrs_embed.TableConfig(
+                name, rows, 4, tf_keras.initializers.RandomUniform(seed=rows)
+            )
+            for name, rows in (("user", 60), ("item", 90), ("hour", 5))
+        }
+        features = {
+            name: tfrs_embed.FeatureConfig(name, table)
+            for name, table in tables.items()
+        }
+        kind = (
+            tfrs_embed.PartialTPUEmbedding
+            if small
+            else tfrs_embed.DistributedEmbedding
+        )
+        return kind(features, optimizer="sgd", size_threshold=50)
+
+    with strategy.scope():
+        layer = make_parts()
+        layer.build(None)
+    expected = make_parts()
+    ids = [
+        {"user": tf.constant([i, i + 1]), "hour": tf.constant([i % 5, 0])}
+        for i in range(strategy.num_replicas_in_sync)
+    ]
+    items = [tf.constant([7, i]) for i in range(strategy.num_replicas_in_sync)]
+
+    def step(layer, ids, items):
+        with tf.GradientTape() as tape:
+            user = layer(ids, training=True, partial=True)
+            item = layer({"item": items}, training=True, partial=True)
+            loss = tf.reduce_sum(user["user"] * item["item"])
+            loss += tf.reduce_sum(user["hour"])
+        tape.gradient(loss, layer.trainable_variables)
+
+    tf.function(
+        lambda *args: strategy.run(lambda *args: step(layer, *args), args)
+    )(distribute_each(strategy, ids), distribute_each(strategy, items))
+    everywhere = {k: tf.concat([i[k] for i in ids], 0) for k in ids[0]}
+    step(expected, everywhere, tf.concat(items, 0))
+    assert layer.step.numpy() == expected.step.numpy() == 2
+    assert_equal_tables(layer, expected, rtol=1e-5, atol=1e-6)

@@ -385,3 +385,30 @@ def test_a_call_under_another_strategy_is_an_error(strategy):
     other = tf.distribute.OneDeviceStrategy("CPU:0")
     with other.scope(), pytest.raises(RuntimeError, match="was made under"):
         layer({"f": tf.range(4)})
+
+
+@pytest.mark.parametrize("hardware", [None, Hardware.UNSUPPORTED], ids=str)
+def test_a_step_with_a_part_of_the_features_is_an_error(strategy, hardware):
+    tables = [tfrs_embed.TableConfig(name, 50, 4) for name in "xy"]
+    with strategy.scope():
+        layer = tfrs_embed.PartialTPUEmbedding(
+            {t.name: tfrs_embed.FeatureConfig(t.name, t) for t in tables},
+            "sgd",
+            batch_size=4,
+            size_threshold=0,
+            embedding_feature=hardware,
+        )
+    layer({"x": tf.range(4), "y": tf.range(4)})
+    ids = {"x": tf.range(4)}
+    # Where no TPU's program looks them up, a part is as good as all.
+    expected = layer.embedding_tables["x"].numpy()[:4]
+    outputs = layer(ids, partial=True)
+    assert list(outputs) == ["x"]
+    np.testing.assert_array_equal(outputs["x"], expected)
+    run = tf.function(
+        lambda ids: strategy.run(lambda i: layer(i, partial=True), (ids,))
+    )
+    with pytest.raises(
+        NotImplementedError, match=r"no ids for \['y'\].*with all of them"
+    ):
+        run(ids)

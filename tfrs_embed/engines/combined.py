@@ -44,10 +44,15 @@ class CombinedEngine(Engine):
         """See the base class."""
         return all(e.ready for e in self._engines)
 
-    def expect(self, bags: Sequence[Bags]) -> None:
+    def expect(self, bags: Sequence[Bags | None]) -> None:
         """See the base class."""
         for engine, places in zip(self._engines, self._places, strict=True):
             engine.expect([bags[i] for i in places])
+
+    def require_all(self, given: Sequence[bool]) -> None:
+        """See the base class."""
+        for engine, places in zip(self._engines, self._places, strict=True):
+            engine.require_all([given[i] for i in places])
 
     def measure(self, bags: Sequence[Bags]) -> None:
         """See the base class."""

@@ -150,11 +150,22 @@ class Engine(abc.ABC):
         """Whether all is known that `build` needs."""
         return True
 
-    def expect(self, bags: Sequence[Bags]) -> None:
+    def expect(self, bags: Sequence[Bags | None]) -> None:
         """Takes from a call's bags what `build` needs to know.
 
         Args:
-            bags: each feature's bags.
+            bags: each feature's bags, None if the call leaves it out.
+        """
+        return
+
+    def require_all(self, given: Sequence[bool]) -> None:
+        """Requires a call's features to be all of them, if the engine does.
+
+        Args:
+            given: which of the features the call has ids for.
+
+        Raises:
+            NotImplementedError: it does, and some are left out.
         """
         return
 

@@ -183,6 +183,8 @@ class Shard:
         if pending is None:
             self._apply(uses, rates)
         else:
+            # That of another call in the same step, if there was one.
+            self.drain()
             for name, of_table in uses.items():
                 ids, gradients = update_ops.row_gradients(of_table, self.device)
                 stored = pending.ids[name]

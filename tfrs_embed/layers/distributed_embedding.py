@@ -94,6 +94,9 @@ class DistributedEmbedding(TableLayer):
         weights: None, or weights in the same nesting, each None or of the kind,
             shape, row lengths or indices of its ids. They get no gradient.
         training: as in every Keras layer; it matters to pipelining only.
+        partial: whether `inputs` may leave features out: keys of dicts, or
+            None in place of entries of lists and tuples. So are their outputs.
+            Tables without a feature in the call are neither read nor updated.
 
     Output shape:
         The nesting of `feature_configs`, each [batch, dim]: the ids of a sample
@@ -169,8 +172,10 @@ class DistributedEmbedding(TableLayer):
         # Keras would make a tensor of each number in a list.
         if not _is_preprocessed(inputs):
             structure = self._spec.structure
-            ids = self._to_tensors(structure.flatten(inputs, "inputs"))
-            inputs = structure.pack(ids)
+            partial = bool(kwargs.get("partial", False))
+            ids = structure.flatten(inputs, "inputs", partial)
+            present = [not partial or i is not None for i in ids]
+            inputs = structure.pack(self._to_tensors(ids, partial), present)
         return super().__call__(inputs, *args, **kwargs)
 
     def build(self, input_shape: Any = None) -> None:
@@ -188,18 +193,27 @@ class DistributedEmbedding(TableLayer):
 
     @errors.plain
     def call(
-        self, inputs: Any, weights: Any = None, training: bool = False
+        self,
+        inputs: Any,
+        weights: Any = None,
+        training: bool = False,
+        *,
+        partial: bool = False,
     ) -> Any:
         """Looks the features up; see the class."""
-        ids, flat_weights = self._flatten(inputs, weights)
-        outputs = self._look_up(
-            ids, flat_weights, training, self._input_shapes()
+        ids, flat_weights = self._flatten(inputs, weights, bool(partial))
+        return self._look_up(
+            ids, flat_weights, training, self._input_shapes(), bool(partial)
         )
-        return self._spec.structure.pack(outputs)
 
     @tf.autograph.experimental.do_not_convert
     def preprocess(
-        self, inputs: Any, weights: Any = None, training: bool = False
+        self,
+        inputs: Any,
+        weights: Any = None,
+        training: bool = False,
+        *,
+        partial: bool = False,
     ) -> dict[str, Any]:
         """Makes tensors of a batch's ids and weights, and checks them.
 
@@ -213,6 +227,8 @@ class DistributedEmbedding(TableLayer):
                 the limits of SparseCores are then raised to what the batch
                 needs, if that is more. Functions that were traced before keep
                 theirs, so measure before training.
+            partial: whether features may be left out. What is returned is then
+                for a call with partial=True.
 
         Returns:
             What stands for inputs and weights as the layer's `inputs`, also in
@@ -225,13 +241,17 @@ class DistributedEmbedding(TableLayer):
             RuntimeError: it is to measure a batch, and is traced.
         """
         structure = self._spec.structure
-        ids, flat_weights = self._flatten(inputs, weights)
+        ids, flat_weights = self._flatten(inputs, weights, bool(partial))
+        present = [not partial or i is not None for i in ids]
+        given = [i for i, there in enumerate(present) if there]
+        self._check_given(given, flat_weights)
+        shapes = self._input_shapes()
         bags = to_bags(
-            self._spec.features,
-            ids,
-            flat_weights,
+            [self._spec.features[i] for i in given],
+            [ids[i] for i in given],
+            [flat_weights[i] for i in given],
             self._settings.invalid_ids,
-            input_shapes=self._input_shapes(),
+            input_shapes=[shapes[i] for i in given],
         )
         if training and self._own.update_stats:
             if not tf.executing_eagerly():
@@ -240,11 +260,16 @@ class DistributedEmbedding(TableLayer):
                     "measure batches in a tf.function or in tf.data's map: "
                     "call preprocess eagerly, or without training=True."
                 )
+            if len(given) < len(ids):
+                raise ValueError(
+                    f"Layer '{self.name}' has update_stats set: a batch that "
+                    "is measured has all features."
+                )
             assert self._engine_layer is not None
             self._engine_layer.engine.measure(bags)
-        result = {"inputs": structure.pack(ids)}
+        result = {"inputs": structure.pack(ids, present)}
         if any(w is not None for w in flat_weights):
-            result["weights"] = structure.pack(flat_weights)
+            result["weights"] = structure.pack(flat_weights, present)
         return {_PREPROCESSED: result}
 
     def get_embedding_tables(self) -> dict[str, tf.Tensor]:
@@ -296,18 +321,22 @@ class DistributedEmbedding(TableLayer):
         """The shapes of the outputs.
 
         Args:
-            input_shapes: the shapes of the inputs, in their nesting.
+            input_shapes: the shapes of the inputs, in their nesting; some may
+                be left out, as in a call with partial=True.
 
         Returns:
-            A TensorShape for each feature, in their nesting.
+            A TensorShape for each of these features, in their nesting.
 
         Raises:
             ValueError: they are not the features' input_shape.
         """
-        outputs = []
+        outputs: list[tf.TensorShape | None] = []
         for feature, shape in zip(
             self._spec.features, self._check_shapes(input_shapes), strict=True
         ):
+            if shape is None:
+                outputs.append(None)
+                continue
             assert feature.output_shape is not None
             batch, *rest = feature.output_shape
             if batch is None and shape.rank and shape[0] is not None:
@@ -316,7 +345,9 @@ class DistributedEmbedding(TableLayer):
                     # Rows of ragged or sparse ids, several to a sample.
                     batch //= math.prod(d or 1 for d in rest)
             outputs.append(tf.TensorShape([batch, *rest, feature.table.dim]))
-        return self._spec.structure.pack(outputs)
+        return self._spec.structure.pack(
+            outputs, [shape is not None for shape in outputs]
+        )
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Which positions of sequences hold an id.
@@ -335,8 +366,8 @@ class DistributedEmbedding(TableLayer):
         """
         if not self.supports_masking:
             return None
-        ids, _ = self._flatten(inputs, None)
-        return self._spec.structure.pack(self._compute_masks(ids))
+        ids, _ = self._flatten(inputs, None, partial=True)
+        return self._compute_masks(ids)
 
     def get_config(self) -> dict[str, Any]:
         """See the base class."""
@@ -349,9 +380,9 @@ class DistributedEmbedding(TableLayer):
         return config
 
     def _flatten(
-        self, inputs: Any, weights: Any
+        self, inputs: Any, weights: Any, partial: bool
     ) -> tuple[list[Any], list[Any]]:
-        """Each feature's ids and weights, as tensors."""
+        """Each feature's ids and weights, as tensors; None if left out."""
         structure = self._spec.structure
         if _is_preprocessed(inputs):
             if weights is not None:
@@ -361,20 +392,23 @@ class DistributedEmbedding(TableLayer):
                 )
             given = inputs[_PREPROCESSED]
             inputs, weights = given["inputs"], given.get("weights")
-        ids = self._to_tensors(structure.flatten(inputs, "inputs"))
+        flat_ids = structure.flatten(inputs, "inputs", partial)
+        ids = self._to_tensors(flat_ids, partial)
         flat = [None] * len(ids)
         if weights is not None:
-            flat = structure.flatten(weights, "weights")
+            flat = structure.flatten(weights, "weights", partial)
         return ids, [
-            weights_to_tensor(feature, weight, each)
+            weight
+            if partial and each is None
+            else weights_to_tensor(feature, weight, each)
             for feature, weight, each in zip(
                 self._spec.features, flat, ids, strict=True
             )
         ]
 
-    def _to_tensors(self, ids: Sequence[Any]) -> list[Any]:
+    def _to_tensors(self, ids: Sequence[Any], partial: bool) -> list[Any]:
         return [
-            ids_to_tensor(feature, each)
+            None if partial and each is None else ids_to_tensor(feature, each)
             for feature, each in zip(self._spec.features, ids, strict=True)
         ]
 
@@ -394,13 +428,18 @@ class DistributedEmbedding(TableLayer):
             shapes.append(InputShape((batch, *rest), self._own.strict_shapes))
         return shapes
 
-    def _check_shapes(self, input_shapes: Any) -> list[tf.TensorShape]:
-        """Checks shapes without ids; returns each feature's."""
-        flat = self._spec.structure.flatten(input_shapes, "input_shapes")
-        shapes = [tf.TensorShape(shape) for shape in flat]
+    def _check_shapes(self, input_shapes: Any) -> list[tf.TensorShape | None]:
+        """Checks shapes without ids; returns each feature's, or None."""
+        # The ids say whether all are there.
+        flat = self._spec.structure.flatten(
+            input_shapes, "input_shapes", partial=True
+        )
+        shapes = [None if s is None else tf.TensorShape(s) for s in flat]
         for feature, shape, declared in zip(
             self._spec.features, shapes, self._input_shapes(), strict=True
         ):
+            if shape is None:
+                continue
             if shape.rank == 0:
                 raise ValueError(
                     f"{feature}: ids of shape [], but they need a batch."

@@ -77,6 +77,9 @@ class PartialTPUEmbedding(TableLayer):
         weights: None, or weights in the same nesting, each None or of the kind,
             shape, row splits or indices of its ids. They get no gradient.
         training: as in every Keras layer; it matters to pipelining only.
+        partial: whether `inputs` may leave features out: keys of dicts, or
+            None in place of entries of lists and tuples. So are their outputs.
+            Tables without a feature in the call are neither read nor updated.
 
     Output shape:
         The nesting of `feature_config`; an empty dict gives an empty dict.
@@ -132,7 +135,12 @@ class PartialTPUEmbedding(TableLayer):
 
     @errors.plain
     def call(
-        self, inputs: Any, weights: Any = None, training: bool | None = None
+        self,
+        inputs: Any,
+        weights: Any = None,
+        training: bool | None = None,
+        *,
+        partial: bool = False,
     ) -> Any:
         """Looks the features up; see the class."""
         structure = self._spec.structure
@@ -140,17 +148,18 @@ class PartialTPUEmbedding(TableLayer):
             isinstance(inputs, Mapping)
             and not inputs
             and not weights
+            and not partial
             and isinstance(structure.template, dict)
         ):
             # TF-models' ranking task passes all its features by another way
             # and an empty dict to this layer. Tables made for it would be
             # trainable variables without gradients.
             return {}
-        ids = structure.flatten(inputs, "inputs")
+        ids = structure.flatten(inputs, "inputs", bool(partial))
         flat_weights = [None] * len(ids)
         if weights is not None:
-            flat_weights = structure.flatten(weights, "weights")
-        return structure.pack(self._look_up(ids, flat_weights, training))
+            flat_weights = structure.flatten(weights, "weights", bool(partial))
+        return self._look_up(ids, flat_weights, training, partial=bool(partial))
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Which positions of sequences hold an id.
@@ -169,8 +178,8 @@ class PartialTPUEmbedding(TableLayer):
         if not self.supports_masking:
             return None
         structure = self._spec.structure
-        ids = structure.flatten(inputs, "inputs")
-        return structure.pack(self._compute_masks(ids))
+        ids = structure.flatten(inputs, "inputs", partial=True)
+        return self._compute_masks(ids)
 
     @property
     def tpu_embedding(self) -> EngineLayer | None:

@@ -28,6 +28,7 @@ from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
+from tfrs_embed.ops import compiled
 from tfrs_embed.ops.bags import Bags, held, to_bags
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.lookup import combine, gather_densely, reshape_output
@@ -263,7 +264,8 @@ class TableLayer(Layer):
         weights: Sequence[Any],
         training: bool | None,
         input_shapes: Sequence[InputShape | None] | None = None,
-    ) -> list[tf.Tensor]:
+        partial: bool = False,
+    ) -> Any:
         """Looks the features up.
 
         Args:
@@ -271,30 +273,83 @@ class TableLayer(Layer):
             weights: each feature's weights, or None.
             training: whether this is a training step.
             input_shapes: what shape each feature's ids must have.
+            partial: whether features whose ids are None are left out.
 
         Returns:
-            Each feature's activations in its output shape, in the layer's
-            compute dtype.
+            The features' nesting of their activations in their output shapes,
+            in the layer's compute dtype; without those that are left out.
         """
         strategies.check(self.name, self._strategy)
-        spec = self._spec
+        given = [
+            i for i in range(len(ids)) if not partial or ids[i] is not None
+        ]
+        self._check_given(given, weights)
+        features = [self._spec.features[i] for i in given]
+        vectors = self._look_up_features(
+            features,
+            [ids[i] for i in given],
+            [weights[i] for i in given],
+            training,
+            input_shapes and [input_shapes[i] for i in given],
+        )
+        outputs: list[Any] = [None] * len(ids)
+        for i, vector in zip(given, vectors, strict=True):
+            outputs[i] = vector
+        present = [i in given for i in range(len(ids))]
+        return self._spec.structure.pack(outputs, present)
+
+    def _check_given(self, given: list[int], weights: Sequence[Any]) -> None:
+        """Checks what a call leaves out, by the features that it has."""
+        features = self._spec.features
+        if not given:
+            raise ValueError(
+                f"Layer '{self.name}': a call with partial=True needs ids for "
+                f"at least one of {[f.name for f in features]}."
+            )
+        for i, feature in enumerate(features):
+            if i not in given and weights[i] is not None:
+                raise ValueError(f"{feature}: weights without ids.")
+        engine = self._engine_layer and self._engine_layer.engine
+        if engine is not None and len(given) < len(features):
+            there = [i in given for i in self._of_engine()]
+            if any(there) and not all(there):
+                compiled.refuse(f"Layer '{self.name}': calls with partial=True")
+                engine.require_all(there)
+
+    def _of_engine(self) -> list[int]:
+        """The places of the engine's features."""
+        return [
+            i
+            for i, f in enumerate(self._spec.features)
+            if f.table.name not in self._keras_layers
+        ]
+
+    def _look_up_features(
+        self,
+        features: Sequence[FeatureSpec],
+        ids: Sequence[Any],
+        weights: Sequence[Any],
+        training: bool | None,
+        input_shapes: Sequence[InputShape | None] | None,
+    ) -> list[tf.Tensor]:
+        """Looks some of the features up, or all; see `_look_up`."""
         served = served_tables.current()
         if served is not None:
-            return self._look_up_served(served, ids, weights, input_shapes)
+            return self._look_up_served(
+                served, features, ids, weights, input_shapes
+            )
         self._make_tables_if_ready()
-        engine = self._engine_layer and self._engine_layer.engine
+        engine = self._engine_layer.engine if self._engine_layer else None
         in_tpu = is_tpu(self._strategy) and strategies.in_replica(
             self._strategy
         )
         if in_tpu:
-            for feature, *given in zip(
-                spec.features, ids, weights, strict=True
-            ):
-                for kind, each in zip(("ids", "weights"), given, strict=True):
+            for feature, *both in zip(features, ids, weights, strict=True):
+                for kind, each in zip(("ids", "weights"), both, strict=True):
                     require_given(f"{feature}: {kind}", each)
         bags = on_host(
             to_bags,
-            spec.features,
+            features,
             ids,
             weights,
             self._settings.invalid_ids,
@@ -303,24 +358,34 @@ class TableLayer(Layer):
             input_shapes,
         )
         if in_tpu:
-            for feature, of_feature in zip(spec.features, bags, strict=True):
+            for feature, of_feature in zip(features, bags, strict=True):
                 require_known(feature, of_feature)
-        by_engine = [
-            i
-            for i, f in enumerate(spec.features)
-            if f.table.name not in self._keras_layers
-        ]
-        if engine is not None:
-            engine.expect([bags[i] for i in by_engine])
-        self._ensure_tables()
+        place = {id(feature): i for i, feature in enumerate(features)}
         outputs: list[Any] = [None] * len(ids)
-        if self._engine_layer is not None:
+        by_engine: list[int | None] = []
+        if engine is not None:
+            by_engine = [place.get(id(f)) for f in engine.features]
+            its_bags = [None if i is None else bags[i] for i in by_engine]
+            engine.expect(its_bags)
+        self._ensure_tables()
+        if (
+            self._engine_layer is not None
+            and engine is not None
+            and any(i is not None for i in by_engine)
+        ):
+            # What is left out takes part without an id: all replicas, and the
+            # forward and backward pass, exchange the same tables' rows.
             found = self._engine_layer(
-                [bags[i] for i in by_engine], training=training
+                [
+                    Bags.none(f) if b is None else b
+                    for f, b in zip(engine.features, its_bags, strict=True)
+                ],
+                training=training,
             )
             for i, output in zip(by_engine, found, strict=True):
-                outputs[i] = output
-        for i, feature in enumerate(spec.features):
+                if i is not None:
+                    outputs[i] = output
+        for i, feature in enumerate(features):
             layer = self._keras_layers.get(feature.table.name)
             if layer is not None:
                 vectors = self._keras_vectors(layer.embeddings, bags[i])
@@ -328,28 +393,15 @@ class TableLayer(Layer):
                     reshape_output(vectors, bags[i], feature.table.dim),
                     self.compute_dtype,
                 )
-        self._mask(outputs, bags)
+        _mask(features, outputs, bags)
         return outputs
 
-    def _mask(self, outputs: Sequence[Any], bags: Sequence[Bags]) -> None:
-        """Gives sequences their masks, as Keras passes them on."""
-        for output, mask in zip(outputs, self._masks(bags), strict=True):
-            if mask is not None:
-                output._keras_mask = mask
-
-    def _masks(self, bags: Sequence[Bags]) -> list[tf.Tensor | None]:
-        """Each feature's mask, None if it is no sequence."""
-        return [
-            on_host(held, b) if feature.max_sequence_length else None
-            for feature, b in zip(self._spec.features, bags, strict=True)
-        ]
-
-    def _compute_masks(self, ids: Sequence[Any]) -> list[tf.Tensor | None]:
-        """Each feature's mask of its ids, None if it is no sequence."""
+    def _compute_masks(self, ids: Sequence[Any]) -> Any:
+        """The nesting of the given ids' masks, None for what is no sequence."""
         masks: list[tf.Tensor | None] = []
         for feature, each in zip(self._spec.features, ids, strict=True):
             mask = None
-            if feature.max_sequence_length:
+            if feature.max_sequence_length and each is not None:
                 [bags] = on_host(
                     to_bags,
                     [feature],
@@ -359,22 +411,22 @@ class TableLayer(Layer):
                 )
                 mask = on_host(held, bags)
             masks.append(mask)
-        return masks
+        return self._spec.structure.pack(masks, [i is not None for i in ids])
 
     def _look_up_served(
         self,
         served: ServedTables,
+        features: Sequence[FeatureSpec],
         ids: Sequence[Any],
         weights: Sequence[Any],
         input_shapes: Sequence[InputShape | None] | None,
     ) -> list[tf.Tensor]:
-        """Looks the features up as an exported model does; see `_look_up`."""
+        """Looks features up as an exported model does; see `_look_up`."""
         if not self._has_tables:
             raise ValueError(
                 f"Layer '{self.name}' can't be exported: it has no tables yet. "
                 "Call it once, or train it."
             )
-        features = self._spec.features
         bags = to_bags(
             features,
             ids,
@@ -388,7 +440,7 @@ class TableLayer(Layer):
             vectors = combine(served.gather(self, state, b.ids), None, b)
             output = reshape_output(vectors, b, feature.table.dim)
             outputs.append(tf.cast(output, self.compute_dtype))
-        self._mask(outputs, bags)
+        _mask(features, outputs, bags)
         return outputs
 
     def _keras_vectors(self, table: tf.Variable, bags: Bags) -> tf.Tensor:
@@ -527,6 +579,17 @@ class TableLayer(Layer):
                 k: v for k, v in children.items() if k in ("tables", "step")
             }
         return children
+
+
+def _mask(
+    features: Sequence[FeatureSpec],
+    outputs: Sequence[Any],
+    bags: Sequence[Bags],
+) -> None:
+    """Gives sequences their masks, as Keras passes them on."""
+    for feature, output, b in zip(features, outputs, bags, strict=True):
+        if feature.max_sequence_length:
+            output._keras_mask = on_host(held, b)
 
 
 def check_integer(value: Any, name: str, minimum: int | None = None) -> None:

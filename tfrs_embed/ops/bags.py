@@ -84,6 +84,16 @@ class Bags(NamedTuple):
             most=tf.TensorShape([1]),
         )
 
+    @classmethod
+    def none(cls, feature: FeatureSpec) -> Bags:
+        """The bags of a feature that a call leaves out: there are none."""
+        small = feature.table.vocabulary_size <= tf.int32.max
+        ids = tf.zeros([0], tf.int32 if small else tf.int64)
+        # No constant: TensorFlow 2.21 folds the sum by row of constants without
+        # elements, in a function that has two of them, into one that fails.
+        ids = tf.compat.v1.placeholder_with_default(ids, [None])
+        return cls.of_rows(ids, None, tf.size(ids))
+
     def bag_of_id(self) -> tf.Tensor:
         """Returns [n] int32, the bag of each id."""
         if self.bag is not None:

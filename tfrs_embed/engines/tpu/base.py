@@ -69,12 +69,30 @@ class TPUEngine(Engine):
                 batch = size if batch is None else batch
             self._samples.append(_product([batch, *rest]))
 
-    def expect(self, bags: Sequence[Bags]) -> None:
+    def require_all(self, given: Sequence[bool]) -> None:
+        """See the base class."""
+        if all(given) or not strategies.in_replica(self._strategy):
+            return
+        absent = [
+            feature.name
+            for feature, there in zip(self.features, given, strict=True)
+            if not there
+        ]
+        raise NotImplementedError(
+            f"{self._name}: a call with partial=True in strategy.run has no "
+            f"ids for {absent}, but a TPU's tables are looked up with all of "
+            "their features together. Call the layer once in a step with all "
+            "of them, and hand its activations to each part of the model."
+        )
+
+    def expect(self, bags: Sequence[Bags | None]) -> None:
         """See the base class."""
         if self._step is not None:
             return
         for i, each in enumerate(bags):
-            if self._samples[i] is None and each.static_shape.rank is not None:
+            if each is None or self._samples[i] is not None:
+                continue
+            if each.static_shape.rank is not None:
                 # A scalar has no batch.
                 batch, *rest = each.static_shape.as_list() or [1]
                 sizes = [n for n in (batch, self._batch) if n is not None]

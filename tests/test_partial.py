@@ -1,0 +1,289 @@
+"""Calls with a part of a layer's features, as each tower of a model makes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfrs_embed
+from helpers import assert_unchanged, state
+from tfrs_embed import FeatureConfig, TableConfig
+
+IDS = {
+    "user": tf.constant([1, 2, 2], tf.int64),
+    "age": tf.constant([0, 1, 2], tf.int64),
+    "item": tf.constant([3, 4, 5], tf.int64),
+    "genres": tf.ragged.constant([[1, 2], [], [3]], dtype=tf.int64),
+    "history": tf.ragged.constant([[7], [8, 9], []], dtype=tf.int64),
+}
+USER = ("user", "age", "history")
+ITEM = ("item", "genres")
+
+
+def make_layer(kind="partial", nest=lambda features: features, **kwargs):
+    """History is looked up in the items' table; ages and genres are small."""
+    tables = {
+        name: TableConfig(
+            name, rows, 4, tf_keras.initializers.RandomUniform(seed=rows)
+        )
+        for name, rows in (
+            ("user", 60),
+            ("age", 7),
+            ("item", 80),
+            ("genres", 9),
+        )
+    }
+    tables["history"] = tables["item"]
+    features = {n: FeatureConfig(n, tables[n]) for n in IDS}
+    kwargs = {"optimizer": tf_keras.optimizers.Adam(0.1), **kwargs}
+    if kind == "distributed":
+        return tfrs_embed.DistributedEmbedding(nest(features), **kwargs)
+    return tfrs_embed.PartialTPUEmbedding(
+        nest(features), size_threshold=50, **kwargs
+    )
+
+
+def part(names):
+    return {name: IDS[name] for name in names}
+
+
+def train(layer, names, weights=None, graph=False):
+    def step():
+        with tf.GradientTape() as tape:
+            outputs = layer(
+                part(names), weights=weights, training=True, partial=True
+            )
+            loss = tf.add_n([tf.reduce_sum(v) for v in outputs.values()])
+        # What no feature was looked up in has no gradient.
+        return [
+            g
+            for g in tape.gradient(loss, layer.trainable_variables)
+            if g is not None
+        ]
+
+    (tf.function(step) if graph else step)()
+
+
+KINDS = ("partial", "distributed")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("names", [USER, ITEM, ("age",), ("user",)])
+def test_a_part_is_looked_up_as_in_a_call_with_all(kind, names):
+    layer = make_layer(kind)
+    whole = layer(IDS)
+    for outputs in (
+        layer(part(names), partial=True),
+        tf.function(lambda ids: layer(ids, partial=True))(part(names)),
+    ):
+        assert list(outputs) == [n for n in IDS if n in names]
+        for name in names:
+            np.testing.assert_array_equal(outputs[name], whole[name])
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_only_the_tables_of_a_part_are_trained(kind, graph, pipelined):
+    layer = make_layer(kind, pipeline_execution_with_tensor_core=pipelined)
+    train(layer, tuple(IDS), graph=graph)  # Slots now have values.
+    before = state(layer)
+    train(layer, ITEM, graph=graph)
+    after = state(layer)
+    assert after.pop("step") == before.pop("step") + 1
+    touched = {name for name in after if (after[name] != before[name]).any()}
+    own = {"item", "genres"} if kind == "distributed" else {"item"}
+    assert {name.split("/")[0] for name in touched} == own
+    rows = (after["item/parameters"] != before["item/parameters"]).any(1)
+    assert np.flatnonzero(rows).tolist() == [3, 4, 5]
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_two_parts_in_a_step_train_as_two_layers_would(pipelined, kernels):
+    layer, alone = (
+        make_layer(
+            "distributed",
+            optimizer="sgd",
+            pipeline_execution_with_tensor_core=p,
+        )
+        for p in (pipelined, False)
+    )
+
+    @tf.function
+    def step(layer):
+        with tf.GradientTape() as tape:
+            # Both towers use the items' table.
+            user = layer(part(USER), training=True, partial=True)
+            item = layer(part(ITEM), training=True, partial=True)
+            score = (user["user"] + user["history"] + user["age"]) * (
+                item["item"] + item["genres"]
+            )
+            loss = tf.reduce_sum(score)
+        tape.gradient(loss, layer.trainable_variables)
+
+    @tf.function
+    def whole(layer):
+        with tf.GradientTape() as tape:
+            out = layer(IDS, training=True)
+            score = (out["user"] + out["history"] + out["age"]) * (
+                out["item"] + out["genres"]
+            )
+            loss = tf.reduce_sum(score)
+        tape.gradient(loss, layer.trainable_variables)
+
+    def run():
+        step(layer)
+        whole(alone)
+
+    if kernels:
+        run()
+    else:
+        with tfrs_embed.kernels.disabled():
+            run()
+    assert layer.step == 2
+    for name, table in layer.embedding_tables.items():
+        # SGD: the sum of two updates is the update of the sum.
+        np.testing.assert_allclose(
+            table.numpy(), alone.embedding_tables[name].numpy(), atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_two_calls_of_a_pipelined_layer_in_a_step_both_train(graph):
+    layer = make_layer(pipeline_execution_with_tensor_core=True)
+
+    def step():
+        with tf.GradientTape() as tape:
+            first = layer(IDS, training=True)["user"]
+            moved = {**IDS, "user": IDS["user"] + 10}
+            second = layer(moved, training=True)["user"]
+            loss = tf.reduce_sum(first) + tf.reduce_sum(second)
+        tape.gradient(loss, layer.trainable_variables)
+
+    layer.build(None)
+    before = layer.embedding_tables["user"].numpy()
+    (tf.function(step) if graph else step)()
+    after = layer.embedding_tables["user"].numpy()
+    rows = np.flatnonzero((after != before).any(1))
+    assert rows.tolist() == [1, 2, 11, 12]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_has_weights(kind):
+    layer = make_layer(kind)
+    weights = {"genres": IDS["genres"].with_values([0.5, 2.0, 1.0])}
+    everywhere = {**dict.fromkeys(IDS), **weights}
+    whole = layer(IDS, weights=everywhere)
+    outputs = layer(part(ITEM), weights=weights, partial=True)
+    np.testing.assert_array_equal(outputs["genres"], whole["genres"])
+    with pytest.raises(ValueError, match=r"'genres'.*weights without ids"):
+        layer(part(USER), weights=weights, partial=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_missing_is_an_error_unless_it_is_said(kind):
+    layer = make_layer(kind)
+    layer(IDS)
+    before = state(layer)
+    with pytest.raises(ValueError, match=r"missing keys .*partial=True"):
+        layer(part(ITEM))
+    with pytest.raises(ValueError, match=r"unknown keys \['itme'\]"):
+        layer({"itme": IDS["item"]}, partial=True)
+    with pytest.raises(ValueError, match=r"at least one of \['user', 'age'"):
+        layer({}, partial=True)
+    assert_unchanged(layer, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_of_a_nesting(kind):
+    layer = make_layer(
+        kind,
+        lambda f: {
+            "user": {n: f[n] for n in USER},
+            "item": [f["item"], (f["genres"],)],
+        },
+    )
+    outputs = layer({"user": {"age": IDS["age"]}}, partial=True)
+    assert list(outputs) == ["user"] and list(outputs["user"]) == ["age"]
+    ids = {"item": [None, (IDS["genres"],)]}
+    outputs = layer(ids, partial=True)
+    assert list(outputs) == ["item"]
+    absent, (genres,) = outputs["item"]
+    assert absent is None and genres.shape == (3, 4)
+
+
+class Towers(tf_keras.Model):
+    def __init__(self, layer):
+        super().__init__()
+        self.embedding = layer
+        self.dense = [tf_keras.layers.Dense(3) for _ in range(2)]
+
+    def tower(self, i, inputs):
+        found = self.embedding(inputs, partial=True)
+        return self.dense[i](tf.concat(list(found.values()), -1))
+
+    def call(self, inputs):
+        towers = [
+            self.tower(i, {n: inputs[n] for n in names})
+            for i, names in enumerate([USER, ITEM])
+        ]
+        return tf.reduce_sum(towers[0] * towers[1], -1)
+
+
+def functional(layer):
+    inputs = {
+        name: tf_keras.Input(
+            ids.shape[1:], dtype=tf.int64, ragged=ids.shape.rank > 1, name=name
+        )
+        for name, ids in IDS.items()
+    }
+    towers = []
+    for names in (USER, ITEM):
+        found = layer({n: inputs[n] for n in names}, partial=True)
+        vectors = tf_keras.layers.Concatenate()(list(found.values()))
+        towers.append(tf_keras.layers.Dense(3)(vectors))
+    return tf_keras.Model(inputs, tf_keras.layers.Dot(-1)(towers))
+
+
+@pytest.mark.parametrize("make_model", [Towers, functional])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_towers_in_keras(kind, make_model, tmp_path):
+    layer = make_layer(kind)
+    model = make_model(layer)
+    model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+    labels = tf.ones([3])
+    losses = model.fit(IDS, labels, epochs=20, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] / 2
+    assert layer.step == 40
+    if make_model is functional:
+        model.save(str(tmp_path / "model.keras"))
+        loaded = tf_keras.models.load_model(str(tmp_path / "model.keras"))
+        np.testing.assert_allclose(loaded(IDS), model(IDS), rtol=1e-5)
+        folder = str(tmp_path / "exported")
+        tfrs_embed.serving.export(model, folder)
+        assert tf.saved_model.contains_saved_model(folder)
+
+
+def test_a_part_of_preprocessed_ids():
+    layer = make_layer("distributed")
+    whole = layer(IDS)
+    weights = {"genres": IDS["genres"].with_values([1.0, 1.0, 1.0])}
+    batch = layer.preprocess(part(ITEM), weights, partial=True)
+    outputs = layer(batch, partial=True)
+    for name in ITEM:
+        np.testing.assert_array_equal(outputs[name], whole[name])
+    shapes = layer.compute_output_shape({"item": (3,)})
+    assert shapes == {"item": tf.TensorShape([3, 4])}
+
+
+def test_a_part_inside_xla_is_an_error():
+    layer = make_layer()
+    layer(IDS)
+
+    @tf.function(jit_compile=True)
+    def step(ids):
+        return layer({"user": ids}, partial=True)
+
+    with pytest.raises(NotImplementedError, match="calls with partial=True"):
+        step(IDS["user"])
