@@ -7,6 +7,7 @@ from tfrs_embed import (
     sparsecore,
     testing,
     tpu_check,
+    types,
 )
 from tfrs_embed.backward_passes import no_updates
 from tfrs_embed.configs import FeatureConfig, TableConfig
@@ -37,4 +38,5 @@ __all__ = [
     "sparsecore",
     "testing",
     "tpu_check",
+    "types",
 ]

@@ -16,7 +16,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from tfrs_embed.arguments import named_fields
 from tfrs_embed.structure import Structure
+from tfrs_embed.types import Combiner, Optimizer, TablePlace
 
 COMBINERS = ("sum", "mean", "sqrtn")
 PLACEMENTS = ("auto", "default_device", "sparsecore", "sharded")
@@ -24,6 +26,7 @@ PLACEMENTS = ("auto", "default_device", "sparsecore", "sharded")
 _tpu = tf.tpu.experimental.embedding
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableConfig:
     """Declares an embedding table of shape `[vocabulary_size, embedding_dim]`.
@@ -58,9 +61,9 @@ class TableConfig:
     vocabulary_size: int
     embedding_dim: int
     initializer: Any = None
-    optimizer: Any = None
-    combiner: str = "mean"
-    placement: str = "auto"
+    optimizer: Optimizer = None
+    combiner: Combiner = "mean"
+    placement: TablePlace = "auto"
     max_ids_per_partition: int = 256
     max_unique_ids_per_partition: int = 256
 
@@ -88,6 +91,7 @@ class TableConfig:
         _check_initializer(initializer, where)
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeatureConfig:
     """Declares a feature: ids that are looked up in a table.

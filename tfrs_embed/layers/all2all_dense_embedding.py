@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tf_keras
@@ -18,6 +18,7 @@ from tfrs_embed import (
     serialization,
     strategies,
 )
+from tfrs_embed.arguments import named
 from tfrs_embed.engines.engine import Engine, TableState
 from tfrs_embed.engines.hashed import HashedEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
@@ -31,6 +32,10 @@ from tfrs_embed.ops.ids import valid
 from tfrs_embed.ops.lookup import reshape_output
 from tfrs_embed.serving import tables as served_tables
 from tfrs_embed.strategies import is_tpu
+from tfrs_embed.types import LayerArguments, Optimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 KEY_DTYPES = (tf.int32, tf.int64, tf.uint32, tf.uint64)
 
@@ -108,6 +113,7 @@ class All2AllDenseEmbedding(Layer):
             room for it.
     """
 
+    @named
     def __init__(
         self,
         max_vocabulary_size_per_gpu: int,
@@ -119,8 +125,8 @@ class All2AllDenseEmbedding(Layer):
         key_dtype: Any = tf.int64,
         embedding_initializer: Any = None,
         *,
-        optimizer: Any = "adagrad",
-        **kwargs: Any,
+        optimizer: Optimizer = "adagrad",
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
         self._where = f"Layer '{self.name}'"
@@ -205,6 +211,13 @@ class All2AllDenseEmbedding(Layer):
             self._engine_layer.ensure_built()
         self.step = self._engine_layer.step
         self._has_table = True
+
+    if TYPE_CHECKING:
+        # To a type checker Keras's own is Any.
+        def __call__(
+            self, inputs: Any, *, training: bool | None = None
+        ) -> tf.Tensor:
+            """Looks keys up; see the class."""
 
     @errors.plain
     def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:

@@ -6,12 +6,13 @@ import copy
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tf_keras
 
 from tfrs_embed import configs, placement, strategies
+from tfrs_embed.arguments import named
 from tfrs_embed.configs import FeatureConfig, FeatureSpec
 from tfrs_embed.layers import errors, keras_3
 from tfrs_embed.layers.table_layer import Settings, TableLayer
@@ -19,6 +20,10 @@ from tfrs_embed.ops.bags import to_bags
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.tensors import ids_to_tensor, weights_to_tensor
 from tfrs_embed.sparsecore.stacking import Stacking
+from tfrs_embed.types import InvalidIds, LayerArguments, Optimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # What `preprocess` returns is known by this key.
 _PREPROCESSED = "preprocessed_inputs"
@@ -117,6 +122,7 @@ class DistributedEmbedding(TableLayer):
 
     _FEATURES = "feature_configs"
 
+    @named
     def __init__(
         self,
         feature_configs: Any,
@@ -124,13 +130,13 @@ class DistributedEmbedding(TableLayer):
         table_stacking: Any = "auto",
         update_stats: bool = False,
         strict_shapes: bool = False,
-        optimizer: Any = "adam",
+        optimizer: Optimizer = "adam",
         pipeline_execution_with_tensor_core: bool = False,
         size_threshold: int | None = 10_000,
         sparse_core_embedding_config: Any = None,
         embedding_feature: Any = None,
-        invalid_ids: str = "error",
-        **kwargs: Any,
+        invalid_ids: InvalidIds = "error",
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
         settings = Settings(
@@ -165,18 +171,33 @@ class DistributedEmbedding(TableLayer):
             spec, routes, settings, stacking=Stacking.of(table_stacking)
         )
 
-    @tf.autograph.experimental.do_not_convert
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Turns lists and arrays of ids into tensors, and calls the layer."""
-        keras_3.refuse_call(self.name, (inputs, args, kwargs))
-        # Keras would make a tensor of each number in a list.
-        if not _is_preprocessed(inputs):
-            structure = self._spec.structure
-            partial = bool(kwargs.get("partial", False))
-            ids = structure.flatten(inputs, "inputs", partial)
-            present = [not partial or i is not None for i in ids]
-            inputs = structure.pack(self._to_tensors(ids, partial), present)
-        return super().__call__(inputs, *args, **kwargs)
+    if TYPE_CHECKING:
+        # To a type checker Keras's own is Any.
+        def __call__(
+            self,
+            inputs: Any,
+            weights: Any = None,
+            *,
+            training: bool | None = None,
+            partial: bool = False,
+        ) -> Any:
+            """Looks the features up; see the class."""
+
+    else:
+
+        @tf.autograph.experimental.do_not_convert
+        def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            """Makes tensors of lists and arrays of ids, and calls the layer."""
+            keras_3.refuse_call(self.name, (inputs, args, kwargs))
+            self._check_names(kwargs)
+            # Keras would make a tensor of each number in a list.
+            if not _is_preprocessed(inputs):
+                structure = self._spec.structure
+                partial = bool(kwargs.get("partial", False))
+                ids = structure.flatten(inputs, "inputs", partial)
+                present = [not partial or i is not None for i in ids]
+                inputs = structure.pack(self._to_tensors(ids, partial), present)
+            return super().__call__(inputs, *args, **kwargs)
 
     def build(self, input_shape: Any = None) -> None:
         """Creates all tables, unless they wait for the size of a batch.

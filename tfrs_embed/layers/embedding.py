@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 import tf_keras
 
+from tfrs_embed.arguments import named
 from tfrs_embed.configs import COMBINERS, FeatureSpec, TableSpec
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.bags import to_bags
 from tfrs_embed.ops.lookup import combine, reshape_output, spread
+from tfrs_embed.types import Combiner, KerasArguments
 from tfrs_embed.weak_gradients import custom_gradient
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-@tf.autograph.experimental.do_not_convert
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _unconverted(function: F) -> F:
+    """Keeps AutoGraph off a function, and its types on."""
+    return tf.autograph.experimental.do_not_convert(function)
+
+
+@_unconverted
 def embedding_lookup(
     param: tf.Tensor | tf.Variable,
     ids: Any,
-    combiner: str | None = None,
+    combiner: Combiner | None = None,
     weights: Any = None,
 ) -> tf.Tensor | tf.RaggedTensor:
     """Looks up rows of `param` and combines them.
@@ -170,6 +183,7 @@ class Embedding(Layer):
         ValueError: a dimension that is not positive, or an unknown combiner.
     """
 
+    @named
     def __init__(
         self,
         input_dim: int,
@@ -179,8 +193,8 @@ class Embedding(Layer):
         activity_regularizer: Any = None,
         embeddings_constraint: Any = None,
         mask_zero: bool = False,
-        combiner: str | None = None,
-        **kwargs: Any,
+        combiner: Combiner | None = None,
+        **kwargs: Unpack[KerasArguments],
     ) -> None:
         if input_dim <= 0 or output_dim <= 0:
             raise ValueError(
@@ -227,6 +241,13 @@ class Embedding(Layer):
             experimental_autocast=False,
         )
         super().build(input_shape)
+
+    if TYPE_CHECKING:
+        # To a type checker Keras's own is Any.
+        def __call__(
+            self, inputs: Any, weights: Any = None
+        ) -> tf.Tensor | tf.RaggedTensor:
+            """Looks ids up; see the class."""
 
     @errors.plain
     def call(

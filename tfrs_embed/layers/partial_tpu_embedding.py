@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tf_keras
 
 from tfrs_embed import configs, placement
+from tfrs_embed.arguments import named
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
@@ -16,6 +17,10 @@ from tfrs_embed.layers.table_layer import (
     TableLayer,
     check_integer,
 )
+from tfrs_embed.types import InvalidIds, LayerArguments, Optimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @tf_keras.saving.register_keras_serializable(package="tfrs_embed")
@@ -104,18 +109,19 @@ class PartialTPUEmbedding(TableLayer):
 
     _FEATURES = "feature_config"
 
+    @named
     def __init__(
         self,
         feature_config: Any,
-        optimizer: Any,
+        optimizer: Optimizer,
         pipeline_execution_with_tensor_core: bool = False,
         batch_size: int | None = None,
         size_threshold: int | None = 10_000,
         *,
         sparse_core_embedding_config: Any = None,
         embedding_feature: Any = None,
-        invalid_ids: str = "error",
-        **kwargs: Any,
+        invalid_ids: InvalidIds = "error",
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
         check_integer(batch_size, "batch_size", minimum=1)
@@ -132,6 +138,18 @@ class PartialTPUEmbedding(TableLayer):
             spec, size_threshold, self._strategy, embedding_feature
         )
         self._place(spec, routes, settings, batch_size)
+
+    if TYPE_CHECKING:
+        # To a type checker Keras's own is Any.
+        def __call__(
+            self,
+            inputs: Any,
+            weights: Any = None,
+            *,
+            training: bool | None = None,
+            partial: bool = False,
+        ) -> Any:
+            """Looks the features up; see the class."""
 
     @errors.plain
     def call(

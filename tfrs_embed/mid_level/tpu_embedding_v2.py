@@ -13,6 +13,7 @@ from tensorflow.python.tpu.tpu_embedding_v3 import PartitionedCsrFormatTensor
 from tensorflow.python.util import nest
 
 from tfrs_embed import strategies
+from tfrs_embed.arguments import named
 from tfrs_embed.learning_rate import call
 from tfrs_embed.mid_level import chips, inputs, samples
 from tfrs_embed.mid_level.on_tpu import TPUEmbeddingV2OnTPU
@@ -74,6 +75,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         RuntimeError: a strategy over devices that are no TPUs.
     """
 
+    @named
     def __new__(
         cls,
         feature_config: Any,
@@ -94,6 +96,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             )
         return super().__new__(cls)
 
+    @named
     def __init__(
         self,
         feature_config: Any,
