@@ -850,3 +850,75 @@ def test_dense_ids_that_are_no_rows_are_no_sequence(shape):
         ValueError, match=r"'genres'.*max_sequence_length=3.*\[batch, k\]"
     ):
         layer({"history": RAGGED, "genres": ids, "user": tf.range(3)})
+
+
+@pytest.mark.parametrize("kind", ["both", "distributed"])
+def test_tables_are_loaded_by_name_from_whatever_has_them(kind):
+    layer = sequences(kind)
+    embedding = tf_keras.layers.Embedding(100, 4)
+    with pytest.raises(ValueError, match=r"'big'.*has no embeddings"):
+        layer.load_tables({"big": embedding})
+    embedding.build(None)
+    small = np.arange(40).reshape(10, 4)
+    layer.load_tables({"big": embedding, "small": small})
+    tables = tables_of(layer)
+    np.testing.assert_array_equal(tables["big"], embedding.embeddings.numpy())
+    np.testing.assert_array_equal(tables["small"], small)
+    layer.load_tables({"small": tf.Variable(tf.ones([10, 4], tf.float64))})
+    assert (tables_of(layer)["small"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "problem"),
+    [
+        (np.zeros([9, 4]), ValueError, r"shape \(10, 4\).*\(9, 4\)"),
+        (tf_keras.layers.Dense(3), ValueError, "no embeddings"),
+        ([["a"] * 4] * 10, TypeError, "numbers, got string"),
+        ([[1.0], [1.0, 2.0]], TypeError, "no array of numbers"),
+    ],
+)
+def test_tables_are_all_loaded_or_none(value, error, problem):
+    layer = sequences("both")
+    before = tables_of(layer)
+    with pytest.raises(error, match=f"'small'.*{problem}"):
+        layer.load_tables({"big": np.ones([100, 4]), "small": value})
+    with pytest.raises(ValueError, match=r"no table 'smal'.*'small'"):
+        layer.load_tables({"big": np.ones([100, 4]), "smal": value})
+    for name, rows in tables_of(layer).items():
+        np.testing.assert_array_equal(rows, before[name])
+
+
+def test_parameters_are_those_of_the_tables():
+    layer = make_layer("adam")
+    assert layer.count_params() == 100 * 8 + 10 * 4 + 5 * 2
+    lines = []
+    functional(layer).summary(print_fn=lines.append)
+    assert any(layer.name[:10] in line and " 850 " in line for line in lines)
+
+
+def test_reprs_are_short_and_say_what_there_is():
+    table = TableConfig(
+        "big", 100, 8, optimizer=tf_keras.optimizers.Adam(), combiner="sum"
+    )
+    assert repr(table) == (
+        "TableConfig('big', 100, 8, combiner='sum', optimizer=Adam, "
+        "placement='auto')"
+    )
+    feature = FeatureConfig("f", table, max_sequence_length=3)
+    assert repr(feature) == (
+        "FeatureConfig('f', table 'big', max_sequence_length=3)"
+    )
+    assert repr(make_layer(name="x")) == (
+        "<PartialTPUEmbedding 'x': 4 features, tables big [100, 8] one device, "
+        "small [10, 4] Keras, tiny [5, 2] Keras>"
+    )
+    many = tfrs_embed.DistributedEmbedding(
+        [FeatureConfig("f", TableConfig(f"t{i}", 9, 2)) for i in range(6)]
+    )
+    assert repr(many).endswith("and 2 more>")
+    assert repr(tfrs_embed.Embedding(9, 2, name="e")) == (
+        "<Embedding 'e': [9, 2], combiner=None>"
+    )
+    assert repr(tfrs_embed.All2AllDenseEmbedding(9, 2, 1, 1, name="a")) == (
+        "<All2AllDenseEmbedding 'a': [9, 2] on each replica, any keys>"
+    )

@@ -67,6 +67,17 @@ class TableConfig:
     max_ids_per_partition: int = 256
     max_unique_ids_per_partition: int = 256
 
+    def __repr__(self) -> str:
+        """The fields that say what it is."""
+        given = self.optimizer
+        named = given is None or isinstance(given, str)
+        optimizer = given if named else type(given).__name__
+        return (
+            f"TableConfig('{self.name}', {self.vocabulary_size}, "
+            f"{self.embedding_dim}, combiner='{self.combiner}', "
+            f"optimizer={optimizer}, placement='{self.placement}')"
+        )
+
     def __post_init__(self) -> None:
         """Checks and normalises the fields."""
         if not isinstance(self.name, str) or not self.name:
@@ -118,6 +129,15 @@ class FeatureConfig:
     input_shape: Sequence[int | None] | None = None
     output_shape: Sequence[int | None] | None = None
     max_sequence_length: int = 0
+
+    def __repr__(self) -> str:
+        """The fields that are set; the table by name."""
+        fields = [f"'{self.name}'", f"table '{self.table.name}'"]
+        for field in ("input_shape", "output_shape", "max_sequence_length"):
+            value = getattr(self, field)
+            if value:
+                fields.append(f"{field}={value}")
+        return f"FeatureConfig({', '.join(fields)})"
 
     def __post_init__(self) -> None:
         """Checks and normalises the fields."""

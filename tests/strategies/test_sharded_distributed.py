@@ -220,3 +220,12 @@ def test_a_call_with_a_part_of_the_features_trains_their_tables(
     step(expected, everywhere, tf.concat(items, 0))
     assert layer.step.numpy() == expected.step.numpy() == 2
     assert_equal_tables(layer, expected, rtol=1e-5, atol=1e-6)
+    # Sharded, mirrored and Keras's: all are loaded whole.
+    for each in (layer, expected):
+        each.load_tables(
+            {
+                name: np.arange(rows * 4).reshape(rows, 4)
+                for name, rows in (("user", 60), ("item", 90), ("hour", 5))
+            }
+        )
+    assert_equal_tables(layer, expected, rtol=0, atol=0)

@@ -383,6 +383,18 @@ class All2AllDenseEmbedding(Layer):
     def load_own_variables(self, store: Any) -> None:
         """Nothing: the engine's own layer loads them."""
 
+    def __repr__(self) -> str:
+        """The table's shape on each replica, and what its keys are."""
+        if not hasattr(self, "_arguments"):
+            return super().__repr__()  # It is being made.
+        arguments = self._arguments
+        keys = "any keys" if arguments.use_hashtable else "keys are rows"
+        return (
+            f"<All2AllDenseEmbedding '{self.name}': "
+            f"[{arguments.max_vocabulary_size_per_gpu}, "
+            f"{arguments.embedding_vec_size}] on each replica, {keys}>"
+        )
+
     def get_config(self) -> dict[str, Any]:
         """The arguments, JSON-able.
 

@@ -311,32 +311,13 @@ class DistributedEmbedding(TableLayer):
         """Sets tables' values; their slots and the step stay what they are.
 
         Args:
-            tables: [vocabulary_size, dim] by table name; the layer's other
-                tables keep their values. With several workers, the same on
-                all.
+            tables: see `load_tables`.
 
         Raises:
-            ValueError: there is no such table, or it has another shape; then
-                none is set.
+            TypeError: see `load_tables`.
+            ValueError: see `load_tables`.
         """
-        known = self.embedding_tables
-        values = {}
-        for name, value in tables.items():
-            if name not in known:
-                raise ValueError(
-                    f"Layer '{self.name}' has no table '{name}'; its tables "
-                    f"are {list(known)}."
-                )
-            with tf.device("CPU:0"):
-                values[name] = tf.convert_to_tensor(value, tf.float32)
-            if values[name].shape != known[name].shape:
-                raise ValueError(
-                    f"Table '{name}' has the shape {tuple(known[name].shape)}, "
-                    f"and can't be given values of shape "
-                    f"{tuple(values[name].shape)}."
-                )
-        for name, value in values.items():
-            known[name].assign(value)
+        self.load_tables(tables)
 
     def compute_output_shape(self, input_shapes: Any) -> Any:
         """The shapes of the outputs.

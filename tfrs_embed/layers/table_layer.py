@@ -472,6 +472,65 @@ class TableLayer(Layer):
             for table in self._spec.tables
         }
 
+    def load_tables(self, tables: Mapping[str, Any]) -> None:
+        """Sets tables' values, wherever they are, small and large alike.
+
+        Their slots and the step stay what they are; pending updates are applied
+        before.
+
+        Args:
+            tables: for each table's name an array, a tensor or a variable
+                [vocabulary_size, dim] of numbers, or a Keras `Embedding` layer
+                that has one. The layer's other tables keep their values. With
+                several workers, the same on all.
+
+        Raises:
+            TypeError: something is no numbers; then no table is set.
+            ValueError: there is no such table, or it has another shape, or a
+                Keras layer has none yet; then no table is set.
+        """
+        specs = {table.name: table for table in self._spec.tables}
+        values = {}
+        for name, value in tables.items():
+            if name not in specs:
+                raise ValueError(
+                    f"Layer '{self.name}' has no table '{name}'; its tables "
+                    f"are {list(specs)}."
+                )
+            values[name] = _rows_of(name, value)
+            wanted = (specs[name].vocabulary_size, specs[name].dim)
+            if values[name].shape != wanted:
+                raise ValueError(
+                    f"Table '{name}' has the shape {wanted}, and can't be "
+                    f"given values of shape {tuple(values[name].shape)}."
+                )
+        known = self.embedding_tables
+        for name, rows in values.items():
+            known[name].assign(rows)
+
+    def count_params(self) -> int:
+        """The number of the tables' parameters: rows times dim.
+
+        Optimizers' slots, the step and the scalar that stands for large tables
+        among the trainable weights are none.
+        """
+        return sum(t.vocabulary_size * t.dim for t in self._spec.tables)
+
+    def __repr__(self) -> str:
+        """The tables, and where they are."""
+        if not hasattr(self, "_keras_layers"):
+            return super().__repr__()  # It is being made.
+        tables = ", ".join(
+            f"{t.table} [{t.rows}, {t.dim}] {t.engine}"
+            for t in self._placement.tables[:4]
+        )
+        more = len(self._placement.tables) - 4
+        return (
+            f"<{type(self).__name__} '{self.name}': "
+            f"{len(self._spec.features)} features, tables {tables}"
+            f"{f' and {more} more' if more > 0 else ''}>"
+        )
+
     @property
     def table_optimizers(self) -> dict[str, TableOptimizer]:
         """The engines' tables' optimizers by table name.
@@ -590,6 +649,34 @@ def _mask(
     for feature, output, b in zip(features, outputs, bags, strict=True):
         if feature.max_sequence_length:
             output._keras_mask = on_host(held, b)
+
+
+def _rows_of(name: str, value: Any) -> tf.Tensor:
+    """A table's values, float32 on the host, of what `load_tables` takes."""
+    if hasattr(value, "get_weights"):  # A layer, of whatever Keras.
+        table = getattr(value, "embeddings", None)
+        if table is None:
+            raise ValueError(
+                f"Table '{name}': layer '{value.name}' has no embeddings; it "
+                "must be an Embedding layer that is built or was called."
+            )
+        value = table
+    with tf.init_scope(), tf.device("CPU:0"):
+        if hasattr(value, "numpy"):
+            value = value.numpy()
+        try:
+            rows = tf.convert_to_tensor(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"Table '{name}': {type(value).__name__} is no array of "
+                f"numbers: {error}"
+            ) from error
+        if not (rows.dtype.is_floating or rows.dtype.is_integer):
+            raise TypeError(
+                f"Table '{name}': values must be numbers, got "
+                f"{rows.dtype.name}."
+            )
+        return tf.cast(rows, tf.float32)
 
 
 def check_integer(value: Any, name: str, minimum: int | None = None) -> None:
