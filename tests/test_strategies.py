@@ -59,6 +59,11 @@ def test_errors(strategy):
     run(["test_sharded_errors.py"], strategy)
 
 
+@pytest.mark.parametrize("strategy", ["mirrored:2", "workers:2"])
+def test_two_strategies(strategy):
+    run(["test_sharded_notebook.py"], strategy)
+
+
 @pytest.mark.parametrize("strategy", ["mirrored:2", "workers:3"])
 def test_traffic(strategy):
     run(["test_sharded_traffic.py"], strategy)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,10 @@ _BUCKETS = 512
 _MAX_LOCAL_CPUS = 11
 
 _of_strategy: Any = weakref.WeakKeyDictionary()
+
+# What is numbered for the process: strategies over the same devices have one
+# group key, with which one's collectives would be taken for the other's.
+_numbers: Counter[str] = Counter()
 
 
 def of(strategy: tf.distribute.Strategy) -> Replicas:
@@ -62,9 +67,6 @@ class Replicas:
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.world: int = strategy.num_replicas_in_sync
         self._strategy = weakref.ref(strategy)
-        self._slots = 1  # The first is the ranks'.
-        self._handshakes = 0
-        self._saves = 0
         self._ranks: list[int] | None = None
         self._launchers = [None] if self.world == 1 else _launchers(strategy)
         self.local = len(self._launchers)
@@ -102,14 +104,14 @@ class Replicas:
         return launcher._group_key
 
     def count_handshake(self) -> int:
-        """The number of handshakes so far, this one included."""
-        self._handshakes += 1
-        return self._handshakes
+        """The number of the process's handshakes, this one included."""
+        _numbers["handshakes"] += 1
+        return _numbers["handshakes"]
 
     def count_save(self) -> int:
         """The number of checkpoints saved together, this one included."""
-        self._saves += 1
-        return self._saves
+        _numbers["saves"] += 1
+        return _numbers["saves"]
 
     def _ids(self) -> list[int]:
         """The replica id of each local replica."""
@@ -133,11 +135,12 @@ class Replicas:
         # Ranks order tasks by name ("10" before "2"), and GPUs by their
         # interconnect.
         ids = self._ids()
+        slot = self.allocate(1)
 
         @tf.function(autograph=False)
         def gather() -> list[tf.Tensor]:
             return [
-                self.gather(i, tf.constant([ids[i]], tf.int64), slot=0)
+                self.gather(i, tf.constant([ids[i]], tf.int64), slot)
                 for i in range(self.local)
             ]
 
@@ -151,11 +154,12 @@ class Replicas:
     def allocate(self, slots: int) -> int:
         """Reserves instance keys for `slots` collectives; returns the first.
 
-        All workers must ask in the same order.
+        No other strategy of the process gets them. All workers must ask in the
+        same order.
         """
-        first = self._slots
-        self._slots += slots
-        assert _FIRST_INSTANCE_KEY + self._slots * _BUCKETS < 2**31
+        first = _numbers["slots"]
+        _numbers["slots"] += slots
+        assert _FIRST_INSTANCE_KEY + _numbers["slots"] * _BUCKETS < 2**31
         return first
 
     def current(self, what: str) -> int | None:
