@@ -59,6 +59,10 @@ def test_errors(strategy):
     run(["test_sharded_errors.py"], strategy)
 
 
+def test_workers_that_differ():
+    run(["test_sharded_workers.py"], "workers:3")
+
+
 @pytest.mark.parametrize("strategy", ["mirrored:2", "workers:2"])
 def test_two_strategies(strategy):
     run(["test_sharded_notebook.py"], strategy)

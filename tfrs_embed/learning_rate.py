@@ -21,19 +21,20 @@ class LearningRate:
         read: takes the number of updates made so far, a scalar int64 tensor,
             and returns the rate, a scalar.
         write: assigns a new rate; None if it is computed and can't be assigned.
-        variable: returns the variable that holds the rate, if one does.
+        given: returns what the rate is read from: a variable, a schedule or
+            a callable.
     """
 
     def __init__(
         self,
         read: Callable[[tf.Tensor], Any],
         write: Callable[[Any], Any] | None = None,
-        variable: Callable[[], Any] = lambda: None,
+        given: Callable[[], Any] = lambda: None,
     ) -> None:
         self._read = read
         self._write = write
-        self._variable = variable
-        self._factors: tuple[Factor, ...] = ()
+        self._given = given
+        self._factors: tuple[tuple[Factor, str], ...] = ()
 
     @classmethod
     def of(cls, value: Any, where: str) -> LearningRate:
@@ -56,9 +57,9 @@ class LearningRate:
         if isinstance(value, tf.Variable):
             return cls(lambda step: value, value.assign, lambda: value)
         if is_schedule(value):
-            return cls(value)
+            return cls(value, given=lambda: value)
         if callable(value):
-            return cls(lambda step: call(value))
+            return cls(lambda step: call(value), given=lambda: value)
         if isinstance(value, tf.Tensor) and tf.executing_eagerly():
             value = value.numpy()
         number = np.asarray(value)
@@ -78,11 +79,26 @@ class LearningRate:
             )
         return cls(lambda step: variable, variable.assign, lambda: variable)
 
-    def times(self, factor: Factor) -> LearningRate:
-        """Returns this rate times `factor(step)`; assigning it sets this."""
-        rate = LearningRate(self._read, self._write, self._variable)
-        rate._factors = (*self._factors, factor)
+    def times(self, factor: Factor, formula: str) -> LearningRate:
+        """Returns this rate times `factor(step)`; assigning it sets this.
+
+        Args:
+            factor: the factor, of the number of updates made so far.
+            formula: says what it is.
+        """
+        rate = LearningRate(self._read, self._write, self._given)
+        rate._factors = (*self._factors, (factor, formula))
         return rate
+
+    @property
+    def given(self) -> Any:
+        """What it is read from: a variable, a schedule or a callable."""
+        return self._given()
+
+    @property
+    def formulas(self) -> list[str]:
+        """What it is multiplied by."""
+        return [formula for _, formula in self._factors]
 
     @property
     def variable(self) -> tf.Variable | None:
@@ -90,13 +106,13 @@ class LearningRate:
 
         A SavedModel must contain it: the functions it holds read it.
         """
-        variable = self._variable()
+        variable = self._given()
         return variable if isinstance(variable, tf.Variable) else None
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the rate after `step` updates, a scalar float32 tensor."""
         rate = self.base(step)
-        for factor in self._factors:
+        for factor, _ in self._factors:
             rate = rate * factor(step)
         return rate
 

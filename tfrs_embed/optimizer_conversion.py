@@ -218,7 +218,8 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
     decay = float(config.get("decay") or 0.0)
     if decay:
         rate = rate.times(
-            lambda step: 1.0 / (1.0 + decay * tf.cast(step, tf.float32))
+            lambda step: 1.0 / (1.0 + decay * tf.cast(step, tf.float32)),
+            f"1 / (1 + {decay} step)",
         )
     rule: UpdateRule
     if kind == "SGD":
@@ -239,7 +240,7 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
             epsilon=setting("epsilon"),
             sum_inside_sqrt=False,
         )
-        rate = rate.times(rule.bias_correction)
+        rate = rate.times(rule.bias_correction, "Adam's bias correction")
     else:
         rule = FTRL(
             learning_rate_power=setting("learning_rate_power"),

@@ -1,27 +1,69 @@
 """Workers make sure that they build the same tables in the same order.
 
 If they didn't, their collectives would wait for each other forever, or give
-one layer's rows to another.
+one layer's rows to another, or each worker would train by rules of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
 
 from tfrs_embed.distribution import messages
+from tfrs_embed.distribution import replicas as replicas_lib
 from tfrs_embed.distribution.replicas import Replicas
 
 #: Seconds that a worker waits for the others to build the same tables.
 TIMEOUT_S = 300
+# A worker that has found a difference stays this long, for the others to find
+# it: the first worker's process keeps all messages.
+_LINGER_S = 5
+# An error lists so many differences, with so many characters of a value.
+_MOST_LISTED = 5
+_MOST_CHARACTERS = 200
+
+#: What is to be equal, in values that JSON holds: settings and their values by
+#: what has them ("Table 'movies'"), or "" for what is built.
+Facts = dict[str, dict[str, Any]]
 
 
-def shake(replicas: Replicas, name: str, description: str) -> None:
+def shake_under(
+    strategy: tf.distribute.Strategy, name: str, facts: Callable[[], Facts]
+) -> None:
+    """Compares what a strategy's workers are about to build, if it has some.
+
+    Args:
+        strategy: the strategy.
+        name: what is being built.
+        facts: returns what it is.
+
+    Raises:
+        RuntimeError: see `shake`.
+        tf.errors.UnavailableError: another worker has ended.
+    """
+    several = isinstance(
+        strategy, tf.distribute.MultiWorkerMirroredStrategy
+    ) and (strategy.num_replicas_in_sync > 1)
+    if several:
+        with tf.init_scope():
+            shake(replicas_lib.of(strategy), name, facts)
+
+
+def shake(replicas: Replicas, name: str, facts: Callable[[], Facts]) -> None:
     """Compares what this worker is about to build with what the others are.
+
+    Only a digest is sent, unless there is a difference to be named.
 
     Args:
         replicas: the replicas.
         name: what is being built.
-        description: its tables and features.
+        facts: returns what it is.
 
     Raises:
         RuntimeError: another worker builds something else, or nothing within
@@ -30,21 +72,85 @@ def shake(replicas: Replicas, name: str, description: str) -> None:
     """
     if replicas.workers == 1:
         return
+    number, me = replicas.count_handshake(), replicas.worker
     # The coordination service of the workers keeps values by key.
-    number = replicas.count_handshake()
-    me, mine = replicas.worker, [name, description]
     prefix = f"tfrs_embed/{replicas.group}/{number}"
+    built = facts()
+    ordered = json.dumps(built, sort_keys=True)
+    mine = [name, hashlib.sha256(ordered.encode()).hexdigest()]
     messages.send(f"{prefix}/{me}", json.dumps(mine))
     for worker in range(replicas.workers):
         if worker == me:
             continue
         theirs = json.loads(_get(replicas, f"{prefix}/{worker}", worker, name))
-        if theirs != mine:
+        if theirs == mine:
+            continue
+        # The other one will see it too, as all that differ from any do: so
+        # its facts are under way.
+        messages.send(f"{prefix}/facts/{me}", json.dumps(built))
+        their_facts = json.loads(
+            _get(replicas, f"{prefix}/facts/{worker}", worker, name)
+        )
+        _linger(replicas, prefix)
+        if theirs[0] != name:
             raise RuntimeError(
                 "All workers must build the same tables in the same order. "
-                f"Here, on worker {me}, number {number} is {_text(mine)}. On "
-                f"worker {worker} it is {_text(theirs)}."
+                f"Here, on worker {me}, number {number} is {name}. On worker "
+                f"{worker} it is {theirs[0]}."
             )
+        differences = _differences(built, their_facts)
+        raise RuntimeError(
+            f"{name} must be the same on all workers. What differs here, on "
+            f"worker {me}, and on worker {worker}: {_listed(differences)}."
+        )
+
+
+def _linger(replicas: Replicas, prefix: str) -> None:
+    """Waits until all workers have seen that there is a difference."""
+    messages.send(f"{prefix}/seen/{replicas.worker}", "")
+    end = time.monotonic() + _LINGER_S
+    for worker in range(replicas.workers):
+        left = max(0.0, end - time.monotonic())
+        with contextlib.suppress(TimeoutError, tf.errors.OpError):
+            messages.receive(replicas, f"{prefix}/seen/{worker}", worker, left)
+
+
+def _differences(mine: Any, theirs: Any) -> Iterator[str]:
+    """What differs between two workers' facts, each named by its path."""
+    here, there = dict(_leaves(mine)), dict(_leaves(theirs))
+    for path in {**here, **there}:
+        one, other = (
+            json.dumps(leaves[path]) if path in leaves else "not there"
+            for leaves in (here, there)
+        )
+        if one != other:
+            yield f"{path} is {_cut(one)} here, {_cut(other)} there"
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The numbers, strings and empty lists in a value, with their paths."""
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            # "Table 't': optimizer.rule.beta_1" is easier on the eye.
+            dot = "" if not path else ": " if path.endswith("'") else "."
+            yield from _leaves(each, f"{path}{dot}{key}")
+    elif isinstance(value, list) and value:
+        for i, each in enumerate(value):
+            yield from _leaves(each, f"{path}[{i}]")
+    else:
+        yield path, value
+
+
+def _cut(text: str) -> str:
+    cut = len(text) > _MOST_CHARACTERS
+    return f"{text[:_MOST_CHARACTERS]}..." if cut else text
+
+
+def _listed(differences: Iterator[str]) -> str:
+    found = list(differences)
+    text = "; ".join(found[:_MOST_LISTED])
+    more = len(found) - _MOST_LISTED
+    return f"{text}; and {more} more" if more > 0 else text
 
 
 def _get(replicas: Replicas, key: str, worker: int, name: str) -> str:
@@ -56,8 +162,3 @@ def _get(replicas: Replicas, key: str, worker: int, name: str) -> str:
             "this one. All workers must build the same tables in the same "
             "order."
         ) from None
-
-
-def _text(built: list[str]) -> str:
-    name, description = built
-    return f"{name} ({description})"

@@ -12,7 +12,7 @@ import warnings
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.distribution import consensus
+from tfrs_embed.distribution import consensus, handshake
 from tfrs_embed.distribution.exchange import Received
 from tfrs_embed.engines.engine import TableState
 from tfrs_embed.engines.group import rows_per_shard
@@ -67,8 +67,9 @@ class HashedEngine(ShardedEngine):
         self._room_slot = self._replicas.allocate(consensus.SLOTS)
         super()._build()
 
-    def _describe(self) -> str:
-        return f"{super()._describe()}; keys of {self._key_dtype.name}, hashed"
+    def _describe(self) -> handshake.Facts:
+        facts = super()._describe()
+        return {**facts, "": {**facts[""], "key_dtype": self._key_dtype.name}}
 
     def _expose(self, state: TableState) -> None:
         assert isinstance(state, HashedTable)

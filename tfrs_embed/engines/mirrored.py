@@ -49,9 +49,6 @@ class MirroredEngine(ReplicasEngine):
         self._slots = [self._replicas.allocate(_SLOTS) for _ in self._groups]
         super()._build()
 
-    def _describe(self) -> str:
-        return f"{super()._describe()}; a copy on every replica"
-
     def _rows_held(self, table: TableSpec) -> int:
         return table.vocabulary_size
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed import descriptions
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import consensus, handshake, replicas
 from tfrs_embed.engines.engine import Engine, TableState
@@ -92,7 +93,9 @@ class ReplicasEngine(Engine):
             return
         with tf.init_scope():
             # First: what differs must not allocate slots for collectives.
-            handshake.shake(self._replicas, self._name, self._describe())
+            handshake.shake(
+                self._replicas, f"the tables of {self._name}", self._describe
+            )
             self._build()
 
     def _build(self) -> None:
@@ -115,18 +118,19 @@ class ReplicasEngine(Engine):
         self.pending = [s.pending for s in self._shards if s.pending]
         self.follow_step()
 
-    def _describe(self) -> str:
+    def _describe(self) -> handshake.Facts:
         """What all workers must have in common."""
-        tables = [
-            f"{t.name} [{t.vocabulary_size}, {t.dim}] trained by "
-            f"{self.optimizers[t.name]}"
-            for t in (s.spec for s in self.states.values())
-        ]
-        features = [f"{f.name} in {f.table.name}" for f in self.features]
-        return (
-            f"tables {', '.join(tables)}; features {', '.join(features)}; "
-            f"pipelined {self._pipelined}"
-        )
+        tables = [s.spec for s in self.states.values()]
+        return {
+            "": {
+                "engine": type(self).__name__,
+                "pipelined": self._pipelined,
+                "tables": [t.name for t in tables],
+                "features": [f.name for f in self.features],
+            },
+            **descriptions.of_tables(tables, self.optimizers),
+            **descriptions.of_features(self.features),
+        }
 
     @abc.abstractmethod
     def _make_groups(self) -> list[Group]:

@@ -19,6 +19,7 @@ from tfrs_embed import (
     strategies,
 )
 from tfrs_embed.arguments import named
+from tfrs_embed.distribution import handshake
 from tfrs_embed.engines.engine import Engine, TableState
 from tfrs_embed.engines.hashed import HashedEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
@@ -207,6 +208,7 @@ class All2AllDenseEmbedding(Layer):
         """Creates the table's variables if they aren't there yet."""
         if self._has_table:
             return
+        handshake.shake_under(self._strategy, self._where, self._describe)
         with tf.init_scope(), strategies.scope(self._strategy):
             self._engine_layer.ensure_built()
         self.step = self._engine_layer.step
@@ -218,6 +220,22 @@ class All2AllDenseEmbedding(Layer):
             self, inputs: Any, *, training: bool | None = None
         ) -> tf.Tensor:
             """Looks keys up; see the class."""
+
+    def _describe(self) -> handshake.Facts:
+        """What all workers must have in common besides the table."""
+        arguments = self._arguments
+        return {
+            "": {
+                "class": type(self).__name__,
+                "dtype": self.compute_dtype,
+                "trainable": self.trainable,
+                "slot_num": arguments.slot_num,
+                "nnz_per_slot": arguments.nnz_per_slot,
+                "dynamic_input": arguments.dynamic_input,
+                "use_hashtable": arguments.use_hashtable,
+                "key_dtype": arguments.key_dtype.name,
+            }
+        }
 
     @errors.plain
     def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:

@@ -10,12 +10,14 @@ import tensorflow as tf
 import tf_keras
 
 from tfrs_embed import (
+    descriptions,
     optimizer_conversion,
     placement,
     serialization,
     strategies,
 )
 from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, TableSpec
+from tfrs_embed.distribution import handshake
 from tfrs_embed.engines.combined import CombinedEngine
 from tfrs_embed.engines.engine import Engine, Tables, TableState
 from tfrs_embed.engines.initial_values import initial_blocks
@@ -243,7 +245,32 @@ class TableLayer(Layer):
         else:
             self._make_tables()
 
+    def _describe(self) -> handshake.Facts:
+        """What all workers must have in common."""
+        spec, engine = self._spec, self._engine_layer
+        facts: handshake.Facts = {
+            "": {
+                "class": type(self).__name__,
+                "invalid_ids": self._settings.invalid_ids,
+                "dtype": self.compute_dtype,
+                "trainable": self.trainable,
+                "tables": [t.name for t in spec.tables],
+                "features": [f.name for f in spec.features],
+            },
+            **descriptions.of_tables(
+                spec.tables, engine.engine.optimizers if engine else {}
+            ),
+            **descriptions.of_features(spec.features),
+        }
+        for entry in self._placement.tables:
+            facts[f"Table '{entry.table}'"]["engine"] = entry.engine
+        return facts
+
     def _make_tables(self) -> None:
+        # First: variables of several workers are made together.
+        handshake.shake_under(
+            self._strategy, f"Layer '{self.name}'", self._describe
+        )
         with tf.init_scope(), strategies.scope(self._strategy):
             if self._engine_layer is not None:
                 self._engine_layer.ensure_built()
