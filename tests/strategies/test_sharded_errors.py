@@ -179,6 +179,87 @@ def test_training_outside_of_replicas_is_refused(strategy):
     assert_unchanged(layer, before)
 
 
+def two_layers(strategy):
+    layers = {}
+    with strategy.scope():
+        for name in ("users", "items"):
+            table = tfrs_embed.TableConfig("t", 50, 3, "ones")
+            layers[name] = tfrs_embed.PartialTPUEmbedding(
+                tfrs_embed.FeatureConfig("f", table),
+                "sgd",
+                size_threshold=0,
+                name=name,
+            )
+            layers[name].build()
+    return layers
+
+
+def is_first(strategy):
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return strategy.cluster_resolver.task_id == 0
+    return tf.distribute.get_replica_context()._local_replica_id == 0
+
+
+def test_layers_called_in_another_order_are_an_error(strategy):
+    layers = two_layers(strategy)
+
+    def step(ids, mixed):
+        names = sorted(layers, reverse=mixed and is_first(strategy))
+        with tf.GradientTape() as tape:
+            outputs = [layers[name](ids, training=True) for name in names]
+            loss = tf.reduce_sum(tf.add_n(outputs) ** 2)
+        variables = [v for i in layers.values() for v in i.trainable_variables]
+        tape.gradient(loss, variables)
+        return loss
+
+    @tf.function
+    def train(ids, mixed):
+        return strategy.run(step, (ids, mixed))
+
+    ids = tf.range(4)
+    train(ids, False)
+    before = [state(layer) for layer in layers.values()]
+    for _ in range(2):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match=r"rank 0 in a lookup for training of Layer .*users.*, that "
+            "of rank 1 in a lookup for training of Layer .*items",
+        ):
+            train(ids, True)
+    for layer, was in zip(layers.values(), before, strict=True):
+        assert_unchanged(layer, was)
+    # The step after it is as if nothing had been.
+    train(ids, False)
+    assert [i.tpu_embedding.step.numpy() for i in layers.values()] == [2, 2]
+
+
+def test_a_branch_that_one_replica_takes_is_an_error(strategy):
+    layers = two_layers(strategy)
+
+    def step(ids, flag):
+        first = tf.cond(
+            flag,
+            lambda: layers["users"](ids),
+            lambda: tf.zeros([4, 3]),
+        )
+        return first + layers["items"](ids)
+
+    run = tf.function(lambda ids, flag: strategy.run(step, (ids, flag)))
+    number = strategy.num_replicas_in_sync
+    flags = [np.array(i == number - 1) for i in range(number)]
+    with (
+        pytest.warns(UserWarning, match=r"'users' is called inside a tf\.cond"),
+        pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match="rank 0 in a lookup of Layer .*items.*, that of rank "
+            f"{number - 1} in a lookup of Layer .*users",
+        ),
+    ):
+        run(tf.range(4), distribute(strategy, flags))
+    # One that all take is fine.
+    run(tf.range(4), distribute(strategy, [np.array(True)] * number))
+
+
 def test_lookup_outside_of_replicas_reads_all_shards(strategy):
     several_here(strategy)
     layer = make_layer(strategy)

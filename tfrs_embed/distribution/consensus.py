@@ -1,4 +1,9 @@
-"""One verdict on all replicas' inputs."""
+"""One verdict on all replicas' inputs, and on what they do.
+
+Each call of a layer begins with such a verdict, and all of a strategy's are the
+same collective. So replicas whose calls are in different orders meet here,
+where they can tell, and not in exchanges of which each would wait for another.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,6 @@ import tensorflow as tf
 
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.checks import Consensus
-
-#: Collective slots that a consensus uses.
-SLOTS = 2
 
 # Of an error's text, this many characters reach the other replicas.
 _LENGTH = 1024
@@ -20,30 +22,75 @@ class ReplicaConsensus(Consensus):
     Args:
         replicas: the replicas.
         replica: the local one that decides.
-        slot: the first of `SLOTS` collective slots.
+        number: the number of what it does, among all that a consensus is for.
+        doing: says what that is, for errors.
     """
 
-    def __init__(self, replicas: Replicas, replica: int, slot: int) -> None:
+    def __init__(
+        self, replicas: Replicas, replica: int, number: int, doing: str
+    ) -> None:
         self._replicas = replicas
         self._replica = replica
-        self._slot = slot
+        self._number = number
+        self._doing = doing
 
     def holds(self, ok: tf.Tensor) -> tf.Tensor:
-        """See the base class."""
-        bad = tf.cast(tf.logical_not(ok), tf.int64)[None]
-        return self._replicas.max(self._replica, bad, self._slot)[0] < 1
+        """See the base class.
+
+        The tensor does not exist if the replicas do different things.
+        """
+        number = tf.constant(self._number, tf.int64)
+        bad = tf.cast(tf.logical_not(ok), tf.int64)
+        worst = self._replicas.max(
+            self._replica,
+            tf.stack([bad, number, -number]),
+            self._replicas.verdict_slot,
+        )
+
+        def fail() -> tf.Tensor:
+            failed = tf.debugging.Assert(False, [self._disorder()])
+            with tf.control_dependencies([failed] if failed else []):
+                return tf.constant(False)
+
+        together = tf.equal(worst[1], -worst[2])
+        return tf.cond(together, lambda: worst[0] < 1, fail)
+
+    def _disorder(self) -> tf.Tensor:
+        """Says what the first replica does, and one that does another thing."""
+        texts = self._gather(tf.constant(self._doing))
+        differs = tf.reduce_any(tf.not_equal(texts, texts[:1]), 1)
+        other = tf.argmax(tf.cast(differs, tf.int32))
+        return tf.strings.join(
+            [
+                "All replicas must call the same layers in the same order; "
+                "these wait for each other: the replica of rank 0 in ",
+                _decoded(texts[0]),
+                ", that of rank ",
+                tf.strings.as_string(other),
+                " in ",
+                _decoded(texts[other]),
+                ".",
+            ]
+        )
 
     def text(self, text: tf.Tensor) -> tf.Tensor:
         """See the base class."""
+        texts = self._gather(text)
+        speaking = tf.where(texts[:, 0] > 0)[:, 0]
+        rank = tf.strings.as_string(speaking[0])
+        said = _decoded(texts[speaking[0]])
+        return tf.strings.join(["On the replica of rank ", rank, ": ", said])
+
+    def _gather(self, text: tf.Tensor) -> tf.Tensor:
+        """The replicas' texts, [world, _LENGTH] float32, by rank."""
         # Collectives carry numbers only.
         codes = tf.strings.unicode_decode(text, "UTF-8")[:_LENGTH]
         codes = tf.pad(codes, [[0, _LENGTH - tf.size(codes)]])
         sent = tf.reshape(tf.cast(codes, tf.float32), [1, _LENGTH])
-        texts = self._replicas.gather(self._replica, sent, self._slot + 1)
-        speaking = tf.where(texts[:, 0] > 0)[:, 0]
-        codes = tf.cast(texts[speaking[0]], tf.int32)
-        said = tf.strings.unicode_encode(
-            tf.boolean_mask(codes, codes > 0), "UTF-8"
-        )
-        rank = tf.strings.as_string(speaking[0])
-        return tf.strings.join(["On the replica of rank ", rank, ": ", said])
+        slot = self._replicas.verdict_slot + 1
+        return self._replicas.gather(self._replica, sent, slot)
+
+
+def _decoded(text: tf.Tensor) -> tf.Tensor:
+    codes = tf.cast(text, tf.int32)
+    return tf.strings.unicode_encode(tf.boolean_mask(codes, codes > 0), "UTF-8")

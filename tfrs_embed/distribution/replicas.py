@@ -8,9 +8,10 @@ the same on all devices, without which they deadlock.
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -68,6 +69,7 @@ class Replicas:
         self.world: int = strategy.num_replicas_in_sync
         self._strategy = weakref.ref(strategy)
         self._ranks: list[int] | None = None
+        self._verdict_slot: int | None = None
         self._launchers = [None] if self.world == 1 else _launchers(strategy)
         self.local = len(self._launchers)
         self.devices: list[str | None] = [
@@ -151,6 +153,23 @@ class Replicas:
             for i, found in zip(ids, gathered, strict=True)
         ]
 
+    def enlist(self) -> int:
+        """Numbers a layer whose replicas will decide together.
+
+        All workers must ask in the same order.
+        """
+        if self._verdict_slot is None:
+            self._verdict_slot = self.allocate(2)
+        number = _numbers["layers"]
+        _numbers["layers"] += 1
+        return number
+
+    @property
+    def verdict_slot(self) -> int:
+        """The first of the slots of all layers' verdicts and their texts."""
+        assert self._verdict_slot is not None, "no layer is enlisted"
+        return self._verdict_slot
+
     def allocate(self, slots: int) -> int:
         """Reserves instance keys for `slots` collectives; returns the first.
 
@@ -191,16 +210,29 @@ class Replicas:
                 "TensorFlow runs one after the other. Call strategy.run inside "
                 "a tf.function, and compile models with run_eagerly=False."
             )
-        graph = tf.compat.v1.get_default_graph()
-        while graph is not None and graph is not getattr(thread, "graph", None):
-            if "While" in type(graph).__name__:
-                raise NotImplementedError(
-                    f"{what} is called in a loop inside the function that "
-                    "strategy.run runs; with several replicas in one process "
-                    "TensorFlow's collectives hang there. Put the loop around "
-                    "strategy.run, as steps_per_execution does."
-                )
-            graph = getattr(graph, "outer_graph", None)
+        if any("While" in type(g).__name__ for g in _graphs_of_replica()):
+            raise NotImplementedError(
+                f"{what} is called in a loop inside the function that "
+                "strategy.run runs; with several replicas in one process "
+                "TensorFlow's collectives hang there. Put the loop around "
+                "strategy.run, as steps_per_execution does."
+            )
+
+    def warn_of_branch(self, what: str) -> None:
+        """Warns where replicas may not all come by.
+
+        Args:
+            what: what is about to run collectives.
+        """
+        if self.world > 1 and any(
+            "Cond" in type(g).__name__ for g in _graphs_of_replica()
+        ):
+            warnings.warn(
+                f"{what} is called inside a tf.cond. All replicas must take "
+                "the same branch: one that doesn't leaves the others waiting "
+                "for it, without an error if it calls no other layer.",
+                stacklevel=2,
+            )
 
     def all_to_all(
         self, replica: int, values: tf.Tensor, slot: int, bucket: Any = 0
@@ -284,6 +316,15 @@ class Replicas:
                 timeout_seconds=0,
                 **attributes,
             )
+
+
+def _graphs_of_replica() -> Iterator[Any]:
+    """The graphs being traced, inside of what strategy.run runs."""
+    outermost = getattr(threading.current_thread(), "graph", None)
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not outermost:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
 
 
 def bucket_of(count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -94,9 +94,9 @@ class CombinedEngine(Engine):
         """See the base class."""
         return max(e.local_replicas for e in self._engines)
 
-    def consensus(self) -> Consensus | None:
+    def consensus(self, training: bool = False) -> Consensus | None:
         """See the base class."""
-        return self._judge().consensus()
+        return self._judge().consensus(training)
 
     def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
         """See the base class."""

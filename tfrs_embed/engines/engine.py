@@ -197,8 +197,12 @@ class Engine(abc.ABC):
         """The number of replicas that train the tables in this process."""
         return 1
 
-    def consensus(self) -> Consensus | None:
-        """The replicas that look up together here; None: this one alone."""
+    def consensus(self, training: bool = False) -> Consensus | None:
+        """The replicas that look up together here; None: this one alone.
+
+        Args:
+            training: whether the tables are about to be updated.
+        """
         return None
 
     def all_agree(self, ok: tf.Tensor) -> tf.Tensor:

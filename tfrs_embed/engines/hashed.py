@@ -12,12 +12,13 @@ import warnings
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.distribution import consensus, handshake
+from tfrs_embed.distribution import handshake
 from tfrs_embed.distribution.exchange import Received
 from tfrs_embed.engines.engine import TableState
 from tfrs_embed.engines.group import rows_per_shard
 from tfrs_embed.engines.hashed_table import HashedTable, KeyedRows
 from tfrs_embed.engines.key_map import UNKNOWN, KeyMap
+from tfrs_embed.engines.on_replicas import NEW_KEYS
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.sharded import ShardedEngine
 from tfrs_embed.ops.checks import Checks, message
@@ -64,7 +65,6 @@ class HashedEngine(ShardedEngine):
 
     def _build(self) -> None:
         self._maps = [KeyMap() for _ in self._shards]
-        self._room_slot = self._replicas.allocate(consensus.SLOTS)
         super()._build()
 
     def _describe(self) -> handshake.Facts:
@@ -156,11 +156,8 @@ class HashedEngine(ShardedEngine):
         size = key_map.size()
         places = tf.where(there & tf.equal(rows, UNKNOWN))
         new, index = tf.unique(tf.gather_nd(keys, places))
-        together = None
-        if self._replicas.world > 1:
-            together = consensus.ReplicaConsensus(
-                self._replicas, replica, self._room_slot
-            )
+        together = self._together(NEW_KEYS)
+        if together is not None:
             # The consensus is one collective more than a lookup has.
             self._traffic[replica].assign_add([1, 0, 0, 0])
         checks = Checks(together)

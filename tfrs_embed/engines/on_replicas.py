@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tfrs_embed import descriptions
 from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.distribution import consensus, handshake, replicas
+from tfrs_embed.distribution import handshake, replicas
+from tfrs_embed.distribution.consensus import ReplicaConsensus
 from tfrs_embed.engines.engine import Engine, TableState
 from tfrs_embed.engines.group import Group
 from tfrs_embed.engines.shard import Shard
@@ -19,6 +20,13 @@ from tfrs_embed.engines.whole_step import WholeStep
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.update import Uses
 from tfrs_embed.optimizers import TableOptimizer
+
+_LOOKUP = "a lookup"
+_TRAINING_LOOKUP = "a lookup for training"
+_UPDATE = "an update"
+NEW_KEYS = "the insertion of new keys"
+# What replicas may meet in.
+_DOINGS = (_LOOKUP, _TRAINING_LOOKUP, _UPDATE, NEW_KEYS)
 
 
 class Residuals(NamedTuple):
@@ -100,7 +108,7 @@ class ReplicasEngine(Engine):
 
     def _build(self) -> None:
         """Creates the variables, now that all workers are to."""
-        self._consensus_slot = self._replicas.allocate(consensus.SLOTS)
+        self._number = self._replicas.enlist()
         for shard in self._shards:
             shard.build(self._rows_held, lambda table, variable: None)
         for state in self.states.values():
@@ -177,19 +185,26 @@ class ReplicasEngine(Engine):
         """See the base class."""
         return self._replicas.local
 
-    def consensus(self) -> consensus.ReplicaConsensus | None:
+    def consensus(self, training: bool = False) -> ReplicaConsensus | None:
         """See the base class."""
-        replica = self._replicas.current(self._name)
-        if replica is None or self._replicas.world == 1:
-            return None
-        return consensus.ReplicaConsensus(
-            self._replicas, replica, self._consensus_slot
-        )
+        return self._together(_TRAINING_LOOKUP if training else _LOOKUP)
 
     def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
         """See the base class."""
-        together = self.consensus()
+        together = self._together(_UPDATE)
         return ok if together is None else together.holds(ok)
+
+    def _together(self, doing: str) -> ReplicaConsensus | None:
+        """The replicas that do something together here, one of `_DOINGS`."""
+        replica = self._replicas.current(self._name)
+        if replica is None or self._replicas.world == 1:
+            return None
+        return ReplicaConsensus(
+            self._replicas,
+            replica,
+            self._number * len(_DOINGS) + _DOINGS.index(doing),
+            f"{doing} of {self._name}",
+        )
 
     def lookup(
         self,
@@ -204,6 +219,7 @@ class ReplicasEngine(Engine):
         replica = self._replicas.current(self._name)
         if replica is None:
             return self._look_up_outside(bags), None
+        self._replicas.warn_of_branch(self._name)
         shard = self._shards[replica]
         if not training:
             shard.drain()

@@ -245,7 +245,7 @@ class All2AllDenseEmbedding(Layer):
         if training is None:
             # Such a call is a training step: its gradient updates the table.
             training = record.could_possibly_record()
-        bags = self._to_bags(inputs)
+        bags = self._to_bags(inputs, training)
         served = served_tables.current()
         if served is not None:
             vectors = served.gather(self, self.table, bags.ids)
@@ -255,7 +255,7 @@ class All2AllDenseEmbedding(Layer):
         [output] = self._engine_layer([bags], training=training)
         return output
 
-    def _to_bags(self, inputs: Any) -> Bags:
+    def _to_bags(self, inputs: Any, training: bool) -> Bags:
         """Checks the keys, and brings them to the engine's form."""
         arguments = self._arguments
         if isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
@@ -275,7 +275,7 @@ class All2AllDenseEmbedding(Layer):
             if keys.dtype == tf.uint64
             else tf.cast(keys, tf.int64)
         )
-        checks = Checks(self._engine.consensus())
+        checks = Checks(self._engine.consensus(bool(training)))
         if not keys.shape[1:].is_fully_defined():
             checks.require(
                 tf.reduce_all(tf.equal(tf.shape(keys)[1:], static_shape[1:])),

@@ -380,7 +380,7 @@ class TableLayer(Layer):
             ids,
             weights,
             self._settings.invalid_ids,
-            engine and engine.consensus(),
+            engine and engine.consensus(bool(training)),
             bool(training),
             input_shapes,
         )
