@@ -277,3 +277,79 @@ def test_plain_checkpoints_of_the_same_names_are_read(tmp_path):
     np.testing.assert_array_equal(
         layer.embedding_tables["large"].numpy(), value.numpy()
     )
+
+
+def plain_objects(**variables):
+    """Variables where the layer's large table has its own."""
+    table = tf.train.Checkpoint(**variables)
+    return tf.train.Checkpoint(tables=tf.train.Checkpoint(large=table))
+
+
+@pytest.mark.parametrize("made", ["before", "later"])
+def test_plain_variables_are_restored_from_tables(made, small_blocks, tmp_path):
+    layer = make()
+    train(layer, 2)
+    path = save(layer, tmp_path)
+    saved = state(layer)
+    table = tf.train.Checkpoint()
+    layer = tf.train.Checkpoint(tables=tf.train.Checkpoint(large=table))
+    later = made == "later"
+    if later:
+        status = restore(layer, path)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        table.parameters = tf.Variable(tf.zeros([ROWS, DIM]))
+    table.accumulators = tf.Variable(
+        tf.zeros([ROWS, DIM]), shape=tf.TensorShape(None)
+    )
+    if not later:
+        status = restore(layer, path)
+    status.assert_existing_objects_matched()
+    for name in ["parameters", "accumulators"]:
+        found = getattr(table, name).numpy()
+        np.testing.assert_array_equal(found, saved[f"large/{name}"])
+    # They are plain ones still, to TensorFlow and to tables.
+    again = restore(make(), save(layer, tmp_path))
+    again.assert_existing_objects_matched()
+
+
+def test_plain_variables_are_restored_from_tables_of_keys(tmp_path):
+    layer = tfrs_embed.All2AllDenseEmbedding(10, 4, 1, 1)
+    layer(tf.constant([[[7]], [[9]]], tf.int64), training=True)
+    path = save(layer, tmp_path)
+    table = tf.train.Checkpoint(
+        keys=tf.Variable(tf.zeros([2], tf.int64)),
+        parameters=tf.Variable(tf.zeros([2, 4])),
+    )
+    restore(tf.train.Checkpoint(table=table), path).expect_partial()
+    np.testing.assert_array_equal(table.keys, [7, 9])
+    rows = layer(tf.constant([[[7]], [[9]]], tf.int64), training=False)
+    np.testing.assert_array_equal(table.parameters, rows[:, 0, 0])
+
+
+@pytest.mark.parametrize(
+    "variable, message",
+    [
+        (
+            lambda: tf.Variable(tf.ones([ROWS + 1, DIM]), name="mine"),
+            r"Variable 'mine:0' can't be restored from 'layer/tables/large/"
+            r"parameters.* the shape \(51, 6\) here and \[50, 6\] there",
+        ),
+        (
+            lambda: tf.Variable(tf.ones([ROWS, DIM], tf.float16)),
+            "it is float16 here and float32 there",
+        ),
+        (tf.train.Checkpoint, "table of tfrs_embed .* is a Checkpoint; a"),
+    ],
+)
+def test_what_cannot_hold_a_tables_values_is_refused(
+    variable, message, tmp_path
+):
+    layer = make()
+    train(layer)
+    path = save(layer, tmp_path)
+    accumulators = tf.Variable(tf.ones([ROWS, DIM]))
+    objects = plain_objects(accumulators=accumulators, parameters=variable())
+    with pytest.raises(ValueError, match=message):
+        restore(objects, path)
+    np.testing.assert_array_equal(accumulators, tf.ones([ROWS, DIM]))

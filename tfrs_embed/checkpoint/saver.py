@@ -9,6 +9,7 @@ difference.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.saved_model import registration, save_context
 
 from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.plain import PlainVariable
 from tfrs_embed.checkpoint.rows import Saved, key_of
 from tfrs_embed.checkpoint.session import Session
 
@@ -59,13 +61,34 @@ def marked(variable: Any) -> Saved | None:
 
 
 def _applies(trackable: Any) -> bool:
-    # SavedModels are loaded where nothing of this is registered.
     saved = marked(trackable)
+    if saved is None and _is_asked_to_restore():
+        _check_can_hold_values(trackable)
+        return True
+    # SavedModels are loaded where nothing of this is registered.
     return (
         saved is not None
         and not saved.exporting
         and not save_context.in_save_context()
     )
+
+
+def _is_asked_to_restore() -> bool:
+    """Whether `_applies` is asked about what a checkpoint has a table for.
+
+    TensorFlow asks the same function which objects to save as tables.
+    """
+    caller = sys._getframe(2).f_code
+    return caller.co_name == registration.validate_restore_function.__name__
+
+
+def _check_can_hold_values(trackable: Any) -> None:
+    if not isinstance(trackable, tf.Variable):
+        raise ValueError(
+            "The checkpoint has values of a table of tfrs_embed where the "
+            f"object to restore is a {type(trackable).__name__}; a table's "
+            "values are restored into a table, or a tf.Variable."
+        )
 
 
 def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[str]:
@@ -96,9 +119,7 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
 
 
 def _saved(trackable: Any) -> Saved:
-    saved = marked(trackable)
-    assert saved is not None
-    return saved
+    return marked(trackable) or PlainVariable(trackable)
 
 
 def _text(prefix: Any) -> str:
