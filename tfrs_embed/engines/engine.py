@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint import growth, saver
 from tfrs_embed.checkpoint.bundle import blocks
+from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.checkpoint.rows import Saved, VariableRows
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.engines.initial_values import initial_blocks
@@ -114,6 +115,23 @@ class Tables(tf.__internal__.tracking.Trackable):
     def __getitem__(self, name: str) -> TableState:
         """The state of the table `name`."""
         return self._states[name]
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type != "savedmodel":
+            return children
+        return {in_saved_model(k): child for k, child in children.items()}
+
+    def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        found = super()._lookup_dependency(name, *args, **kwargs)
+        if found is None:
+            # Keras looks for what it finds in a SavedModel.
+            for table, state in self._states.items():
+                if table != name and in_saved_model(table) == name:
+                    return state
+        return found
 
 
 class Engine(abc.ABC):

@@ -11,11 +11,15 @@ import tf_keras
 from tensorflow.python.saved_model import save_context
 
 from tfrs_embed import backward_passes, loss_scaling, strategies
+from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.engines.engine import Engine, Tables
 from tfrs_embed.layers import errors, updates
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.lookup import reshape_output
 from tfrs_embed.weak_gradients import custom_gradient
+
+# What is stored beside the tables.
+_STORED = ("step",)
 
 
 class EngineLayer(tf_keras.layers.Layer):
@@ -78,7 +82,9 @@ class EngineLayer(tf_keras.layers.Layer):
         for name, optimizer in self._engine.optimizers.items():
             rate = optimizer and optimizer.rate.variable
             if rate is not None:
-                self._track_trackable(rate, f"{name}_learning_rate")
+                self._track_trackable(
+                    rate, f"{in_saved_model(name)}_learning_rate"
+                )
         if self._learns:
             self.gradient_trigger = self.add_weight(
                 name="gradient_trigger",
@@ -328,7 +334,7 @@ class EngineLayer(tf_keras.layers.Layer):
         self._drain_eagerly()
         for state in self._engine.states.values():
             for name, variable in state.variables.items():
-                store[f"{state.spec.name}/{name}"] = variable.numpy()
+                store[_store_key(state.spec.name, name)] = variable.numpy()
         store["step"] = self._engine.step.numpy()
 
     def load_own_variables(self, store: Any) -> None:
@@ -337,7 +343,10 @@ class EngineLayer(tf_keras.layers.Layer):
         self._engine.drop_pending()
         for state in self._engine.states.values():
             for name, variable in state.variables.items():
-                variable.assign(store[f"{state.spec.name}/{name}"])
+                key = _store_key(state.spec.name, name)
+                if key not in store:  # As files had it that are older.
+                    key = f"{state.spec.name}/{name}"
+                variable.assign(store[key])
         self._engine.step.assign(store["step"])
 
     @property
@@ -386,6 +395,17 @@ def _unscale(gradients: list[tf.Tensor], scale: Any) -> tf.Tensor:
     return tf.reduce_all(
         [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
     )
+
+
+def _store_key(table: str, variable: str) -> str:
+    """The key of a table's variable in what Keras stores, a file of HDF5.
+
+    There a slash parts groups, and a dot is a group itself.
+    """
+    group = escape(table, "/\0")
+    if group in _STORED or group == ".":
+        group = f"%{ord(group[0]):02X}{group[1:]}"
+    return f"{group}/{variable}"
 
 
 def _as_vectors(gradient: Any, dim: int) -> tf.Tensor:

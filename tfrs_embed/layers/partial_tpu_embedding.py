@@ -220,9 +220,9 @@ class PartialTPUEmbedding(TableLayer):
         )
         keys = structure.keys if flat else [f.name for f in self._spec.features]
         return {
-            key: self._keras_layers[feature.table.name]
+            key: layer
             for key, feature in zip(keys, self._spec.features, strict=True)
-            if feature.table.name in self._keras_layers
+            if (layer := self._keras_layer(feature.table.name)) is not None
         }
 
     def get_config(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tfrs_embed import (
     serialization,
     strategies,
 )
+from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, TableSpec
 from tfrs_embed.distribution import handshake
 from tfrs_embed.engines.combined import CombinedEngine
@@ -150,7 +151,7 @@ class TableLayer(Layer):
         for table in spec.tables:
             if table in large:
                 continue
-            self._keras_layers[table.name] = Embedding(
+            self._keras_layers[in_saved_model(table.name)] = Embedding(
                 table.vocabulary_size,
                 table.dim,
                 embeddings_initializer=table.initializer,
@@ -278,11 +279,14 @@ class TableLayer(Layer):
                 self._track_trackable(
                     self._engine_layer.step, "step", overwrite=True
                 )
-            for name, layer in self._keras_layers.items():
+            for table in self._spec.tables:
+                layer = self._keras_layer(table.name)
+                if layer is None:
+                    continue
                 if not layer.built:
-                    with tf.name_scope(name):
-                        _build(layer, self.tables[name].spec)
-                self.tables[name].add("parameters", layer.embeddings)
+                    with tf.name_scope(table.name):
+                        _build(layer, table)
+                self.tables[table.name].add("parameters", layer.embeddings)
         self._has_tables = True
 
     def _look_up(
@@ -348,7 +352,7 @@ class TableLayer(Layer):
         return [
             i
             for i, f in enumerate(self._spec.features)
-            if f.table.name not in self._keras_layers
+            if self._keras_layer(f.table.name) is None
         ]
 
     def _look_up_features(
@@ -413,7 +417,7 @@ class TableLayer(Layer):
                 if i is not None:
                     outputs[i] = output
         for i, feature in enumerate(features):
-            layer = self._keras_layers.get(feature.table.name)
+            layer = self._keras_layer(feature.table.name)
             if layer is not None:
                 vectors = self._keras_vectors(layer.embeddings, bags[i])
                 outputs[i] = tf.cast(
@@ -469,6 +473,10 @@ class TableLayer(Layer):
             outputs.append(tf.cast(output, self.compute_dtype))
         _mask(features, outputs, bags)
         return outputs
+
+    def _keras_layer(self, table: str) -> Embedding | None:
+        """The layer that holds a small table; None: the table is large."""
+        return self._keras_layers.get(in_saved_model(table))
 
     def _keras_vectors(self, table: tf.Variable, bags: Bags) -> tf.Tensor:
         """Looks up in a small table; [count, dim]."""

@@ -1,0 +1,138 @@
+"""Tables of any name, in every format that layers are saved in."""
+
+import h5py
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfrs_embed
+from tfrs_embed.checkpoint.names import escape
+
+# What is stored beside tables, or in them; paths; what paths are made of.
+NAMES = [
+    "a.b",
+    "parameters",
+    "tables",
+    "step",
+    "a.b/c",
+    "a.b/c/parameters",
+    ".",
+]
+FORMATS = ["keras", "weights.h5", "h5", "tf", "saved_model", "ckpt"]
+
+
+def partial_tpu_embedding(names):
+    # Tables of both kinds.
+    return tfrs_embed.PartialTPUEmbedding(
+        {
+            str(i): tfrs_embed.FeatureConfig(
+                str(i), tfrs_embed.TableConfig(name, 10 + i, 2)
+            )
+            for i, name in enumerate(names)
+        },
+        "adagrad",
+        size_threshold=12,
+    )
+
+
+def distributed_embedding(names):
+    return tfrs_embed.DistributedEmbedding(
+        {
+            str(i): tfrs_embed.FeatureConfig(
+                str(i),
+                tfrs_embed.TableConfig(name, 10 + i, 2, optimizer="adagrad"),
+                (4,),
+                (4, 2),
+            )
+            for i, name in enumerate(names)
+        }
+    )
+
+
+LAYERS = [partial_tpu_embedding, distributed_embedding]
+
+
+def make(make_layer, names):
+    layer = make_layer(names)
+    inputs = {
+        str(i): tf_keras.Input([], dtype=tf.int64, name=str(i))
+        for i in range(len(names))
+    }
+    outputs = tf_keras.layers.Add()(list(layer(inputs).values()))
+    model = tf_keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    ids = {str(i): np.array([1, 2, 3, i]) for i in range(len(names))}
+    model.fit(ids, np.ones([4, 2]), verbose=0)
+    return model, layer, ids
+
+
+def state(model, names):
+    [layer] = [
+        layer for layer in model.layers if hasattr(layer, "table_optimizers")
+    ]
+    return {
+        "step": layer.step.numpy(),
+        **{
+            (table, name): variable.numpy()
+            for table in names
+            for name, variable in layer.tables[table].variables.items()
+        },
+    }
+
+
+@pytest.mark.parametrize("make_layer", LAYERS)
+@pytest.mark.parametrize("form", FORMATS)
+def test_tables_of_any_name_are_saved(make_layer, form, tmp_path):
+    model, _, ids = make(make_layer, NAMES)
+    expected = model(ids)
+    path = str(tmp_path / f"model.{form}")
+    if form == "saved_model":
+        tf.saved_model.save(model, path)
+        loaded = tf.saved_model.load(path)
+        found = loaded({k: tf.constant(v) for k, v in ids.items()})
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        return
+    if form in ("keras", "h5", "tf"):
+        model.save(path, save_format=form)
+        loaded = tf_keras.models.load_model(path)
+    else:
+        loaded, _, _ = make(make_layer, NAMES)
+        if form == "ckpt":
+            written = tf.train.Checkpoint(model=model).write(path)
+            checkpoint = tf.train.Checkpoint(model=loaded)
+            checkpoint.read(written).assert_consumed()
+        else:
+            model.save_weights(path)
+            loaded.load_weights(path)
+    np.testing.assert_allclose(loaded(ids), expected, rtol=1e-5)
+    found, saved = state(loaded, NAMES), state(model, NAMES)
+    assert len(found) > len(NAMES) + 1
+    assert sorted(map(str, found)) == sorted(map(str, saved))
+    for name, value in saved.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=str(name))
+
+
+def test_older_files_with_slashes_in_names_are_read(tmp_path):
+    model, _, _ = make(distributed_embedding, ["a/b", "50%"])
+    path = str(tmp_path / "model.weights.h5")
+    model.save_weights(path)
+    with h5py.File(path, "r+") as file:
+        found = []
+        file.visit(lambda name: found.append(name))
+        [new] = [name for name in found if name.endswith("/a%2Fb")]
+        assert any(name.endswith("/50%") for name in found)
+        file.move(new, new.replace("%2F", "/"))
+    loaded, _, _ = make(distributed_embedding, ["a/b", "50%"])
+    loaded.load_weights(path)
+    names = ["a/b", "50%"]
+    for name, value in state(model, names).items():
+        np.testing.assert_array_equal(state(loaded, names)[name], value)
+
+
+def test_escaped_names_differ():
+    names = ["a.b", "a%2Eb", "a%252Eb", "a%b", "a%2.b", "%.", "%2E", ".", "%25"]
+    escaped = [escape(name, ".") for name in names]
+    assert len(set(escaped)) == len(names)
+    assert not any("." in name for name in escaped)
+    assert escape("50% / é", ".") == "50% / é"

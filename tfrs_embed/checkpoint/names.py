@@ -1,0 +1,30 @@
+"""Tables' names in places that not all characters may be in."""
+
+from __future__ import annotations
+
+import re
+
+
+def escape(name: str, characters: str) -> str:
+    """Replaces characters by their codes, as URLs do.
+
+    A name without them stays as it is, unless it looks like an escaped one, so
+    that no two names become one.
+
+    Args:
+        name: the name.
+        characters: the characters, of ASCII.
+
+    Returns:
+        The name without the characters.
+    """
+    return re.sub(
+        rf"[{re.escape(characters)}]|%(?=[0-9A-F]{{2}})",
+        lambda match: f"%{ord(match[0]):02X}",
+        name,
+    )
+
+
+def in_saved_model(name: str) -> str:
+    """A table's name in a SavedModel, where Keras takes a dot for a path."""
+    return escape(name, ".")
