@@ -32,6 +32,7 @@ def partial_tpu_embedding(names):
             for i, name in enumerate(names)
         },
         "adagrad",
+        pipeline_execution_with_tensor_core=True,
         size_threshold=12,
     )
 
@@ -71,6 +72,7 @@ def state(model, names):
     [layer] = [
         layer for layer in model.layers if hasattr(layer, "table_optimizers")
     ]
+    layer.drain()
     return {
         "step": layer.step.numpy(),
         **{

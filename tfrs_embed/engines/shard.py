@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
+from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.kernels import packs
 from tfrs_embed.ops import compiled
@@ -48,12 +49,12 @@ class _Pending(tf.__internal__.tracking.AutoTrackable):
         self.ids = {}
         self.gradients = {}
         for table in tables:
-            self.ids[table.name] = make_variable(
+            self.ids[in_saved_model(table.name)] = make_variable(
                 tf.zeros([0], id_dtype(table)),
                 f"{table.name}/pending_ids",
                 shape=[None],
             )
-            self.gradients[table.name] = make_variable(
+            self.gradients[in_saved_model(table.name)] = make_variable(
                 tf.zeros([0, table.dim]),
                 f"{table.name}/pending_gradients",
                 shape=[None, table.dim],
@@ -187,9 +188,9 @@ class Shard:
             self.drain()
             for name, of_table in uses.items():
                 ids, gradients = update_ops.row_gradients(of_table, self.device)
-                stored = pending.ids[name]
+                stored = pending.ids[in_saved_model(name)]
                 stored.assign(tf.cast(ids, stored.dtype))
-                pending.gradients[name].assign(gradients)
+                pending.gradients[in_saved_model(name)].assign(gradients)
         # What doesn't depend on the ids must not change either if they are bad.
         with tf.control_dependencies(after):
             bags = (b for of_table in uses.values() for b in of_table.bags)
@@ -215,8 +216,12 @@ class Shard:
             uses = {}
             for name, optimizer in self._optimizers.items():
                 if optimizer is not None:
-                    ids = tf.convert_to_tensor(pending.ids[name])
-                    gradients = tf.convert_to_tensor(pending.gradients[name])
+                    ids = tf.convert_to_tensor(
+                        pending.ids[in_saved_model(name)]
+                    )
+                    gradients = tf.convert_to_tensor(
+                        pending.gradients[in_saved_model(name)]
+                    )
                     bags = Bags.of_rows(ids, None, tf.size(ids))
                     uses[name] = Uses([bags], [gradients])
             self._apply(uses, rates)
