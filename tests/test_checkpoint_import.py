@@ -547,6 +547,15 @@ def test_a_static_variable_of_sok_becomes_a_table(tmp_path, capsys):
     assert "not the ids 0 to 5 in their order" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("dim, fits", [(4, True), (2, False), (20, False)])
+def test_the_width_of_rows_of_sok_dump_is_checked(dim, fits, tmp_path, capsys):
+    write_dump(tmp_path / "sok", "v", KEYS, VALUES, {"Adam-m": VALUES})
+    args = ["inspect", str(tmp_path / "sok"), "--dim", str(dim)]
+    assert main(args) == (0 if fits else 1)
+    message = f"v-weight' has 20 numbers for the 5 keys in '{tmp_path}/sok/v-"
+    assert (message in capsys.readouterr().err) == (not fits)
+
+
 def test_what_sok_has_besides_is_reported(tmp_path, capsys):
     write_dump(
         tmp_path / "sok",

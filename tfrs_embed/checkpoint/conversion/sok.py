@@ -108,7 +108,7 @@ def read(folder: str, dim: int | None = None) -> Contents:
     Args:
         folder: the folder.
         dim: the width of the rows, which files of SOK 1 don't tell; None: what
-            it must be if their keys are int64.
+            it must be if their keys are int64. Files of SOK 2 must have it.
 
     Raises:
         ValueError: files that belong together don't fit together.
@@ -144,6 +144,7 @@ def read(folder: str, dim: int | None = None) -> Contents:
                 )
                 for slot, file in files.items()
             }
+            _check_dim(keys, columns, dim)
         else:
             continue
         taken |= {name, *files.values()}
@@ -209,6 +210,20 @@ def _headed(path: str, holds: int) -> _File:
     if there != holds or dtype >= len(_DTYPES):
         raise ValueError(f"'{path}' has no header of SOK's for what it is.")
     return _File(path, _HEADER, np.dtype(_DTYPES[dtype]))
+
+
+def _check_dim(
+    keys: _File, columns: Mapping[str, _File], dim: int | None
+) -> None:
+    """Checks that the rows in files of SOK 2 are as wide as they should be."""
+    if dim is None:
+        return
+    for file in columns.values():
+        if file.count != keys.count * dim:
+            raise ValueError(
+                f"'{file.path}' has {file.count} numbers for the {keys.count} "
+                f"keys in '{keys.path}', which are no rows of {dim}."
+            )
 
 
 def _table(variable: str, keys: _File, columns: Mapping[str, _File]) -> Table:
