@@ -130,6 +130,44 @@ def test_it_shows_tables_of_keys(tmp_path, capsys):
     assert table["rows"] == 2
 
 
+@pytest.mark.parametrize("use_hashtable", [True, False])
+def test_a_layer_may_be_called_as_its_parts_are(
+    use_hashtable, tmp_path, capsys
+):
+    by_key = tfrs_embed.All2AllDenseEmbedding(
+        10, 4, 1, 1, use_hashtable=use_hashtable
+    )
+    by_key(tf.constant([[[7]], [[9]]], tf.int64), training=True)
+    by_name = tfrs_embed.PartialTPUEmbedding(
+        tpu.FeatureConfig(tpu.TableConfig(5, 2, name="table")),
+        "sgd",
+        size_threshold=0,
+    )
+    by_name(tf.constant([1]))
+    objects = {
+        "tables": by_key,
+        "user/tables": by_key,
+        "item/tables": by_name,
+        "user/table": by_name,
+        "model": by_name,
+    }
+    for name, layer in objects.items():
+        owner, _, attribute = name.rpartition("/")
+        root = tf.train.Checkpoint(**{attribute: layer})
+        if owner:
+            root = tf.train.Checkpoint(**{owner: root})
+        path = root.write(str(tmp_path / name.replace("/", "-")))
+        contents = inspect_json(path, capsys)
+        [table] = contents["tables"]
+        assert table["layer"] == name
+        assert table["name"] == ("" if layer is by_key else "table")
+        assert table["keys"] == (layer is by_key and use_hashtable)
+        if layer is by_key:
+            assert table["rows"] == (2 if use_hashtable else 10)
+        assert contents["steps"] == {name: 0}
+        assert contents["others"] == []
+
+
 def test_it_shows_a_checkpoint_without_tables(tmp_path, capsys):
     path = tf.train.Checkpoint(v=tf.Variable([1.0])).write(str(tmp_path / "c"))
     assert "no tables" in inspect(path, capsys)

@@ -33,7 +33,7 @@ def find(
     columns: dict[tuple[str, str], dict[str, Column]] = {}
     keys: dict[tuple[str, str], str] = {}
     for path, (shape, dtype) in variables.items():
-        place = _place(path)
+        place = _place(path, variables)
         if place is None:
             continue
         layer, table, name = place
@@ -52,7 +52,7 @@ def find(
         taken |= {
             path
             for path in variables
-            if (place := _place(path)) and place[:2] == (layer, name)
+            if (place := _place(path, variables)) and place[:2] == (layer, name)
             if place[2] in mine or path == key
         }
     steps = {}
@@ -64,16 +64,40 @@ def find(
     return tables, steps, taken
 
 
-def _place(path: str) -> tuple[str, str, str] | None:
-    """A variable's layer, table and name, if it may be a table's."""
+def _place(path: str, variables: Variables) -> tuple[str, str, str] | None:
+    """A variable's layer, table and name, if it may be a table's.
+
+    Args:
+        path: the variable's path.
+        variables: all variables.
+    """
     parts = path.split("/")
-    if len(parts) >= 3 and parts[-3] == "tables":
+    if (
+        len(parts) >= 3
+        and parts[-3] == "tables"
+        and not (
+            parts[-2] == "table" and _is_layer("/".join(parts[:-2]), variables)
+        )
+    ):
         layer, table = parts[:-3], unescape(parts[-2])
     elif len(parts) >= 2 and parts[-2] == "table":
         layer, table = parts[:-2], ""
     else:
         return None
     return "/".join(layer), table, unescape(parts[-1])
+
+
+def _is_layer(path: str, variables: Variables) -> bool:
+    """Whether "tables" is a layer with one table, and no layer's tables.
+
+    Then it has a step, which tables have not: what they have is of rank 2. Or
+    it has keys.
+    """
+    return any(
+        f"{path}/{name}" in variables
+        and len(variables[f"{path}/{name}"][0]) == rank
+        for name, rank in (("step", 0), ("table/keys", 1))
+    )
 
 
 def _read_all(reader: BundleReader, path: str) -> np.ndarray:
