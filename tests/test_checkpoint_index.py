@@ -1,8 +1,16 @@
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import tensor_bundle_pb2
 
+import damaged_index
+import tfrs_embed
 from helpers import change_byte
+from processes import environment
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, merge
 from tfrs_embed.checkpoint.crc32c import crc32c, masked_crc32c
@@ -182,3 +190,89 @@ def test_a_damaged_index_is_named(saved):
             file.write(damaged)
         with pytest.raises(tf.errors.DataLossError, match=rf"c\.index.*{why}"):
             Index(path)
+
+
+def changed(entries, name, change):
+    """Entries with one of them changed."""
+    proto = tensor_bundle_pb2.BundleEntryProto.FromString(entries[name])
+    change(proto)
+    return [*{**entries, name: proto.SerializeToString()}.items()]
+
+
+def negative_size(proto):
+    proto.shape.dim[0].size = -3
+
+
+def huge_size(proto):
+    proto.shape.dim[0].size = 2**62
+
+
+def other_size(proto):
+    proto.shape.dim[0].size = 299
+
+
+def unknown_dtype(proto):
+    proto.dtype = 99
+
+
+def unknown_file(proto):
+    proto.shard_id = 1
+
+
+def slice_outside(proto):
+    extent = proto.slices.add().extent
+    extent.add().length = 301
+    extent.add()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        negative_size,
+        huge_size,
+        other_size,
+        unknown_dtype,
+        unknown_file,
+        slice_outside,
+    ],
+)
+def test_an_index_that_says_what_cannot_be_is_refused(saved, change):
+    path, _ = saved
+    entries = damaged_index.read(path)
+    damaged_index.write(f"{path}.index", [*entries.items()])
+    assert BundleReader(path).shapes[VALUE] == [300, 5]
+    entries = changed(entries, VALUE.encode(), change)
+    damaged_index.write(f"{path}.index", entries)
+    with pytest.raises(tf.errors.DataLossError, match=r"c\.index' is damaged"):
+        BundleReader(path)
+
+
+@pytest.mark.parametrize("order", ["back", "twice"])
+def test_an_index_that_is_not_sorted_is_refused(saved, order):
+    path, _ = saved
+    entries = [*damaged_index.read(path).items()]
+    entries = entries[::-1] if order == "back" else [entries[0], *entries]
+    damaged_index.write(f"{path}.index", entries)
+    with pytest.raises(tf.errors.DataLossError, match="keys are not sorted"):
+        BundleReader(path)
+
+
+def test_no_damage_to_an_index_ends_the_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle, "BLOCK_BYTES", 100)
+    by_key = tfrs_embed.All2AllDenseEmbedding(10, 4, 1, 1)
+    by_key(tf.constant([[[7]], [[9]]], tf.int64), training=True)
+    by_id = tfrs_embed.All2AllDenseEmbedding(40, 4, 1, 1, use_hashtable=False)
+    by_id(tf.constant([[[7]]], tf.int64))
+    tpu = tf.train.Checkpoint(t=tf.Variable(tf.ones([9, 3])))
+    path = tf.train.Checkpoint(
+        by_key=by_key, by_id=by_id, old=tf.train.Checkpoint(_tpu_embedding=tpu)
+    ).write(str(tmp_path / "c"))
+    done = subprocess.run(
+        [sys.executable, damaged_index.__file__, path, "0", "100"],
+        env={**os.environ, **environment("one")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, (done.stdout[-99:], done.stderr[-5000:])
+    assert "is damaged: " in done.stderr

@@ -167,20 +167,12 @@ class BundleReader:
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        try:
-            reader = tf.train.load_checkpoint(prefix)
-        except tf.errors.NotFoundError:
-            raise
-        except (tf.errors.OpError, IndexError) as error:
-            # Of an index that is cut off within its end, an IndexError.
-            raise tf.errors.DataLossError(
-                None, None, f"'{prefix}.index' can't be read: {error}"
-            ) from error
+        self._index = Index(prefix)
         #: Each tensor's shape, by name.
-        self.shapes: dict[str, list[int]] = reader.get_variable_to_shape_map()
+        self.shapes = self._index.shapes
         #: Each tensor's dtype, by name.
-        self.dtypes: dict[str, tf.DType] = reader.get_variable_to_dtype_map()
-        self._index: Index | None = None
+        self.dtypes = self._index.dtypes
+        self._complete: set[str] = set()
         self._stored: dict[str, StoredTensor | None] = {}
 
     def read(self, name: str) -> tf.Tensor:
@@ -203,8 +195,6 @@ class BundleReader:
             ValueError: it is cut along its columns too, or its bytes are in the
                 order of another machine.
         """
-        if self._index is None:
-            self._index = Index(self.prefix)
         return StoredTensor(self._index, name)
 
     def _in_large_pieces(self, name: str) -> StoredTensor | None:
@@ -222,6 +212,7 @@ class BundleReader:
         return self._stored[name]
 
     def _read(self, name: str, slice_: str) -> tf.Tensor:
+        self._check_is_there(name)
         try:
             with tf.device("CPU:0"):
                 [value] = tf.raw_ops.RestoreV2(
@@ -239,11 +230,25 @@ class BundleReader:
             ) from error
         return value
 
+    def _check_is_there(self, name: str) -> None:
+        """Checks that TensorFlow does not make room for what is not there."""
+        if name in self._complete:
+            return
+        with contextlib.suppress(ValueError):
+            _, incomplete = self._index.files(name)
+            if incomplete:
+                raise tf.errors.DataLossError(
+                    None,
+                    None,
+                    f"'{name}' can't be read from the checkpoint "
+                    f"'{self.prefix}': {', '.join(incomplete)} is missing or "
+                    "cut off.",
+                )
+        self._complete.add(name)
+
     def _damage(self, name: str) -> str:
         """Which files an error is about, as far as it can be told."""
         try:
-            if self._index is None:
-                self._index = Index(self.prefix)
             files, incomplete = self._index.files(name)
         except (tf.errors.OpError, KeyError, ValueError):
             return ""

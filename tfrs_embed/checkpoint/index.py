@@ -8,7 +8,9 @@ tensorflow/core/lib/io/format.h.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import tensor_bundle_pb2
@@ -19,6 +21,10 @@ _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 _FOOTER = 48
 # Behind each block: how it is compressed, and a checksum.
 _TRAILER = 5
+_VARINT_BYTES = 10
+# What TensorFlow's shapes can have.
+_MOST_DIMS = 254
+_MOST = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +51,15 @@ class Entry:
 class Index:
     """The index of a checkpoint.
 
+    All of it is checked, as TensorFlow ends the process over some of what an
+    index may say, such as a negative size.
+
     Args:
         prefix: the checkpoint's path.
+
+    Attributes:
+        shapes: each tensor's shape, by name.
+        dtypes: each tensor's dtype, by name.
 
     Raises:
         tf.errors.NotFoundError: there is none.
@@ -59,10 +72,33 @@ class Index:
         with tf.io.gfile.GFile(self._path, "rb") as file:
             self._data = file.read()
         try:
-            self._values = dict(self._entries())
+            values = self._sorted_entries()
             self._header = tensor_bundle_pb2.BundleHeaderProto.FromString(
-                self._values[b""]
+                values.pop(b"")
             )
+            if self._header.num_shards < 1:
+                raise self._damaged("it has no data files")
+            self._protos = {
+                key: self._checked_proto(key, value)
+                for key, value in values.items()
+            }
+            slices = {
+                key
+                for name, proto in self._protos.items()
+                for key in _slice_keys(name, proto)
+            }
+            names = {
+                key.decode(): proto
+                for key, proto in self._protos.items()
+                if key not in slices and not key.startswith(b"\0")
+            }
+            self.shapes: Mapping[str, list[int]] = {
+                name: [dim.size for dim in proto.shape.dim]
+                for name, proto in names.items()
+            }
+            self.dtypes: Mapping[str, tf.DType] = {
+                name: tf.as_dtype(proto.dtype) for name, proto in names.items()
+            }
         except tf.errors.DataLossError:
             raise
         except Exception as error:  # A protobuf's, or of an index.
@@ -89,11 +125,12 @@ class Index:
             ValueError: it is cut along its columns too.
             tf.errors.DataLossError: some slices of it are not there.
         """
-        proto = self._proto(name.encode())
+        proto = self._protos[name.encode()]
         if not proto.slices:
             return [(0, self._entry(proto))]
         pieces = []
-        for piece in proto.slices:
+        keys = _slice_keys(name.encode(), proto)
+        for piece, key in zip(proto.slices, keys, strict=True):
             columns = zip(piece.extent[1:], proto.shape.dim[1:], strict=True)
             if any(
                 e.HasField("length") and e.length < dim.size
@@ -103,16 +140,12 @@ class Index:
                     f"'{name}' was saved in slices of its columns, not of its "
                     "rows alone."
                 )
-            key = _slice_key(
-                name,
-                [
-                    (e.start, e.length if e.HasField("length") else -1)
-                    for e in piece.extent
-                ],
-            )
-            if key not in self._values:
+            if key not in self._protos:
                 raise self._damaged(f"a slice of '{name}' is missing")
-            entry = self._entry(self._proto(key))
+            entry = self._entry(self._protos[key])
+            shape = _slice_shape(proto, piece)
+            if entry.shape != shape or entry.dtype != proto.dtype:
+                raise self._damaged(f"a slice of '{name}' is not as it says")
             pieces.append((piece.extent[0].start, entry))
         return sorted(pieces, key=lambda p: p[0])
 
@@ -139,8 +172,48 @@ class Index:
                 incomplete.add(entry.file)
         return sorted(files), sorted(incomplete)
 
-    def _proto(self, key: bytes) -> tensor_bundle_pb2.BundleEntryProto:
-        return tensor_bundle_pb2.BundleEntryProto.FromString(self._values[key])
+    def _checked_proto(
+        self, key: bytes, value: bytes
+    ) -> tensor_bundle_pb2.BundleEntryProto:
+        proto = tensor_bundle_pb2.BundleEntryProto.FromString(value)
+        sizes = [dim.size for dim in proto.shape.dim]
+        dtype = tf.as_dtype(proto.dtype)
+        elements = math.prod(sizes)
+        # Without zeros: a product of some of them must be a number, too.
+        product = math.prod(max(1, size) for size in sizes)
+        if (
+            proto.shape.unknown_rank
+            or len(sizes) > _MOST_DIMS
+            or min(sizes, default=0) < 0
+            or product * max(1, dtype.size) > _MOST
+            or not 0 <= proto.shard_id < self._header.num_shards
+            or min(proto.offset, proto.size) < 0
+            or proto.offset + proto.size > _MOST
+        ):
+            raise self._damaged(f"what it says of {key!r} can't be")
+        if proto.slices:
+            for piece in proto.slices:
+                _slice_shape(proto, piece)
+        elif dtype in (tf.string, tf.variant, tf.resource):
+            # Each element takes a byte at least, for its length.
+            if elements > proto.size:
+                raise self._damaged(f"{key!r} has too few bytes")
+        elif elements * dtype.size != proto.size:
+            raise self._damaged(
+                f"{key!r} has {proto.size} bytes, but the shape {sizes} of "
+                f"{dtype.name}"
+            )
+        return proto
+
+    def _sorted_entries(self) -> dict[bytes, bytes]:
+        values: dict[bytes, bytes] = {}
+        last = None
+        for key, value in self._entries():
+            if last is not None and key <= last:
+                raise self._damaged("its keys are not sorted")
+            values[key] = value
+            last = key
+        return values
 
     def _entry(self, proto: tensor_bundle_pb2.BundleEntryProto) -> Entry:
         shards = self._header.num_shards
@@ -159,9 +232,15 @@ class Index:
         footer = len(self._data) - _FOOTER
         _, at = self._handle(self._data, footer)
         (offset, size), _ = self._handle(self._data, at)
-        for _, value in self._block(offset, size):
+        before = b""
+        for key, value in self._block(offset, size):
             (offset, size), _ = self._handle(value, 0)
-            yield from self._block(offset, size)
+            for inner, found in self._block(offset, size):
+                # Those of the blocks are how TensorFlow finds a key's.
+                if not (before <= inner <= key):
+                    raise self._damaged("its keys are not sorted")
+                yield inner, found
+            before = key
 
     def _handle(self, data: bytes, at: int) -> tuple[tuple[int, int], int]:
         offset, at = _varint(data, at)
@@ -180,17 +259,34 @@ class Index:
             raise self._damaged("it is compressed")
         block = self._data[offset:end]
         # Behind the entries: places to begin reading at, and their number.
-        restarts = int.from_bytes(block[-4:], "little")
-        end = len(block) - 4 * (restarts + 1)
+        count = int.from_bytes(block[-4:], "little")
+        end = len(block) - 4 * (count + 1)
+        if len(block) < 4 or end < 0 or count < 1:
+            raise self._damaged("a block is too short")
+        restarts = [
+            int.from_bytes(block[i : i + 4], "little")
+            for i in range(end, len(block) - 4, 4)
+        ]
+        begins = []
         at, key = 0, b""
         while at < end:
+            start = at
             shared, at = _varint(block, at)
             others, at = _varint(block, at)
             length, at = _varint(block, at)
+            if shared > len(key) or at + others + length > end:
+                raise self._damaged("an entry does not fit into its block")
+            if shared == 0:
+                begins.append(start)
             key = key[:shared] + block[at : at + others]
             at += others
             yield key, block[at : at + length]
             at += length
+        if restarts != sorted(set(restarts)) or not set(restarts) <= {
+            0,
+            *begins,
+        }:
+            raise self._damaged("a block does not say where its entries are")
 
     def _damaged(self, why: str) -> tf.errors.DataLossError:
         return tf.errors.DataLossError(
@@ -199,17 +295,50 @@ class Index:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
+    value = 0
+    for i in range(_VARINT_BYTES):
+        byte = data[at + i]
+        value |= (byte & 0x7F) << 7 * i
         if byte < 0x80:
-            return value, at
-        shift += 7
+            return value, at + i + 1
+    raise ValueError("a number is too long")
 
 
-def _slice_key(name: str, extents: Sequence[tuple[int, int]]) -> bytes:
+def _slice_shape(
+    proto: tensor_bundle_pb2.BundleEntryProto, piece: Any
+) -> tuple[int, ...]:
+    """The shape of a slice, which must be within its tensor's."""
+    shape = []
+    if len(piece.extent) != len(proto.shape.dim):
+        raise ValueError("a slice has other dimensions than its tensor")
+    for extent, dim in zip(piece.extent, proto.shape.dim, strict=True):
+        length = extent.length if extent.HasField("length") else dim.size
+        start = extent.start
+        if not extent.HasField("length") and start:
+            raise ValueError("a slice has no length")
+        if start < 0 or length < 0 or start + length > dim.size:
+            raise ValueError("a slice is not within its tensor")
+        shape.append(length)
+    return tuple(shape)
+
+
+def _slice_keys(
+    name: bytes, proto: tensor_bundle_pb2.BundleEntryProto
+) -> list[bytes]:
+    """The keys of a tensor's slices."""
+    return [
+        _slice_key(
+            name,
+            [
+                (e.start, e.length if e.HasField("length") else -1)
+                for e in piece.extent
+            ],
+        )
+        for piece in proto.slices
+    ]
+
+
+def _slice_key(name: bytes, extents: Sequence[tuple[int, int]]) -> bytes:
     """The key of a slice: its tensor's name, and where it begins and ends.
 
     As tensorflow/core/util/saved_tensor_slice_util.h has it, in the code of
@@ -219,9 +348,7 @@ def _slice_key(name: str, extents: Sequence[tuple[int, int]]) -> bytes:
         name: the tensor's name.
         extents: per dimension, the beginning and the length, -1 for all of it.
     """
-    escaped = (
-        name.encode().replace(b"\xff", b"\xff\0").replace(b"\0", b"\0\xff")
-    )
+    escaped = name.replace(b"\xff", b"\xff\0").replace(b"\0", b"\0\xff")
     return b"".join(
         [
             _unsigned(0),

@@ -98,9 +98,11 @@ class _Piece:
         entry = self._entry
         size = (end - start) * self.row_bytes
         with tf.io.gfile.GFile(entry.file, "rb") as file:
+            # No room is made for what is not there.
+            there = file.size() >= entry.offset + entry.size
             file.seek(entry.offset + (start - self.start) * self.row_bytes)
-            data = file.read(size)
-        if len(data) != size:
+            data = file.read(size) if there else b""
+        if not there or len(data) != size:
             raise tf.errors.DataLossError(
                 None,
                 None,

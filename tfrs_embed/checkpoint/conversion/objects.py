@@ -7,6 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf.message import (  # type: ignore[import-untyped]
+    DecodeError,
+    Message,
+)
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from tfrs_embed.checkpoint.bundle import BundleReader
@@ -39,7 +43,7 @@ class Objects:
     def __init__(self, reader: BundleReader) -> None:
         self._graph = trackable_object_graph_pb2.TrackableObjectGraph()
         if GRAPH in reader.shapes:
-            self._graph.ParseFromString(reader.read(GRAPH).numpy())
+            parse(self._graph, reader, GRAPH)
         #: By key, what a variable was called in Python.
         self.full_names: Mapping[str, str] = {
             attribute.checkpoint_key: attribute.full_name
@@ -75,6 +79,21 @@ class Objects:
             return {}
         children = self._graph.nodes[node].children
         return {child.local_name: child.node_id for child in children}
+
+
+def parse(message: Message, reader: BundleReader, key: str) -> None:
+    """Fills a protocol buffer from a checkpoint's tensor.
+
+    Raises:
+        ValueError: the tensor is none.
+    """
+    where = f"'{key}' in '{reader.prefix}'"
+    if reader.dtypes[key] != tf.string or reader.shapes[key]:
+        raise ValueError(f"{where} is no string.")
+    try:
+        message.ParseFromString(reader.read(key).numpy())
+    except DecodeError as error:
+        raise ValueError(f"{where} can't be read: {error}") from error
 
 
 def variables(reader: BundleReader) -> Variables:

@@ -37,9 +37,9 @@ def find(
         if place is None:
             continue
         layer, table, name = place
-        if name == "keys" and not table and len(shape) == 1:
+        if (name, table, dtype) == ("keys", "", tf.int64) and len(shape) == 1:
             keys[layer, table] = path
-        elif len(shape) == 2 and dtype == tf.float32:
+        elif len(shape) == 2 and shape[1] and dtype == tf.float32:
             columns.setdefault((layer, table), {})[name] = column(reader, path)
     tables, taken = [], set()
     for (layer, name), mine in columns.items():
@@ -58,7 +58,8 @@ def find(
     steps = {}
     for layer in {table.layer for table in tables}:
         path = f"{layer}/step" if layer else "step"
-        if path in variables and not variables[path][0]:
+        shape, dtype = variables.get(path, ([1], tf.int64))
+        if not shape and dtype.is_integer:
             steps[layer] = int(reader.read(path + VALUE))
             taken.add(path)
     return tables, steps, taken

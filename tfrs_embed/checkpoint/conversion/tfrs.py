@@ -23,6 +23,7 @@ from tfrs_embed.checkpoint.conversion.objects import (
     Variables,
     column,
     escape,
+    parse,
     unescape,
 )
 from tfrs_embed.sparsecore.layout import flat_rows
@@ -77,9 +78,8 @@ class Finder:
 
     def _find_stacked(self, path: str) -> None:
         owner = path[: -len(_LAYOUTS)]
-        layouts = sparse_core_layout_pb2.SparseCoreTableLayouts.FromString(
-            self._reader.read(path + VALUE).numpy()
-        )
+        layouts = sparse_core_layout_pb2.SparseCoreTableLayouts()
+        parse(layouts, self._reader, path + VALUE)
         self.taken.add(path)
         for layout in layouts.tables:
             stack = layout.stacked_table_name
@@ -118,7 +118,7 @@ class Finder:
         else:
             return
         shape, dtype = self._variables[path]
-        if len(shape) != 2 or not dtype.is_floating:
+        if len(shape) != 2 or not shape[1] or not dtype.is_floating:
             return
         if dtype != tf.float32:
             self.notes.append(f"'{path}' is {dtype.name}, read as float32.")
@@ -196,6 +196,8 @@ class Finder:
                 for optimizer in sorted(optimizers)
                 for name in ("iter", "_iterations")
                 if (path := f"{optimizer}/{name}") in self._variables
+                and not self._variables[path][0]
+                and self._variables[path][1].is_integer
             ]
             steps = {int(self._reader.read(path + VALUE)) for path in found}
             if len(steps) == 1:
