@@ -176,6 +176,123 @@ def test_it_shows_a_checkpoint_without_tables(tmp_path, capsys):
     assert f"'{path}' has no tables of this" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("scheme", ["file://{}", "file:{}", "ram:/{}"])
+def test_other_file_systems_are_read_and_written(
+    scheme, tmp_path, values, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    path = save(tmp_path / "c", values)
+    there = scheme.format(tmp_path / "to" / "new")
+    assert main(["convert", path, there]) == 0
+    assert main(["convert", there, str(tmp_path / "back")]) == 0
+    capsys.readouterr()
+    files = sorted(os.listdir(tmp_path / "to") if "file" in scheme else [])
+    found, expected = (
+        inspect_json(p, capsys)["tables"] for p in (tmp_path / "back", path)
+    )
+    assert found == expected
+    # Nothing temporary, nor a folder that is called as the scheme.
+    names = os.listdir(tmp_path)
+    assert not [n for n in names if n.startswith(".") or ":" in n]
+    assert not [n for n in files if not n.startswith("new.")]
+    if "file" in scheme:
+        assert os.path.exists(tmp_path / "to" / "new.index")
+        folder = scheme.format(tmp_path / "sok")
+        assert main(["convert", there, folder, "--to", "sok"]) == 0
+        assert main(["inspect", folder]) == 0
+
+
+@pytest.mark.parametrize(
+    "to, options, message",
+    [
+        ("", [], "The destination is empty"),
+        ("s9://bucket/new", [], "'s9://bucket/new': .* no file system 's9'"),
+        ("file://new", [], "'file://new' is no path"),
+        (
+            "ram://bucket",
+            [],
+            "'ram://bucket' is a folder: .*ram://bucket/ckpt'",
+        ),
+        (".", [], "'.' is a folder: give the checkpoint a name in it"),
+        ("new/", [], "'new/' is a folder: .* 'new/ckpt'"),
+        ("", ["--to", "sok"], "The destination is empty"),
+        (".", ["--to", "sok"], "There is '.' already"),
+        ("ram://b/new", ["--to", "sok"], "only, not on 'ram'"),
+        ("s9://b/new", ["--to", "sok"], "no file system 's9'"),
+    ],
+)
+def test_a_wrong_destination_is_refused_before_anything_is_read(
+    to, options, message, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    # There is no such source, which would be the error else.
+    assert main(["convert", "nothing", to, *options]) == 1
+    assert re.search(message, capsys.readouterr().err)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_wrong_source_is_named(tmp_path, capsys):
+    def error(path):
+        assert main(["inspect", str(path)]) == 1
+        return capsys.readouterr().err
+
+    assert "The source is empty" in error("")
+    assert "no file system 's9'" in error("s9://bucket/c")
+    tf.io.gfile.makedirs("ram://sok")
+    with tf.io.gfile.GFile("ram://sok/v-key", "wb") as file:
+        file.write(b"0")
+    assert "'ram://sok': SOK's files are read" in error("ram://sok")
+    (tmp_path / "c.index").write_bytes(b"")
+    assert f"'{tmp_path}/c.index' is damaged" in error(tmp_path / "c")
+    for content in [b"", b"\xff"]:
+        (tmp_path / "checkpoint").write_bytes(content)
+        message = error(tmp_path)
+        assert f"'{tmp_path}/checkpoint' does not say" in message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect", "a", "--dim", "0"],
+        ["inspect", "a", "--dim", "-4"],
+        ["inspect", "a", "--dim", "four"],
+        ["convert", "a", "b", "--step", "-1"],
+        ["convert", "a", "b", "--step", str(2**63)],
+    ],
+)
+def test_wrong_numbers_exit_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(arguments)
+    assert error.value.code == 2
+    *_, option, value = arguments
+    err = capsys.readouterr().err
+    assert re.search(f"{option}: must be an integer .*, got '{value}'", err)
+
+
+@pytest.mark.parametrize(
+    "raised, code, message",
+    [
+        (KeyboardInterrupt(), 130, "error: interrupted."),
+        (MemoryError("no room"), 1, "memory to read '{path}': no room"),
+    ],
+)
+def test_what_ends_it_early_is_said_in_a_line(
+    raised, code, message, tmp_path, values, capsys, monkeypatch
+):
+    path = save(tmp_path / "c", values)
+
+    def fail(*_):
+        raise raised
+
+    monkeypatch.setattr(bundle.BundleReader, "read_rows", fail)
+    to = tmp_path / "out"
+    assert main(["convert", path, str(to / "new")]) == code
+    err = capsys.readouterr().err
+    assert message.format(path=path) in err
+    assert "Traceback" not in err
+    assert os.listdir(to) == []
+
+
 def test_many_other_variables_are_summed_up(tmp_path, capsys):
     objects = {f"v{i}": tf.Variable(tf.zeros([i + 1])) for i in range(30)}
     path = tf.train.Checkpoint(**objects).write(str(tmp_path / "c"))

@@ -556,6 +556,16 @@ def test_the_width_of_rows_of_sok_dump_is_checked(dim, fits, tmp_path, capsys):
     assert (message in capsys.readouterr().err) == (not fits)
 
 
+@pytest.mark.parametrize("write", [write_saver, write_dump])
+def test_empty_files_of_sok_need_a_width(write, tmp_path, capsys):
+    write(tmp_path / "sok", "v", KEYS[:0], VALUES[:0])
+    args = ["convert", str(tmp_path / "sok"), str(tmp_path / "new")]
+    assert main(args) == 1
+    assert "'v' has no rows, which would tell" in capsys.readouterr().err
+    assert main([*args, "--dim", "4"]) == 0
+    assert "v: [0, 4], parameters" in capsys.readouterr().out
+
+
 def test_what_sok_has_besides_is_reported(tmp_path, capsys):
     write_dump(
         tmp_path / "sok",

@@ -7,18 +7,20 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.conversion import convert, reading
+from tfrs_embed.checkpoint.conversion import convert, paths, reading
 from tfrs_embed.checkpoint.conversion.contents import Contents, Table
 from tfrs_embed.checkpoint.conversion.progress import Progress
 from tfrs_embed.checkpoint.conversion.statistics import Statistics, measure
 from tfrs_embed.text_table import format_bytes, text_table
 
 _MOST_OTHERS = 20
+# What a shell has for a command that SIGINT ended.
+_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error.message)
     except (OSError, ValueError) as error:
         return _fail(str(error))
+    except MemoryError as error:
+        return _fail(f"Not enough memory to read '{args.source}': {error}")
+    except KeyboardInterrupt:
+        _fail("interrupted.")
+        return _INTERRUPTED
     return 0
 
 
@@ -60,7 +67,9 @@ def _parser() -> argparse.ArgumentParser:
         "of what should not be there. It reads all values, some MiB at a time.",
     )
     inspect.add_argument(
-        "path", help="a checkpoint, or a folder whose latest is meant"
+        "source",
+        metavar="path",
+        help="a checkpoint, or a folder whose latest is meant",
     )
     inspect.add_argument(
         "--json", action="store_true", help="print JSON instead of tables"
@@ -107,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     converts.add_argument(
         "--step",
-        type=int,
+        type=_integer(0),
         help="the number of updates made, where the source doesn't tell it",
     )
     _add_dim(converts)
@@ -118,13 +127,31 @@ def _parser() -> argparse.ArgumentParser:
 def _add_dim(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dim",
-        type=int,
+        type=_integer(1),
         help="width of the rows in files of sok.Saver, which don't tell it",
     )
 
 
+def _integer(least: int) -> Callable[[str], int]:
+    """Reads an int64 of the command line that has a least value."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= tf.int64.max:
+            raise argparse.ArgumentTypeError(
+                f"must be an integer from {least} to {tf.int64.max}, got "
+                f"'{text}'"
+            )
+        return value
+
+    return parse
+
+
 def _inspect(args: argparse.Namespace) -> None:
-    contents = reading.read(args.path, args.dim)
+    contents = reading.read(args.source, args.dim)
     columns = [
         (table, name, column)
         for table in contents.tables
@@ -237,6 +264,11 @@ def _quoted(layer: str) -> str:
 
 
 def _convert(args: argparse.Namespace) -> None:
+    destination = paths.resolve(args.destination, "destination")
+    if args.to == "checkpoint":
+        paths.check_new_checkpoint(destination)
+    else:
+        convert.check_new_folder(destination)
     contents = reading.read(args.source, args.dim)
     if not contents.tables:
         raise ValueError(
@@ -261,12 +293,12 @@ def _convert(args: argparse.Namespace) -> None:
     left: list[str] = []
     with Progress(total) as progress:
         if args.to == "checkpoint":
-            convert.write_checkpoint(contents, args.destination, progress)
+            convert.write_checkpoint(contents, destination, progress)
         else:
             left = convert.write_sok(
-                contents, args.destination, args.to == "sok-saver", progress
+                contents, destination, args.to == "sok-saver", progress
             )
-    _report(contents, args.destination, left)
+    _report(contents, destination, left)
 
 
 def _layers(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle, saver
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
-from tfrs_embed.checkpoint.conversion import sok
+from tfrs_embed.checkpoint.conversion import paths, sok
 from tfrs_embed.checkpoint.conversion.contents import (
     Column,
     Contents,
@@ -142,10 +141,16 @@ def write_checkpoint(
         progress: called with numbers of bytes that were read.
 
     Raises:
-        ValueError: there is a checkpoint already.
+        ValueError: there is a checkpoint already, or a table's width is not
+            known.
     """
-    if tf.io.gfile.exists(f"{path}.index"):
-        raise ValueError(f"There is a checkpoint '{path}' already.")
+    paths.check_new_checkpoint(path)
+    for table in contents.tables:
+        if not table.shape[1]:
+            raise ValueError(
+                f"'{table.path}' has no rows, which would tell how wide they "
+                "are: say --dim."
+            )
     root = _Node()
     for table in contents.tables:
         inner = ("tables", table.name) if table.name else ("table",)
@@ -184,8 +189,7 @@ def write_sok(
     Raises:
         ValueError: there is something already.
     """
-    if os.path.exists(path):
-        raise ValueError(f"There is '{path}' already.")
+    check_new_folder(path)
     left = [f"the step of '{layer}'" for layer in contents.steps]
     with _temporary_beside(path) as folder:
         files = os.path.join(folder, "files")
@@ -205,16 +209,28 @@ def write_sok(
     return left
 
 
+def check_new_folder(path: str) -> None:
+    """Checks that a folder of SOK's files can be written to a path.
+
+    Raises:
+        ValueError: there is something already, or it is not local.
+    """
+    paths.check_local(path)
+    if os.path.exists(path):
+        raise ValueError(f"There is '{path}' already.")
+
+
 @contextlib.contextmanager
 def _temporary_beside(path: str) -> Iterator[str]:
     """A folder on the file system of a path, which is gone afterwards."""
-    parent = os.path.dirname(os.path.abspath(path))
-    os.makedirs(parent, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix=f".{os.path.basename(path)}-", dir=parent)
+    parent, name = os.path.split(path.rstrip("/"))
+    folder = os.path.join(parent, f".{name}-{uuid.uuid4().hex}")
+    tf.io.gfile.makedirs(folder)
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(tf.errors.OpError):
+            tf.io.gfile.rmtree(folder)
 
 
 def _parts(layer: str) -> Sequence[str]:

@@ -8,7 +8,7 @@ import os
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.conversion import own, sok, tfrs
+from tfrs_embed.checkpoint.conversion import own, paths, sok, tfrs
 from tfrs_embed.checkpoint.conversion.contents import Contents, Other
 from tfrs_embed.checkpoint.conversion.objects import (
     GRAPH,
@@ -31,7 +31,9 @@ def read(path: str, dim: int | None = None) -> Contents:
             together.
         tf.errors.OpError: it is damaged.
     """
+    path = paths.resolve(path, "source")
     if sok.is_folder(path):
+        paths.check_local(path)
         return sok.read(path, dim)
     if dim is not None:
         raise ValueError(
@@ -75,7 +77,13 @@ def _prefix(path: str) -> str:
             f"There is no checkpoint '{path}': neither '{path}.index' nor a "
             "folder."
         )
-    latest = tf.train.latest_checkpoint(path)
+    try:
+        latest = tf.train.latest_checkpoint(path)
+    except (ValueError, tf.errors.OpError) as error:
+        raise ValueError(
+            f"'{os.path.join(path, 'checkpoint')}' does not say which is the "
+            f"latest checkpoint there: {error}"
+        ) from error
     if latest is None:
         found = sorted(tf.io.gfile.glob(os.path.join(path, "*.index")))
         if len(found) != 1:

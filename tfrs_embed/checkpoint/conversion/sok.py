@@ -78,7 +78,10 @@ class _File:
 
     def all(self) -> np.ndarray:
         """The numbers."""
-        return np.fromfile(self.path, self.dtype, offset=self.offset)
+        try:
+            return np.fromfile(self.path, self.dtype, offset=self.offset)
+        except MemoryError as error:
+            raise MemoryError(f"'{self.path}': {error}") from error
 
     def mapped(self, rows: int) -> np.ndarray:
         """The numbers as [rows, dim], read where they are looked at."""
@@ -95,8 +98,8 @@ class _File:
 
 def is_folder(path: str) -> bool:
     """Whether a folder has SOK's files."""
-    return os.path.isdir(path) and any(
-        name.endswith((_KEYS_1, _KEYS_2)) for name in os.listdir(path)
+    return tf.io.gfile.isdir(path) and any(
+        name.endswith((_KEYS_1, _KEYS_2)) for name in tf.io.gfile.listdir(path)
     )
 
 
@@ -148,7 +151,7 @@ def read(folder: str, dim: int | None = None) -> Contents:
         else:
             continue
         taken |= {name, *files.values()}
-        tables.append(_table(variable, keys, columns))
+        tables.append(_table(variable, keys, columns, dim))
     others = [
         Other(name, (), "file", os.path.getsize(os.path.join(folder, name)))
         for name in names
@@ -226,7 +229,12 @@ def _check_dim(
             )
 
 
-def _table(variable: str, keys: _File, columns: Mapping[str, _File]) -> Table:
+def _table(
+    variable: str,
+    keys: _File,
+    columns: Mapping[str, _File],
+    dim: int | None,
+) -> Table:
     count = keys.count
     for file in columns.values():
         if file.dtype.kind != "f":
@@ -245,7 +253,7 @@ def _table(variable: str, keys: _File, columns: Mapping[str, _File]) -> Table:
         "",
         {
             name: Column(
-                (count, file.count // count if count else 0),
+                (count, file.count // count if count else dim or 0),
                 functools.partial(_rows, file, count, order),
             )
             for name, file in columns.items()
@@ -257,6 +265,13 @@ def _table(variable: str, keys: _File, columns: Mapping[str, _File]) -> Table:
 def _sort(keys: _File) -> tuple[np.ndarray, np.ndarray]:
     """The keys, ascending, and which of the file's they are."""
     values = keys.all()
+    try:
+        return _sorted(keys, values)
+    except MemoryError as error:
+        raise MemoryError(f"the keys in '{keys.path}': {error}") from error
+
+
+def _sorted(keys: _File, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if values.size and values.max() > np.iinfo(np.int64).max:
         raise ValueError(
             f"'{keys.path}' has the key {values.max()}, which is no int64."
