@@ -296,8 +296,10 @@ class EngineLayer(tf_keras.layers.Layer):
         if strategies.in_tpu_replica():
             self._engine.apply_gradients(residuals, gradients)
             return tf.zeros_like(trigger)
-        # What pass it is will only show when it runs.
-        scale = self._switch.value()
+        # What pass it is will only show when it runs. What sets the switch in
+        # a function's gradient goes before the gradients that come from there.
+        with tf.control_dependencies(gradients):
+            scale = self._switch.value()
 
         def update() -> tf.Tensor:
             finite = _unscale(gradients, scale)
