@@ -161,16 +161,19 @@ class Index:
         Raises:
             As `pieces` does.
         """
-        files, incomplete = set(), set()
+        ends: dict[str, int] = {}
         for _, entry in self.pieces(name):
-            files.add(entry.file)
+            end = entry.offset + entry.size
+            ends[entry.file] = max(end, ends.get(entry.file, 0))
+        incomplete = []
+        for file, end in sorted(ends.items()):
             try:
-                there = tf.io.gfile.stat(entry.file).length
+                there = tf.io.gfile.stat(file).length
             except tf.errors.NotFoundError:
                 there = -1
-            if there < entry.offset + entry.size:
-                incomplete.add(entry.file)
-        return sorted(files), sorted(incomplete)
+            if there < end:
+                incomplete.append(file)
+        return sorted(ends), incomplete
 
     def _checked_proto(
         self, key: bytes, value: bytes
