@@ -33,8 +33,12 @@ class Program:
     wrap: Callable[[Any], Any] = lambda function: function
 
     def __post_init__(self):
-        self.head = tf.Variable(np.linspace(-1, 1, DIM)[:, None], dtype=tf.float32)
-        self.other = tf.Variable(np.linspace(1, 2, DIM)[:, None], dtype=tf.float32)
+        self.head = tf.Variable(
+            np.linspace(-1, 1, DIM)[:, None], dtype=tf.float32
+        )
+        self.other = tf.Variable(
+            np.linspace(1, 2, DIM)[:, None], dtype=tf.float32
+        )
         self.second = tf_keras.optimizers.SGD(0.1)
         self.vectors = self.wrap(lambda ids: self.look_up(ids))
         self.predict = self.wrap(

@@ -200,18 +200,27 @@ _in_use: weakref.WeakSet[Switch] = weakref.WeakSet()
 _functions_scale = False
 
 
-def set_scale(scale: tf.Tensor) -> list[tf.Operation]:
+def set_scale(gradient: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """Sets the loss scale in a function's backward pass, until a pass ends.
 
     Args:
+        gradient: the gradient that the function's backward pass begins with.
         scale: a scalar float32.
 
     Returns:
-        What does so when the function runs.
+        The same gradient. What it reaches comes after the scale was set.
     """
     global _functions_scale
     _functions_scale = True
-    return [s.variable().assign(scale, read_value=False) for s in list(_all)]
+    for switch in list(_all):
+        variable = switch.variable()
+        assigned = variable.assign(scale, read_value=False)
+        with tf.control_dependencies([assigned]):
+            # TensorFlow's optimizer may give constants to functions without
+            # waiting for what was to come before them, so this is none.
+            one = variable.read_value() / scale
+        gradient *= tf.cast(one, gradient.dtype)
+    return gradient
 
 
 def graph() -> Any:

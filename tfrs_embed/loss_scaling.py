@@ -85,8 +85,7 @@ def _marked(loss: tf.Tensor, optimizer: Any) -> tf.Tensor:
             if _of_graph.setdefault(graph, optimizer) is not optimizer:
                 raise ValueError(_AMBIGUOUS)
             scale = tf.cast(optimizer.loss_scale, tf.float32)
-            with tf.control_dependencies(backward_passes.set_scale(scale)):
-                return tf.identity(gradient)
+            return backward_passes.set_scale(gradient, scale)
 
         return tf.identity(loss), backward
 

@@ -298,6 +298,7 @@ class EngineLayer(tf_keras.layers.Layer):
             return tf.zeros_like(trigger)
         # What pass it is will only show when it runs. What sets the switch in
         # a function's gradient goes before the gradients that come from there.
+        gradients = [tf.identity(g) for g in gradients]
         with tf.control_dependencies(gradients):
             scale = self._switch.value()
 
