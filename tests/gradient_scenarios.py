@@ -157,7 +157,9 @@ def stop_recording(p, ids, x):
 
 def gather_vectors(p, ids, x):
     with tf.GradientTape() as tape:
-        vectors = tf.gather(p.vectors(ids), [0, 2, 2, 1])
+        vectors = p.vectors(ids)
+        twice = tf.repeat(tf.range(tf.shape(vectors)[0]), 2)
+        vectors = tf.gather(vectors, twice)
         loss = tf.reduce_sum(tf.matmul(vectors, p.head) ** 2)
     p.apply(tape.gradient(loss, p.variables), p.variables)
 

@@ -50,6 +50,10 @@ def test_mirrored_engine(strategy):
     run(["test_mirrored_engine.py"], strategy, select)
 
 
+def test_gradients():
+    run(["test_gradients_on_replicas.py"], "mirrored:2")
+
+
 def test_distributed_embedding():
     run(["test_sharded_distributed.py"], "mirrored:2")
 

@@ -32,6 +32,10 @@ def test_ids_and_other_hardware():
     )
 
 
+def test_gradients():
+    run(["test_gradients_on_replicas.py"], "tpu:2x4")
+
+
 def test_keras():
     run(["test_tpu_keras.py", "test_tpu_distributed.py"], "tpu:2x2")
 
