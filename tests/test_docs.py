@@ -65,3 +65,13 @@ def test_the_page_on_checkpoints(tmp_path):
         exec(compile(block, str(page), "exec"), names)
     assert names["movies"].shape == (100, 8)
     assert len(blocks) == 3
+
+
+def test_the_page_on_gradients():
+    page = DOCS / "gradients.md"
+    names = {}
+    blocks = BLOCK.findall(page.read_text("utf-8"))
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), names)
+    assert int(names["layer"].step) == 3
+    assert len(blocks) == 6

@@ -245,7 +245,7 @@ def too_often(layer: str) -> RuntimeError:
         "backward pass, and would be twice. Ask for the layer's gradients "
         "once, of the sum of all losses; other gradients can be taken as often "
         "as wanted if the layer's variables are not among the sources. See "
-        "'Gradients' in the README."
+        "docs/gradients.md."
     )
 
 

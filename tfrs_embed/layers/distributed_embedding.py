@@ -98,7 +98,9 @@ class DistributedEmbedding(TableLayer):
             arrays of several lengths, or Python's lists.
         weights: None, or weights in the same nesting, each None or of the kind,
             shape, row lengths or indices of its ids. They get no gradient.
-        training: as in every Keras layer; it matters to pipelining only.
+        training: as in every Keras layer. True: the step may be pipelined.
+            False: tables that an engine holds are constants, which have no
+            gradient; docs/gradients.md is about these.
         partial: whether `inputs` may leave features out: keys of dicts, or
             None in place of entries of lists and tuples. So are their outputs.
             Tables without a feature in the call are neither read nor updated.
