@@ -2,14 +2,19 @@
 
 import collections
 import dataclasses
+import json
+import typing
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
+import tfrs_embed
 from tfrs_embed import FeatureConfig, PartialTPUEmbedding, TableConfig, configs
+from tfrs_embed.sparsecore.topology import Topology
 
+new = tf_keras.optimizers
 tpu = tf.tpu.experimental.embedding
 initializers = tf_keras.initializers
 Pair = collections.namedtuple("Pair", "first second")
@@ -66,6 +71,38 @@ def test_a_tables_sizes_may_be_numpy_integers():
     config = table(vocabulary_size=np.int64(7), embedding_dim=np.uint8(3))
     assert (config.vocabulary_size, config.embedding_dim) == (7, 3)
     assert type(config.vocabulary_size) is int
+
+
+def test_integers_may_be_numpys_and_are_stored_as_pythons():
+    layer = PartialTPUEmbedding(
+        [
+            feature(table=table(name="first", vocabulary_size=np.int32(10))),
+            tpu.FeatureConfig(
+                tpu.TableConfig(8, 2, name="other"),
+                max_sequence_length=3,
+            ),
+            feature(max_sequence_length=np.int8(2)),
+        ],
+        "sgd",
+        batch_size=np.int64(4),
+        size_threshold=np.int32(9),
+    )
+    engines = [t.engine for t in layer.placement.tables]
+    assert engines == ["one device", "Keras", "one device"]
+    config = json.loads(json.dumps(layer.get_config()))
+    assert config["size_threshold"] == 9
+    assert config["batch_size"] == 4
+    other = PartialTPUEmbedding.from_config(config)
+    assert other.get_config() == layer.get_config()
+    embedding = tfrs_embed.Embedding(np.int64(3), np.uint8(2))
+    json.dumps(embedding.get_config())
+    assert Topology.of((np.int64(2), np.int32(4))) == Topology.of((2, 4))
+
+
+@pytest.mark.parametrize("optimizer", ["zzz", new.RMSprop(), {"a": 1}, 0.1])
+def test_a_tables_optimizer_is_checked_at_once(optimizer):
+    with pytest.raises((TypeError, ValueError), match="Table 'user'"):
+        table(optimizer=optimizer)
 
 
 @pytest.mark.parametrize("combiner", ["max", "SUM", "", None, 1])
@@ -311,6 +348,36 @@ def test_weights_are_nested_as_the_config_is(nesting):
     assert_same_nesting(
         outputs, nest(lambda i: np.full([2, 1], i or 1, np.float32))
     )
+
+
+class Sides(typing.NamedTuple):
+    left: object
+    right: object
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_nesting_is_the_same_after_a_round_trip(as_json):
+    elsewhere = collections.namedtuple("Elsewhere", "a b")
+    elsewhere.__module__ = "a.module.that.is.not.here"
+    layer = make_layer(
+        {
+            ("pair", 0): Pair(feature(), feature()),
+            ("list", 0): [Sides((feature(),), feature())],
+            ("pair", 1): elsewhere(feature(), feature()),
+        }
+    )
+    config = layer.get_config()
+    if as_json:
+        config = json.loads(json.dumps(config))
+    other = PartialTPUEmbedding.from_config(config)
+    outputs = other(layer._spec.structure.pack([IDS] * 6))
+    assert list(outputs) == [("pair", 0), ("list", 0), ("pair", 1)]
+    assert type(outputs["pair", 0]) is Pair
+    [sides] = outputs["list", 0]
+    assert type(sides) is Sides
+    assert type(sides.left) is tuple
+    # Where it isn't, one of its name and fields.
+    tf.nest.assert_same_structure(outputs["pair", 1], elsewhere(0, 0))
 
 
 def test_keys_of_the_inputs_may_come_in_any_order():

@@ -1,5 +1,6 @@
 """What becomes a table optimizer, and that it trains as its original does."""
 
+import copy
 import itertools
 import json
 import math
@@ -186,6 +187,42 @@ def test_a_form_stored_as_json_becomes_the_same_rule_and_rate(form):
     optimizer = convert(stored, "Table 't'")
     assert optimizer.rule == rule
     assert optimizer.learning_rate == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: new.Adam(SCHEDULE), lambda: legacy.SGD(0.3, decay=0.5)]
+)
+@pytest.mark.parametrize("old_format", [False, True])
+def test_what_keras_serialized_is_taken_and_left_alone(make, old_format):
+    stored = tf_keras.optimizers.serialize(make(), old_format)
+    kept = copy.deepcopy(stored)
+    layer = make_layer(stored)
+    optimizer = layer.table_optimizers["t"]
+    expected = convert(make(), "Table 't'")
+    assert optimizer.rule == expected.rule
+    assert optimizer.learning_rate == pytest.approx(0.3)
+    config = json.loads(json.dumps(layer.get_config()))
+    again = tfrs_embed.PartialTPUEmbedding.from_config(config)
+    assert again.table_optimizers["t"].rule == expected.rule
+    assert stored == kept
+    table = tfrs_embed.TableConfig("t", 4, 3, optimizer=stored)
+    assert table.optimizer == kept
+
+
+@pytest.mark.parametrize("given", [{}, {"class_name": "Adam"}, {"config": {}}])
+def test_another_dict_is_an_error_that_shows_its_keys(given):
+    with pytest.raises(ValueError, match=r"Embedding.*serialize") as e:
+        make_layer(given)
+    assert str(list(given)) in str(e.value)
+
+
+def test_from_config_leaves_a_schedule_in_its_argument_alone():
+    config = make_layer(
+        tpu.SGD(SCHEDULE), table_optimizer=new.Adam(SCHEDULE)
+    ).get_config()
+    kept = copy.deepcopy(config)
+    tfrs_embed.PartialTPUEmbedding.from_config(config)
+    assert config == kept
 
 
 # What a Keras optimizer does to a table is what it does to a variable.

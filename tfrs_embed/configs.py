@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from tfrs_embed import optimizer_conversion
 from tfrs_embed.arguments import named_fields
 from tfrs_embed.structure import Structure
 from tfrs_embed.types import Combiner, Optimizer, TablePlace
@@ -100,6 +101,7 @@ class TableConfig:
             initializer = tf_keras.initializers.get(initializer)
             object.__setattr__(self, "initializer", initializer)
         _check_initializer(initializer, where)
+        optimizer_conversion.check(self.optimizer, where)
 
 
 @named_fields
@@ -155,12 +157,8 @@ class FeatureConfig:
         for field in ("input_shape", "output_shape"):
             shape = _as_shape(getattr(self, field), where, field)
             object.__setattr__(self, field, shape)
-        length = self.max_sequence_length
-        if not _is_int(length) or length < 0:
-            raise ValueError(
-                f"{where}: max_sequence_length must be an integer >= 0, got "
-                f"{length!r}."
-            )
+        length = _sequence_length(self.max_sequence_length, where)
+        object.__setattr__(self, "max_sequence_length", length)
         dim = _table_dim(self.table)
         if self.output_shape is not None and (
             len(self.output_shape) < 2 or self.output_shape[-1] != dim
@@ -367,7 +365,7 @@ def _feature_spec(config: Any, name: str, table: TableSpec) -> FeatureSpec:
                 f"Feature '{name}': output_shape must have a batch dimension, "
                 "got []."
             )
-    length = config.max_sequence_length
+    length = _sequence_length(config.max_sequence_length, f"Feature '{name}'")
     if (
         length
         and output_shape is not None
@@ -385,22 +383,33 @@ def _table_dim(table: Any) -> int:
     return table.embedding_dim if isinstance(table, TableConfig) else table.dim
 
 
-def _is_int(value: Any) -> bool:
+def as_int(value: Any) -> int | None:
+    """Returns an integer of any type, also NumPy's, as Python's; else None."""
     if isinstance(value, bool):
-        return False
+        return None
     try:
-        operator.index(value)
+        return operator.index(value)
     except TypeError:
-        return False
-    return True
+        return None
 
 
 def _positive_int(value: Any, where: str, field: str) -> int:
-    if not _is_int(value) or value < 1:
+    number = as_int(value)
+    if number is None or number < 1:
         raise ValueError(
             f"{where}: {field} must be an integer >= 1, got {value!r}."
         )
-    return operator.index(value)
+    return number
+
+
+def _sequence_length(value: Any, where: str) -> int:
+    number = as_int(value)
+    if number is None or number < 0:
+        raise ValueError(
+            f"{where}: max_sequence_length must be an integer >= 0, got "
+            f"{value!r}."
+        )
+    return number
 
 
 def _check_choice(
@@ -450,10 +459,11 @@ def _as_shape(
         dims = tuple(shape)
     except TypeError:
         dims = (shape,)
-    for dim in dims:
-        if dim is not None and (not _is_int(dim) or dim < 1):
+    numbers = tuple(None if d is None else as_int(d) for d in dims)
+    for dim, number in zip(dims, numbers, strict=True):
+        if dim is not None and (number is None or number < 1):
             raise ValueError(
                 f"{where}: {field} must hold positive integers or None, got "
                 f"{shape!r}."
             )
-    return tuple(None if d is None else operator.index(d) for d in dims)
+    return numbers

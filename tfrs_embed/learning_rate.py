@@ -60,17 +60,7 @@ class LearningRate:
             return cls(value, given=lambda: value)
         if callable(value):
             return cls(lambda step: call(value), given=lambda: value)
-        if isinstance(value, tf.Tensor) and tf.executing_eagerly():
-            value = value.numpy()
-        number = np.asarray(value)
-        is_number = isinstance(value, (numbers.Real, np.ndarray, np.generic))
-        if not is_number or isinstance(value, bool) or number.ndim:
-            raise TypeError(
-                f"{where}: learning_rate must be a number, a variable, a Keras "
-                f"LearningRateSchedule or a callable, got {value!r}."
-            )
-        rate = float(value)
-        check_rate(rate, where)
+        rate = _number(value, where)
         with tf.init_scope():
             # The class itself: a strategy's variable would be made by all
             # workers together, and wait where one makes other layers.
@@ -144,6 +134,29 @@ def is_schedule(value: Any) -> bool:
     return any(
         c.__name__ == "LearningRateSchedule" for c in type(value).__mro__
     )
+
+
+def check_given(value: Any, where: str) -> None:
+    """Raises what `LearningRate.of` would, and makes no variable."""
+    # A schedule is a callable.
+    if not isinstance(value, tf.Variable) and not callable(value):
+        _number(value, where)
+
+
+def _number(value: Any, where: str) -> float:
+    """A rate that is given as a number, checked."""
+    if isinstance(value, tf.Tensor) and tf.executing_eagerly():
+        value = value.numpy()
+    number = np.asarray(value)
+    is_number = isinstance(value, (numbers.Real, np.ndarray, np.generic))
+    if not is_number or isinstance(value, bool) or number.ndim:
+        raise TypeError(
+            f"{where}: learning_rate must be a number, a variable, a Keras "
+            f"LearningRateSchedule or a callable, got {value!r}."
+        )
+    rate = float(value)
+    check_rate(rate, where)
+    return rate
 
 
 def check_rate(rate: float, where: str) -> None:

@@ -6,6 +6,8 @@ was asked for is left out.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +19,7 @@ import tf_keras
 from tfrs_embed.learning_rate import (
     LearningRate,
     call,
+    check_given,
     check_rate,
     is_schedule,
 )
@@ -41,7 +44,7 @@ def convert(optimizer: Any, where: str) -> TableOptimizer | None:
             (the `tf.tpu.experimental.embedding` optimizer with its defaults);
             such an object; a `tf_keras` SGD, Adagrad, Adam or Ftrl, new or
             legacy, possibly wrapped in a LossScaleOptimizer; or a dict as
-            `serialize` makes it.
+            `serialize`, or `tf_keras.optimizers.serialize`, makes it.
         where: what the optimizer is for, in error messages: "Table 'user'".
 
     Returns:
@@ -54,14 +57,44 @@ def convert(optimizer: Any, where: str) -> TableOptimizer | None:
     """
     if optimizer is None or isinstance(optimizer, TableOptimizer):
         return optimizer
+    found = _find(optimizer, where)
+    return TableOptimizer(found.rule, found.rate(), found.source)
+
+
+def check(optimizer: Any, where: str) -> None:
+    """Raises what `convert` would, and makes no variables.
+
+    Args:
+        optimizer: see `convert`.
+        where: see `convert`.
+
+    Raises:
+        ValueError: see `convert`. The rate of a Keras optimizer is read when it
+            is converted.
+        TypeError: see `convert`.
+    """
+    if optimizer is not None and not isinstance(optimizer, TableOptimizer):
+        _find(optimizer, where)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What an optimizer is as a table's; making its rate makes variables."""
+
+    rule: UpdateRule
+    rate: Callable[[], LearningRate]
+    source: Any
+
+
+def _find(optimizer: Any, where: str) -> _Found:
     if isinstance(optimizer, Mapping):
-        return convert(deserialize(optimizer), where)
+        return _find(_from_mapping(optimizer, where), where)
     if isinstance(optimizer, str):
         return _from_tpu(_by_name(optimizer, where), where, optimizer)
     if type(optimizer) in _TPU_RULES:
         return _from_tpu(optimizer, where, optimizer)
     if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
-        return convert(optimizer.inner_optimizer, where)
+        return _find(optimizer.inner_optimizer, where)
     if isinstance(optimizer, type):
         raise TypeError(
             f"{where}: the optimizer must be an instance, got the class "
@@ -151,7 +184,7 @@ _TPU_NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _from_tpu(optimizer: Any, where: str, source: Any) -> TableOptimizer:
+def _from_tpu(optimizer: Any, where: str, source: Any) -> _Found:
     where = f"{where}: {type(optimizer).__name__}"
     for setting, neutral in _TPU_NEUTRAL.items():
         value = getattr(optimizer, setting, neutral[0])
@@ -165,8 +198,12 @@ def _from_tpu(optimizer: Any, where: str, source: Any) -> TableOptimizer:
         optimizer, _tpu.SGD
     ):
         _refuse(where, "use_gradient_accumulation", False)
-    rate = LearningRate.of(optimizer.learning_rate, where)
-    return TableOptimizer(_TPU_RULES[type(optimizer)](optimizer), rate, source)
+    check_given(optimizer.learning_rate, where)
+    return _Found(
+        _TPU_RULES[type(optimizer)](optimizer),
+        lambda: LearningRate.of(optimizer.learning_rate, where),
+        source,
+    )
 
 
 _KERAS_RULES = ("SGD", "Adagrad", "Adam", "Ftrl")
@@ -196,7 +233,7 @@ def _keras_classes(kind: str) -> tuple[type, ...]:
     )
 
 
-def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
+def _from_keras(optimizer: Any, kind: str, where: str) -> _Found:
     where = f"{where}: Keras {kind}"
     legacy = isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
     config = optimizer.get_config()
@@ -214,12 +251,14 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
     def setting(name: str) -> float:
         return float(config[name])
 
-    rate = _keras_rate(optimizer, legacy, where)
+    factors = []
     decay = float(config.get("decay") or 0.0)
     if decay:
-        rate = rate.times(
-            lambda step: 1.0 / (1.0 + decay * tf.cast(step, tf.float32)),
-            f"1 / (1 + {decay} step)",
+        factors.append(
+            (
+                lambda step: 1.0 / (1.0 + decay * tf.cast(step, tf.float32)),
+                f"1 / (1 + {decay} step)",
+            )
         )
     rule: UpdateRule
     if kind == "SGD":
@@ -240,7 +279,7 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
             epsilon=setting("epsilon"),
             sum_inside_sqrt=False,
         )
-        rate = rate.times(rule.bias_correction, "Adam's bias correction")
+        factors.append((rule.bias_correction, "Adam's bias correction"))
     else:
         rule = FTRL(
             learning_rate_power=setting("learning_rate_power"),
@@ -249,7 +288,14 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
             beta=setting("beta"),
             initial_accumulator_value=setting("initial_accumulator_value"),
         )
-    return TableOptimizer(rule, rate, optimizer)
+
+    def rate() -> LearningRate:
+        made = _keras_rate(optimizer, legacy, where)
+        for factor, formula in factors:
+            made = made.times(factor, formula)
+        return made
+
+    return _Found(rule, rate, optimizer)
 
 
 def _adagrad_start(
@@ -309,7 +355,7 @@ def serialize(optimizer: Any) -> Any:
             be stored.
     """
     if optimizer is None or isinstance(optimizer, (str, Mapping)):
-        return optimizer
+        return copy.deepcopy(optimizer)
     if type(optimizer) not in _TPU_RULES:
         return {
             "kind": "keras",
@@ -339,15 +385,19 @@ def serialize(optimizer: Any) -> Any:
 
 
 def deserialize(config: Any) -> Any:
-    """Returns the optimizer that `serialize` stored."""
+    """Returns the optimizer that `serialize`, or Keras's, stored."""
     if not isinstance(config, Mapping):
         return config
+    # Keras writes into what it reads.
+    config = copy.deepcopy(dict(config))
+    if "kind" not in config:
+        return tf_keras.optimizers.deserialize(config)
     if config["kind"] == "keras":
-        return tf_keras.optimizers.deserialize(dict(config["config"]))
-    arguments = dict(config["config"])
+        return tf_keras.optimizers.deserialize(config["config"])
+    arguments = config["config"]
     if isinstance(arguments["learning_rate"], Mapping):
         arguments["learning_rate"] = tf_keras.optimizers.schedules.deserialize(
-            dict(arguments["learning_rate"])
+            arguments["learning_rate"]
         )
     kinds = {kind.__name__: kind for kind in _TPU_RULES}
     return kinds[config["class_name"]](**arguments)
@@ -375,6 +425,17 @@ _TPU_ARGUMENTS = (
     "multiply_linear_by_learning_rate",
     "allow_zero_accumulator",
 )
+
+
+def _from_mapping(config: Mapping[str, Any], where: str) -> Any:
+    """The optimizer that a dict of a user's says."""
+    if not {"kind", "class_name"} & set(config) or "config" not in config:
+        raise ValueError(
+            f"{where}: a dict for an optimizer must be what "
+            "tf_keras.optimizers.serialize returns, with the keys 'class_name' "
+            f"and 'config', got the keys {list(config)}."
+        )
+    return deserialize(config)
 
 
 def _refuse(where: str, setting: str, value: Any) -> None:

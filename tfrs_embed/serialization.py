@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -131,7 +133,7 @@ def _feature_to_config(feature: FeatureSpec, table: int) -> dict[str, Any]:
     config = {
         "name": source.name,
         "table": table,
-        "max_sequence_length": source.max_sequence_length,
+        "max_sequence_length": feature.max_sequence_length,
     }
     if isinstance(source, FeatureConfig):
         return {
@@ -163,8 +165,18 @@ def _encode(template: Any) -> Any:
         return {
             "dict": [[key, _encode(node)] for key, node in template.items()]
         }
-    kind = "tuple" if isinstance(template, tuple) else "list"
-    return {kind: [_encode(node) for node in template]}
+    nodes = [_encode(node) for node in template]
+    if hasattr(template, "_fields"):
+        kind = type(template)
+        return {
+            "namedtuple": {
+                "module": kind.__module__,
+                "name": kind.__qualname__,
+                "fields": list(kind._fields),
+                "nodes": nodes,
+            }
+        }
+    return {"tuple" if isinstance(template, tuple) else "list": nodes}
 
 
 def _decode(config: Any, leaves: list[Any]) -> Any:
@@ -172,6 +184,30 @@ def _decode(config: Any, leaves: list[Any]) -> Any:
         return leaves[config]
     [(kind, nodes)] = config.items()
     if kind == "dict":
-        return {key: _decode(node, leaves) for key, node in nodes}
+        return {_key(key): _decode(node, leaves) for key, node in nodes}
+    if kind == "namedtuple":
+        children = [_decode(node, leaves) for node in nodes["nodes"]]
+        return _named_tuple(nodes)(*children)
     children = [_decode(node, leaves) for node in nodes]
     return tuple(children) if kind == "tuple" else children
+
+
+def _key(key: Any) -> Any:
+    """A dict's key; a list is what JSON made of a tuple."""
+    return tuple(map(_key, key)) if isinstance(key, list) else key
+
+
+def _named_tuple(config: Mapping[str, Any]) -> Any:
+    """The class of a named tuple that was stored.
+
+    A file doesn't import modules. Where the class's own isn't there, TensorFlow
+    takes one of the same name and fields for the same.
+    """
+    found: Any = sys.modules.get(config["module"])
+    for name in config["name"].split("."):
+        found = getattr(found, name, None)
+    fields = tuple(config["fields"])
+    if isinstance(found, type) and getattr(found, "_fields", None) == fields:
+        return found
+    name = config["name"].rpartition(".")[2]
+    return collections.namedtuple(name, fields, rename=True)

@@ -167,7 +167,7 @@ class DistributedEmbedding(TableLayer):
             features=tuple(_combined(f, replicas) for f in spec.features),
         )
         routes = placement.route_to_engines(
-            spec, size_threshold, self._strategy, embedding_feature
+            spec, settings.size_threshold, self._strategy, embedding_feature
         )
         self._place(
             spec, routes, settings, stacking=Stacking.of(table_stacking)

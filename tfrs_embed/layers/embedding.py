@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -9,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from tfrs_embed.arguments import named
-from tfrs_embed.configs import COMBINERS, FeatureSpec, TableSpec
+from tfrs_embed.configs import COMBINERS, FeatureSpec, TableSpec, as_int
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.bags import to_bags
@@ -181,6 +182,7 @@ class Embedding(Layer):
 
     Raises:
         ValueError: a dimension that is not positive, or an unknown combiner.
+        TypeError: a dimension that is no integer.
     """
 
     @named
@@ -196,6 +198,10 @@ class Embedding(Layer):
         combiner: Combiner | None = None,
         **kwargs: Unpack[KerasArguments],
     ) -> None:
+        for dim, name in ((input_dim, "input_dim"), (output_dim, "output_dim")):
+            if as_int(dim) is None:
+                raise TypeError(f"{name} must be an integer, got {dim!r}.")
+        input_dim, output_dim = map(operator.index, (input_dim, output_dim))
         if input_dim <= 0 or output_dim <= 0:
             raise ValueError(
                 "Both input_dim and output_dim should be positive, got "

@@ -126,7 +126,7 @@ class PartialTPUEmbedding(TableLayer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        check_integer(batch_size, "batch_size", minimum=1)
+        batch_size = check_integer(batch_size, "batch_size", minimum=1)
         settings = Settings(
             optimizer,
             bool(pipeline_execution_with_tensor_core),
@@ -137,7 +137,7 @@ class PartialTPUEmbedding(TableLayer):
         )
         spec = configs.parse(feature_config)
         routes = placement.route(
-            spec, size_threshold, self._strategy, embedding_feature
+            spec, settings.size_threshold, self._strategy, embedding_feature
         )
         self._place(spec, routes, settings, batch_size)
 

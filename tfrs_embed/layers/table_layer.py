@@ -17,7 +17,12 @@ from tfrs_embed import (
     strategies,
 )
 from tfrs_embed.checkpoint.names import in_saved_model
-from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, TableSpec
+from tfrs_embed.configs import (
+    EmbeddingSpec,
+    FeatureSpec,
+    TableSpec,
+    as_int,
+)
 from tfrs_embed.distribution import handshake
 from tfrs_embed.engines.combined import CombinedEngine
 from tfrs_embed.engines.engine import Engine, Tables, TableState
@@ -73,7 +78,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        check_integer(self.size_threshold, "size_threshold")
+        threshold = check_integer(self.size_threshold, "size_threshold")
+        object.__setattr__(self, "size_threshold", threshold)
         if self.invalid_ids not in INVALID_IDS:
             raise ValueError(
                 f"invalid_ids must be one of {list(INVALID_IDS)}, got "
@@ -714,7 +720,9 @@ def _rows_of(name: str, value: Any) -> tf.Tensor:
         return tf.cast(rows, tf.float32)
 
 
-def check_integer(value: Any, name: str, minimum: int | None = None) -> None:
+def check_integer(
+    value: Any, name: str, minimum: int | None = None
+) -> int | None:
     """Checks an argument that is an integer or None.
 
     Args:
@@ -722,16 +730,21 @@ def check_integer(value: Any, name: str, minimum: int | None = None) -> None:
         name: its name.
         minimum: its least value, or None.
 
+    Returns:
+        The argument as Python's integer, or None.
+
     Raises:
         TypeError: it is something else.
         ValueError: it is below the minimum.
     """
     if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    number = as_int(value)
+    if number is None:
         raise TypeError(f"{name} must be an integer or None, got {value!r}.")
-    if minimum is not None and value < minimum:
-        raise ValueError(f"{name} must be >= {minimum}, got {value}.")
+    if minimum is not None and number < minimum:
+        raise ValueError(f"{name} must be >= {minimum}, got {number}.")
+    return number
 
 
 def _convert_optimizers(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
+
+from tfrs_embed.configs import as_int
 
 #: SparseCores of a chip, and TensorCores that its name counts, by generation.
 _GENERATIONS = {"v5p": (4, 2), "v6e": (2, 1)}
@@ -61,12 +64,12 @@ class Topology:
                     f"(chips, sparse_cores_per_chip); got {topology!r}."
                 ) from None
             name = f"{chips} chips x {sparse_cores} SparseCores"
-        for number in (chips, sparse_cores):
-            if isinstance(number, bool) or not isinstance(number, int):
-                raise TypeError(
-                    f"Topology {topology!r}: chips and SparseCores per chip "
-                    "must be integers."
-                )
+        if as_int(chips) is None or as_int(sparse_cores) is None:
+            raise TypeError(
+                f"Topology {topology!r}: chips and SparseCores per chip must "
+                "be integers."
+            )
+        chips, sparse_cores = map(operator.index, (chips, sparse_cores))
         if chips < 1 or chips & (chips - 1):
             raise ValueError(
                 f"Topology {topology!r}: {chips} chips; tables are sharded "
