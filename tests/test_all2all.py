@@ -581,6 +581,16 @@ def test_checkpoint(tmp_path, built, hashed):
     status.assert_existing_objects_matched()
 
 
+def test_a_checkpoint_without_keys(tmp_path):
+    layer = make(optimizer="adagrad")
+    layer.build(None)
+    path = checkpoint(layer, tmp_path)
+    other = trained(optimizer="adagrad")
+    tf.train.Checkpoint(layer=other).restore(path)
+    assert other.size == 0
+    assert_same(state(other), state(layer))
+
+
 def test_new_keys_after_restoring_begin_with_initial_rows(tmp_path):
     layer = make(optimizer="adagrad")
     keys = tf.zeros([1, SLOTS, NNZ], tf.int64)

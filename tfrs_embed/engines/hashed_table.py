@@ -38,6 +38,7 @@ class HashedTable(TableState):
 
     Args:
         spec: the table.
+        optimizer: what trains it; None: nothing.
     """
 
     def expose(self, rows: KeyedRows, strategy: tf.distribute.Strategy) -> None:
@@ -354,9 +355,11 @@ class KeyedRows:
         writer, sizes = session.writer(self._replicas), self.sizes()
         row = [] if name == KEYS else [self._dim]
         shape = [sum(sizes), *row]
-        if shape[0] == 0 and self._replicas.worker == 0:
-            dtype = tf.int64 if name == KEYS else tf.float32
-            writer.add(key, tf.zeros(shape, dtype))
+        if shape[0] == 0:
+            if self._replicas.worker == 0:
+                dtype = tf.int64 if name == KEYS else tf.float32
+                writer.add(key, tf.zeros(shape, dtype))
+            return
         for i, rank in enumerate(self._replicas.ranks):
             first = sum(sizes[:rank])
             if name == KEYS:
