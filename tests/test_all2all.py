@@ -561,6 +561,8 @@ def test_checkpoint(tmp_path, built, hashed):
         for name in reader.get_variable_to_shape_map()
         if name.startswith("layer/")
     }
+    rate = stored.pop("table/learning_rate")
+    assert rate == np.float32(layer.table_optimizer.learning_rate)
     if hashed:  # In the order of the rows, of one shard after the other.
         order = np.argsort(stored["table/keys"])
         for name in set(stored) - {"step"}:

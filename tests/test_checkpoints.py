@@ -8,6 +8,7 @@ import tf_keras
 import tfrs_embed
 from tfrs_embed import checkpoint
 from tfrs_embed.checkpoint import bundle
+from tfrs_embed.engines import engine
 
 tpu = tf.tpu.experimental.embedding
 ROWS, DIM = 50, 6
@@ -353,3 +354,150 @@ def test_what_cannot_hold_a_tables_values_is_refused(
     with pytest.raises(ValueError, match=message):
         restore(objects, path)
     np.testing.assert_array_equal(accumulators, tf.ones([ROWS, DIM]))
+
+
+# Learning rates.
+
+RATES = {
+    "name": lambda: "adagrad",
+    "tensorflow": lambda: tpu.Adam(0.5),
+    "keras": lambda: tf_keras.optimizers.Adam(0.5),
+    "legacy": lambda: tf_keras.optimizers.legacy.SGD(0.5),
+    "variable": lambda: tpu.SGD(tf.Variable(0.5)),
+}
+
+
+def make_of(optimizer, own=None):
+    """A layer of the tables "a", with its own optimizer, and "b"."""
+    tables = [
+        tfrs_embed.TableConfig("a", 5, 2, optimizer=own),
+        tfrs_embed.TableConfig("b", 5, 2),
+    ]
+    return tfrs_embed.PartialTPUEmbedding(
+        [tfrs_embed.FeatureConfig(t.name, t) for t in tables],
+        optimizer,
+        size_threshold=0,
+    )
+
+
+def rates(layer):
+    return {
+        name: round(optimizer.learning_rate, 6)
+        for name, optimizer in layer.table_optimizers.items()
+    }
+
+
+@pytest.mark.parametrize("form", RATES)
+@pytest.mark.parametrize("built", [False, True])
+def test_an_assigned_rate_is_restored(tmp_path, form, built):
+    layer = make_of(RATES[form](), own="sgd")
+    layer.build(None)
+    layer.table_optimizers["a"].learning_rate = 0.25
+    layer.table_optimizers["b"].learning_rate = 0.125
+    path = save(layer, tmp_path)
+    other = make_of(RATES[form](), own="sgd")
+    if built:
+        other.build(None)
+    status = restore(other, path)
+    other.build(None)
+    status.assert_consumed()
+    assert rates(other) == {"a": 0.25, "b": 0.125}
+
+
+def test_an_assigned_rate_is_restored_by_an_all_to_all_layer(tmp_path):
+    def make_all_to_all():
+        return tfrs_embed.All2AllDenseEmbedding(8, 2, 1, 1, optimizer="sgd")
+
+    layer = make_all_to_all()
+    layer.build((None, 1, 1))
+    layer.table_optimizer.learning_rate = 0.25
+    path = save(layer, tmp_path)
+    other = make_all_to_all()
+    restore(other, path)
+    assert other.table_optimizer.learning_rate == 0.25
+
+
+def test_a_checkpoint_without_rates_leaves_them_as_they_are(tmp_path):
+    schedule = tf_keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
+    scheduled = make_of(tpu.Adagrad(schedule))
+    scheduled.build(None)
+    path = save(scheduled, tmp_path)
+    keys = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    assert not any("learning_rate" in key for key in keys)
+    layer = make_of(tpu.Adagrad(0.25))
+    layer.build(None)
+    restore(layer, path).assert_existing_objects_matched().assert_consumed()
+    assert rates(layer) == {"a": 0.25, "b": 0.25}
+    # And the other way round.
+    path = save(layer, tmp_path)
+    restore(scheduled, path).assert_existing_objects_matched()
+    assert rates(scheduled) == {"a": 0.5, "b": 0.5}
+
+
+def test_a_checkpoint_of_before_there_were_rates_is_restored(
+    tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.TableState, "_trackable_children", no_rates)
+        layer = make_of("adagrad")
+        layer.build(None)
+        path = save(layer, tmp_path)
+    graph = tf.train.load_checkpoint(path).get_tensor(
+        "_CHECKPOINTABLE_OBJECT_GRAPH"
+    )
+    assert b"accumulators" in graph and b"learning_rate" not in graph
+    other = make_of(tpu.Adagrad(0.25))
+    other.build(None)
+    status = restore(other, path)
+    status.assert_existing_objects_matched().assert_consumed()
+    assert rates(other) == {"a": 0.25, "b": 0.25}
+    np.testing.assert_array_equal(
+        other.embedding_tables["a"], layer.embedding_tables["a"]
+    )
+
+
+def no_rates(state, save_type="checkpoint", **kwargs):
+    children = tf.__internal__.tracking.Trackable._trackable_children(
+        state, save_type, **kwargs
+    )
+    return {k: v for k, v in children.items() if k != "learning_rate"}
+
+
+def test_a_rate_is_restored_into_a_plain_variable(tmp_path):
+    layer = make_of(tpu.SGD(0.25))
+    layer.build(None)
+    table = tf.train.Checkpoint(learning_rate=tf.Variable(0.0))
+    objects = tf.train.Checkpoint(tables=tf.train.Checkpoint(a=table))
+    restore(objects, save(layer, tmp_path))
+    assert table.learning_rate.numpy() == 0.25
+
+
+def test_rates_that_one_optimizer_cannot_have_are_an_error(tmp_path):
+    layer = make_of(tpu.SGD(0.5), own=tpu.SGD(0.25))
+    layer.build(None)
+    path = save(layer, tmp_path)
+    other = make_of("sgd")
+    other.build(None)
+    before = other.embedding_tables["a"].numpy(), rates(other)
+    with pytest.raises(ValueError, match=r"share one.*0\.25.*0\.5"):
+        restore(other, path)
+    np.testing.assert_array_equal(other.embedding_tables["a"], before[0])
+    assert rates(other) == before[1]
+
+
+def test_a_rate_is_saved_asynchronously(tmp_path):
+    layer = make_of("sgd")
+    layer.build(None)
+    options = tf.train.CheckpointOptions(
+        experimental_enable_async_checkpoint=True
+    )
+    saver = tf.train.Checkpoint(layer=layer)
+    paths = []
+    for rate in (0.5, 0.25, 0.125):
+        layer.table_optimizers["a"].learning_rate = rate
+        paths.append(saver.save(str(tmp_path / "checkpoint"), options))
+    saver.sync()
+    for path, rate in zip(paths, (0.5, 0.25, 0.125), strict=True):
+        other = make_of("sgd")
+        restore(other, path)
+        assert rates(other) == {"a": rate, "b": rate}

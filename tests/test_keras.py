@@ -440,6 +440,7 @@ def test_checkpoint_restores_whatever_the_threshold(tmp_path, built, threshold):
             "step",
             "tables/big/parameters",
             "tables/big/accumulators",
+            "tables/big/learning_rate",
             "tables/small/parameters",
             "tables/tiny/parameters",
         )

@@ -724,3 +724,57 @@ def test_without_a_layers_optimizer_a_tables_own_still_trains_it():
     layer = two_tables(None, own=tpu.SGD(0.25))
     assert list(layer.table_optimizers) == ["a"]
     assert train_two(layer) == [-0.25, 0.0]
+
+
+# Assigned rates in a stored config.
+
+
+@pytest.mark.parametrize("form", [f for f in ASSIGNABLE if f != "variable"])
+@pytest.mark.parametrize("own", [False, True], ids=["layer's", "table's"])
+def test_an_assigned_rate_is_part_of_the_config(form, own):
+    given = ASSIGNABLE[form]()
+    layer = two_tables("sgd" if own else given, own=given if own else None)
+    kept = layer.get_config()
+    layer.table_optimizers["a"].learning_rate = 0.0625
+    config = json.loads(json.dumps(layer.get_config()))
+    other = tfrs_embed.PartialTPUEmbedding.from_config(config)
+    assert other.table_optimizers["a"].learning_rate == 0.0625
+    assert other.table_optimizers["b"].learning_rate == pytest.approx(
+        0.01 if own else 0.0625
+    )
+    assert other.get_config() == config
+    # Of one whose rate is what it was.
+    again = tfrs_embed.PartialTPUEmbedding.from_config(kept)
+    assert again.get_config() == kept
+
+
+def test_equal_names_keep_rates_of_their_own_in_a_config():
+    tables = [
+        tfrs_embed.TableConfig(name, 2, 1, optimizer="sgd") for name in "abc"
+    ]
+    layer = tfrs_embed.PartialTPUEmbedding(
+        [tfrs_embed.FeatureConfig(t.name, t) for t in tables],
+        None,
+        size_threshold=0,
+    )
+    layer.table_optimizers["b"].learning_rate = 0.5
+    other = tfrs_embed.PartialTPUEmbedding.from_config(layer.get_config())
+    rates = [o.learning_rate for o in other.table_optimizers.values()]
+    assert rates == pytest.approx([0.01, 0.5, 0.01])
+
+
+@pytest.mark.parametrize("suffix", ["keras", "h5", "tf"])
+def test_a_saved_model_has_the_assigned_rate(tmp_path, suffix):
+    model = tf_keras.Sequential(
+        [
+            tf_keras.Input((), dtype="int64"),
+            make_layer("adagrad", name="table"),
+        ]
+    )
+    optimizer = model.get_layer("table").table_optimizers["t"]
+    optimizer.learning_rate = 0.0625
+    path = str(tmp_path / f"model.{suffix}")
+    model.save(path, save_format=suffix)
+    other = tf_keras.models.load_model(path).get_layer("table")
+    assert other.table_optimizers["t"].learning_rate == 0.0625
+    train(other, tf.constant([0]), tf.ones([1, 3]))

@@ -341,11 +341,13 @@ def _keras_rate(optimizer: Any, legacy: bool, where: str) -> LearningRate:
     return rate
 
 
-def serialize(optimizer: Any) -> Any:
+def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
     """Returns what `get_config` stores for an optimizer a user gave.
 
     Args:
         optimizer: None, a name, or an object that `convert` accepts.
+        trained_by: what became of it; its learning rate is stored if another
+            has been assigned to it.
 
     Returns:
         A JSON-able value that `deserialize` turns into an equal object.
@@ -354,8 +356,17 @@ def serialize(optimizer: Any) -> Any:
         ValueError: the learning rate is a callable or a variable, which can't
             be stored.
     """
-    if optimizer is None or isinstance(optimizer, (str, Mapping)):
-        return copy.deepcopy(optimizer)
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, Mapping):
+        if trained_by is None:
+            return copy.deepcopy(optimizer)
+        optimizer = trained_by.source  # The object that was made of it.
+    if isinstance(optimizer, str):
+        made = _by_name(optimizer, "optimizer")
+        if _assigned_rate(made, trained_by) is None:
+            return optimizer
+        optimizer = made
     if type(optimizer) not in _TPU_RULES:
         return {
             "kind": "keras",
@@ -377,11 +388,31 @@ def serialize(optimizer: Any) -> Any:
             f"{type(rate).__name__}, which can't be stored in a config; use a "
             "number or a Keras LearningRateSchedule."
         )
+    else:
+        assigned = _assigned_rate(optimizer, trained_by)
+        arguments["learning_rate"] = rate if assigned is None else assigned
     return {
         "kind": "tpu",
         "class_name": type(optimizer).__name__,
         "config": arguments,
     }
+
+
+def _assigned_rate(
+    optimizer: Any, trained_by: TableOptimizer | None
+) -> float | None:
+    """The rate in place of the number that was given; None: still that.
+
+    Args:
+        optimizer: TensorFlow's, as it was given.
+        trained_by: what became of it.
+    """
+    if trained_by is None:
+        return None
+    with tf.init_scope():
+        rate = trained_by.learning_rate
+    # It is kept in float32.
+    return None if rate == np.float32(optimizer.learning_rate) else rate
 
 
 def deserialize(config: Any) -> Any:

@@ -19,15 +19,20 @@ from tfrs_embed.configs import (
     TableConfig,
     TableSpec,
 )
+from tfrs_embed.optimizers import TableOptimizer
 
 _tpu = tf.tpu.experimental.embedding
 
 
-def features_to_config(spec: EmbeddingSpec) -> dict[str, Any]:
+def features_to_config(
+    spec: EmbeddingSpec, optimizers: Mapping[str, TableOptimizer]
+) -> dict[str, Any]:
     """Returns a configuration as a JSON-able dict.
 
     Args:
         spec: the configuration.
+        optimizers: what trains the tables, by their names, where an engine
+            does; the learning rates are stored that these have now.
 
     Returns:
         Its optimizers, its tables, each naming its optimizer by position, its
@@ -37,15 +42,30 @@ def features_to_config(spec: EmbeddingSpec) -> dict[str, Any]:
     Raises:
         ValueError: an optimizer's learning rate can't be stored.
     """
-    # Tables that share an optimizer share its learning rate.
-    shared = list({id(t.optimizer): t.optimizer for t in spec.tables}.values())
+    # Tables that share an optimizer share its learning rate. Equal names are
+    # not one.
+    shared: dict[int, list[TableSpec]] = {}
+    for table in spec.tables:
+        named = isinstance(table.optimizer, str)
+        key = id(table) if named else id(table.optimizer)
+        shared.setdefault(key, []).append(table)
+    places = {
+        table.name: place
+        for place, tables in enumerate(shared.values())
+        for table in tables
+    }
     return {
-        "optimizers": [optimizer_conversion.serialize(o) for o in shared],
-        "tables": [
-            _table_to_config(
-                table, [o is table.optimizer for o in shared].index(True)
+        "optimizers": [
+            optimizer_conversion.serialize(
+                tables[0].optimizer,
+                next(
+                    (o for t in tables if (o := optimizers.get(t.name))), None
+                ),
             )
-            for table in spec.tables
+            for tables in shared.values()
+        ],
+        "tables": [
+            _table_to_config(table, places[table.name]) for table in spec.tables
         ],
         "features": [
             _feature_to_config(f, spec.tables.index(f.table))

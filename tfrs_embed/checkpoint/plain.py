@@ -10,7 +10,9 @@ from tfrs_embed.checkpoint.session import Session
 
 
 class PlainVariable(Saved):
-    """A variable of any kind, at the key of a table's rows, slot or keys.
+    """A variable of any kind, at the key of what a table has.
+
+    That is its rows, a slot, its keys or its learning rate.
 
     It is only restored: TensorFlow saves it as it saves any variable.
 
@@ -46,7 +48,8 @@ class PlainVariable(Saved):
     def restore(self, key: str, reader: BundleReader) -> None:
         """See the base class."""
         shape = self._variable.shape
-        if reader.dtypes[key] == tf.float32 and shape.is_fully_defined():
+        in_rows = shape.rank == 2 and shape.is_fully_defined()
+        if reader.dtypes[key] == tf.float32 and in_rows:
             VariableRows(self.name, self._variable).restore(key, reader)
         else:
             self._variable.assign(reader.read(key))

@@ -40,6 +40,7 @@ class Saved(abc.ABC):
 
     Attributes:
         order: what is less is restored first.
+        optional: whether there are checkpoints without it.
         initial: makes the rows that a smaller table doesn't have.
         growing: whether the restore that was last announced may grow tables.
         exporting: whether it was last asked for by a SavedModel, which holds
@@ -48,6 +49,7 @@ class Saved(abc.ABC):
 
     name: str
     order = 1
+    optional = False
     initial: Initial | None = None
     growing = False
     exporting = False

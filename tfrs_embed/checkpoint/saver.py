@@ -103,7 +103,13 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[str]:
 def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
     with tf.init_scope():
         reader = BundleReader(_text(merged_prefix))
-        found = {key_of(n): _saved(t) for n, t in trackables.items()}
+        found = {
+            key: saved
+            for key, saved in (
+                (key_of(n), _saved(t)) for n, t in trackables.items()
+            )
+            if key in reader.shapes or not saved.optional
+        }
         # What rows belong to comes first.
         found = dict(sorted(found.items(), key=lambda f: f[1].order))
         for key, saved in found.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint import growth, saver
 from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.names import in_saved_model
+from tfrs_embed.checkpoint.rate import SavedRate
 from tfrs_embed.checkpoint.rows import Saved, VariableRows
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.engines.initial_values import initial_blocks
@@ -20,26 +21,33 @@ from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers import TableOptimizer
 
+#: What a table's checkpoint calls the rate of its optimizer.
+LEARNING_RATE = "learning_rate"
+
 
 class TableState(tf.__internal__.tracking.Trackable):
     """A table's variables, or what is like them: parameters and slots by name.
 
     A checkpoint holds them as `<table>/parameters` and `<table>/<slot>`, and
-    restores them when they are created if it was read before.
+    restores them when they are created if it was read before. Beside them it
+    has the optimizer's learning rate, unless that is computed.
 
     Args:
         spec: the table.
-        slots: the values that the slots begin with, by name.
+        optimizer: what trains it; None: nothing here.
     """
 
     def __init__(
-        self, spec: TableSpec, slots: Mapping[str, float] | None = None
+        self, spec: TableSpec, optimizer: TableOptimizer | None = None
     ) -> None:
         self.spec = spec
         self.variables: dict[str, Any] = {}
-        self._slots = dict(slots or {})
+        self._slots = optimizer.rule.slots() if optimizer else {}
         self._growing = False
         self._saved: dict[str, Saved] = {}
+        if optimizer is not None:
+            rate = SavedRate(f"{spec.name}/{LEARNING_RATE}", optimizer)
+            self._track_trackable(rate, LEARNING_RATE)
 
     def add(self, name: str, variable: Any) -> None:
         """Adds the variable `name`: "parameters" or a slot's name."""
@@ -76,7 +84,11 @@ class TableState(tf.__internal__.tracking.Trackable):
     ) -> dict[str, Any]:
         for saved in self._saved.values():
             saved.exporting = save_type == "savedmodel"
-        return super()._trackable_children(save_type, **kwargs)
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":
+            # Its functions hold the variable that they read.
+            children.pop(LEARNING_RATE, None)
+        return children
 
     def _checkpoint_adapter(self, path: str) -> None:
         # Asked before what is below is restored, which may be much later.
@@ -154,9 +166,8 @@ class Engine(abc.ABC):
         for feature in features:
             table = feature.table
             if table.name not in self.states:
-                optimizer = optimizers[table.name]
                 self.states[table.name] = TableState(
-                    table, optimizer.rule.slots() if optimizer else {}
+                    table, optimizers[table.name]
                 )
 
     @abc.abstractmethod

@@ -61,7 +61,7 @@ class HashedEngine(ShardedEngine):
         self._capacity = rows_per_shard(table, self._replicas.world)
         self._maps: list[KeyMap] = []
         self._rows: KeyedRows | None = None
-        self.states = {table.name: HashedTable(table)}
+        self.states = {table.name: HashedTable(table, optimizer)}
 
     def _build(self) -> None:
         self._maps = [KeyMap() for _ in self._shards]

@@ -430,7 +430,9 @@ class All2AllDenseEmbedding(Layer):
             embedding_initializer=serialization.initializer_to_config(
                 arguments.embedding_initializer
             ),
-            optimizer=optimizer_conversion.serialize(arguments.optimizer),
+            optimizer=optimizer_conversion.serialize(
+                arguments.optimizer, self.table_optimizer
+            ),
             activity_regularizer=tf_keras.regularizers.serialize(
                 self.activity_regularizer
             ),

@@ -621,7 +621,18 @@ class TableLayer(Layer):
         settings = self._settings
         config = super().get_config()
         config.update(
-            optimizer=optimizer_conversion.serialize(settings.optimizer),
+            optimizer=optimizer_conversion.serialize(
+                settings.optimizer,
+                next(
+                    (
+                        self.table_optimizers[table.name]
+                        for table in self._spec.tables
+                        if table.optimizer is None
+                        and table.name in self.table_optimizers
+                    ),
+                    None,
+                ),
+            ),
             pipeline_execution_with_tensor_core=(
                 settings.pipeline_execution_with_tensor_core
             ),
@@ -635,7 +646,9 @@ class TableLayer(Layer):
                 self.activity_regularizer
             ),
         )
-        config[self._FEATURES] = serialization.features_to_config(self._spec)
+        config[self._FEATURES] = serialization.features_to_config(
+            self._spec, self.table_optimizers
+        )
         return config
 
     @classmethod

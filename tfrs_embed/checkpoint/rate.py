@@ -1,0 +1,122 @@
+"""A table's learning rate in a checkpoint."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint import saver
+from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.rows import Saved
+from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.optimizers import TableOptimizer
+
+#: By the reader of a checkpoint and the optimizer, its tables' rates there.
+_checked: weakref.WeakKeyDictionary[
+    BundleReader, dict[int, dict[str, float]]
+] = weakref.WeakKeyDictionary()
+
+
+class SavedRate(tf.__internal__.tracking.Trackable, Saved):
+    """Saves and restores the rate that a table's optimizer has.
+
+    A rate that is computed isn't saved, and stays what it is when a checkpoint
+    has another. Checkpoints without one are restored as ever: TensorFlow only
+    misses what it saves itself.
+
+    Args:
+        name: what errors call it.
+        optimizer: the table's optimizer.
+    """
+
+    optional = True
+
+    def __init__(self, name: str, optimizer: TableOptimizer) -> None:
+        self.name = name
+        self._optimizer = optimizer
+        saver.mark(self, self)
+
+    def value(self) -> np.ndarray | None:
+        """The rate that was given or assigned; None: it is computed."""
+        variable = self._optimizer.rate.variable
+        return None if variable is None else np.asarray(variable.numpy())
+
+    def save(self, key: str, session: Session) -> None:
+        """See the base class."""
+        _write(key, self.value(), session)
+
+    def check(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+        where = f"'{self.name}' can't be restored from '{reader.prefix}'"
+        shape, dtype = reader.shapes[key], reader.dtypes[key]
+        if shape or not dtype.is_floating:
+            raise ValueError(
+                f"{where}: it is {dtype.name} of shape {shape} there, not a "
+                "number."
+            )
+        rate = float(reader.read(key))
+        if not np.isfinite(rate) or rate < 0:
+            raise ValueError(
+                f"{where}: it must be finite and >= 0, and is {rate} there."
+            )
+        by_optimizer = _checked.setdefault(reader, {})
+        rates = by_optimizer.setdefault(id(self._optimizer), {})
+        rates[self.name] = rate
+        if len(set(rates.values())) > 1:
+            raise ValueError(
+                f"{where}: these tables share one optimizer here, and have "
+                f"learning rates of their own there: {rates}. Give each an "
+                "optimizer of its own."
+            )
+
+    def restore(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+        if self._optimizer.rate.variable is not None:
+            self._optimizer.rate.assign(float(reader.read(key)))
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        # For checkpoints that are written while the training goes on.
+        if self not in object_map:
+            object_map[self] = _Taken(self)
+        taken = object_map[self]
+        if tf.executing_eagerly():
+            taken.take()
+        else:
+            tf.py_function(taken.take, [], [])
+
+
+class _Taken(tf.__internal__.tracking.Trackable, Saved):
+    """What a rate was when it was last taken."""
+
+    optional = True
+
+    def __init__(self, rate: SavedRate) -> None:
+        self.name = rate.name
+        self._rate = rate
+        self._value: np.ndarray | None = None
+        saver.mark(self, self)
+
+    def take(self) -> None:
+        """Reads the rate."""
+        self._value = self._rate.value()
+
+    def save(self, key: str, session: Session) -> None:
+        """See the base class."""
+        _write(key, self._value, session)
+
+    def check(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+        self._rate.check(key, reader)
+
+    def restore(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+        self._rate.restore(key, reader)
+
+
+def _write(key: str, value: np.ndarray | None, session: Session) -> None:
+    if value is not None:
+        with tf.device("CPU:0"):
+            session.writer().add(key, tf.constant(value))
