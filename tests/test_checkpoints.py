@@ -501,3 +501,125 @@ def test_a_rate_is_saved_asynchronously(tmp_path):
         other = make_of("sgd")
         restore(other, path)
         assert rates(other) == {"a": rate, "b": rate}
+
+
+# Keras's optimizers, whose slots are saved by position.
+
+
+def compiled(size_threshold, optimizer="adam", rows=5, trained=True, by="sgd"):
+    """A model of three tables, trained by a Keras optimizer."""
+    sizes = {"a": rows, "b": 5, "c": 50}
+    layer = tfrs_embed.PartialTPUEmbedding(
+        {
+            name: tfrs_embed.FeatureConfig(
+                name, tfrs_embed.TableConfig(name, size, 2)
+            )
+            for name, size in sizes.items()
+        },
+        by,
+        size_threshold=size_threshold,
+    )
+    inputs = {name: tf_keras.Input((), dtype="int64") for name in sizes}
+    outputs = tf_keras.layers.Concatenate()(list(layer(inputs).values()))
+    model = tf_keras.Model(inputs, tf_keras.layers.Dense(1)(outputs))
+    model.compile(optimizer, "mse")
+    if trained:
+        fit(model)
+    return model
+
+
+def fit(model):
+    ids = {name: tf.constant([0, 1, 2]) for name in "abc"}
+    model.fit(ids, tf.ones([3, 1]), verbose=0)
+
+
+DIFFERENT = {
+    "threshold": ({"size_threshold": 20}, {"size_threshold": 2}),
+    "small again": ({"size_threshold": 2}, {"size_threshold": 20}),
+    "no optimizer": (
+        {"size_threshold": 20},
+        {"size_threshold": 20, "by": None},
+    ),
+    "nothing to train": (
+        {"size_threshold": 2, "by": None},
+        {"size_threshold": 20},
+    ),
+    "rows": (
+        {"size_threshold": 20},
+        {"size_threshold": 20, "rows": 7},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_slots_by_position_do_not_go_to_another_variable(tmp_path, case):
+    saved, other = DIFFERENT[case]
+    path = tf.train.Checkpoint(model=compiled(**saved)).save(
+        str(tmp_path / "checkpoint")
+    )
+    model = compiled(**other, trained=False)
+    with checkpoint.growing_tables():
+        tf.train.Checkpoint(model=model).restore(path)
+    with pytest.raises(ValueError, match=r"'Adam' can't be restored.*slots"):
+        fit(model)
+    # Trying again doesn't help.
+    with pytest.raises(ValueError, match=r"'Adam' can't be restored.*slots"):
+        model.optimizer.build(model.trainable_variables)
+    # Of one that is built the error may be TensorFlow's, about a shape.
+    model = compiled(**other)
+    with checkpoint.growing_tables(), pytest.raises(ValueError):
+        tf.train.Checkpoint(model=model).restore(path)
+
+
+def test_slots_by_position_go_to_their_variables(tmp_path):
+    model = compiled(20)
+    saved = tf.train.Checkpoint(model=model)
+    path = saved.save(str(tmp_path / "checkpoint"))
+    keys = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    assert any("tfrs_embed_order" in key for key in keys)
+    for trained in (False, True):
+        other = compiled(20, trained=trained)
+        status = tf.train.Checkpoint(model=other).restore(path)
+        if trained:
+            status.assert_consumed()
+        else:
+            status.assert_existing_objects_matched()
+        fit(other)
+        # A checkpoint that is made after it was restored has it as well.
+        again = tf.train.Checkpoint(model=other).save(str(tmp_path / "again"))
+        assert keys == (
+            tf.train.load_checkpoint(again).get_variable_to_shape_map()
+        )
+    # What was refused is not refused for ever.
+    wrong = tf.train.Checkpoint(model=compiled(2)).save(str(tmp_path / "wrong"))
+    other = compiled(20, trained=False)
+    tf.train.Checkpoint(model=other).restore(wrong).expect_partial()
+    with pytest.raises(ValueError, match="slots"):
+        other.optimizer.build(other.trainable_variables)
+    tf.train.Checkpoint(model=other).restore(path)
+    fit(other)
+
+
+def test_slots_by_variable_are_restored_under_another_threshold(tmp_path):
+    legacy = tf_keras.optimizers.legacy.Adam
+    model = compiled(20, legacy())
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))
+    for trained in (False, True):
+        other = compiled(2, legacy(), trained=trained)
+        tf.train.Checkpoint(model=other).restore(path).expect_partial()
+        fit(other)
+
+
+def test_a_model_that_is_not_compiled_takes_tables_across(tmp_path):
+    model = compiled(20)
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))
+    between = tf_keras.Model.from_config(compiled(2).get_config())
+    tf.train.Checkpoint(model=between).restore(path).expect_partial()
+    path = tf.train.Checkpoint(model=between).save(str(tmp_path / "between"))
+    other = compiled(2, trained=False)
+    tf.train.Checkpoint(model=other).restore(path).expect_partial()
+    [mine] = [x for x in other.layers if hasattr(x, "embedding_tables")]
+    [theirs] = [x for x in model.layers if hasattr(x, "embedding_tables")]
+    for name, table in theirs.embedding_tables.items():
+        np.testing.assert_array_equal(mine.embedding_tables[name], table)
+    fit(other)

@@ -11,6 +11,7 @@ import tf_keras
 from tensorflow.python.saved_model import save_context
 
 from tfrs_embed import backward_passes, loss_scaling, strategies
+from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.engines.engine import Engine, Tables
 from tfrs_embed.layers import errors, updates
@@ -93,12 +94,14 @@ class EngineLayer(tf_keras.layers.Layer):
                 dtype=tf.float32,
                 experimental_autocast=False,
             )
+            slot_order.mark(self.gradient_trigger, "gradient_trigger")
             self._switch = backward_passes.Switch(
                 self.name, self.gradient_trigger, self._engine.local_replicas
             )
             # A SavedModel must find all that its functions read.
             for i, variable in enumerate(self._switch.variables):
                 self._track_trackable(variable, f"backward_{i}")
+        slot_order.install()
         super().build(input_shape)
 
     @errors.plain

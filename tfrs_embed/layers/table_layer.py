@@ -16,6 +16,7 @@ from tfrs_embed import (
     serialization,
     strategies,
 )
+from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import (
     EmbeddingSpec,
@@ -293,6 +294,8 @@ class TableLayer(Layer):
                     with tf.name_scope(table.name):
                         _build(layer, table)
                 self.tables[table.name].add("parameters", layer.embeddings)
+                slot_order.mark(layer.embeddings, table.name)
+            slot_order.install()
         self._has_tables = True
 
     def _look_up(

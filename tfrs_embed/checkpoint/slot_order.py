@@ -1,0 +1,141 @@
+"""Refuses to give one variable another's slots.
+
+Keras's new optimizers save slots by the position of the variables that they
+train. `size_threshold`, and whether a table has an optimizer, decide which
+variables these are: under another, TensorFlow would restore a variable's slots
+into another's, silently where their shapes are equal. So an optimizer that
+trains a layer's variables saves where they were, and compares.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tfrs_embed.checkpoint import saver
+from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.rows import Saved
+from tfrs_embed.checkpoint.session import Session
+
+_ATTRIBUTE = "_tfrs_embed_slots_of"
+_CHILD = "tfrs_embed_order"
+
+
+def mark(variable: tf.Variable, name: str) -> None:
+    """Has optimizers that train a variable save its position.
+
+    Args:
+        variable: the variable.
+        name: what it is, whatever else the optimizer trains.
+    """
+    setattr(variable, _ATTRIBUTE, name)
+
+
+class SavedOrder(tf.__internal__.tracking.Trackable, Saved):
+    """Where layers' variables are among those that an optimizer trains.
+
+    Attributes:
+        places: by position, as JSON has it, a variable's name and shape.
+        tracked: whether the optimizer has it. What was restored before is
+            checked as it gets it, which it must come out of.
+        refused: what was wrong with the last restore.
+
+    Args:
+        optimizer: the optimizer.
+    """
+
+    optional = True
+
+    def __init__(self, optimizer: Any) -> None:
+        self.name = optimizer.name
+        self.places: dict[str, Any] = {}
+        self.tracked = False
+        self.refused: ValueError | None = None
+        self._optimizer = optimizer
+        saver.mark(self, self)
+
+    def save(self, key: str, session: Session) -> None:
+        """See the base class."""
+        # The first is the number of iterations.
+        if len(self._optimizer.variables) > 1:
+            with tf.device("CPU:0"):
+                places = tf.constant(json.dumps(self.places))
+            session.writer().add(key, places)
+
+    def check(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+        there = json.loads(reader.read(key).numpy())
+        self.refused = None
+        if there != self.places:
+            self.refused = ValueError(
+                f"The optimizer '{self.name}' can't be restored from "
+                f"'{reader.prefix}': it keeps slots by the position of the "
+                f"variables that it trains. There it has {_text(there)}; here "
+                f"{_text(self.places)}. Restore under the size_threshold, the "
+                "table optimizers and the rows that it was saved with. Or "
+                "restore into a model that is not compiled and save that: its "
+                "checkpoint has no optimizer. tf_keras.optimizers.legacy's "
+                "keep slots by variable."
+            )
+            if self.tracked:
+                raise self.refused
+
+    def restore(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        # SavedModels are loaded where nothing of this is registered.
+        self.exporting = save_type == "savedmodel"
+        return super()._trackable_children(save_type, **kwargs)
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        object_map[self] = self  # It never changes.
+
+
+def _text(places: dict[str, Any]) -> str:
+    return (
+        ", ".join(
+            f"{name} {shape} at {place}"
+            for place, (name, shape) in places.items()
+        )
+        or "none of the tables"
+    )
+
+
+@functools.cache
+def install() -> None:
+    """Has Keras's new optimizers save the order that they are built with."""
+    [owner] = [
+        kind
+        for kind in tf_keras.optimizers.Optimizer.__mro__
+        if "_build_index_dict" in vars(kind)
+    ]
+    build = owner._build_index_dict
+
+    @functools.wraps(build)
+    def build_and_track(self: Any, var_list: Sequence[Any]) -> None:
+        build(self, var_list)
+        # A build that was refused has one already.
+        order = self._lookup_dependency(_CHILD) or SavedOrder(self)
+        order.places = {
+            str(i): [name, variable.shape.as_list()]
+            for i, variable in enumerate(var_list)
+            if (name := getattr(variable, _ATTRIBUTE, None)) is not None
+        }
+        # Keras keeps the children that it was first asked for.
+        kept = getattr(self, "_coalesced_children", None)
+        if kept is not None:
+            kept[_CHILD] = order
+        self._track_trackable(order, _CHILD)
+        order.tracked = True
+        if order.refused is not None:
+            raise order.refused
+
+    owner._build_index_dict = build_and_track
