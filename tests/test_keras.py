@@ -330,6 +330,89 @@ def test_custom_loop_with_loss_scale_in_a_function():
     assert_equal(tables_of(layer), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.fixture
+def float64_by_default():
+    tf_keras.backend.set_floatx("float64")
+    yield
+    tf_keras.backend.set_floatx("float32")
+
+
+@pytest.mark.parametrize("threshold", [50, None])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_small_tables_are_of_the_layers_dtype(tmp_path, dtype, threshold):
+    layer = make_layer("sgd", threshold, dtype=dtype)
+    layer.build(None)
+    tables = layer.embedding_tables
+    original = tf_keras.layers.Embedding(10, 4, dtype=dtype)
+    original.build(None)
+    original.embeddings.assign(tables["small"])
+    assert tables["small"].dtype == original.embeddings.dtype == dtype
+    assert tables["big"].dtype == (dtype if threshold is None else tf.float32)
+
+    inputs, _ = make_data()
+    inputs["genre"] = tf.ragged.constant([[3], [4], [9]], tf.int64)
+    vectors = layer(inputs)
+    assert {v.dtype for v in vectors.values()} == {tf.as_dtype(dtype)}
+    expected = original(tf.constant([3, 4, 9]))
+    np.testing.assert_array_equal(vectors["genre"], expected)
+    # A step of both.
+    for variable, look_up in (
+        (tables["small"], lambda: layer(inputs)["genre"]),
+        (original.embeddings, lambda: original(tf.constant([3, 4, 9]))),
+    ):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(look_up() ** 2)
+        gradient = tape.gradient(loss, variable)
+        tf_keras.optimizers.SGD(0.5).apply_gradients([(gradient, variable)])
+    np.testing.assert_array_equal(tables["small"], original.embeddings)
+
+    path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "ckpt"))
+    for other in (
+        make_layer("sgd", threshold, dtype=dtype),
+        make_layer("sgd", threshold),
+        make_layer("sgd", 0, dtype=dtype),
+    ):
+        tf.train.Checkpoint(layer=other).restore(path).expect_partial()
+        for name, table in other.embedding_tables.items():
+            np.testing.assert_allclose(
+                tf.cast(table, dtype), tf.cast(tables[name], dtype), rtol=1e-6
+            )
+        assert_layers_agree(other, layer, inputs)
+
+    model = functional(layer)
+    tfrs_embed.serving.export(model, str(tmp_path / "served"))
+    if dtype == "bfloat16":
+        return  # Keras's own layers can't be loaded either.
+    inputs, _ = make_data()
+    model.save(str(tmp_path / "model.keras"))
+    again = tf_keras.models.load_model(str(tmp_path / "model.keras"))
+    np.testing.assert_array_equal(again(inputs), model(inputs))
+
+
+def assert_layers_agree(one, other, inputs):
+    for key, vectors in one(inputs).items():
+        np.testing.assert_allclose(
+            tf.cast(vectors, tf.float32),
+            tf.cast(other(inputs)[key], tf.float32),
+            rtol=1e-2,
+            atol=1e-6,
+        )
+
+
+@pytest.mark.parametrize("threshold", [0, 50, None])
+def test_a_default_of_float64(float64_by_default, threshold):
+    inputs, labels = make_data()
+    layer = make_layer("sgd", threshold)
+    model = functional(layer)
+    before = tables_of(layer)
+    model.compile(tf_keras.optimizers.Adam(0.1), "mse")
+    model.fit(inputs, labels, verbose=0)
+    assert model.compute_dtype == "float64"
+    assert {v.dtype for v in layer(inputs).values()} == {tf.float64}
+    for name, table in tables_of(layer).items():
+        assert np.abs(table - before[name]).max() > 1e-4
+
+
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision(policy):
     """Outputs are in the compute dtype on both routes, tables in float32."""

@@ -72,13 +72,14 @@ class Saved(abc.ABC):
 
 
 class Rows(Saved):
-    """A table, or a slot, as rows: [vocabulary_size, dim] float32."""
+    """A table, or a slot, as rows: [vocabulary_size, dim] of `dtype`."""
 
     shape: tf.TensorShape
+    dtype: tf.DType = tf.float32
 
     @abc.abstractmethod
     def read_rows(self, start: int, size: int) -> tf.Tensor:
-        """Returns rows, [size, dim] float32, in the host's memory."""
+        """Returns rows, [size, dim] of `dtype`, in the host's memory."""
 
     @abc.abstractmethod
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
@@ -111,9 +112,11 @@ class Rows(Saved):
                 f"{where}: it has the shape {here} here and {there} there; "
                 "only the number of rows may differ."
             )
-        if reader.dtypes[key] != tf.float32:
+        # Keras's part of a layer may be of another than engines have.
+        if not reader.dtypes[key].is_floating:
             raise ValueError(
-                f"{where}: it is {reader.dtypes[key].name} there, not float32."
+                f"{where}: it is {reader.dtypes[key].name} there, not "
+                f"{self.dtype.name}."
             )
         if there[0] > here[0]:
             raise ValueError(
@@ -146,13 +149,13 @@ class Rows(Saved):
             if there[0] < self.shape[0]:
                 assert self.initial is not None
                 for start, rows in self.initial(there[0]):
-                    self.write_rows(start, rows)
+                    self.write_rows(start, tf.cast(rows, self.dtype))
 
     def _write_next(
         self, waiting: list[tuple[int, futures.Future[tf.Tensor]]]
     ) -> None:
         start, read = waiting.pop(0)
-        self.write_rows(start, read.result())
+        self.write_rows(start, tf.cast(read.result(), self.dtype))
 
 
 class VariableRows(Rows):
@@ -167,6 +170,7 @@ class VariableRows(Rows):
     def __init__(self, name: str, variable: tf.Variable) -> None:
         self.name = name
         self.shape = variable.shape
+        self.dtype = variable.dtype
         self._copies: Sequence[tf.Variable] = getattr(
             variable, "values", [variable]
         )

@@ -490,17 +490,19 @@ class TableLayer(Layer):
     def _keras_vectors(self, table: tf.Variable, bags: Bags) -> tf.Tensor:
         """Looks up in a small table; [count, dim]."""
         strategy = self._strategy
+        # Half precision is summed in float32.
+        wide = tf.float64 if table.dtype == tf.float64 else tf.float32
         if is_tpu(strategy) and bags.per_bag != 1:
             # A compiled program takes no number of ids that changes.
             known = bags.static_count
             count = bags.count if known is None else known
             matrix = on_host(Matrix.of, bags, count)
-            return matrix.combine(tf.gather(table, matrix.ids))
+            return matrix.combine(tf.cast(tf.gather(table, matrix.ids), wide))
         workers = isinstance(
             strategy, tf.distribute.MultiWorkerMirroredStrategy
         )
         gather = gather_densely if workers else tf.gather
-        return combine(gather(table, bags.ids), None, bags)
+        return combine(tf.cast(gather(table, bags.ids), wide), None, bags)
 
     @property
     def embedding_tables(self) -> dict[str, tf.Variable]:
@@ -798,9 +800,12 @@ def _convert_optimizers(
 def _build(layer: Embedding, table: TableSpec) -> None:
     """Creates a small table, with the checks that large ones have."""
     given = layer.embeddings_initializer
-    layer.embeddings_initializer = lambda *_, **__: tf.concat(
-        [rows for _, rows in initial_blocks(table)], 0
-    )
+
+    def initializer(_: Any, dtype: Any = None, **__: Any) -> tf.Tensor:
+        rows = tf.concat([rows for _, rows in initial_blocks(table)], 0)
+        return tf.cast(rows, dtype or tf.float32)
+
+    layer.embeddings_initializer = initializer
     try:
         layer.build(None)
     finally:

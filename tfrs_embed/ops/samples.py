@@ -83,7 +83,8 @@ class Matrix(NamedTuple):
 
     def combine(self, rows: tf.Tensor) -> tf.Tensor:
         """Combines the ids' rows, [samples, width, dim], over the width."""
-        return tf.reduce_sum(rows * self.gains[:, :, None], 1)
+        gains = tf.cast(self.gains, rows.dtype)
+        return tf.reduce_sum(rows * gains[:, :, None], 1)
 
 
 def _power_of_two(least: tf.Tensor) -> tf.Tensor:

@@ -158,6 +158,7 @@ class ServedTable(tf.__internal__.tracking.Trackable):
             for start, size in bundle.blocks(self._shape, tf.float32):
                 rows = table.read_rows(start, size)
                 with tf.device("CPU:0"):
+                    rows = tf.cast(rows, tf.float32)
                     stored = self._rows.encode(self.name, rows)
                 yield start, stored
 
