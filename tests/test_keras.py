@@ -1,5 +1,7 @@
 """The layers inside Keras: models, loops, precision, saving."""
 
+import copy
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -1006,3 +1008,90 @@ def test_reprs_are_short_and_say_what_there_is():
     assert repr(tfrs_embed.All2AllDenseEmbedding(9, 2, 1, 1, name="a")) == (
         "<All2AllDenseEmbedding 'a': [9, 2] on each replica, any keys>"
     )
+
+
+SOME_IDS = tf.ragged.constant([[1, 2, 2], [], [4]], tf.int64)
+PUBLIC = {
+    "large": lambda: (make_layer("adam", 0), make_data()[0]),
+    "both": lambda: (
+        make_layer("adam", pipeline_execution_with_tensor_core=True),
+        make_data()[0],
+    ),
+    "small": lambda: (make_layer("adam", None), make_data()[0]),
+    "distributed": lambda: (
+        tfrs_embed.DistributedEmbedding(
+            [FeatureConfig("x", TableConfig("t", 5, 2, "ones"))]
+        ),
+        [SOME_IDS],
+    ),
+    "keys": lambda: (
+        tfrs_embed.All2AllDenseEmbedding(
+            8, 2, 1, 2, embedding_initializer="ones", optimizer="adam"
+        ),
+        tf.constant([[[7, -3]]], tf.int64),
+    ),
+    "rows": lambda: (
+        tfrs_embed.All2AllDenseEmbedding(
+            8, 2, 1, 2, use_hashtable=False, embedding_initializer="ones"
+        ),
+        tf.constant([[[7, 3]]], tf.int64),
+    ),
+    "embedding": lambda: (
+        tfrs_embed.Embedding(5, 2, "ones", combiner="sum"),
+        SOME_IDS,
+    ),
+}
+
+
+def step(layer, inputs):
+    with tf.GradientTape() as tape:
+        # Embedding has no training.
+        outputs = tf.nest.flatten(layer(inputs))
+        loss = tf.add_n([tf.reduce_sum(x**2) for x in outputs])
+    variables = layer.trainable_variables
+    gradients = tape.gradient(loss, variables)
+    tf_keras.optimizers.SGD(0.1).apply_gradients(
+        zip(gradients, variables, strict=True)
+    )
+
+
+def weights(layer):
+    return [np.array(w) for w in layer.get_weights()]
+
+
+@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_a_deep_copy_shares_nothing(kind, built):
+    layer, inputs = PUBLIC[kind]()
+    if built:
+        for _ in range(3):
+            step(layer, inputs)
+    copied = copy.deepcopy(layer)
+    assert type(copied) is type(layer)
+    assert copied.get_config() == layer.get_config()
+    assert copied.built == built
+    assert len(copied.trainable_variables) == len(layer.trainable_variables)
+    kept = weights(layer)
+    for mine, others in zip(kept, weights(copied), strict=True):
+        np.testing.assert_array_equal(others, mine)
+    for _ in range(2):
+        step(copied, inputs)
+    for mine, before in zip(weights(layer), kept, strict=True):
+        np.testing.assert_array_equal(mine, before)
+    # It goes on as the layer does.
+    for _ in range(2):
+        step(layer, inputs)
+    for mine, others in zip(weights(layer), weights(copied), strict=True):
+        np.testing.assert_allclose(others, mine, rtol=1e-6)
+
+
+def test_a_deep_copy_has_its_own_learning_rate():
+    layer = make_layer(tf_keras.optimizers.Adam(0.5))
+    layer.build(None)
+    layer.table_optimizers["big"].learning_rate = 0.25
+    copied = copy.deepcopy({"a": layer, "b": layer})
+    assert copied["a"] is copied["b"]
+    optimizer = copied["a"].table_optimizers["big"]
+    assert optimizer.learning_rate == 0.25
+    optimizer.learning_rate = 0.125
+    assert layer.table_optimizers["big"].learning_rate == 0.25

@@ -26,6 +26,7 @@ from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.sharded import ShardedEngine
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
+from tfrs_embed.layers.copies import copy_layer, copy_state
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops.bags import Bags
 from tfrs_embed.ops.checks import Checks, first, message
@@ -450,6 +451,18 @@ class All2AllDenseEmbedding(Layer):
             config["optimizer"]
         )
         return cls(**config)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> All2AllDenseEmbedding:
+        """Copies the layer with its table, slots and step.
+
+        Raises:
+            ValueError: the optimizer's learning rate can't be stored.
+        """
+        copied = copy_layer(self, self._strategy, memo)
+        if self._has_table:
+            copied.build(None)
+            copy_state([(self.table, copied.table)], (self.step, copied.step))
+        return copied
 
     def get_build_config(self) -> dict[str, Any]:
         """Nothing: the variables do not depend on the inputs."""

@@ -35,6 +35,7 @@ from tfrs_embed.engines.tpu.embedding_cores import EmbeddingCoreEngine
 from tfrs_embed.engines.tpu.replicated import ReplicatedEngine
 from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
 from tfrs_embed.layers.base import Layer
+from tfrs_embed.layers.copies import copy_layer, copy_state
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops import compiled
@@ -676,6 +677,23 @@ class TableLayer(Layer):
             kinds = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
             config["embedding_feature"] = kinds[feature]
         return cls(**config)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableLayer:
+        """Copies the layer with its tables, slots and step.
+
+        Raises:
+            ValueError: an optimizer's learning rate can't be stored.
+        """
+        copied = copy_layer(self, self._strategy, memo)
+        if self._has_tables:
+            self.drain()
+            copied.build(None)
+            names = [table.name for table in self._spec.tables]
+            copy_state(
+                [(self.tables[name], copied.tables[name]) for name in names],
+                (self.step, copied.step),
+            )
+        return copied
 
     def get_build_config(self) -> dict[str, Any]:
         """Nothing: the variables do not depend on the inputs."""
