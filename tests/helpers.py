@@ -80,7 +80,10 @@ def train(layer, inputs, gradients, weights=None):
             )
         ]
         loss = tf.add_n(products)
-    tape.gradient(loss, layer.trainable_variables)
+    for gradient in tape.gradient(loss, layer.trainable_variables):
+        # A function leaves updates out whose gradient nothing uses.
+        if gradient is not None and gradient.shape.rank == 0:
+            tf.debugging.Assert(tf.math.is_finite(gradient), [gradient])
 
 
 def state(layer):
