@@ -954,6 +954,16 @@ def test_tables_are_loaded_by_name_from_whatever_has_them(kind):
     assert (tables_of(layer)["small"] == 1).all()
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_tables_of_another_dtype_are_loaded_as_they_are(dtype):
+    layer = make_layer("sgd", dtype=dtype)
+    values = np.random.default_rng(0).random([10, 4])
+    layer.load_tables({"small": values, "big": np.ones([100, 8])})
+    tables = layer.embedding_tables
+    np.testing.assert_array_equal(tables["small"], values.astype(dtype))
+    assert (tables["big"].numpy() == 1).all()
+
+
 @pytest.mark.parametrize(
     ("value", "error", "problem"),
     [

@@ -553,6 +553,8 @@ class TableLayer(Layer):
                 )
         known = self.embedding_tables
         for name, rows in values.items():
+            with tf.init_scope(), tf.device("CPU:0"):
+                rows = tf.cast(rows, known[name].dtype)
             known[name].assign(rows)
 
     def count_params(self) -> int:
@@ -729,7 +731,7 @@ def _mask(
 
 
 def _rows_of(name: str, value: Any) -> tf.Tensor:
-    """A table's values, float32 on the host, of what `load_tables` takes."""
+    """A table's values, on the host, of what `load_tables` takes."""
     if hasattr(value, "get_weights"):  # A layer, of whatever Keras.
         table = getattr(value, "embeddings", None)
         if table is None:
@@ -753,7 +755,7 @@ def _rows_of(name: str, value: Any) -> tf.Tensor:
                 f"Table '{name}': values must be numbers, got "
                 f"{rows.dtype.name}."
             )
-        return tf.cast(rows, tf.float32)
+        return rows
 
 
 def check_integer(
