@@ -81,11 +81,11 @@ def measure(what: str, gib: float, dim: int, folder: str) -> dict[str, float]:
             )
             layer.build(None)
 
-        def step() -> None:
+        def step() -> list[tf.Tensor]:
             with tf.GradientTape() as tape:
                 vectors = layer({"id": tf.constant([1, 2, 3])}, training=True)
                 loss = tf.reduce_sum(vectors["id"])
-            tape.gradient(loss, layer.trainable_variables)
+            return tape.gradient(loss, layer.trainable_variables)
 
         # TensorFlow copies a table that was trained when it is read.
         tf.function(lambda: strategy.run(step))()

@@ -221,7 +221,7 @@ def time_step(args, strategies):
             with tf.GradientTape() as tape:
                 outputs = layer(inputs, training=True)
                 loss = tf.add_n([tf.reduce_sum(o * o) for o in outputs])
-            tape.gradient(loss, layer.trainable_variables)
+            return tape.gradient(loss, layer.trainable_variables)
 
         run = tf.function(lambda s=strategy, f=replica_step: s.run(f))
         print(

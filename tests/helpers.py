@@ -67,6 +67,12 @@ def make_weights(rng, ids):
     return Sparse(cells, ids.shape, "float32")
 
 
+def differentiate(tape, loss, variables):
+    """Takes gradients, and uses them: a function leaves out updates else."""
+    gradients = tape.gradient(loss, variables)
+    return [tf.identity(g) for g in tf.nest.flatten(gradients) if g is not None]
+
+
 def train(layer, inputs, gradients, weights=None):
     """Trains a layer once, with these gradients of its activations."""
     with tf.GradientTape() as tape:
@@ -80,10 +86,7 @@ def train(layer, inputs, gradients, weights=None):
             )
         ]
         loss = tf.add_n(products)
-    for gradient in tape.gradient(loss, layer.trainable_variables):
-        # A function leaves updates out whose gradient nothing uses.
-        if gradient is not None and gradient.shape.rank == 0:
-            tf.debugging.Assert(tf.math.is_finite(gradient), [gradient])
+    differentiate(tape, loss, layer.trainable_variables)
 
 
 def state(layer):

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import change_byte
+from helpers import change_byte, differentiate
 from processes import environment
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.conversion import convert, progress
@@ -35,7 +35,7 @@ def save(path, values, optimizer="adagrad", **objects):
     ids = {"x": tf.constant([1, 2]), "y": tf.constant([1, 2])}
     with tf.GradientTape() as tape:
         loss = tf.add_n([tf.reduce_sum(v) for v in layer(ids).values()])
-    tape.gradient(loss, layer.trainable_variables)
+    differentiate(tape, loss, layer.trainable_variables)
     layer.embedding_tables["large"].assign(values)
     return tf.train.Checkpoint(layer=layer, **objects).save(str(path))
 

@@ -12,6 +12,7 @@ import tensorflow_recommenders as tfrs
 import tf_keras
 
 import tfrs_embed
+from helpers import differentiate
 from processes import environment
 from tfrs_embed.checkpoint.conversion.command import main
 
@@ -271,7 +272,7 @@ def step(ids):
         with tf.GradientTape() as tape:
             found = layer({name: ids for name in tables})
             loss = tf.add_n([tf.reduce_sum(v ** 2) for v in found.values()])
-        tape.gradient(loss, layer.trainable_variables)
+        differentiate(tape, loss, layer.trainable_variables)
     strategy.run(replica, (ids,))
 
 step(tf.constant([1, 36, 36, 8]))
@@ -364,7 +365,7 @@ def test_every_row_is_unstacked(topology, tmp_path):
     # And the next step is the same.
     with tf.GradientTape() as tape:
         loss = tf.add_n([tf.reduce_sum(v) for v in layer(ids).values()])
-    tape.gradient(loss, layer.trainable_variables)
+    differentiate(tape, loss, layer.trainable_variables)
     chips = topology[0]
     spread = {n: tf.tile(i, [chips]) for n, i in ids.items()}
     activations, buffers = there(spread)
@@ -639,7 +640,7 @@ def trained_by_key(optimizer):
     layer = tfrs_embed.All2AllDenseEmbedding(100, 4, 1, 1, optimizer=optimizer)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(KEYS[:, None, None], training=True) ** 2)
-    tape.gradient(loss, layer.trainable_variables)
+    differentiate(tape, loss, layer.trainable_variables)
     return layer
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import KINDS, make_ids, make_weights
+from helpers import KINDS, differentiate, make_ids, make_weights
 from processes import ALL
 from reference import Feature, Reference, Table, to_tf
 
@@ -160,7 +160,7 @@ def trainer(layer, graph):
             loss = tf.add_n(
                 [tf.reduce_sum(outputs[k] * gradients[k]) for k in outputs]
             )
-        tape.gradient(loss, layer.trainable_variables)
+        differentiate(tape, loss, layer.trainable_variables)
         return outputs
 
     return tf.function(step, reduce_retracing=True) if graph else step

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import kernel_cases as cases
 import tfrs_embed
-from helpers import operations_run
+from helpers import differentiate, operations_run
 from kernel_cases import DIMS, RULES, Feature
 from reference import Reference, Table
 from tfrs_embed import kernels, optimizers
@@ -466,7 +466,7 @@ def test_where_ragged_rows_begin_is_all_that_is_needed(training):
             [vectors] = layer([ids], training=training)
             loss = tf.reduce_sum(vectors)
         if training:
-            tape.gradient(loss, layer.trainable_variables)
+            differentiate(tape, loss, layer.trainable_variables)
         return loss
 
     # Which row each id is in takes some of TensorFlow's operations to say.

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import kernel_cases as cases
 import tfrs_embed
+from helpers import differentiate
 from tfrs_embed.kernels import packs
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
@@ -120,7 +121,7 @@ def train(layer, ids, number=3):
     with tf.GradientTape() as tape:
         vectors = layer([ids] * number, training=True)
         loss = tf.add_n([tf.reduce_sum(v * v) for v in vectors])
-    tape.gradient(loss, layer.trainable_variables)
+    differentiate(tape, loss, layer.trainable_variables)
     return loss
 
 

@@ -5,7 +5,14 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from helpers import KINDS, assert_unchanged, make_ids, make_weights, state
+from helpers import (
+    KINDS,
+    assert_unchanged,
+    differentiate,
+    make_ids,
+    make_weights,
+    state,
+)
 from reference import Feature, Reference, Table
 from strategies.replicas import add, distribute, local
 from test_conformance import (
@@ -54,7 +61,7 @@ def trainer(strategy, layer, training=True):
                 [tf.reduce_sum(outputs[k] * gradients[k]) for k in outputs]
             )
         if training:
-            tape.gradient(loss, layer.trainable_variables)
+            differentiate(tape, loss, layer.trainable_variables)
         return outputs
 
     run = tf.function(

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfrs_embed
+from helpers import differentiate
 from strategies.replicas import distribute
 
 WIDTHS = (4, 7)
@@ -29,7 +30,7 @@ def make(strategy, width):
     def step(ids):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer(ids, training=True))
-        tape.gradient(loss, layer.trainable_variables)
+        differentiate(tape, loss, layer.trainable_variables)
         return loss
 
     return layer, tf.function(lambda ids: strategy.run(step, (ids,)))

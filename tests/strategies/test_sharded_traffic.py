@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
+from helpers import differentiate
 from strategies.replicas import distribute, local_ids
 from tfrs_embed.distribution.replicas import bucket_of
 
@@ -25,7 +26,7 @@ def train_once(strategy, tables, ids):
         with tf.GradientTape() as tape:
             outputs = layer(dict(zip(configs, tf.unstack(ids), strict=True)))
             loss = tf.add_n([tf.reduce_sum(v) for v in outputs.values()])
-        tape.gradient(loss, layer.trainable_variables)
+        differentiate(tape, loss, layer.trainable_variables)
 
     tf.function(lambda ids: strategy.run(step, (ids,)))(
         distribute(strategy, ids)

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.distribute_utils import regroup
 
 import tfrs_embed
-from helpers import KINDS, assert_unchanged, state
+from helpers import KINDS, assert_unchanged, differentiate, state
 from reference import Feature, Reference, Table
 from strategies.replicas import add
 from strategies.test_sharded_conformance import (
@@ -150,7 +150,7 @@ def test_loops_on_the_device(topology, hardware, pipelined):
                     for n in outputs
                 ]
             )
-        tape.gradient(loss, layer.trainable_variables)
+        differentiate(tape, loss, layer.trainable_variables)
         return outputs
 
     def write(array, i, value):

@@ -92,7 +92,7 @@ def look_up(layer, change=lambda ids: ids, number=BATCH):
             with tf.GradientTape() as tape:
                 vectors = made({"dense_big": change(ids)}, training=True)
                 loss = tf.reduce_sum(vectors["dense_big"])
-            tape.gradient(loss, made.trainable_variables)
+            return tape.gradient(loss, made.trainable_variables)
 
         @tf.function
         def train(ids):
@@ -181,7 +181,7 @@ def test_a_loop_and_a_step_outside_of_it():
             with tf.GradientTape() as tape:
                 vectors = layer({"dense_big": ids}, training=True)
                 loss = tf.reduce_sum(vectors["dense_big"])
-            tape.gradient(loss, layer.trainable_variables)
+            return tape.gradient(loss, layer.trainable_variables)
 
         @tf.function
         def one(ids):

@@ -89,7 +89,8 @@ class All2AllDenseEmbedding(Layer):
     Call arguments:
         inputs: keys, a Tensor of `key_dtype`.
         training: whether keys without a row get one. None: whether the call is
-            on a gradient tape.
+            on a gradient tape. False: the table is a constant, which has no
+            gradient.
 
     Input shape:
         [batch, slot_num, nnz_per_slot]; with `dynamic_input` [k].
