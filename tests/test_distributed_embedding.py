@@ -448,6 +448,50 @@ def test_table_stacking_is_checked_everywhere(stacking, error, problem):
         )
 
 
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        lambda: "adam",
+        lambda: tf.tpu.experimental.embedding.Adagrad(0.5),
+    ],
+    ids=["name", "tf.tpu"],
+)
+def test_tables_with_equal_optimizers_may_be_stacked(make_optimizer):
+    tables = [make_table(n, optimizer=make_optimizer()) for n in "ab"]
+    features = [make_feature(t) for t in tables]
+    layer = DistributedEmbedding(features, table_stacking=["a", "b"])
+    first, second = (layer.table_optimizers[n] for n in "ab")
+    assert first is second
+    first.learning_rate = 0.25
+    again = DistributedEmbedding.from_config(layer.get_config())
+    assert again.table_optimizers["b"].learning_rate == 0.25
+    # Unstacked they are as before: each has a rate of its own.
+    apart = DistributedEmbedding(features, table_stacking=None)
+    apart.table_optimizers["a"].learning_rate = 0.25
+    assert apart.table_optimizers["b"].learning_rate != 0.25
+
+
+@pytest.mark.parametrize(
+    "optimizers",
+    [
+        [tf.tpu.experimental.embedding.SGD(rate) for rate in (0.5, 0.25)],
+        # Whoever has one may assign its rate.
+        [tf_keras.optimizers.SGD(0.5), tf_keras.optimizers.SGD(0.5)],
+        ["adam", None],
+    ],
+    ids=["rates", "objects", "none"],
+)
+def test_tables_with_other_optimizers_may_not(optimizers):
+    features = [
+        make_feature(make_table(name, optimizer=optimizer))
+        for name, optimizer in zip("ab", optimizers, strict=True)
+    ]
+    with pytest.raises(ValueError, match="'a' and 'b' can't be stacked"):
+        DistributedEmbedding(
+            features, optimizer=None, table_stacking=["a", "b"]
+        )
+
+
 # Saving.
 
 

@@ -23,6 +23,7 @@ class LearningRate:
         write: assigns a new rate; None if it is computed and can't be assigned.
         given: returns what the rate is read from: a variable, a schedule or
             a callable.
+        owned: whether nothing else reads or assigns what it is read from.
     """
 
     def __init__(
@@ -30,7 +31,9 @@ class LearningRate:
         read: Callable[[tf.Tensor], Any],
         write: Callable[[Any], Any] | None = None,
         given: Callable[[], Any] = lambda: None,
+        owned: bool = False,
     ) -> None:
+        self.owned = owned
         self._read = read
         self._write = write
         self._given = given
@@ -67,7 +70,9 @@ class LearningRate:
             variable = ResourceVariable(
                 rate, dtype=tf.float32, trainable=False, name="learning_rate"
             )
-        return cls(lambda step: variable, variable.assign, lambda: variable)
+        return cls(
+            lambda step: variable, variable.assign, lambda: variable, owned=True
+        )
 
     def times(self, factor: Factor, formula: str) -> LearningRate:
         """Returns this rate times `factor(step)`; assigning it sets this.
@@ -76,7 +81,7 @@ class LearningRate:
             factor: the factor, of the number of updates made so far.
             formula: says what it is.
         """
-        rate = LearningRate(self._read, self._write, self._given)
+        rate = LearningRate(self._read, self._write, self._given, self.owned)
         rate._factors = (*self._factors, (factor, formula))
         return rate
 

@@ -234,6 +234,20 @@ class TableOptimizer:
         """Reads the number of updates from `step()`, as an engine counts."""
         self._step = step
 
+    def may_become(self, other: TableOptimizer) -> bool:
+        """Whether nothing but itself tells it from another optimizer.
+
+        The rules and rates are equal, and nobody holds anything that would
+        change one's rate and not the other's.
+        """
+        return (
+            self.rule == other.rule
+            and self.rate.owned
+            and other.rate.owned
+            and self.rate.formulas == other.rate.formulas
+            and self.learning_rate == other.learning_rate
+        )
+
     @property
     def learning_rate(self) -> float:
         """The rate as given, assigned or scheduled; assign it to change it.

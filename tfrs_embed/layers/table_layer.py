@@ -133,9 +133,9 @@ class TableLayer(Layer):
         converted = _convert_optimizers(
             spec.tables, settings.optimizer, type(self).__name__
         )
-        optimizers = {t.name: converted[t.name] for t in large}
         if stacking is not None:
-            stacking.check(spec.tables, converted)
+            converted = stacking.check(spec.tables, converted)
+        optimizers = {t.name: converted[t.name] for t in large}
         self._stacking = stacking
         self.supports_masking = any(
             f.max_sequence_length for f in spec.features

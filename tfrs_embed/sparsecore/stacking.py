@@ -61,12 +61,15 @@ class Stacking:
         self,
         tables: Sequence[TableSpec],
         optimizers: Mapping[str, TableOptimizer | None],
-    ) -> None:
+    ) -> dict[str, TableOptimizer | None]:
         """Checks that the groups can be stacks, on SparseCores or elsewhere.
 
         Args:
             tables: the layer's tables.
             optimizers: their optimizers by name.
+
+        Returns:
+            The optimizers, those of each group as one.
 
         Raises:
             ValueError: there is no such table, or a group's tables differ in
@@ -74,6 +77,7 @@ class Stacking:
                 another place.
         """
         by_name = {table.name: table for table in tables}
+        united = dict(optimizers)
         for group in self.groups:
             unknown = [name for name in group if name not in by_name]
             if unknown:
@@ -97,13 +101,18 @@ class Stacking:
                         f"{table.dim} wide, padded to {_padded(first.dim)} "
                         f"and {_padded(table.dim)}."
                     )
-                if optimizers[table.name] is not optimizers[first.name]:
+                mine, its = optimizers[table.name], optimizers[first.name]
+                if mine is its:
+                    continue
+                if mine is None or its is None or not mine.may_become(its):
                     raise ValueError(
-                        f"{both} stacked: they are trained by "
-                        f"{optimizers[first.name]} and "
-                        f"{optimizers[table.name]}, which are two objects. "
-                        "Give both tables one."
+                        f"{both} stacked: they are trained by {its} and "
+                        f"{mine}, which differ, or whose learning rates could "
+                        "be changed one without the other. Give both tables "
+                        "one object, or the name of one."
                     )
+                united[table.name] = its
+        return united
 
     def group_of(self, table: str) -> Any:
         """What is equal for the tables of one group."""
