@@ -760,3 +760,19 @@ def test_a_layer_is_not_called_under_another_strategy_of_the_same_kind(
     assert not np.array_equal(
         before["user/parameters"], layer.embedding_tables["user"]
     )
+
+
+@BOTH_ROUTES
+def test_a_vectorized_map_is_told_to_call_the_layer_once(threshold):
+    table = tfrs_embed.TableConfig("table", 10, 2)
+    layer = tfrs_embed.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("feature", table),
+        "sgd",
+        size_threshold=threshold,
+    )
+    ids = tf.constant([[1, 2], [3, 4]])
+    expected = layer(ids)
+    with pytest.raises(NotImplementedError, match="once with all ids"):
+        tf.vectorized_map(layer, ids)
+    mapped = tf.map_fn(layer, ids, fn_output_signature=tf.float32)
+    np.testing.assert_array_equal(mapped, expected)

@@ -260,16 +260,6 @@ def all_passes() -> list[Pass]:
     return list(_thread.passes)
 
 
-def in_pfor() -> bool:
-    """Whether TensorFlow is to repeat what is being traced, in parallel."""
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_pfor_impl":
-            return True
-        frame = frame.f_back
-    return False
-
-
 def updates_allowed() -> bool:
     """Whether this thread is outside of `no_updates`."""
     return _thread.updates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -122,3 +123,15 @@ def in_xla() -> bool:
     return control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )
+
+
+def in_pfor() -> bool:
+    """Whether TensorFlow is to repeat what is being traced, in parallel."""
+    if tf.executing_eagerly():
+        return False
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_pfor_impl":
+            return True
+        frame = frame.f_back
+    return False

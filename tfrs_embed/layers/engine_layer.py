@@ -203,8 +203,12 @@ class EngineLayer(tf_keras.layers.Layer):
         if in_branch and not passes:
             # Its gradient is traced for the pass that asks for it.
             passes = backward_passes.all_passes()
-        if not backward_passes.updates_allowed() or not all(
-            p.asks_for(self.gradient_trigger) for p in passes
+        # The forward pass may be a tf.function of its own, whose gradient is
+        # traced once, for all passes.
+        apart = call.graph is not graph and not passes
+        if not apart and not (
+            backward_passes.updates_allowed()
+            and all(p.asks_for(self.gradient_trigger) for p in passes)
         ):
             return tf.zeros_like(trigger)
         if save_context.in_save_context() and not self._is_saved():
@@ -219,10 +223,10 @@ class EngineLayer(tf_keras.layers.Layer):
                 given, self._engine.features, strict=True
             )
         ]
-        if call.graph is not graph and not passes:
-            # The forward pass is a tf.function of its own. TensorFlow runs
-            # nothing in its backward pass that the gradients don't depend on,
-            # so the update has to be one operation that returns a gradient.
+        if apart:
+            # TensorFlow runs nothing in such a function that the gradients
+            # don't depend on, so the update has to be one operation that
+            # returns a gradient.
             return tf.function(
                 lambda: self._update_apart(residuals, gradients, trigger),
                 autograph=False,
@@ -251,7 +255,7 @@ class EngineLayer(tf_keras.layers.Layer):
             )
         looped = type(graph).__name__.startswith("While")
         if graph != "eager" and (
-            backward_passes.in_pfor() or (looped and call.graph is not graph)
+            strategies.in_pfor() or (looped and call.graph is not graph)
         ):
             raise NotImplementedError(
                 f"Layer '{self.name}': a Jacobian with respect to its tables, "

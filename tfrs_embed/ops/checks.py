@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed import strategies
 from tfrs_embed.ops import compiled
 
 
@@ -59,9 +60,18 @@ class Checks:
 
     Args:
         consensus: with whom to decide whether they hold.
+
+    Raises:
+        NotImplementedError: inside tf.vectorized_map.
     """
 
     def __init__(self, consensus: Consensus | None = None) -> None:
+        if strategies.in_pfor():
+            raise NotImplementedError(
+                "Ids can't be looked up inside tf.vectorized_map, whose parts "
+                "can't be checked one by one. Call the layer once with all "
+                "ids: it takes tensors of any rank, and maps each id by itself."
+            )
         self._consensus = consensus
         self._checks: list[tuple[tf.Tensor, Callable[[], tf.Tensor]]] = []
 
