@@ -70,7 +70,8 @@ def make_weights(rng, ids):
 def differentiate(tape, loss, variables):
     """Takes gradients, and uses them: a function leaves out updates else."""
     gradients = tape.gradient(loss, variables)
-    return [tf.identity(g) for g in tf.nest.flatten(gradients) if g is not None]
+    flat = tf.nest.flatten(gradients, expand_composites=True)
+    return [tf.identity(g) for g in flat if g is not None]
 
 
 def train(layer, inputs, gradients, weights=None):

@@ -272,7 +272,7 @@ def step(ids):
         with tf.GradientTape() as tape:
             found = layer({name: ids for name in tables})
             loss = tf.add_n([tf.reduce_sum(v ** 2) for v in found.values()])
-        differentiate(tape, loss, layer.trainable_variables)
+        tape.gradient(loss, layer.trainable_variables)
     strategy.run(replica, (ids,))
 
 step(tf.constant([1, 36, 36, 8]))

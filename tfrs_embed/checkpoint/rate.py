@@ -14,6 +14,9 @@ from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.optimizers import TableOptimizer
 
+#: What a table's rate is called in a checkpoint.
+LEARNING_RATE = "learning_rate"
+
 #: By the reader of a checkpoint and the optimizer, its tables' rates there.
 _checked: weakref.WeakKeyDictionary[
     BundleReader, dict[int, dict[str, float]]

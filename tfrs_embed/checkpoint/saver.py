@@ -62,8 +62,9 @@ def marked(variable: Any) -> Saved | None:
 
 def _applies(trackable: Any) -> bool:
     saved = marked(trackable)
-    if saved is None and _is_asked_to_restore():
-        _check_can_hold_values(trackable)
+    if _is_asked_to_restore():
+        if saved is None:
+            _check_can_hold_values(trackable)
         return True
     # SavedModels are loaded where nothing of this is registered.
     return (

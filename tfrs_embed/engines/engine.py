@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint import growth, saver
 from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.names import in_saved_model
-from tfrs_embed.checkpoint.rate import SavedRate
+from tfrs_embed.checkpoint.rate import LEARNING_RATE, SavedRate
 from tfrs_embed.checkpoint.rows import Saved, VariableRows
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.engines.initial_values import initial_blocks
@@ -22,7 +22,6 @@ from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers import TableOptimizer
 
 #: What a table's checkpoint calls the rate of its optimizer.
-LEARNING_RATE = "learning_rate"
 
 
 class TableState(tf.__internal__.tracking.Trackable):

@@ -15,6 +15,7 @@ from tfrs_embed.checkpoint.conversion.objects import (
     column,
     unescape,
 )
+from tfrs_embed.checkpoint.rate import LEARNING_RATE
 
 
 def find(
@@ -53,7 +54,7 @@ def find(
             path
             for path in variables
             if (place := _place(path, variables)) and place[:2] == (layer, name)
-            if place[2] in mine or path == key
+            if place[2] in mine or path == key or place[2] == LEARNING_RATE
         }
     steps = {}
     for layer in {table.layer for table in tables}:
