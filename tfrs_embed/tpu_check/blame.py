@@ -30,7 +30,7 @@ _METHODS: tuple[tuple[type, str, str], ...] = (
     (TableLayer, "call", "call"),
     (All2AllDenseEmbedding, "call", "call"),
     (Embedding, "call", "call"),
-    (EngineLayer, "_apply", "the update, in the gradient, of"),
+    (EngineLayer, "_differentiate", "the update, in the gradient, of"),
     (TPUEmbeddingV2OnTPU, "enqueue", "enqueue"),
     (TPUEmbeddingV2OnTPU, "dequeue", "dequeue"),
     (TPUEmbeddingV2OnTPU, "apply_gradients", "apply_gradients"),
