@@ -174,6 +174,39 @@ def test_training_false_makes_tables_constants(mode):
     np.testing.assert_array_equal(table_of(layer), before)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loop_need_not_say_that_it_trains(mode):
+    table = tfrs_embed.TableConfig("table", ROWS, DIM)
+    shapes = {"input_shape": (2, 1), "output_shape": (2, DIM)}
+    layers = [
+        make_layer(),
+        tfrs_embed.DistributedEmbedding(
+            tfrs_embed.FeatureConfig("feature", table, **shapes),
+            optimizer="sgd",
+            size_threshold=0,
+        ),
+        tfrs_embed.All2AllDenseEmbedding(ROWS, DIM, 1, 1, optimizer="sgd"),
+    ]
+    inputs = [
+        tf.constant([1, 3]),
+        tf.constant([[1], [3]]),
+        tf.constant([[[1]], [[3]]], tf.int64),
+    ]
+    for layer, ids in zip(layers, inputs, strict=True):
+        look_up = tf.function(layer) if mode.startswith("nested") else layer
+        layer(ids)
+
+        def step(ids, layer=layer, look_up=look_up):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(look_up(ids) ** 2)
+            return tape.gradient(loss, layer.trainable_variables)
+
+        if mode == "compiled" and layer is layers[2]:
+            continue  # Its keys are not for XLA.
+        run(mode, lambda ids, step=step: step(ids), ids)
+        assert int(layer.step) == 1, type(layer)
+
+
 @pytest.mark.parametrize("mode", ["eager", "function", "nested"])
 @pytest.mark.parametrize("part", ["forward", "backward", "both"])
 def test_no_updates(mode, part):

@@ -219,7 +219,7 @@ class DistributedEmbedding(TableLayer):
         self,
         inputs: Any,
         weights: Any = None,
-        training: bool = False,
+        training: bool | None = None,
         *,
         partial: bool = False,
     ) -> Any:
