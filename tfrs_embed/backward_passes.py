@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import sys
 import threading
 import weakref
@@ -79,26 +78,24 @@ class Pass:
         Raises:
             RuntimeError: a pass of the same tape was to update it before.
         """
-        for switch in list(_in_use):
-            self._take(switch)
+        for switch in _members(_in_use):
+            self._begin_with(switch)
 
     def adopt(self, switch: Switch) -> None:
         """Does what `begin` does for what is in use only now."""
-        with (
-            tf.init_scope()
-            if self.graph == "eager"
-            else (self.graph.as_default())
-        ):
-            self._take(switch)
+        eager = self.graph == "eager"
+        with tf.init_scope() if eager else self.graph.as_default():
+            self._begin_with(switch)
             for optimizer in self.scales:
                 self._scale(switch, optimizer)
 
-    def _take(self, switch: Switch) -> None:
+    def _begin_with(self, switch: Switch) -> None:
         if self._in_tpu:
             return
         self._switches.append(switch)
         if self.graph != "eager":
-            # It holds what the function that it calls refers to.
+            # The graph calls a function that reads the layer's tables. A
+            # gradient that somebody gives it must not keep it, and them.
             weak_gradients.move_all(self.graph)
         if not self._updates(switch):
             self._assign(switch, OFF)
@@ -174,7 +171,8 @@ class Switch:
                 ResourceVariable(1.0, trainable=False, name=f"backward_{i}")
                 for i in range(number)
             ]
-        _all.add(self)
+        with _lock:
+            _all.add(self)
 
     def variable(self) -> tf.Variable:
         """The variable of the current replica."""
@@ -186,7 +184,8 @@ class Switch:
     def value(self) -> tf.Tensor:
         """Its value when the current function runs."""
         if self not in _in_use:
-            _in_use.add(self)
+            with _lock:
+                _in_use.add(self)
             # Some functions' gradients are only traced in a pass.
             for running in _thread.passes:
                 running.adopt(self)
@@ -196,8 +195,15 @@ class Switch:
 _all: weakref.WeakSet[Switch] = weakref.WeakSet()
 # Those that a function's backward pass reads.
 _in_use: weakref.WeakSet[Switch] = weakref.WeakSet()
+# Other threads add to them.
+_lock = threading.Lock()
 # Whether a function's backward pass sets them, too.
 _functions_scale = False
+
+
+def _members(switches: weakref.WeakSet[Switch]) -> list[Switch]:
+    with _lock:
+        return list(switches)
 
 
 def set_scale(gradient: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
@@ -212,7 +218,7 @@ def set_scale(gradient: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """
     global _functions_scale
     _functions_scale = True
-    for switch in list(_all):
+    for switch in _members(_all):
         variable = switch.variable()
         assigned = variable.assign(scale, read_value=False)
         with tf.control_dependencies([assigned]):
@@ -296,20 +302,21 @@ def install() -> None:
     gradient = imperative_grad.imperative_grad
     if getattr(gradient, "notes_passes", False):
         return
-    signature = inspect.signature(gradient)
 
     @functools.wraps(gradient)
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        # TensorFlow's own tapes can't be referred to weakly.
+    def noting(
+        tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        # The caller's: `tape` is what it has recorded, of a class that can't be
+        # referred to weakly.
         owner = sys._getframe(1).f_locals.get("self")
         if not isinstance(owner, tf.GradientTape):
             owner = None
-        this = Pass(owner, given["tape"], given["sources"])
+        this = Pass(owner, tape, sources)
         _thread.passes.append(this)
         try:
             this.begin()
-            return gradient(*args, **kwargs)
+            return gradient(tape, target, sources, *args, **kwargs)
         finally:
             _thread.passes.remove(this)
             this.end()

@@ -71,6 +71,12 @@ def steps_of(strategy, count=2):
     return batches(count, BATCH * strategy.num_replicas_in_sync)
 
 
+def assert_untrained(layer):
+    found = layer.embedding_tables["table"].numpy()
+    np.testing.assert_array_equal(found, initial())
+    assert int(layer.step.numpy()) == 0
+
+
 @pytest.mark.parametrize("nested", [False, True], ids=["function", "nested"])
 @pytest.mark.parametrize(
     "scenario",
@@ -113,9 +119,7 @@ def test_another_gradient_updates_nothing(strategy):
             program.head, aggregation=tf.VariableAggregation.SUM
         )
     run(strategy, saliency, batch)
-    found = layer.embedding_tables["table"].numpy()
-    np.testing.assert_array_equal(found, initial())
-    assert int(layer.step.numpy()) == 0
+    assert_untrained(layer)
 
 
 def test_an_unused_gradient_updates_nothing(strategy):
@@ -129,9 +133,7 @@ def test_an_unused_gradient_updates_nothing(strategy):
 
     for batch in steps_of(strategy, 2):
         run(strategy, step, batch)
-    found = layer.embedding_tables["table"].numpy()
-    np.testing.assert_array_equal(found, initial())
-    assert int(layer.step.numpy()) == 0
+    assert_untrained(layer)
 
 
 def test_a_second_update_of_one_lookup_is_an_error(strategy):
@@ -147,5 +149,4 @@ def test_a_second_update_of_one_lookup_is_an_error(strategy):
     [batch] = steps_of(strategy, 1)
     with pytest.raises(RuntimeError, match="a second time"):
         run(strategy, step, batch)
-    found = layer.embedding_tables["table"].numpy()
-    np.testing.assert_array_equal(found, initial())
+    assert_untrained(layer)

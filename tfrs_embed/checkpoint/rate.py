@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.rows import Saved
+from tfrs_embed.checkpoint.rows import Saved, copy_for_saving
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.optimizers import TableOptimizer
 
@@ -81,14 +81,7 @@ class SavedRate(tf.__internal__.tracking.Trackable, Saved):
             self._optimizer.rate.assign(float(reader.read(key)))
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        # For checkpoints that are written while the training goes on.
-        if self not in object_map:
-            object_map[self] = _Taken(self)
-        taken = object_map[self]
-        if tf.executing_eagerly():
-            taken.take()
-        else:
-            tf.py_function(taken.take, [], [])
+        copy_for_saving(self, object_map, _Taken)
 
 
 class _Taken(tf.__internal__.tracking.Trackable, Saved):

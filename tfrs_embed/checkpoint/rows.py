@@ -199,3 +199,26 @@ def scatter(variable: tf.Variable, ids: tf.Tensor, rows: tf.Tensor) -> None:
     """
     with tf.device(variable.device):
         scatter_update(variable, ids, rows)
+
+
+def copy_for_saving(
+    saved: Any, object_map: Any, make_copy: Callable[[Any], Any]
+) -> None:
+    """Copies what a checkpoint holds that is written while training goes on.
+
+    Args:
+        saved: what is copied.
+        object_map: TensorFlow's copies, by what they are of.
+        make_copy: makes a copy of it, whose `take` brings it up to date.
+    """
+    if saved not in object_map:
+        object_map[saved] = make_copy(saved)
+    run_in_place(object_map[saved].take)
+
+
+def run_in_place(function: Callable[[], None]) -> None:
+    """Calls a Python function, now or where the traced function comes by."""
+    if tf.executing_eagerly():
+        function()
+    else:
+        tf.py_function(function, [], [])

@@ -19,6 +19,7 @@ from tfrs_embed.checkpoint.rows import (
     KEYS,
     Saved,
     VariableRows,
+    copy_for_saving,
     scatter,
 )
 from tfrs_embed.checkpoint.session import Session
@@ -171,14 +172,7 @@ class Column(Whole, Saved):
             self._rows.restore(self._which, key, reader)
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        # For checkpoints that are written while the training goes on.
-        if self not in object_map:
-            object_map[self] = _Taken(self)
-        taken = object_map[self]
-        if tf.executing_eagerly():
-            taken.take()
-        else:
-            tf.py_function(taken.take, [], [])
+        copy_for_saving(self, object_map, _Taken)
 
     def __repr__(self) -> str:
         """Name, shape and dtype."""

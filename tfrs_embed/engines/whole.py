@@ -13,7 +13,7 @@ from tensorflow.python.training.saving.saveable_object import SaveSpec
 
 from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import blocks
-from tfrs_embed.checkpoint.rows import VALUE, Rows
+from tfrs_embed.checkpoint.rows import VALUE, Rows, run_in_place
 from tfrs_embed.strategies import NoValuesError, is_offline
 
 
@@ -219,10 +219,7 @@ class WholeTable(Whole, Rows):
                 for there, here in zip(copies, self._variables, strict=True):
                     there.assign(here)
 
-        if tf.executing_eagerly():
-            take()
-        else:
-            tf.py_function(take, [], [])
+        run_in_place(take)
 
     def _copy_on_host(self) -> WholeTable:
         """Makes the same of variables in the host's memory."""

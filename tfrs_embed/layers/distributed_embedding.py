@@ -173,19 +173,7 @@ class DistributedEmbedding(TableLayer):
             spec, routes, settings, stacking=Stacking.of(table_stacking)
         )
 
-    if TYPE_CHECKING:
-        # To a type checker Keras's own is Any.
-        def __call__(
-            self,
-            inputs: Any,
-            weights: Any = None,
-            *,
-            training: bool | None = None,
-            partial: bool = False,
-        ) -> Any:
-            """Looks the features up; see the class."""
-
-    else:
+    if not TYPE_CHECKING:
 
         @tf.autograph.experimental.do_not_convert
         def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -141,18 +141,6 @@ class PartialTPUEmbedding(TableLayer):
         )
         self._place(spec, routes, settings, batch_size)
 
-    if TYPE_CHECKING:
-        # To a type checker Keras's own is Any.
-        def __call__(
-            self,
-            inputs: Any,
-            weights: Any = None,
-            *,
-            training: bool | None = None,
-            partial: bool = False,
-        ) -> Any:
-            """Looks the features up; see the class."""
-
     @errors.plain
     def call(
         self,

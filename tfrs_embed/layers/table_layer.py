@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tf_keras
@@ -105,6 +105,18 @@ class TableLayer(Layer):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._strategy = tf.distribute.get_strategy()
+
+    if TYPE_CHECKING:
+        # To a type checker Keras's own is Any.
+        def __call__(
+            self,
+            inputs: Any,
+            weights: Any = None,
+            *,
+            training: bool | None = None,
+            partial: bool = False,
+        ) -> Any:
+            """Looks the features up; see the class."""
 
     def _place(
         self,
