@@ -137,10 +137,11 @@ sanitize: $(VENV)/.installed-test ## Fuzz the kernels under sanitizers
 upstream: $(VENV)/.ready-test ## Run TFRS's and TF-models' tests on it
 	$(RUN) tests/upstream/run.py $(ARGS)
 
-lint: $(VENV)/.installed-lint ## Check style and types
+lint: $(VENV)/.installed-lint ## Check style, types and the order of imports
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
 
 format: $(VENV)/.installed-lint ## Bring the code into style
 	$(RUN) -m ruff check --fix-only .

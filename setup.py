@@ -19,7 +19,7 @@ EXTRAS = {
     ],
     "examples": ["matplotlib", "tensorflow-recommenders"],
     # Pinned: a new release of either may find fault with unchanged code.
-    "lint": ["mypy==2.4.1", "ruff==0.17.5"],
+    "lint": ["import-linter==2.16", "mypy==2.4.1", "ruff==0.17.5"],
 }
 EXTRAS["dev"] = sorted({r for extra in EXTRAS.values() for r in extra})
 

@@ -19,9 +19,9 @@ import tensorflow as tf
 import tfrs_embed
 from tfrs_embed.sparsecore import Topology, buffers, compute_limits
 from tfrs_embed.sparsecore.coo import Ids
+from tfrs_embed.sparsecore.host_kernels import has_kernels
 from tfrs_embed.sparsecore.layout import Layout
-from tfrs_embed.sparsecore.wheel import has_kernels
-from tfrs_embed.testing import EmulatedTPUStrategy, host_kernels
+from tfrs_embed.testing import EmulatedTPUStrategy, tensorflow_host
 
 tpu = tf.tpu.experimental.embedding
 
@@ -89,7 +89,9 @@ def kernels(layout, tensors):
 
     @tf.function
     def run(tensors):
-        return host_kernels.preprocess(layout, tensors, [None] * len(tensors))
+        return tensorflow_host.preprocess(
+            layout, tensors, [None] * len(tensors)
+        )
 
     return lambda: run(tensors)
 

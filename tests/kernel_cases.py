@@ -13,8 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import kernels, optimizers
-from tfrs_embed.kernels import calls, packs
-from tfrs_embed.ops.bags import Bags
+from tfrs_embed.kernels import handle_packs
+from tfrs_embed.ops import kernel_calls
+from tfrs_embed.ops.bags import BaggedIds
 
 DIMS = [1, 3, 8, 16, 32, 64, 128, 255, 256, 300, 1024]
 
@@ -39,44 +40,44 @@ RULES = {
 class Feature:
     """A feature's inputs as the operations take them; None: ones.
 
-    Without `bag` every bag has `per_bag` ids. With `splits` the operations get
-    these instead of `bag`, or those that say the same.
+    Without `bag_ids` every bag has `bag_size` ids. With `splits` the operations
+    get these instead of `bag_ids`, or those that say the same.
     """
 
     table: int
     ids: np.ndarray
     count: int
-    bag: np.ndarray | None = None
+    bag_ids: np.ndarray | None = None
     weights: np.ndarray | None = None
     scale: np.ndarray | None = None
-    per_bag: int = 1
+    bag_size: int = 1
     splits: np.ndarray | bool = False
 
     def given_splits(self):
-        if self.bag is None or self.splits is False:
+        if self.bag_ids is None or self.splits is False:
             return None
         if self.splits is True:
-            starts = np.searchsorted(self.bag, np.arange(self.count + 1))
+            starts = np.searchsorted(self.bag_ids, np.arange(self.count + 1))
             return tf.constant(starts, tf.int32)
         return tf.constant(self.splits, tf.int32)
 
     def bags(self):
-        return Bags(
+        return BaggedIds(
             tf.constant(self.ids),
-            None if self.bag is None else tf.constant(self.bag),
+            None if self.bag_ids is None else tf.constant(self.bag_ids),
             None if self.weights is None else tf.constant(self.weights),
             None if self.scale is None else tf.constant(self.scale),
             tf.constant(self.count),
             tf.constant([self.count]),
             tf.TensorShape([self.count]),
-            tf.TensorShape([self.per_bag if self.bag is None else None]),
+            tf.TensorShape([self.bag_size if self.bag_ids is None else None]),
             splits=self.given_splits(),
         )
 
     def bag_of_id(self):
-        if self.bag is None:
-            return np.arange(len(self.ids)) // self.per_bag
-        return self.bag
+        if self.bag_ids is None:
+            return np.arange(len(self.ids)) // self.bag_size
+        return self.bag_ids
 
     def terms(self):
         """Each id with its bag and the factor of its row."""
@@ -95,11 +96,11 @@ def make_feature(rng, table, rows, size, dtype=np.int64):
     weighted, scaled = rng.random(2) < 0.5
     # Few rows more often: they are what is summed.
     low = int(rng.integers(rows)) if rng.random() < 0.3 else 0
-    per_bag = 1
+    bag_size = 1
     if rng.random() < 0.4:
-        per_bag = int(rng.choice([1, 1, 2, 7]))
-        count = size // per_bag
-        n, bag = count * per_bag, None
+        bag_size = int(rng.choice([1, 1, 2, 7]))
+        count = size // bag_size
+        n, bag = count * bag_size, None
     else:
         lengths = rng.integers(0, 6, max(2, size // 2))
         lengths[[0, rng.integers(len(lengths)), -1]] = 0
@@ -112,7 +113,7 @@ def make_feature(rng, table, rows, size, dtype=np.int64):
         bag,
         rng.uniform(-0.5, 2, n).astype(np.float32) if weighted else None,
         rng.uniform(0.1, 2, count).astype(np.float32) if scaled else None,
-        per_bag,
+        bag_size,
         bool(rng.random() < 0.5),
     )
 
@@ -147,7 +148,7 @@ def module():
 
 def _inputs(features):
     """What describes features to all operations."""
-    return calls._features(
+    return kernel_calls._features(
         [tf.constant(f.ids) for f in features],
         [f.bags() for f in features],
         [f.table for f in features],
@@ -155,11 +156,11 @@ def _inputs(features):
 
 
 def lookup(tables, features, dtype=tf.float32):
-    return lookup_in([tf.Variable(t) for t in tables], features, dtype)
+    return lookup_handles([tf.Variable(t) for t in tables], features, dtype)
 
 
-def lookup_in(variables, features, dtype=tf.float32, **limits):
-    handles, places = packs.arguments(variables)
+def lookup_handles(variables, features, dtype=tf.float32, **limits):
+    handles, places = handle_packs.arguments(variables)
     return module().tfrs_embed_lookup(
         tables=handles,
         places=places,
@@ -188,12 +189,12 @@ def combine(rows, features):
     """Features of one table, which is given as a tensor."""
     places = [tf.constant(f.ids.astype(np.int32)) for f in features]
     bags = [f.bags() for f in features]
-    return calls.combine(module(), tf.constant(rows), places, bags)
+    return kernel_calls.combine(module(), tf.constant(rows), places, bags)
 
 
 def spread(gradients, num_rows, features):
     places = [tf.constant(f.ids.astype(np.int32)) for f in features]
-    return calls.spread(
+    return kernel_calls.spread(
         module(),
         [tf.constant(g) for g in gradients],
         places,
@@ -222,7 +223,7 @@ def update(variables, rules, features, gradients, rate=0.3):
     by_table = [
         [i for i, f in enumerate(features) if f.table == t] for t in numbers
     ]
-    calls.update(
+    kernel_calls.update(
         module(),
         variables,
         rules,

@@ -23,8 +23,9 @@ from test_conformance import (
     tensors,
 )
 from tfrs_embed import strategies
-from tfrs_embed.ops import compiled
-from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops import xla
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.validity import Validity
 
 tpu = tf.tpu.experimental.embedding
 DENSE = ("scalar", "dense", "matrix", "combined", "combined_cube")
@@ -395,9 +396,9 @@ def test_rows_beyond_int32():
 
     @tf.function(jit_compile=True)
     def sums(ids, gradient):
-        bags = Bags.of_rows(ids, None, tf.size(ids))
-        bags = bags._replace(validity=compiled.Validity(ids < size, yes))
-        return compiled.row_gradients([bags], [gradient], size)
+        bags = BaggedIds.of_rows(ids, None, tf.size(ids))
+        bags = bags._replace(validity=Validity(ids < size, yes))
+        return xla.row_gradients([bags], [gradient], size)
 
     ids = tf.constant([2**39, 7, size, 2**39], tf.int64)
     rows, found, made = sums(ids, tf.reshape(tf.range(1.0, n + 1), [n, 1]))

@@ -11,8 +11,7 @@ import tensorflow as tf
 import tf_keras
 from tensorflow.python.ops import init_ops_v2
 
-from tfrs_embed import FeatureConfig, TableConfig, configs
-from tfrs_embed.engines import initial_values
+from tfrs_embed import FeatureConfig, TableConfig, configs, initial_values
 
 keras = tf_keras.initializers
 

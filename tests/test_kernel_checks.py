@@ -17,7 +17,7 @@ def large_feature(kind, n):
     """A feature of so many ids that several threads look it up."""
     ids = np.random.default_rng(0).integers(0, 50, n)
     if kind == "dense":
-        return Feature(0, ids, n // 10, per_bag=10)
+        return Feature(0, ids, n // 10, bag_size=10)
     lengths = np.random.default_rng(1).integers(0, 9, n)
     lengths = lengths[: np.searchsorted(np.cumsum(lengths), n)]
     lengths[-1] += n - lengths.sum()
@@ -62,11 +62,11 @@ def test_limits_are_for_features_not_beyond_their_tables(rows, bad, has):
     limits = {"rows": rows, "names": ["the first", "the second"]}
     ids = np.array([0, has - 1])
     features = [Feature(0, ids, 2), Feature(0, np.array([3, 0]), 2)]
-    cases.lookup_in([variable], features, **limits)
+    cases.lookup_handles([variable], features, **limits)
     features[0].ids[1] = bad
     message = f"the first: id {bad} is out of range; the table has {has} rows"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        cases.lookup_in([variable], features, **limits)
+        cases.lookup_handles([variable], features, **limits)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_limits_that_are_not_one_for_each_feature(limits, message):
     variable = tf.Variable(tf.ones([50, 8]))
     features = [Feature(0, np.array([0, 1]), 2) for _ in range(2)]
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        cases.lookup_in([variable], features, **limits)
+        cases.lookup_handles([variable], features, **limits)
 
 
 def test_a_matrix_of_none_of_the_features():

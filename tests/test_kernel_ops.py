@@ -89,7 +89,7 @@ def test_lookup_into_columns(count, dtype):
         # Whatever bags there are, as if the last of them were empty.
         table = int(rng.integers(len(tables)))
         made = cases.make_feature(rng, table, 50, count, np.int64)
-        if made.bag is not None and made.count <= count:
+        if made.bag_ids is not None and made.count <= count:
             extra = count - made.count
             if made.scale is not None:
                 made.scale = np.r_[made.scale, np.ones(extra, np.float32)]
@@ -320,7 +320,7 @@ def test_no_update_is_lost_among_threads():
                 cases.update(variables, rules, features, ones, rate=-1.0)
                 # Under a lock the rows of one table change together.
                 every = Feature(0, np.arange(rows), rows)
-                [seen] = cases.lookup_in([table], [every])
+                [seen] = cases.lookup_handles([table], [every])
                 assert np.ptp(seen.numpy()) == 0
         except BaseException as error:
             failures.append(error)
@@ -386,11 +386,13 @@ def feature(**changes):
 
 
 WRONG = {
-    "too few bags": {"bag": np.array([0, 1], np.int32)},
-    "a bag beyond the last": {"bag": np.array([0, 1, 2], np.int32)},
-    "a bag before the first": {"bag": np.array([-1, 0, 1], np.int32)},
-    "bags that are not ascending": {"bag": np.array([0, 1000, 1], np.int32)},
-    "ids without bags": {"bag": None},
+    "too few bags": {"bag_ids": np.array([0, 1], np.int32)},
+    "a bag beyond the last": {"bag_ids": np.array([0, 1, 2], np.int32)},
+    "a bag before the first": {"bag_ids": np.array([-1, 0, 1], np.int32)},
+    "bags that are not ascending": {
+        "bag_ids": np.array([0, 1000, 1], np.int32)
+    },
+    "ids without bags": {"bag_ids": None},
     "too few splits": {"splits": np.array([0, 3])},
     "too many splits": {"splits": np.array([0, 1, 2, 3])},
     "splits that begin late": {"splits": np.array([1, 2, 3])},

@@ -9,7 +9,7 @@ import tensorflow as tf
 import kernel_cases as cases
 import tfrs_embed
 from helpers import differentiate
-from tfrs_embed.kernels import packs
+from tfrs_embed.kernels import handle_packs
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
@@ -35,17 +35,17 @@ def test_packed_and_other_variables_are_looked_up_and_updated_alike():
     unused = tf.Variable(1.0)
     several = every(found)
     kept = [
-        packs.Pack([several[4], unused, several[0]]),
-        packs.Pack([several[2], several[5]]),
+        handle_packs.HandlePack([several[4], unused, several[0]]),
+        handle_packs.HandlePack([several[2], several[5]]),
     ]
-    handles, places = packs.arguments(several)
+    handles, places = handle_packs.arguments(several)
     assert [h.shape.num_elements() for h in handles] == [3, 1, 2, 1]
     assert places == [2, 3, 4, 6, 0, 5]
     for _ in range(2):
         for variables in (wanted, found):
             cases.update(variables, RULES, features, gradients)
         vectors = [
-            cases.lookup_in([v["parameters"] for v in variables], features)
+            cases.lookup_handles([v["parameters"] for v in variables], features)
             for variables in (wanted, found)
         ]
         for a, b in zip(*vectors, strict=True):
@@ -53,7 +53,7 @@ def test_packed_and_other_variables_are_looked_up_and_updated_alike():
     for a, b in zip(every(wanted), several, strict=True):
         np.testing.assert_array_equal(a, b)
     del kept
-    assert packs.arguments(several)[1] == list(range(len(several)))
+    assert handle_packs.arguments(several)[1] == list(range(len(several)))
 
 
 def test_one_kernel_may_get_other_variables_in_each_call():
@@ -61,16 +61,18 @@ def test_one_kernel_may_get_other_variables_in_each_call():
     tables, features, _ = make_case()
     for _ in range(3):
         variables = [tf.Variable(t) for t in tables]
-        kept = packs.Pack(variables)
-        wanted = cases.lookup_in([tf.Variable(t) for t in tables], features)
+        kept = handle_packs.HandlePack(variables)
+        wanted = cases.lookup_handles(
+            [tf.Variable(t) for t in tables], features
+        )
         for _ in range(2):
-            found = cases.lookup_in(variables, features)
+            found = cases.lookup_handles(variables, features)
             for a, b in zip(wanted, found, strict=True):
                 np.testing.assert_array_equal(a, b)
         for v in variables:  # Another buffer, which may be elsewhere.
             v.assign(2 * v)
         for a, b in zip(
-            wanted, cases.lookup_in(variables, features), strict=True
+            wanted, cases.lookup_handles(variables, features), strict=True
         ):
             np.testing.assert_allclose(2 * a, b, rtol=1e-6)
         tables = [t[::-1].copy() for t in tables]

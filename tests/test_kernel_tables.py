@@ -13,7 +13,7 @@ import tfrs_embed
 from helpers import operations_run
 from tfrs_embed import kernels
 from tfrs_embed.distribution.exchange import route
-from tfrs_embed.engines.key_map import UNKNOWN, KeyMap
+from tfrs_embed.engines.tables.key_map import UNKNOWN, KeyMap
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 

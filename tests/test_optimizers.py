@@ -14,9 +14,9 @@ import tf_keras
 
 import tfrs_embed
 from helpers import assert_unchanged, state, train
-from tfrs_embed import optimizer_conversion
-from tfrs_embed import optimizers as rules
-from tfrs_embed.optimizer_conversion import convert
+from tfrs_embed.optimizers import conversion
+from tfrs_embed.optimizers import rules as rules
+from tfrs_embed.optimizers.conversion import convert
 
 pytestmark = pytest.mark.usefixtures("both_implementations")
 
@@ -183,7 +183,7 @@ def test_an_accepted_form_becomes_its_rule_and_rate(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_stored_as_json_becomes_the_same_rule_and_rate(form):
     make, rule, rate = FORMS[form]
-    stored = json.loads(json.dumps(optimizer_conversion.serialize(make())))
+    stored = json.loads(json.dumps(conversion.serialize(make())))
     optimizer = convert(stored, "Table 't'")
     assert optimizer.rule == rule
     assert optimizer.learning_rate == pytest.approx(rate)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrs_embed.sparsecore import Topology, buffers, coo, host, partitions
+from tfrs_embed.sparsecore import Topology, buffers, coo, partitions
 from tfrs_embed.sparsecore.layout import Layout
+from tfrs_embed.testing import host_ops
 
 tpu = tf.tpu.experimental.embedding
 P = np.iinfo(np.int32).max
@@ -189,7 +190,7 @@ def test_samples_that_sparse_cores_cannot_share_are_an_error():
 
 def test_ops_return_static_sizes():
     lists = [[np.zeros(0, t)] * 2 for t in (np.int32, np.int32, np.float32)]
-    chip = host.wrap_coo(
+    chip = host_ops.wrap_coo(
         *lists,
         [np.zeros(3, np.int32)] * 2,
         sample_count_per_sc=4,

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfrs_embed import __main__ as command
 from tfrs_embed import tpu_check
-from tfrs_embed.sparsecore.wheel import has_kernels
+from tfrs_embed.sparsecore.host_kernels import has_kernels
 
 Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
 

@@ -13,9 +13,10 @@ from tfrs_embed.backward_passes import no_updates
 from tfrs_embed.configs import FeatureConfig, TableConfig
 from tfrs_embed.layers.all2all_dense_embedding import All2AllDenseEmbedding
 from tfrs_embed.layers.distributed_embedding import DistributedEmbedding
-from tfrs_embed.layers.embedding import Embedding, embedding_lookup
+from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.partial_tpu_embedding import PartialTPUEmbedding
 from tfrs_embed.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
+from tfrs_embed.ops.embedding_lookup import embedding_lookup
 from tfrs_embed.placement import Placement, TablePlacement
 from tfrs_embed.version import __version__
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import imperative_grad
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfrs_embed import strategies, weak_gradients
+from tfrs_embed.unmirrored import UnmirroredVariable
 
 #: A `Switch`'s value where the tables are not to be updated.
 OFF = 0.0
@@ -166,9 +166,8 @@ class Switch:
         self.layer = layer
         self.weight = weight
         with tf.init_scope(), tf.device("CPU:0"):
-            # The class itself, so that no strategy mirrors it.
             self.variables = [
-                ResourceVariable(1.0, trainable=False, name=f"backward_{i}")
+                UnmirroredVariable(1.0, trainable=False, name=f"backward_{i}")
                 for i in range(number)
             ]
         with _lock:

@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from tfrs_embed import optimizer_conversion
 from tfrs_embed.arguments import named_fields
+from tfrs_embed.optimizers import conversion
 from tfrs_embed.structure import Structure
 from tfrs_embed.types import Combiner, Optimizer, TablePlace
 
@@ -101,7 +101,7 @@ class TableConfig:
             initializer = tf_keras.initializers.get(initializer)
             object.__setattr__(self, "initializer", initializer)
         _check_initializer(initializer, where)
-        optimizer_conversion.check(self.optimizer, where)
+        conversion.check(self.optimizer, where)
 
 
 @named_fields

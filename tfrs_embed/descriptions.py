@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.optimizers.rules import TableOptimizer
 
 # Larger arrays are described by a digest.
 _MOST_NUMBERS = 16

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs import EmbeddingSpec, TableSpec
-from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.strategies import is_tpu
 from tfrs_embed.text_table import format_bytes, text_table
 

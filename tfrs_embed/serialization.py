@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from tfrs_embed import optimizer_conversion
 from tfrs_embed.configs import (
     EmbeddingSpec,
     FeatureConfig,
@@ -19,7 +18,8 @@ from tfrs_embed.configs import (
     TableConfig,
     TableSpec,
 )
-from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.optimizers import conversion
+from tfrs_embed.optimizers.rules import TableOptimizer
 
 _tpu = tf.tpu.experimental.embedding
 
@@ -56,7 +56,7 @@ def features_to_config(
     }
     return {
         "optimizers": [
-            optimizer_conversion.serialize(
+            conversion.serialize(
                 tables[0].optimizer,
                 next(
                     (o for t in tables if (o := optimizers.get(t.name))), None
@@ -85,7 +85,7 @@ def features_from_config(config: Any) -> Any:
         The nesting; features that shared a table share one again, and tables
         that shared an optimizer.
     """
-    shared = [optimizer_conversion.deserialize(o) for o in config["optimizers"]]
+    shared = [conversion.deserialize(o) for o in config["optimizers"]]
     tables = [_table_from_config(table, shared) for table in config["tables"]]
     features = [_feature_from_config(f, tables) for f in config["features"]]
     return _decode(config["structure"], features)

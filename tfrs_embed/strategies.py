@@ -125,6 +125,23 @@ def in_xla() -> bool:
     )
 
 
+def refuse_in_xla(what: str) -> None:
+    """Raises inside XLA, and does nothing elsewhere.
+
+    Args:
+        what: the feature that XLA can't have, in the plural.
+
+    Raises:
+        NotImplementedError: XLA will compile what is being traced.
+    """
+    if in_xla():
+        raise NotImplementedError(
+            f"{what} are not supported inside tf.function(jit_compile=True). "
+            "Leave jit_compile out, or keep this layer's call out of the "
+            "function that has it."
+        )
+
+
 def in_pfor() -> bool:
     """Whether TensorFlow is to repeat what is being traced, in parallel."""
     if tf.executing_eagerly():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TypedDict
 
-from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.optimizers.rules import TableOptimizer
 
 #: How several ids of one sample become one vector.
 Combiner = Literal["sum", "mean", "sqrtn"]

@@ -19,7 +19,7 @@ import tf_keras
 
 import tfrs_embed
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.engines import sharded_table
+from tfrs_embed.engines.tables import sharded
 
 tpu = tf.tpu.experimental.embedding
 ROWS, DIM, BATCH = {"user": 40, "item": 9}, 4, 8
@@ -187,7 +187,7 @@ def use_small_blocks():
     """Has each table cut into blocks, and written as several parts."""
     bundle.BLOCK_BYTES = 16 * 4 * DIM
     bundle.PART_BYTES = 2 * bundle.BLOCK_BYTES
-    sharded_table.BLOCK_ELEMENTS = 8 * DIM
+    sharded.BLOCK_ELEMENTS = 8 * DIM
 
 
 def main():

@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import kernel_cases as cases
 from tfrs_embed import kernels
-from tfrs_embed.kernels import files, packs
+from tfrs_embed.kernels import files, handle_packs
 
 DIMS = [*range(1, 20), 31, 32, 64, 65, 128, 255, 256, 257, 300, 513, 1024]
 
@@ -113,7 +113,10 @@ def pack_some(rng, variables):
     every = [v for of_table in variables for v in of_table.values()]
     some = rng.permutation(len(every))[: rng.integers(len(every) + 1)]
     cut = int(rng.integers(len(some) + 1))
-    return [packs.Pack([every[i] for i in s]) for s in (some[:cut], some[cut:])]
+    return [
+        handle_packs.HandlePack([every[i] for i in s])
+        for s in (some[:cut], some[cut:])
+    ]
 
 
 def try_update(rng, tables, features, gradients):
@@ -168,13 +171,13 @@ def break_one(rng, tables, features):
             np.array([-1, rows, limits.min, limits.max], ids.dtype)
         )
         changed = {"ids": ids}
-    elif kind == 1 and f.bag is not None and n:
+    elif kind == 1 and f.bag_ids is not None and n:
         end = rng.integers(2)
-        bag = f.bag.copy()
+        bag = f.bag_ids.copy()
         bag[-end] = [-1, f.count][end]
-        changed = {"bag": bag, "splits": False}
+        changed = {"bag_ids": bag, "splits": False}
         if rng.random() < 0.5:
-            splits = np.searchsorted(f.bag, np.arange(f.count + 1))
+            splits = np.searchsorted(f.bag_ids, np.arange(f.count + 1))
             splits[rng.integers(f.count + 1)] = rng.choice([-1, n + 1])
             changed = {"splits": splits}
     elif kind == 2:
@@ -193,7 +196,7 @@ def try_wrong(rng, tables, features, gradients):
     kept = pack_some(rng, variables)
     parameters = [of_table["parameters"] for of_table in variables]
     for call in (
-        lambda: cases.lookup_in(parameters, features),
+        lambda: cases.lookup_handles(parameters, features),
         lambda: cases.update(variables, rules, features, gradients),
     ):
         try:

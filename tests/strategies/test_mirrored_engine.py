@@ -21,15 +21,15 @@ from test_conformance import (
     tensors,
 )
 from test_conformance import trainer as trainer_alone
-from tfrs_embed import configs, optimizer_conversion
+from tfrs_embed import configs, initial_values
 from tfrs_embed.distribution import replicas
-from tfrs_embed.engines import initial_values
-from tfrs_embed.engines.combined import CombinedEngine
+from tfrs_embed.engines.composite import CompositeEngine
 from tfrs_embed.engines.mirrored import MirroredEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.sharded import ShardedEngine
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops.bags import to_bags
+from tfrs_embed.optimizers import conversion
 
 #: Rows, width, combiner and optimizer, or None for a table that is not trained.
 TABLES = {
@@ -97,7 +97,7 @@ def make_features(kinds, names, initializer=tf.random_normal_initializer):
 
 def make_optimizers(names):
     return {
-        name: optimizer_conversion.convert(OPTIMIZERS[TABLES[name][3]][0], name)
+        name: conversion.convert(OPTIMIZERS[TABLES[name][3]][0], name)
         if TABLES[name][3]
         else None
         for name in names
@@ -119,7 +119,7 @@ def make_engine(kind, strategy, features, pipelined):
     large = [f for f in features if f.table.name in LARGE]
     small = [f for f in features if f.table.name not in LARGE]
     engines = [of(MirroredEngine, small), of(ShardedEngine, large)]
-    return CombinedEngine(features, engines)
+    return CompositeEngine(features, engines)
 
 
 def make_layer(
@@ -354,7 +354,7 @@ def test_variables_of_a_combined_engine(strategy):
     assert list(layer.engine.states) == list(TABLES)
     assert sorted(layer.engine.optimizers) == sorted(TABLES)
     assert len(layer.engine.pending) == 2 * len(local_ids(strategy))
-    assert not layer.engine.held_whole
+    assert not layer.engine.has_whole_tables
     layer.engine.step.assign(5)
     steps = [engine.step.numpy() for engine in layer.engine._engines]
     assert steps == [5, 5]
@@ -418,7 +418,7 @@ def test_saved_model(strategy):
 def test_one_replica_needs_no_collectives():
     layer = make_layer("mirrored", tf.distribute.get_strategy())
     reference = make_reference(layer)
-    assert layer.engine.held_whole
+    assert layer.engine.has_whole_tables
     assert layer.engine.consensus() is None
     rng = np.random.default_rng(11)
     step = trainer_alone(layer, graph=False)

@@ -20,7 +20,7 @@ from strategies.test_sharded_keras import (
     one_device,
 )
 from tfrs_embed import sparsecore
-from tfrs_embed.sparsecore import wheel
+from tfrs_embed.sparsecore import host_kernels
 
 tpu = tf.tpu.experimental.embedding
 Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
@@ -267,7 +267,7 @@ def test_hardware_that_is_not_there_is_an_error(strategy):
 def test_the_wrong_wheel_is_an_error_that_names_the_right_one(
     strategy, monkeypatch
 ):
-    monkeypatch.setattr(wheel, "has_kernels", lambda: False)
+    monkeypatch.setattr(host_kernels, "has_kernels", lambda: False)
     make_layer(strategy)  # An emulated slice needs none.
     monkeypatch.delattr(strategy, "topology")
     with pytest.raises(RuntimeError, match="pip install 'tensorflow-tpu=="):

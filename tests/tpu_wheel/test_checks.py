@@ -15,7 +15,7 @@ from promises import BATCH, make_layer
 import tfrs_embed
 from processes import environment
 from tfrs_embed import tpu_check
-from tfrs_embed.sparsecore.wheel import has_kernels
+from tfrs_embed.sparsecore.host_kernels import has_kernels
 from tfrs_embed.tpu_check import tpu_library
 from tpu_programs import BATCH as FLOATS
 from tpu_programs import STEPS, traced

@@ -14,7 +14,7 @@ from promises import PROMISES, Hardware, keras, tpu
 
 from processes import ALL
 from tfrs_embed import tpu_check
-from tfrs_embed.sparsecore.wheel import has_kernels
+from tfrs_embed.sparsecore.host_kernels import has_kernels
 
 PYTHON = os.environ.get("TFRS_EMBED_TPU_COMPILER")
 OLDER = os.environ.get("TFRS_EMBED_TPU_COMPILER_OLDER")

@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.tpu.ops import gen_xla_ops
 
-from tfrs_embed.sparsecore import Topology, buffers, compute_limits, coo, host
+from tfrs_embed.sparsecore import Topology, buffers, compute_limits, coo
+from tfrs_embed.sparsecore.host_kernels import has_kernels
 from tfrs_embed.sparsecore.layout import Layout
-from tfrs_embed.sparsecore.wheel import has_kernels
-from tfrs_embed.testing import host_kernels
+from tfrs_embed.testing import host_ops, tensorflow_host
 
 tpu = tf.tpu.experimental.embedding
 TOPOLOGIES = [(chips, cores) for chips in (1, 2, 4) for cores in (2, 4)]
@@ -88,7 +88,7 @@ def random_ids(rng, samples, rows, spoil=False):
     if lengths is not None and rng.random() < 0.5:
         # Runs of equal ids within samples, which conversion merges.
         values = np.repeat(values[::3], 3)[:n]
-    return host.Ids(where, values, random_weights(rng, n))
+    return host_ops.Ids(where, values, random_weights(rng, n))
 
 
 def kernel_weights(ids):
@@ -138,7 +138,7 @@ def converted(rng, feature, chips, cores, stack_samples, spoil=False):
         kernel_weights(ids),
         **attributes,
     )
-    got = outcome(host.convert_to_coo, *ids, **attributes)
+    got = outcome(host_ops.convert_to_coo, *ids, **attributes)
     assert_same_bits(got, want)
     if isinstance(want, str):
         return None
@@ -178,7 +178,7 @@ def test_each_op_gives_the_kernels_bits(topology, seed):
                 **unused,
                 **limits,
             )
-            got = outcome(host.sort_coo, *lists, **attributes, **limits)
+            got = outcome(host_ops.sort_coo, *lists, **attributes, **limits)
             assert_same_bits(got, want)
             partitions.append(want)
             want = outcome(
@@ -188,7 +188,7 @@ def test_each_op_gives_the_kernels_bits(topology, seed):
                 **unused,
             )
             got = outcome(
-                host.coo_stats,
+                host_ops.coo_stats,
                 *lists,
                 col_offset_list=attributes["col_offset_list"],
                 num_replica=chips,
@@ -213,7 +213,7 @@ def test_each_op_gives_the_kernels_bits(topology, seed):
             **attributes,
             **unused,
         )
-        got = outcome(host.wrap_coo, *lists, **attributes)
+        got = outcome(host_ops.wrap_coo, *lists, **attributes)
         assert_same_buffers(got, want)
 
 
@@ -278,7 +278,7 @@ def test_inputs_that_do_not_fit_are_refused_by_both(where, values, weights):
             *args, **attributes
         )
     with pytest.raises(ValueError):
-        host.convert_to_coo(*args, **attributes)
+        host_ops.convert_to_coo(*args, **attributes)
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -286,7 +286,7 @@ def test_sparse_ids_that_are_no_matrix_are_refused(width):
     # The kernel would read the first column alone.
     with pytest.raises(ValueError, match=r"need the shape \[2, 2\]"):
         coo.convert(
-            host.Ids(np.zeros((2, width), np.int32), np.ones(2, np.int32)),
+            host_ops.Ids(np.zeros((2, width), np.int32), np.ones(2, np.int32)),
             sample_count=2,
             num_sc=2,
             row_offset=0,
@@ -320,7 +320,7 @@ def test_ids_outside_the_table_wrap_around_as_in_the_kernels():
             *inputs,
             **attributes,
         )
-        got = outcome(host.convert_to_coo, *inputs, **attributes)
+        got = outcome(host_ops.convert_to_coo, *inputs, **attributes)
         assert_same_bits(got, want)
         attributes = dict(
             sample_count_list=[32],
@@ -339,12 +339,12 @@ def test_ids_outside_the_table_wrap_around_as_in_the_kernels():
             table_vocab_size=64,
             feature_width=8,
         )
-        got = outcome(host.sort_coo, *lists, **attributes)
+        got = outcome(host_ops.sort_coo, *lists, **attributes)
         assert_same_bits(got, want)
 
 
 def kernel_buffers(layout, inputs, weights):
-    return cut(host_kernels.preprocess(layout, inputs, weights))
+    return cut(tensorflow_host.preprocess(layout, inputs, weights))
 
 
 def numpy_buffers(layout, ids):

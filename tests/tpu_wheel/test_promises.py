@@ -10,7 +10,7 @@ from promises import PROMISES, Hardware
 
 from processes import run
 from tfrs_embed import tpu_check
-from tfrs_embed.sparsecore.wheel import has_kernels
+from tfrs_embed.sparsecore.host_kernels import has_kernels
 
 SLICES = {
     Hardware.V2: "v5p:2x2x1",

@@ -12,7 +12,7 @@ from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import Saved, copy_for_saving
 from tfrs_embed.checkpoint.session import Session
-from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.optimizers.rules import TableOptimizer
 
 #: What a table's rate is called in a checkpoint.
 LEARNING_RATE = "learning_rate"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleWriter, message_of
-from tfrs_embed.distribution import messages
+from tfrs_embed.distribution import key_value_store
 from tfrs_embed.distribution.replicas import Replicas
 
 #: Seconds that workers wait for each other to save.
@@ -90,7 +90,7 @@ class _Shared:
                 )
         # All have read what the last save left, or they would not be here.
         for name in ("to", "done"):
-            messages.remove(f"{prefix}/{number - 1}/{name}/{self._me}")
+            key_value_store.remove(f"{prefix}/{number - 1}/{name}/{self._me}")
         self.writer = BundleWriter(f"{folders[0]}/worker-{self._me}")
 
     def finish(self, own: BundleWriter) -> list[str]:
@@ -136,7 +136,7 @@ class _Shared:
     def _exchange(self, name: str, text: str) -> list[str]:
         """Returns the texts of all workers."""
         key = f"{self._key}/{name}"
-        messages.send(f"{key}/{self._me}", text)
+        key_value_store.send(f"{key}/{self._me}", text)
         return [
             self._receive(f"{key}/{worker}", worker)
             for worker in range(self._replicas.workers)
@@ -144,7 +144,9 @@ class _Shared:
 
     def _receive(self, key: str, worker: int) -> str:
         try:
-            return messages.receive(self._replicas, key, worker, TIMEOUT_S)
+            return key_value_store.receive(
+                self._replicas, key, worker, TIMEOUT_S
+            )
         except TimeoutError:
             raise RuntimeError(
                 f"Worker {worker} has not saved within {TIMEOUT_S} s of this "

@@ -44,7 +44,7 @@ class ReplicaConsensus(Consensus):
         worst = self._replicas.max(
             self._replica,
             tf.stack([bad, number, -number]),
-            self._replicas.verdict_slot,
+            self._replicas.verdict_channel,
         )
 
         def fail() -> tf.Tensor:
@@ -87,8 +87,8 @@ class ReplicaConsensus(Consensus):
         codes = tf.strings.unicode_decode(text, "UTF-8")[:_LENGTH]
         codes = tf.pad(codes, [[0, _LENGTH - tf.size(codes)]])
         sent = tf.reshape(tf.cast(codes, tf.float32), [1, _LENGTH])
-        slot = self._replicas.verdict_slot + 1
-        return self._replicas.gather(self._replica, sent, slot)
+        channel = self._replicas.verdict_channel + 1
+        return self._replicas.gather(self._replica, sent, channel)
 
 
 def _decoded(text: tf.Tensor) -> tf.Tensor:

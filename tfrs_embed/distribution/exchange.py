@@ -14,8 +14,8 @@ import tensorflow as tf
 from tfrs_embed import kernels
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 
-#: Collective slots that an exchange of one kind of rows uses.
-SLOTS = 3
+#: Collective channels that an exchange of one kind of rows uses.
+CHANNELS = 3
 
 
 class Route(NamedTuple):
@@ -77,7 +77,7 @@ class Received(NamedTuple):
     Attributes:
         rows: [world * capacity] int64, the rows asked for; padding is 0.
         there: [world * capacity] bool, which of them are no padding.
-        slot: [u] int32, the place of each unique key's row among the
+        position: [u] int32, the place of each unique key's row among the
             [world * capacity] rows that come back.
         capacity: scalar int32.
         bucket: scalar int32, the capacity's number.
@@ -85,7 +85,7 @@ class Received(NamedTuple):
 
     rows: tf.Tensor
     there: tf.Tensor
-    slot: tf.Tensor
+    position: tf.Tensor
     capacity: tf.Tensor
     bucket: tf.Tensor
 
@@ -95,12 +95,12 @@ class Exchange:
 
     Args:
         replicas: the replicas.
-        slot: the first of `SLOTS` collective slots.
+        channel: the first of `CHANNELS` collective channels.
     """
 
-    def __init__(self, replicas: Replicas, slot: int) -> None:
+    def __init__(self, replicas: Replicas, channel: int) -> None:
         self._replicas = replicas
-        self._slot = slot
+        self._channel = channel
 
     def send_keys(
         self, replica: int, routed: Route, longest: tf.Tensor
@@ -131,22 +131,24 @@ class Exchange:
         # than the answer.
         first = tf.cast(tf.cumsum(routed.counts, exclusive=True), tf.int32)
         shift = tf.range(world) * capacity - first
-        slot = tf.range(tf.size(routed.row)) + tf.gather(shift, routed.owner)
+        position = tf.range(tf.size(routed.row)) + tf.gather(
+            shift, routed.owner
+        )
         heads = tf.range(world) * (capacity + 1)
         message = tf.scatter_nd(
-            tf.concat([heads, slot + routed.owner + 1], 0)[:, None],
+            tf.concat([heads, position + routed.owner + 1], 0)[:, None],
             tf.concat([routed.counts, routed.row], 0),
             [world * (capacity + 1)],
         )
         message = tf.reshape(message, [world, capacity + 1])
         message = self._replicas.all_to_all(
-            replica, message, self._slot, bucket
+            replica, message, self._channel, bucket
         )
         there = tf.sequence_mask(message[:, 0], capacity)
         return Received(
             tf.reshape(message[:, 1:], [-1]),
             tf.reshape(there, [-1]),
-            slot,
+            position,
             capacity,
             bucket,
         )
@@ -155,22 +157,22 @@ class Exchange:
         self, replica: int, received: Received, rows: tf.Tensor
     ) -> tf.Tensor:
         """Answers with rows, [world * capacity, dim]; returns the answers."""
-        return self._send(replica, received, rows, self._slot + 1)
+        return self._send(replica, received, rows, self._channel + 1)
 
     def send_gradients(
         self, replica: int, received: Received, gradients: tf.Tensor
     ) -> tf.Tensor:
         """Sends the answers' gradients back; returns those of `rows`."""
-        return self._send(replica, received, gradients, self._slot + 2)
+        return self._send(replica, received, gradients, self._channel + 2)
 
     def _send(
-        self, replica: int, received: Received, values: tf.Tensor, slot: int
+        self, replica: int, received: Received, values: tf.Tensor, channel: int
     ) -> tf.Tensor:
         if self._replicas.world == 1:
             return values
         dim = values.shape[1]
         shape = [self._replicas.world, received.capacity, dim]
         sent = self._replicas.all_to_all(
-            replica, tf.reshape(values, shape), slot, received.bucket
+            replica, tf.reshape(values, shape), channel, received.bucket
         )
         return tf.reshape(sent, [-1, dim])

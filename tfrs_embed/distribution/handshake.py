@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.distribution import messages
+from tfrs_embed.distribution import key_value_store
 from tfrs_embed.distribution import replicas as replicas_lib
 from tfrs_embed.distribution.replicas import Replicas
 
@@ -52,10 +52,12 @@ def shake_under(
     ) and (strategy.num_replicas_in_sync > 1)
     if several:
         with tf.init_scope():
-            shake(replicas_lib.of(strategy), name, facts)
+            compare_workers(replicas_lib.of(strategy), name, facts)
 
 
-def shake(replicas: Replicas, name: str, facts: Callable[[], Facts]) -> None:
+def compare_workers(
+    replicas: Replicas, name: str, facts: Callable[[], Facts]
+) -> None:
     """Compares what this worker is about to build with what the others are.
 
     Only a digest is sent, unless there is a difference to be named.
@@ -78,7 +80,7 @@ def shake(replicas: Replicas, name: str, facts: Callable[[], Facts]) -> None:
     built = facts()
     ordered = json.dumps(built, sort_keys=True)
     mine = [name, hashlib.sha256(ordered.encode()).hexdigest()]
-    messages.send(f"{prefix}/{me}", json.dumps(mine))
+    key_value_store.send(f"{prefix}/{me}", json.dumps(mine))
     for worker in range(replicas.workers):
         if worker == me:
             continue
@@ -87,7 +89,7 @@ def shake(replicas: Replicas, name: str, facts: Callable[[], Facts]) -> None:
             continue
         # The other one will see it too, as all that differ from any do: so
         # its facts are under way.
-        messages.send(f"{prefix}/facts/{me}", json.dumps(built))
+        key_value_store.send(f"{prefix}/facts/{me}", json.dumps(built))
         their_facts = json.loads(
             _get(replicas, f"{prefix}/facts/{worker}", worker, name)
         )
@@ -107,12 +109,14 @@ def shake(replicas: Replicas, name: str, facts: Callable[[], Facts]) -> None:
 
 def _linger(replicas: Replicas, prefix: str) -> None:
     """Waits until all workers have seen that there is a difference."""
-    messages.send(f"{prefix}/seen/{replicas.worker}", "")
+    key_value_store.send(f"{prefix}/seen/{replicas.worker}", "")
     end = time.monotonic() + _LINGER_S
     for worker in range(replicas.workers):
         left = max(0.0, end - time.monotonic())
         with contextlib.suppress(TimeoutError, tf.errors.OpError):
-            messages.receive(replicas, f"{prefix}/seen/{worker}", worker, left)
+            key_value_store.receive(
+                replicas, f"{prefix}/seen/{worker}", worker, left
+            )
 
 
 def _differences(mine: Any, theirs: Any) -> Iterator[str]:
@@ -155,7 +159,7 @@ def _listed(differences: Iterator[str]) -> str:
 
 def _get(replicas: Replicas, key: str, worker: int, name: str) -> str:
     try:
-        return messages.receive(replicas, key, worker, TIMEOUT_S)
+        return key_value_store.receive(replicas, key, worker, TIMEOUT_S)
     except TimeoutError:
         raise RuntimeError(
             f"Worker {worker} has not built {name} within {TIMEOUT_S} s of "

@@ -20,7 +20,7 @@ from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
 # TensorFlow numbers its own collectives upwards from 100, one per step and
 # collective; ours have keys of their own.
 _FIRST_INSTANCE_KEY = 1 << 30
-# An instance key is bound to one shape: each slot has a key for each bucket.
+# An instance key is bound to one shape: each channel has a key for each bucket.
 _BUCKETS = 512
 # From here on collectives between the logical CPUs of one process return wrong
 # data, without an error.
@@ -137,12 +137,12 @@ class Replicas:
         # Ranks order tasks by name ("10" before "2"), and GPUs by their
         # interconnect.
         ids = self._ids()
-        slot = self.allocate(1)
+        channel = self.allocate(1)
 
         @tf.function(autograph=False)
         def gather() -> list[tf.Tensor]:
             return [
-                self.gather(i, tf.constant([ids[i]], tf.int64), slot)
+                self.gather(i, tf.constant([ids[i]], tf.int64), channel)
                 for i in range(self.local)
             ]
 
@@ -165,20 +165,20 @@ class Replicas:
         return number
 
     @property
-    def verdict_slot(self) -> int:
-        """The first of the slots of all layers' verdicts and their texts."""
+    def verdict_channel(self) -> int:
+        """The first of the channels of all layers' verdicts and their texts."""
         assert self._verdict_slot is not None, "no layer is enlisted"
         return self._verdict_slot
 
-    def allocate(self, slots: int) -> int:
-        """Reserves instance keys for `slots` collectives; returns the first.
+    def allocate(self, channels: int) -> int:
+        """Reserves instance keys for `channels` collectives; returns the first.
 
         No other strategy of the process gets them. All workers must ask in the
         same order.
         """
-        first = _numbers["slots"]
-        _numbers["slots"] += slots
-        assert _FIRST_INSTANCE_KEY + _numbers["slots"] * _BUCKETS < 2**31
+        first = _numbers["channels"]
+        _numbers["channels"] += channels
+        assert _FIRST_INSTANCE_KEY + _numbers["channels"] * _BUCKETS < 2**31
         return first
 
     def current(self, what: str) -> int | None:
@@ -235,15 +235,15 @@ class Replicas:
             )
 
     def all_to_all(
-        self, replica: int, values: tf.Tensor, slot: int, bucket: Any = 0
+        self, replica: int, values: tf.Tensor, channel: int, bucket: Any = 0
     ) -> tf.Tensor:
         """Sends values[r] to rank r, and returns what the ranks sent here.
 
         Args:
             replica: the local replica that calls.
             values: [world, ...], of one shape on all replicas.
-            slot: the collective's slot.
-            bucket: distinguishes the shapes that the slot is used with.
+            channel: the collective's channel.
+            bucket: distinguishes the shapes that the channel is used with.
 
         Returns:
             A tensor of that shape: what each rank sent.
@@ -251,16 +251,16 @@ class Replicas:
         if self.world == 1:
             return values
         return self._launch(
-            tf.raw_ops.CollectiveAllToAllV2, replica, values, slot, bucket
+            tf.raw_ops.CollectiveAllToAllV2, replica, values, channel, bucket
         )
 
-    def max(self, replica: int, values: tf.Tensor, slot: int) -> tf.Tensor:
+    def max(self, replica: int, values: tf.Tensor, channel: int) -> tf.Tensor:
         """Returns the maximum over all replicas.
 
         Args:
             replica: the local replica that calls.
             values: int64 or float32, of a fixed shape.
-            slot: the collective's slot.
+            channel: the collective's channel.
         """
         if self.world == 1:
             return values
@@ -268,21 +268,21 @@ class Replicas:
             tf.raw_ops.CollectiveReduceV2,
             replica,
             values,
-            slot,
+            channel,
             merge_op="Max",
             final_op="Id",
         )
 
     def gather(
-        self, replica: int, values: tf.Tensor, slot: int, bucket: Any = 0
+        self, replica: int, values: tf.Tensor, channel: int, bucket: Any = 0
     ) -> tf.Tensor:
         """Returns the replicas' values, [n, ...] each, in rank order.
 
         Args:
             replica: the local replica that calls.
             values: [n, ...], of one shape on all replicas.
-            slot: the collective's slot.
-            bucket: distinguishes the shapes that the slot is used with.
+            channel: the collective's channel.
+            bucket: distinguishes the shapes that the channel is used with.
 
         Returns:
             [world * n, ...].
@@ -290,7 +290,7 @@ class Replicas:
         if self.world == 1:
             return values
         return self._launch(
-            tf.raw_ops.CollectiveGatherV2, replica, values, slot, bucket
+            tf.raw_ops.CollectiveGatherV2, replica, values, channel, bucket
         )
 
     def _launch(
@@ -298,12 +298,14 @@ class Replicas:
         op: Any,
         replica: int,
         values: tf.Tensor,
-        slot: int,
+        channel: int,
         bucket: Any = 0,
         **attributes: Any,
     ) -> tf.Tensor:
         launcher: Any = self._launchers[replica]
-        key = _FIRST_INSTANCE_KEY + slot * _BUCKETS + tf.cast(bucket, tf.int32)
+        key = (
+            _FIRST_INSTANCE_KEY + channel * _BUCKETS + tf.cast(bucket, tf.int32)
+        )
         with tf.device(launcher._device):
             return op(
                 input=values,

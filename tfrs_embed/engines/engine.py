@@ -1,148 +1,19 @@
-"""What every engine is: the interface, and the state of a table."""
+"""The interface of engines."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint import growth, saver
-from tfrs_embed.checkpoint.bundle import blocks
-from tfrs_embed.checkpoint.names import in_saved_model
-from tfrs_embed.checkpoint.rate import LEARNING_RATE, SavedRate
-from tfrs_embed.checkpoint.rows import Saved, VariableRows
-from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.engines.initial_values import initial_blocks
+from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.engines.shard import distinct
-from tfrs_embed.ops.bags import Bags
+from tfrs_embed.engines.tables.state import TableState
+from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Consensus
-from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.optimizers import TableOptimizer
-
-#: What a table's checkpoint calls the rate of its optimizer.
-
-
-class TableState(tf.__internal__.tracking.Trackable):
-    """A table's variables, or what is like them: parameters and slots by name.
-
-    A checkpoint holds them as `<table>/parameters` and `<table>/<slot>`, and
-    restores them when they are created if it was read before. Beside them it
-    has the optimizer's learning rate, unless that is computed.
-
-    Args:
-        spec: the table.
-        optimizer: what trains it; None: nothing here.
-    """
-
-    def __init__(
-        self, spec: TableSpec, optimizer: TableOptimizer | None = None
-    ) -> None:
-        self.spec = spec
-        self.variables: dict[str, Any] = {}
-        self._slots = optimizer.rule.slots() if optimizer else {}
-        self._growing = False
-        self._saved: dict[str, Saved] = {}
-        if optimizer is not None:
-            rate = SavedRate(f"{spec.name}/{LEARNING_RATE}", optimizer)
-            self._track_trackable(rate, LEARNING_RATE)
-
-    def add(self, name: str, variable: Any) -> None:
-        """Adds the variable `name`: "parameters" or a slot's name."""
-        self.variables[name] = variable
-        saved = (
-            variable
-            if isinstance(variable, Saved)
-            else VariableRows(f"{self.spec.name}/{name}", variable)
-        )
-        saved.initial = lambda start: self._initial(name, start)
-        saved.growing = self._growing
-        self._saved[name] = saved
-        saver.mark(variable, saved)
-        # What was restored before is written now.
-        self._track_trackable(variable, name, overwrite=True)
-
-    def _initial(
-        self, name: str, first: int
-    ) -> Iterator[tuple[int, tf.Tensor]]:
-        """Makes the initial rows of a variable from a row on."""
-        shape = [self.spec.vocabulary_size, self.spec.dim]
-        if name != PARAMETERS:
-            for start, size in blocks([shape[0] - first, shape[1]], tf.float32):
-                value = self._slots[name]
-                yield first + start, tf.fill([size, shape[1]], value)
-            return
-        for start, rows in initial_blocks(self.spec):
-            cut = max(0, first - start)
-            if cut < rows.shape[0]:
-                yield start + cut, rows[cut:]
-
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: Any
-    ) -> dict[str, Any]:
-        for saved in self._saved.values():
-            saved.exporting = save_type == "savedmodel"
-        children = super()._trackable_children(save_type, **kwargs)
-        if save_type == "savedmodel":
-            # Its functions hold the variable that they read.
-            children.pop(LEARNING_RATE, None)
-        return children
-
-    def _checkpoint_adapter(self, path: str) -> None:
-        # Asked before what is below is restored, which may be much later.
-        self._growing = growth.allowed()
-        for saved in self._saved.values():
-            saved.growing = self._growing
-
-    @property
-    def table(self) -> Any:
-        """The rows, [vocabulary_size, dim] float32."""
-        return self.variables[PARAMETERS]
-
-    @property
-    def slots(self) -> dict[str, Any]:
-        """The slots by name, each of the table's shape."""
-        return {k: v for k, v in self.variables.items() if k != PARAMETERS}
-
-
-class Tables(tf.__internal__.tracking.Trackable):
-    """The states of a layer's tables by name: what its checkpoint holds.
-
-    Args:
-        states: the states to begin with.
-    """
-
-    def __init__(self, states: Iterable[TableState] = ()) -> None:
-        self._states: dict[str, TableState] = {}
-        for state in states:
-            self.add(state)
-
-    def add(self, state: TableState) -> None:
-        """Puts a table's state under the table's name."""
-        self._states[state.spec.name] = state
-        self._track_trackable(state, state.spec.name)
-
-    def __getitem__(self, name: str) -> TableState:
-        """The state of the table `name`."""
-        return self._states[name]
-
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: Any
-    ) -> dict[str, Any]:
-        children = super()._trackable_children(save_type, **kwargs)
-        if save_type != "savedmodel":
-            return children
-        return {in_saved_model(k): child for k, child in children.items()}
-
-    def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        found = super()._lookup_dependency(name, *args, **kwargs)
-        if found is None:
-            # Keras looks for what it finds in a SavedModel.
-            for table, state in self._states.items():
-                if table != name and in_saved_model(table) == name:
-                    return state
-        return found
+from tfrs_embed.optimizers.rules import TableOptimizer
 
 
 class Engine(abc.ABC):
@@ -174,11 +45,11 @@ class Engine(abc.ABC):
         """Creates the variables."""
 
     @property
-    def ready(self) -> bool:
+    def can_build(self) -> bool:
         """Whether all is known that `build` needs."""
         return True
 
-    def expect(self, bags: Sequence[Bags | None]) -> None:
+    def observe_batch(self, bags: Sequence[BaggedIds | None]) -> None:
         """Takes from a call's bags what `build` needs to know.
 
         Args:
@@ -197,7 +68,7 @@ class Engine(abc.ABC):
         """
         return
 
-    def measure(self, bags: Sequence[Bags]) -> None:
+    def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
         """Raises the limits of hardware that has them to what a batch needs.
 
         Args:
@@ -216,7 +87,7 @@ class Engine(abc.ABC):
         """The number of updates made: a scalar int64 variable, or like one."""
 
     @property
-    def held_whole(self) -> bool:
+    def has_whole_tables(self) -> bool:
         """Whether each table is one variable."""
         return True
 
@@ -240,7 +111,7 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def lookup(
         self,
-        bags: Sequence[Bags],
+        bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType = tf.float32,
     ) -> tuple[list[tf.Tensor], Any]:
@@ -283,11 +154,11 @@ class Engine(abc.ABC):
         tf.debugging.Assert(False, [text])
 
     def drain(self) -> None:
-        """Applies the updates that pipelining has put off."""
+        """Applies the updates that pipelining has deferred."""
         return
 
     def drop_pending(self) -> None:
-        """Forgets the updates that pipelining has put off."""
+        """Forgets the updates that pipelining has deferred."""
         return
 
     @property

@@ -14,15 +14,15 @@ import tensorflow as tf
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import handshake
 from tfrs_embed.distribution.exchange import Received
-from tfrs_embed.engines.engine import TableState
-from tfrs_embed.engines.group import rows_per_shard
-from tfrs_embed.engines.hashed_table import HashedTable, KeyedRows
-from tfrs_embed.engines.key_map import UNKNOWN, KeyMap
-from tfrs_embed.engines.on_replicas import NEW_KEYS
+from tfrs_embed.engines.replica_engine import NEW_KEYS
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.table_group import rows_per_shard
+from tfrs_embed.engines.tables.hashed import HashedTable, KeyedRows
+from tfrs_embed.engines.tables.key_map import UNKNOWN, KeyMap
+from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.checks import Checks, message
-from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.optimizers.rules import TableOptimizer
 
 
 class HashedEngine(ShardedEngine):

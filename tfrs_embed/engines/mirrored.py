@@ -15,16 +15,20 @@ import tensorflow as tf
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution import exchange
 from tfrs_embed.distribution.replicas import bucket_of
-from tfrs_embed.engines.group import Group, by_width
-from tfrs_embed.engines.initial_values import initial_blocks
-from tfrs_embed.engines.mirrored_table import MirroredTable
-from tfrs_embed.engines.on_replicas import ReplicasEngine, Residuals
+from tfrs_embed.engines.replica_engine import ReplicasEngine, Residuals
+from tfrs_embed.engines.table_group import TableGroup, by_width
+from tfrs_embed.engines.tables.mirrored import MirroredTable
+from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
-from tfrs_embed.ops.bags import Bags
-from tfrs_embed.ops.update import PARAMETERS, Uses, scatter_update
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.update import (
+    PARAMETERS,
+    GradientContributions,
+    scatter_update,
+)
 
-# The collective slots of a group: its keys' and its gradients'.
-_SLOTS = 2
+# The collective channels of a group: its keys' and its gradients'.
+_CHANNELS = 2
 
 
 class MirroredEngine(ReplicasEngine):
@@ -35,7 +39,7 @@ class MirroredEngine(ReplicasEngine):
     all must make it together.
     """
 
-    def _make_groups(self) -> list[Group]:
+    def _make_groups(self) -> list[TableGroup]:
         trained = [
             state.spec
             for name, state in self.states.items()
@@ -45,20 +49,22 @@ class MirroredEngine(ReplicasEngine):
         return by_width(trained, self.features, world=1)
 
     def _build(self) -> None:
-        self._sizes_slot = self._replicas.allocate(1)
-        self._slots = [self._replicas.allocate(_SLOTS) for _ in self._groups]
+        self._sizes_channel = self._replicas.allocate(1)
+        self._channels = [
+            self._replicas.allocate(_CHANNELS) for _ in self._groups
+        ]
         super()._build()
 
     def _rows_held(self, table: TableSpec) -> int:
         return table.vocabulary_size
 
     def _fill(self, table: TableSpec) -> None:
-        slot = self._replicas.allocate(1)
+        channel = self._replicas.allocate(1)
         buckets: dict[int, int] = {}
         for start, block in initial_blocks(table):
             size = block.shape[0]
             bucket = buckets.setdefault(size, len(buckets))
-            block = self._of_first_rank(block, slot, bucket)
+            block = self._of_first_rank(block, channel, bucket)
             rows = tf.range(start, start + size)
             for shard in self._shards:
                 variable = shard.variables[table.name][PARAMETERS]
@@ -74,10 +80,10 @@ class MirroredEngine(ReplicasEngine):
     def _table_names(self) -> list[str]:
         return [f.table.name for f in self.features]
 
-    def _look_up(
+    def _lookup(
         self,
         replica: int,
-        bags: Sequence[Bags],
+        bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType,
     ) -> tuple[list[tf.Tensor], Residuals]:
@@ -87,15 +93,15 @@ class MirroredEngine(ReplicasEngine):
         after = [b.ids for b in bags]
         return activations, Residuals(replica, list(bags), None, after)
 
-    def _look_up_outside(self, bags: Sequence[Bags]) -> list[tf.Tensor]:
+    def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
         self.drain()
         return self._shards[0].lookup(
             self._table_names(), bags, training=False, dtype=tf.float32
         )
 
-    def _uses(
+    def _contributions(
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]
-    ) -> dict[str, Uses]:
+    ) -> dict[str, GradientContributions]:
         replica = residuals.replica
         sums = [
             self._sum_here(replica, group, residuals.bags, gradients)
@@ -105,24 +111,26 @@ class MirroredEngine(ReplicasEngine):
             longest = self._replicas.max(
                 replica,
                 tf.stack([tf.size(rows, tf.int64) for rows, _ in sums]),
-                self._sizes_slot,
+                self._sizes_channel,
             )
             sums = [
-                self._sum_all(replica, slot, longest[i], *of_group)
-                for i, (slot, of_group) in enumerate(
-                    zip(self._slots, sums, strict=True)
+                self._sum_all(replica, channel, longest[i], *of_group)
+                for i, (channel, of_group) in enumerate(
+                    zip(self._channels, sums, strict=True)
                 )
             ]
-        uses = {}
+        contributions = {}
         for group, (rows, total) in zip(self._groups, sums, strict=True):
-            uses.update(group.uses(rows, tf.range(tf.size(rows)), total))
-        return uses
+            contributions.update(
+                group.contributions(rows, tf.range(tf.size(rows)), total)
+            )
+        return contributions
 
     def _sum_here(
         self,
         replica: int,
-        group: Group,
-        bags: Sequence[Bags],
+        group: TableGroup,
+        bags: Sequence[BaggedIds],
         gradients: Sequence[tf.Tensor],
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Sums a replica's own gradients row by row.
@@ -144,7 +152,7 @@ class MirroredEngine(ReplicasEngine):
     def _sum_all(
         self,
         replica: int,
-        slot: int,
+        channel: int,
         longest: tf.Tensor,
         rows: tf.Tensor,
         gradients: tf.Tensor,
@@ -153,7 +161,7 @@ class MirroredEngine(ReplicasEngine):
 
         Args:
             replica: the local replica.
-            slot: the first of the group's slots.
+            channel: the first of the group's channels.
             longest: scalar int64, the most rows that any replica has.
             rows: [n] int64, this replica's rows, unique.
             gradients: [n, dim] float32.
@@ -166,8 +174,10 @@ class MirroredEngine(ReplicasEngine):
         padding = [0, capacity - tf.size(rows)]
         rows = tf.pad(rows, [padding], constant_values=-1)
         gradients = tf.pad(gradients, [padding, [0, 0]])
-        rows = self._replicas.gather(replica, rows, slot, bucket)
-        gradients = self._replicas.gather(replica, gradients, slot + 1, bucket)
+        rows = self._replicas.gather(replica, rows, channel, bucket)
+        gradients = self._replicas.gather(
+            replica, gradients, channel + 1, bucket
+        )
         by_rank = tf.reshape(rows, [world, capacity])
         there = by_rank >= 0
         counts = tf.reduce_sum(tf.cast(there, tf.int32), 1)
@@ -188,7 +198,7 @@ class MirroredEngine(ReplicasEngine):
         return unique, total
 
     def _of_first_rank(
-        self, block: tf.Tensor, slot: int, bucket: int
+        self, block: tf.Tensor, channel: int, bucket: int
     ) -> tf.Tensor:
         """The block that the worker of rank 0 has, [n, dim].
 
@@ -200,7 +210,7 @@ class MirroredEngine(ReplicasEngine):
         @tf.function(autograph=False)
         def gather() -> tf.Tensor:
             gathered = [
-                self._replicas.gather(i, block, slot, bucket)
+                self._replicas.gather(i, block, channel, bucket)
                 for i in range(self._replicas.local)
             ]
             return gathered[0]

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.engines.engine import Engine
-from tfrs_embed.engines.initial_values import initial_blocks
 from tfrs_embed.engines.shard import Shard
-from tfrs_embed.ops.bags import Bags
-from tfrs_embed.ops.update import Uses, scatter_update
-from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.initial_values import initial_blocks
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.update import GradientContributions, scatter_update
+from tfrs_embed.optimizers.rules import TableOptimizer
 
 
 class OneDeviceEngine(Engine):
@@ -60,7 +60,7 @@ class OneDeviceEngine(Engine):
 
     def lookup(
         self,
-        bags: Sequence[Bags],
+        bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType = tf.float32,
     ) -> tuple[list[tf.Tensor], Any]:
@@ -80,17 +80,17 @@ class OneDeviceEngine(Engine):
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
         """See the base class."""
-        uses = {}
+        contributions = {}
         for name, state in self.states.items():
             if self.optimizers[name] is None:
                 continue
             mine = [
                 i for i, f in enumerate(self.features) if f.table is state.spec
             ]
-            uses[name] = Uses(
+            contributions[name] = GradientContributions(
                 [residuals[i] for i in mine], [gradients[i] for i in mine]
             )
-        self._shard.update(uses, after=[b.ids for b in residuals])
+        self._shard.update(contributions, after=[b.ids for b in residuals])
 
     def drop_pending(self) -> None:
         """See the base class."""

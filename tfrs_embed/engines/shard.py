@@ -6,27 +6,28 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import TableSpec
-from tfrs_embed.kernels import packs
-from tfrs_embed.ops import compiled
+from tfrs_embed.kernels import handle_packs
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import update as update_ops
-from tfrs_embed.ops.bags import Bags
-from tfrs_embed.ops.update import PARAMETERS, Change, Uses
-from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.ops import xla
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.update import PARAMETERS, GradientContributions, TableUpdate
+from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.strategies import refuse_in_xla
+from tfrs_embed.unmirrored import UnmirroredVariable, make_variable
 
 
-class _Step(ResourceVariable):
+class _Step(UnmirroredVariable):
     """The number of updates made.
 
     Restoring it drops the pending update: that belonged to the tables that are
     being replaced.
     """
 
-    pending: _Pending | None = None
+    pending: DeferredUpdate | None = None
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
         if self.pending is not None:
@@ -34,8 +35,8 @@ class _Step(ResourceVariable):
         return super()._restore_from_tensors(restored_tensors)
 
 
-class _Pending(tf.__internal__.tracking.AutoTrackable):
-    """The update that a pipelined step has put off to the next one.
+class DeferredUpdate(tf.__internal__.tracking.AutoTrackable):
+    """The update that a pipelined step defers to the next one.
 
     Args:
         tables: the tables.
@@ -71,14 +72,14 @@ class Shard:
         tables: the tables.
         optimizers: each table's optimizer by the table's name, or None for a
             table that is not trained.
-        pipelined: whether updates are put off to the next training step.
+        pipelined: whether updates are deferred to the next training step.
         device: where the variables live; None: where TF places them.
 
     Attributes:
         variables: each table's variables by the table's name, then by
             "parameters" or the slot's name.
         step: the number of updates made.
-        pending: the update that has been put off, if pipelined.
+        pending: the deferred update, if pipelined.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Shard:
         self.device = device
         self.variables: dict[str, dict[str, tf.Variable]] = {}
         self.step: Any = None
-        self.pending: _Pending | None = None
+        self.pending: DeferredUpdate | None = None
         self._tables = tuple(tables)
         self._optimizers = optimizers
         self._pipelined = pipelined
@@ -122,14 +123,14 @@ class Shard:
                     made[slot] = make_variable(
                         tf.fill(shape, value), f"{table.name}/{slot}"
                     )
-            self._pack = packs.Pack(
+            self._pack = handle_packs.HandlePack(
                 v for made in self.variables.values() for v in made.values()
             )
             self.step = make_variable(
                 tf.constant(0, tf.int64), "step", kind=_Step
             )
             if self._pipelined:
-                self.pending = _Pending(self._tables, len(self._distinct))
+                self.pending = DeferredUpdate(self._tables, len(self._distinct))
                 self.step.pending = self.pending
 
     def gather(self, name: str, ids: tf.Tensor) -> tf.Tensor:
@@ -139,7 +140,7 @@ class Shard:
     def lookup(
         self,
         names: Sequence[str],
-        bags: Sequence[Bags],
+        bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType,
     ) -> list[tf.Tensor]:
@@ -152,11 +153,11 @@ class Shard:
             dtype: what the vectors will be cast to.
 
         Returns:
-            Each feature's vectors, as `tfrs_embed.ops.lookup.look_up` gives
+            Each feature's vectors, as `tfrs_embed.ops.lookup.lookup` gives
             them.
         """
         used = list(dict.fromkeys(names))
-        return lookup_ops.look_up(
+        return lookup_ops.lookup(
             [self.variables[name][PARAMETERS] for name in used],
             [used.index(name) for name in names],
             bags,
@@ -167,14 +168,14 @@ class Shard:
 
     def update(
         self,
-        uses: dict[str, Uses],
+        contributions: dict[str, GradientContributions],
         after: Sequence[tf.Tensor],
     ) -> None:
-        """Updates the tables, or puts the update off if pipelined.
+        """Updates the tables, or defers the update if pipelined.
 
         Args:
-            uses: for each trained table the ids of rows held here, and their
-                gradients.
+            contributions: for each trained table the ids of rows held here and
+                their gradients.
             after: tensors that do not exist if the step is to change nothing.
         """
         rates = [
@@ -182,38 +183,40 @@ class Shard:
         ]
         pending = self.pending
         if pending is None:
-            self._apply(uses, rates)
+            self._apply(contributions, rates)
         else:
             # That of another call in the same step, if there was one.
             self.drain()
-            for name, of_table in uses.items():
+            for name, of_table in contributions.items():
                 ids, gradients = update_ops.row_gradients(of_table, self.device)
                 stored = pending.ids[in_saved_model(name)]
                 stored.assign(tf.cast(ids, stored.dtype))
                 pending.gradients[in_saved_model(name)].assign(gradients)
         # What doesn't depend on the ids must not change either if they are bad.
         with tf.control_dependencies(after):
-            bags = (b for of_table in uses.values() for b in of_table.bags)
-            self.step.assign_add(compiled.updates(bags))
+            bags = (
+                b for of_table in contributions.values() for b in of_table.bags
+            )
+            self.step.assign_add(xla.updates(bags))
             if pending is not None:
                 pending.rates.assign(tf.stack(rates))
                 pending.exists.assign(True)
 
     def drop_pending(self) -> None:
-        """Forgets the update that has been put off."""
+        """Forgets the deferred update."""
         if self.pending is not None:
             self.pending.exists.assign(False)
 
     def drain(self) -> None:
-        """Applies the update that has been put off."""
+        """Applies the deferred update."""
         pending = self.pending
         if pending is None:
             return
-        compiled.refuse("Pipelined updates of tables")
+        refuse_in_xla("Pipelined updates of tables")
 
         def apply() -> tf.Operation:
             rates = tf.unstack(pending.rates, num=len(self._distinct))
-            uses = {}
+            contributions = {}
             for name, optimizer in self._optimizers.items():
                 if optimizer is not None:
                     ids = tf.convert_to_tensor(
@@ -222,25 +225,33 @@ class Shard:
                     gradients = tf.convert_to_tensor(
                         pending.gradients[in_saved_model(name)]
                     )
-                    bags = Bags.of_rows(ids, None, tf.size(ids))
-                    uses[name] = Uses([bags], [gradients])
-            self._apply(uses, rates)
+                    bags = BaggedIds.of_rows(ids, None, tf.size(ids))
+                    contributions[name] = GradientContributions(
+                        [bags], [gradients]
+                    )
+            self._apply(contributions, rates)
             pending.exists.assign(False)
             return tf.no_op()
 
         with tf.device(self.device):
             tf.cond(pending.exists, apply, tf.no_op)
 
-    def _apply(self, uses: dict[str, Uses], rates: Sequence[tf.Tensor]) -> None:
+    def _apply(
+        self,
+        contributions: dict[str, GradientContributions],
+        rates: Sequence[tf.Tensor],
+    ) -> None:
         """Updates tables; `rates` are those of the distinct optimizers."""
-        changes = []
-        for name, of_table in uses.items():
+        updates = []
+        for name, of_table in contributions.items():
             optimizer = self._optimizers[name]
             assert optimizer is not None
             rate = rates[[o is optimizer for o in self._distinct].index(True)]
             variables = self.variables[name]
-            changes.append(Change(variables, optimizer.rule, rate, of_table))
-        update_ops.update(changes, self.device)
+            updates.append(
+                TableUpdate(variables, optimizer.rule, rate, of_table)
+            )
+        update_ops.update(updates, self.device)
 
 
 def distinct(
@@ -253,34 +264,3 @@ def distinct(
 def id_dtype(table: TableSpec) -> tf.DType:
     """The smallest of int32 and int64 that holds a table's ids."""
     return tf.int64 if table.vocabulary_size > tf.int32.max else tf.int32
-
-
-def make_variable(
-    value: tf.Tensor,
-    name: str,
-    shape: Any = None,
-    kind: type = ResourceVariable,
-) -> tf.Variable:
-    """Makes a variable of this device alone.
-
-    Args:
-        value: the initial value.
-        name: the variable's name.
-        shape: its shape, if not the value's.
-        kind: its class.
-
-    Returns:
-        The variable. No strategy mirrors it.
-    """
-    # The class itself, so that a strategy does not mirror the variable; Keras
-    # wants to see that it was made in the strategy's scope all the same.
-    strategy = (
-        tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-    )
-    return kind(
-        value,
-        trainable=False,
-        name=name,
-        shape=shape,
-        distribute_strategy=strategy,
-    )

@@ -17,14 +17,15 @@ from tensorflow.python.saved_model import save_context
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution import exchange
 from tfrs_embed.distribution.exchange import Exchange, Received, Route
-from tfrs_embed.engines.group import Group, by_width, rows_per_shard
-from tfrs_embed.engines.initial_values import initial_blocks
-from tfrs_embed.engines.on_replicas import ReplicasEngine, Residuals
-from tfrs_embed.engines.shard import Shard, make_variable
-from tfrs_embed.engines.sharded_table import ShardedTable, write_shards
+from tfrs_embed.engines.replica_engine import ReplicasEngine, Residuals
+from tfrs_embed.engines.shard import Shard
+from tfrs_embed.engines.table_group import TableGroup, by_width, rows_per_shard
+from tfrs_embed.engines.tables.sharded import ShardedTable, write_shards
+from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
-from tfrs_embed.ops.bags import Bags
-from tfrs_embed.ops.update import PARAMETERS, Uses
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.update import PARAMETERS, GradientContributions
+from tfrs_embed.unmirrored import make_variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +51,12 @@ class _Kept(NamedTuple):
     """What a lookup leaves for the update besides its bags, for each width.
 
     Attributes:
-        slots: each feature's [n] int32, the places of its ids' rows among
+        positions: each feature's [n] int32, the places of its ids' rows among
             those that came back.
         received: what the replicas asked each other for.
     """
 
-    slots: list[list[tf.Tensor]]
+    positions: list[list[tf.Tensor]]
     received: list[Received]
 
 
@@ -66,7 +67,7 @@ class ShardedEngine(ReplicasEngine):
     together. Gradients are summed over the replicas.
     """
 
-    def _make_groups(self) -> list[Group]:
+    def _make_groups(self) -> list[TableGroup]:
         return by_width(
             [s.spec for s in self.states.values()],
             self.features,
@@ -74,9 +75,9 @@ class ShardedEngine(ReplicasEngine):
         )
 
     def _build(self) -> None:
-        self._sizes_slot = self._replicas.allocate(1)
+        self._sizes_channel = self._replicas.allocate(1)
         self._exchanges = [
-            Exchange(self._replicas, self._replicas.allocate(exchange.SLOTS))
+            Exchange(self._replicas, self._replicas.allocate(exchange.CHANNELS))
             for _ in self._groups
         ]
         super()._build()
@@ -108,16 +109,16 @@ class ShardedEngine(ReplicasEngine):
             for counters in self._traffic
         ]
 
-    def _look_up(
+    def _lookup(
         self,
         replica: int,
-        bags: Sequence[Bags],
+        bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType,
     ) -> tuple[list[tf.Tensor], Residuals]:
         shard = self._shards[replica]
         activations: list[Any] = [None] * len(bags)
-        received, slots = [], []
+        received, positions = [], []
         routes = [
             exchange.route(
                 group.keys(bags), self._replicas.world, shard.device, training
@@ -127,7 +128,7 @@ class ShardedEngine(ReplicasEngine):
         longest = self._replicas.max(
             replica,
             tf.stack([tf.reduce_max(r.counts) for r in routes]),
-            self._sizes_slot,
+            self._sizes_channel,
         )
         for i, (group, routed, swap) in enumerate(
             zip(self._groups, routes, self._exchanges, strict=True)
@@ -139,7 +140,7 @@ class ShardedEngine(ReplicasEngine):
             )
             mine = group.of(bags)
             index = tf.split(
-                tf.gather(asked.slot, routed.index),
+                tf.gather(asked.position, routed.index),
                 [tf.size(b.ids) for b in mine],
             )
             vectors = lookup_ops.combine_all(
@@ -148,40 +149,42 @@ class ShardedEngine(ReplicasEngine):
             for j, vector in zip(group.features, vectors, strict=True):
                 activations[j] = vector
             received.append(asked)
-            slots.append(index)
+            positions.append(index)
         self._count(replica, routes, received, forward=True)
         return activations, Residuals(
             replica,
             list(bags),
-            _Kept(slots, received),
+            _Kept(positions, received),
             [asked.rows for asked in received],
         )
 
-    def _uses(
+    def _contributions(
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]
-    ) -> dict[str, Uses]:
+    ) -> dict[str, GradientContributions]:
         replica, kept = residuals.replica, residuals.kept
-        uses = {}
-        for group, swap, asked, slots in zip(
+        contributions = {}
+        for group, swap, asked, positions in zip(
             self._groups,
             self._exchanges,
             kept.received,
-            kept.slots,
+            kept.positions,
             strict=True,
         ):
             sent = lookup_ops.spread(
                 group.of(gradients),
                 group.of(residuals.bags),
-                tf.concat(slots, 0),
+                tf.concat(positions, 0),
                 self._replicas.world * asked.capacity,
                 self._shards[replica].device,
             )
             got = swap.send_gradients(replica, asked, sent)
             places = tf.where(self._trained(asked))[:, 0]
             rows = tf.gather(asked.rows, places)
-            uses.update(group.uses(rows, tf.cast(places, tf.int32), got))
+            contributions.update(
+                group.contributions(rows, tf.cast(places, tf.int32), got)
+            )
         self._count(replica, None, kept.received, forward=False)
-        return uses
+        return contributions
 
     def _locate(
         self, replica: int, received: Received, training: bool
@@ -197,7 +200,9 @@ class ShardedEngine(ReplicasEngine):
         """Rows of a table, [n, dim], that `_locate` or `_find` returned."""
         return shard.gather(name, rows)
 
-    def _gather(self, shard: Shard, group: Group, rows: tf.Tensor) -> tf.Tensor:
+    def _gather(
+        self, shard: Shard, group: TableGroup, rows: tf.Tensor
+    ) -> tf.Tensor:
         """Rows of a shard, [n, dim]."""
         by_table, table = group.split(rows)
         found = [
@@ -215,7 +220,7 @@ class ShardedEngine(ReplicasEngine):
         """Which of the rows asked for are to be trained: [n] bool."""
         return received.there
 
-    def _look_up_outside(self, bags: Sequence[Bags]) -> list[tf.Tensor]:
+    def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
         # The shards must all be of this process.
         world = self._replicas.world
         if self._replicas.workers > 1:

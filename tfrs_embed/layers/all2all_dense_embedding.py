@@ -10,28 +10,23 @@ import tensorflow as tf
 import tf_keras
 from tensorflow.python.eager import record
 
-from tfrs_embed import (
-    configs,
-    optimizer_conversion,
-    optimizers,
-    placement,
-    serialization,
-    strategies,
-)
+from tfrs_embed import configs, placement, serialization, strategies
 from tfrs_embed.arguments import named
 from tfrs_embed.distribution import handshake
-from tfrs_embed.engines.engine import Engine, TableState
+from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.hashed import HashedEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.copies import copy_layer, copy_state
 from tfrs_embed.layers.engine_layer import EngineLayer
-from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Checks, first, message
-from tfrs_embed.ops.ids import valid
 from tfrs_embed.ops.lookup import reshape_output
+from tfrs_embed.ops.parsed_ids import valid
+from tfrs_embed.optimizers import TableOptimizer, conversion
 from tfrs_embed.serving import tables as served_tables
 from tfrs_embed.strategies import is_tpu
 from tfrs_embed.types import LayerArguments, Optimizer
@@ -151,7 +146,7 @@ class All2AllDenseEmbedding(Layer):
         self._strategy = tf.distribute.get_strategy()
         self._check_support()
         feature = self._feature()
-        table_optimizer = optimizer_conversion.convert(optimizer, self._where)
+        table_optimizer = conversion.convert(optimizer, self._where)
         self._engine = self._make_engine(feature, table_optimizer)
         self._engine_layer = EngineLayer(
             self._engine,
@@ -182,7 +177,7 @@ class All2AllDenseEmbedding(Layer):
     def _make_engine(
         self,
         feature: configs.FeatureSpec,
-        optimizer: optimizers.TableOptimizer | None,
+        optimizer: TableOptimizer | None,
     ) -> Engine:
         strategy = self._strategy
         if self._arguments.use_hashtable:
@@ -239,7 +234,7 @@ class All2AllDenseEmbedding(Layer):
             }
         }
 
-    @errors.plain
+    @errors.without_input_dump
     def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
         """Looks keys up; see the class."""
         strategies.check(self.name, self._strategy)
@@ -257,7 +252,7 @@ class All2AllDenseEmbedding(Layer):
         [output] = self._engine_layer([bags], training=training)
         return output
 
-    def _to_bags(self, inputs: Any, training: bool) -> Bags:
+    def _to_bags(self, inputs: Any, training: bool) -> BaggedIds:
         """Checks the keys, and brings them to the engine's form."""
         arguments = self._arguments
         if isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
@@ -292,7 +287,7 @@ class All2AllDenseEmbedding(Layer):
             self._require_rows(signed, checks)
         [signed] = checks.guard([signed])
         ids = tf.reshape(signed, [-1])
-        return Bags(
+        return BaggedIds(
             ids, None, None, None, tf.size(ids), tf.shape(signed), static_shape
         )
 
@@ -346,7 +341,7 @@ class All2AllDenseEmbedding(Layer):
         )
 
     @property
-    def table_optimizer(self) -> optimizers.TableOptimizer | None:
+    def table_optimizer(self) -> TableOptimizer | None:
         """The table's optimizer, or None if it is not trained.
 
         Assigning its `learning_rate` takes effect at the next step.
@@ -432,7 +427,7 @@ class All2AllDenseEmbedding(Layer):
             embedding_initializer=serialization.initializer_to_config(
                 arguments.embedding_initializer
             ),
-            optimizer=optimizer_conversion.serialize(
+            optimizer=conversion.serialize(
                 arguments.optimizer, self.table_optimizer
             ),
             activity_regularizer=tf_keras.regularizers.serialize(
@@ -448,9 +443,7 @@ class All2AllDenseEmbedding(Layer):
         config["embedding_initializer"] = serialization.initializer_from_config(
             config["embedding_initializer"]
         )
-        config["optimizer"] = optimizer_conversion.deserialize(
-            config["optimizer"]
-        )
+        config["optimizer"] = conversion.deserialize(config["optimizer"])
         return cls(**config)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> All2AllDenseEmbedding:

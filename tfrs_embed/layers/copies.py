@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import strategies
-from tfrs_embed.engines.engine import TableState
+from tfrs_embed.engines.tables.state import TableState
 
 
 def copy_layer(

@@ -202,7 +202,7 @@ class DistributedEmbedding(TableLayer):
             self._check_shapes(input_shape)
         super().build(input_shape)
 
-    @errors.plain
+    @errors.without_input_dump
     def call(
         self,
         inputs: Any,
@@ -213,7 +213,7 @@ class DistributedEmbedding(TableLayer):
     ) -> Any:
         """Looks the features up; see the class."""
         ids, flat_weights = self._flatten(inputs, weights, bool(partial))
-        return self._look_up(
+        return self._lookup(
             ids, flat_weights, training, self._input_shapes(), bool(partial)
         )
 
@@ -277,7 +277,7 @@ class DistributedEmbedding(TableLayer):
                     "is measured has all features."
                 )
             assert self._engine_layer is not None
-            self._engine_layer.engine.measure(bags)
+            self._engine_layer.engine.raise_limits(bags)
         result = {"inputs": structure.pack(ids, present)}
         if any(w is not None for w in flat_weights):
             result["weights"] = structure.pack(flat_weights, present)

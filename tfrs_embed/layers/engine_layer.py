@@ -10,12 +10,13 @@ import tensorflow as tf
 import tf_keras
 from tensorflow.python.saved_model import save_context
 
-from tfrs_embed import backward_passes, loss_scaling, strategies
+from tfrs_embed import backward_passes, strategies
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
-from tfrs_embed.engines.engine import Engine, Tables
-from tfrs_embed.layers import errors, updates
-from tfrs_embed.ops.bags import Bags
+from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.tables.state import Tables
+from tfrs_embed.layers import errors, loss_scaling, updates
+from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import reshape_output
 from tfrs_embed.weak_gradients import custom_gradient
 
@@ -104,9 +105,9 @@ class EngineLayer(tf_keras.layers.Layer):
         slot_order.install()
         super().build(input_shape)
 
-    @errors.plain
+    @errors.without_input_dump
     def call(
-        self, bags: Sequence[Bags], training: bool | None = None
+        self, bags: Sequence[BaggedIds], training: bool | None = None
     ) -> list[tf.Tensor]:
         """Looks up the features.
 
@@ -162,7 +163,7 @@ class EngineLayer(tf_keras.layers.Layer):
         )
 
     def _outputs(
-        self, vectors: Sequence[tf.Tensor], bags: Sequence[Bags]
+        self, vectors: Sequence[tf.Tensor], bags: Sequence[BaggedIds]
     ) -> list[tf.Tensor]:
         return [
             tf.cast(
@@ -335,7 +336,7 @@ class EngineLayer(tf_keras.layers.Layer):
 
     @tf.autograph.experimental.do_not_convert
     def drain(self) -> None:
-        """Applies the updates that pipelining has put off."""
+        """Applies the updates that pipelining has deferred."""
         if self.built:
             self._engine.drain()
 
@@ -362,7 +363,7 @@ class EngineLayer(tf_keras.layers.Layer):
     @property
     def _tracking_metadata(self) -> str:
         # Keras asks for it when it saves a model to be loaded as one.
-        if not self._engine.held_whole:
+        if not self._engine.has_whole_tables:
             raise NotImplementedError(
                 f"Layer '{self.name}' has sharded tables, which Keras can't "
                 "load from its SavedModel format. Save as .keras or .h5, or "

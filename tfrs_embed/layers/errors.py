@@ -10,7 +10,7 @@ import tensorflow as tf
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def plain(call: F) -> F:
+def without_input_dump(call: F) -> F:
     """Keeps Keras from adding all inputs to the errors of a layer's `call`.
 
     It prints whole ragged tensors: hundreds of thousands of characters around

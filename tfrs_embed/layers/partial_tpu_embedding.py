@@ -141,7 +141,7 @@ class PartialTPUEmbedding(TableLayer):
         )
         self._place(spec, routes, settings, batch_size)
 
-    @errors.plain
+    @errors.without_input_dump
     def call(
         self,
         inputs: Any,
@@ -167,7 +167,7 @@ class PartialTPUEmbedding(TableLayer):
         flat_weights = [None] * len(ids)
         if weights is not None:
             flat_weights = structure.flatten(weights, "weights", bool(partial))
-        return self._look_up(ids, flat_weights, training, partial=bool(partial))
+        return self._lookup(ids, flat_weights, training, partial=bool(partial))
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Which positions of sequences hold an id.

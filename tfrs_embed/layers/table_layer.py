@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 import tf_keras
 
-from tfrs_embed import (
-    descriptions,
-    optimizer_conversion,
-    placement,
-    serialization,
-    strategies,
-)
+from tfrs_embed import descriptions, placement, serialization, strategies
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import (
@@ -25,26 +19,27 @@ from tfrs_embed.configs import (
     as_int,
 )
 from tfrs_embed.distribution import handshake
-from tfrs_embed.engines.combined import CombinedEngine
-from tfrs_embed.engines.engine import Engine, Tables, TableState
-from tfrs_embed.engines.initial_values import initial_blocks
+from tfrs_embed.engines.composite import CompositeEngine
+from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.mirrored import MirroredEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.tables.state import Tables, TableState
 from tfrs_embed.engines.tpu.embedding_cores import EmbeddingCoreEngine
 from tfrs_embed.engines.tpu.replicated import ReplicatedEngine
 from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
+from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.copies import copy_layer, copy_state
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
-from tfrs_embed.ops import compiled
-from tfrs_embed.ops.bags import Bags, held, to_bags
+from tfrs_embed.ops.bags import BaggedIds, held, to_bags
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.lookup import combine, gather_densely, reshape_output
 from tfrs_embed.ops.samples import Matrix
 from tfrs_embed.ops.tpu_inputs import require_given, require_known
-from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.optimizers import conversion
+from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.placement import Placement
 from tfrs_embed.serving import tables as served_tables
 from tfrs_embed.serving.tables import ServedTables
@@ -93,7 +88,7 @@ class TableLayer(Layer):
     """Holds a configuration's tables and looks its features up.
 
     A layer made of it says where each table goes, with `_place`, and calls
-    `_look_up`.
+    `_lookup`.
 
     Args:
         **kwargs: those of every Keras layer.
@@ -206,7 +201,7 @@ class TableLayer(Layer):
         ]
         if len(engines) == 1:
             return engines[0]
-        return CombinedEngine(features, engines)
+        return CompositeEngine(features, engines)
 
     def _make_engine(
         self,
@@ -251,7 +246,7 @@ class TableLayer(Layer):
         super().build(input_shape)
 
     def _make_tables_if_ready(self) -> None:
-        if self._engine_layer is None or self._engine_layer.engine.ready:
+        if self._engine_layer is None or self._engine_layer.engine.can_build:
             self._ensure_tables()
 
     def _ensure_tables(self) -> None:
@@ -311,7 +306,7 @@ class TableLayer(Layer):
             slot_order.install()
         self._has_tables = True
 
-    def _look_up(
+    def _lookup(
         self,
         ids: Sequence[Any],
         weights: Sequence[Any],
@@ -366,7 +361,9 @@ class TableLayer(Layer):
         if engine is not None and len(given) < len(features):
             there = [i in given for i in self._of_engine()]
             if any(there) and not all(there):
-                compiled.refuse(f"Layer '{self.name}': calls with partial=True")
+                strategies.refuse_in_xla(
+                    f"Layer '{self.name}': calls with partial=True"
+                )
                 engine.require_all(there)
 
     def _of_engine(self) -> list[int]:
@@ -385,7 +382,7 @@ class TableLayer(Layer):
         training: bool | None,
         input_shapes: Sequence[InputShape | None] | None,
     ) -> list[tf.Tensor]:
-        """Looks some of the features up, or all; see `_look_up`."""
+        """Looks some of the features up, or all; see `_lookup`."""
         served = served_tables.current()
         if served is not None:
             return self._look_up_served(
@@ -419,7 +416,7 @@ class TableLayer(Layer):
         if engine is not None:
             by_engine = [place.get(id(f)) for f in engine.features]
             its_bags = [None if i is None else bags[i] for i in by_engine]
-            engine.expect(its_bags)
+            engine.observe_batch(its_bags)
         self._ensure_tables()
         if (
             self._engine_layer is not None
@@ -430,7 +427,7 @@ class TableLayer(Layer):
             # forward and backward pass, exchange the same tables' rows.
             found = self._engine_layer(
                 [
-                    Bags.none(f) if b is None else b
+                    BaggedIds.none(f) if b is None else b
                     for f, b in zip(engine.features, its_bags, strict=True)
                 ],
                 training=training,
@@ -474,7 +471,7 @@ class TableLayer(Layer):
         weights: Sequence[Any],
         input_shapes: Sequence[InputShape | None] | None,
     ) -> list[tf.Tensor]:
-        """Looks features up as an exported model does; see `_look_up`."""
+        """Looks features up as an exported model does; see `_lookup`."""
         if not self._has_tables:
             raise ValueError(
                 f"Layer '{self.name}' can't be exported: it has no tables yet. "
@@ -500,12 +497,12 @@ class TableLayer(Layer):
         """The layer that holds a small table; None: the table is large."""
         return self._keras_layers.get(in_saved_model(table))
 
-    def _keras_vectors(self, table: tf.Variable, bags: Bags) -> tf.Tensor:
+    def _keras_vectors(self, table: tf.Variable, bags: BaggedIds) -> tf.Tensor:
         """Looks up in a small table; [count, dim]."""
         strategy = self._strategy
         # Half precision is summed in float32.
         wide = tf.float64 if table.dtype == tf.float64 else tf.float32
-        if is_tpu(strategy) and bags.per_bag != 1:
+        if is_tpu(strategy) and bags.bag_size != 1:
             # A compiled program takes no number of ids that changes.
             known = bags.static_count
             count = bags.count if known is None else known
@@ -622,7 +619,7 @@ class TableLayer(Layer):
         return self._engine_layer.step
 
     def drain(self) -> None:
-        """Applies the updates that pipelining has put off."""
+        """Applies the updates that pipelining has deferred."""
         if self._engine_layer is not None:
             self._engine_layer.drain()
 
@@ -641,7 +638,7 @@ class TableLayer(Layer):
         settings = self._settings
         config = super().get_config()
         config.update(
-            optimizer=optimizer_conversion.serialize(
+            optimizer=conversion.serialize(
                 settings.optimizer,
                 next(
                     (
@@ -678,9 +675,7 @@ class TableLayer(Layer):
         config[cls._FEATURES] = serialization.features_from_config(
             config[cls._FEATURES]
         )
-        config["optimizer"] = optimizer_conversion.deserialize(
-            config["optimizer"]
-        )
+        config["optimizer"] = conversion.deserialize(config["optimizer"])
         config["sparse_core_embedding_config"] = (
             serialization.sparse_core_from_config(
                 config["sparse_core_embedding_config"]
@@ -734,7 +729,7 @@ class TableLayer(Layer):
 def _mask(
     features: Sequence[FeatureSpec],
     outputs: Sequence[Any],
-    bags: Sequence[Bags],
+    bags: Sequence[BaggedIds],
 ) -> None:
     """Gives sequences their masks, as Keras passes them on."""
     for feature, output, b in zip(features, outputs, bags, strict=True):
@@ -824,7 +819,7 @@ def _convert_optimizers(
                 if table.optimizer is None
                 else f"Table '{table.name}'"
             )
-            converted[key] = optimizer_conversion.convert(given, where)
+            converted[key] = conversion.convert(given, where)
         result[table.name] = converted[key]
     return result
 

@@ -13,17 +13,17 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.ops.checks import Checks, message
-from tfrs_embed.ops.ids import Draft, make_draft, require_valid
-from tfrs_embed.sparsecore.checks import Setup
+from tfrs_embed.ops.parsed_ids import ParsedIds, parse_ids, require_valid
+from tfrs_embed.sparsecore.setup import Setup
 
 
-def drafts(
+def parse(
     setup: Setup,
     inputs: Sequence[Any],
     weights: Sequence[Any],
     chips: int,
     checks: Checks,
-) -> list[Draft]:
+) -> list[ParsedIds]:
     """Checks ids and weights.
 
     Args:
@@ -44,24 +44,24 @@ def drafts(
     """
     made = []
     for i, feature in enumerate(setup.features):
-        draft = make_draft(feature, inputs[i], weights[i], checks)
-        draft.flatten()
-        _require_samples(setup, i, draft, chips, checks)
-        made.append(draft)
+        each = parse_ids(feature, inputs[i], weights[i], checks)
+        each.flatten()
+        _require_samples(setup, i, each, chips, checks)
+        made.append(each)
     require_valid(setup.features, made, checks, training=True)
     return made
 
 
 def _require_samples(
-    setup: Setup, index: int, draft: Draft, chips: int, checks: Checks
+    setup: Setup, index: int, parsed: ParsedIds, chips: int, checks: Checks
 ) -> None:
     layout = setup.layout.features[index]
     expected = chips * layout.samples
-    if draft.bag is None:
+    if parsed.bag_ids is None:
         # Dense ids are one sample each, in whatever shape they come.
-        static, count = draft.ids.shape[0], tf.size(draft.ids)
+        static, count = parsed.ids.shape[0], tf.size(parsed.ids)
     else:
-        static, count = draft.static_shape[0], draft.shape[0]
+        static, count = parsed.static_shape[0], parsed.shape[0]
     of_chips = f"{chips} chips with " if chips > 1 else ""
     need = (
         f"output_shape={layout.config.output_shape.as_list()} asks for "

@@ -11,10 +11,10 @@ from tfrs_embed.mid_level import inputs, stacked_tables
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.tpu_inputs import require_given
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.sparsecore.checks import check
+from tfrs_embed.sparsecore.host_kernels import require_kernels
+from tfrs_embed.sparsecore.setup import make_setup
 from tfrs_embed.sparsecore.topology import Topology
 from tfrs_embed.sparsecore.tpu_embedding import TPUEmbeddingV2InLoops
-from tfrs_embed.sparsecore.wheel import require_kernels
 
 
 class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
@@ -57,7 +57,7 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
                     f"{asked.sparse_cores} SparseCores, but the strategy has "
                     f"{found.name}; leave it out."
                 )
-        setup = check(
+        setup = make_setup(
             feature_config, optimizer, found, sparse_core_embedding_config
         )
         for name, rule in setup.rules.items():
@@ -96,7 +96,7 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
         given = kwargs["flat_inputs"]
         weights = kwargs["flat_weights"] or [None] * len(given)
         checks = Checks()
-        inputs.drafts(self._setup, given, weights, 1, checks)
+        inputs.parse(self._setup, given, weights, 1, checks)
         tensors = checks.guard(nest.flatten(given, expand_composites=True))
         kwargs["flat_inputs"] = nest.pack_sequence_as(
             given, tensors, expand_composites=True

@@ -15,12 +15,12 @@ from tensorflow.python.trackable import base
 
 from tfrs_embed import strategies
 from tfrs_embed.configs import TableSpec
-from tfrs_embed.engines.initial_values import initial_blocks, parameters
+from tfrs_embed.initial_values import initial_blocks, parameters
 from tfrs_embed.mid_level import checkpoints
 from tfrs_embed.mid_level.updates import Trained, Updater
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.sparsecore.checks import Setup
 from tfrs_embed.sparsecore.layout import Layout, flat_rows
+from tfrs_embed.sparsecore.setup import Setup
 
 
 class StackedTables(tf.__internal__.tracking.AutoTrackable):
@@ -32,7 +32,7 @@ class StackedTables(tf.__internal__.tracking.AutoTrackable):
     Args:
         setup: the configuration.
         strategy: the strategy that the variables belong to.
-        pipelined: whether updates in loops are put off.
+        pipelined: whether updates in loops are deferred.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class StackedTables(tf.__internal__.tracking.AutoTrackable):
 
     @tf.autograph.experimental.do_not_convert
     def drain(self) -> None:
-        """Makes the updates that pipelining has put off.
+        """Makes the updates that pipelining has deferred.
 
         The end of a loop does so by itself; an update is left over only where a
         loop was broken off by an error.

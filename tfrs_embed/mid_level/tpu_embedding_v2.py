@@ -14,21 +14,21 @@ from tensorflow.python.util import nest
 
 from tfrs_embed import strategies
 from tfrs_embed.arguments import named
-from tfrs_embed.learning_rate import call
-from tfrs_embed.mid_level import chips, inputs, samples
+from tfrs_embed.mid_level import host_buffers, inputs, stack_activations
 from tfrs_embed.mid_level.on_tpu import TPUEmbeddingV2OnTPU
 from tfrs_embed.mid_level.stacked_tables import StackedTables
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.optimizers.learning_rate import call
 from tfrs_embed.sparsecore import pipelining
-from tfrs_embed.sparsecore.checks import check
+from tfrs_embed.sparsecore.deferred_update import Update
 from tfrs_embed.sparsecore.device import (
     Entries,
     activations,
     decode,
     row_gradients,
 )
-from tfrs_embed.sparsecore.held_back import Update
+from tfrs_embed.sparsecore.setup import make_setup
 from tfrs_embed.sparsecore.topology import Topology
 
 _TPU_STRATEGIES = (tpu_strategy.TPUStrategyV2, tpu_strategy.TPUStrategy)
@@ -123,7 +123,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
                 "TPUStrategy: topology='v5p-8', or (chips, SparseCores of "
                 "each)."
             )
-        setup = check(
+        setup = make_setup(
             feature_config,
             optimizer,
             Topology.of(topology),
@@ -161,7 +161,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             ValueError, TypeError, NotImplementedError: see the class.
             tf.errors.InvalidArgumentError: bad ids.
         """
-        setup = check(
+        setup = make_setup(
             feature_config,
             optimizer,
             Topology.of((num_tpu_chips, num_sc_per_chip)),
@@ -169,13 +169,13 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         )
         checks = Checks()
         leaves = setup.flatten(features, "features")
-        drafts = inputs.drafts(setup, leaves, [None] * len(leaves), 1, checks)
-        return chips.count(setup.layout, drafts, checks)
+        parsed = inputs.parse(setup, leaves, [None] * len(leaves), 1, checks)
+        return host_buffers.count(setup.layout, parsed, checks)
 
     @_not_converted
     def enqueue(
         self, features: Any, weights: Any = None, device: str | None = None
-    ) -> chips.Enqueued:
+    ) -> host_buffers.Enqueued:
         """Makes the chips' buffers of ids.
 
         Args:
@@ -207,15 +207,15 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         number = self._layout.topology.chips
         with tf.device("CPU:0"):
             checks = Checks()
-            drafts = inputs.drafts(
+            parsed = inputs.parse(
                 self._setup, flat, flat_weights, number, checks
             )
-            return chips.fill_buffers(self._layout, drafts, checks)
+            return host_buffers.fill_buffers(self._layout, parsed, checks)
 
     @_not_converted
     def dequeue(
-        self, partitioned_tensors: chips.Enqueued
-    ) -> tuple[Any, chips.Preserved]:
+        self, partitioned_tensors: host_buffers.Enqueued
+    ) -> tuple[Any, host_buffers.Preserved]:
         """Looks up what buffers say.
 
         Args:
@@ -230,7 +230,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             ValueError: not what `enqueue` returns.
         """
         strategies.check(type(self).__name__, self._strategy)
-        buffers = chips.enqueued(self._layout, partitioned_tensors)
+        buffers = host_buffers.enqueued(self._layout, partitioned_tensors)
         self.build()
         if self._pipelined and not self._late():
             self.drain()
@@ -250,13 +250,13 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
                 ],
                 0,
             )
-        flat = samples.unstack(self._layout, by_stack)
+        flat = stack_activations.unstack(self._layout, by_stack)
         return nest.pack_sequence_as(self._setup.feature_config, flat), buffers
 
     @_not_converted
     def embedding_lookup(
         self, features: Any, weights: Any = None
-    ) -> tuple[Any, chips.Preserved]:
+    ) -> tuple[Any, host_buffers.Preserved]:
         """Looks ids up: `dequeue(enqueue(features, weights))`.
 
         Args:
@@ -276,12 +276,12 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
     @_not_converted
     def __call__(
         self, features: Any, weights: Any = None
-    ) -> tuple[Any, chips.Preserved]:
+    ) -> tuple[Any, host_buffers.Preserved]:
         return self.embedding_lookup(features, weights)
 
     @_not_converted
     def apply_gradients(
-        self, gradients: Any, preserved_outputs: chips.Preserved
+        self, gradients: Any, preserved_outputs: host_buffers.Preserved
     ) -> None:
         """Updates the rows that were looked up.
 
@@ -303,7 +303,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
                 "Please either call the embedding lookup method first or "
                 "manually call the build method."
             )
-        buffers = chips.preserved(self._layout, preserved_outputs)
+        buffers = host_buffers.preserved(self._layout, preserved_outputs)
         for table in (
             t for s in self._layout.stacks.values() for t in s.tables
         ):
@@ -312,8 +312,9 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
                     f"Table '{table.name}' has no optimizer; give it one, or "
                     "TPUEmbeddingV2(..., optimizer) for all tables."
                 )
-        by_stack = samples.stack(
-            self._layout, samples.check_gradients(self._setup, gradients)
+        by_stack = stack_activations.stack(
+            self._layout,
+            stack_activations.check_gradients(self._setup, gradients),
         )
         updates = {}
         for name, stack in self._layout.stacks.items():
@@ -335,11 +336,11 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         topology, stack = self._layout.topology, self._layout.stacks[name]
         return [
             decode(b, topology, stack.samples, stack.rows // topology.shards)
-            for b in chips.of_chips(self._layout, buffers)
+            for b in host_buffers.of_chips(self._layout, buffers)
         ]
 
     def _late(self) -> bool:
-        """Whether an update made now is put off to the next step's."""
+        """Whether an update made now is deferred to the next step's."""
         recording = summary_ops_v2.is_recording_summaries()
         return bool(
             self._pipelined

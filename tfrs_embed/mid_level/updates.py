@@ -6,10 +6,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.ops.update import Change, Uses, update_unique
-from tfrs_embed.optimizers import UpdateRule
+from tfrs_embed.ops.update import (
+    GradientContributions,
+    TableUpdate,
+    update_unique,
+)
+from tfrs_embed.optimizers.rules import UpdateRule
 from tfrs_embed.sparsecore import pipelining
-from tfrs_embed.sparsecore.held_back import HeldBack, Update
+from tfrs_embed.sparsecore.deferred_update import DeferredUpdate, Update
 
 
 class Trained(NamedTuple):
@@ -25,7 +29,7 @@ class Trained(NamedTuple):
 
 
 class Updater:
-    """Updates stacks, and keeps updates that are put off.
+    """Updates stacks, and keeps deferred updates.
 
     In a pipelined loop, SparseCores look up step i + 1 while the update of step
     i waits for the dense part: it is made after that lookup, on the tables as
@@ -34,15 +38,15 @@ class Updater:
 
     Args:
         stacks: the trained stacks by name.
-        pipelined: whether updates in loops are put off.
+        pipelined: whether updates in loops are deferred.
     """
 
     def __init__(self, stacks: dict[str, Trained], pipelined: bool) -> None:
         self._stacks = stacks
-        self._late: dict[str, HeldBack] = {}
+        self._late: dict[str, DeferredUpdate] = {}
         if pipelined:
             for name, stack in stacks.items():
-                self._late[name] = HeldBack(
+                self._late[name] = DeferredUpdate(
                     stack.variables["parameters"].shape[1]
                 )
 
@@ -65,11 +69,16 @@ class Updater:
             pipelining.around_loop(self.drain)
 
     def drain(self) -> None:
-        """Makes the updates that have been put off."""
+        """Makes the deferred updates."""
         for name, late in self._late.items():
             self._apply(name, late.take())
 
     def _apply(self, name: str, update: Update) -> None:
         stack = self._stacks[name]
-        change = Change(stack.variables, stack.rule, update.rate, Uses([], []))
+        change = TableUpdate(
+            stack.variables,
+            stack.rule,
+            update.rate,
+            GradientContributions([], []),
+        )
         update_unique(change, update.rows, update.gradients)

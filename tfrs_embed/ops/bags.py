@@ -15,62 +15,62 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.ops import compiled
 from tfrs_embed.ops.checks import Checks, Consensus
-from tfrs_embed.ops.ids import (
-    Draft,
+from tfrs_embed.ops.input_shapes import InputShape
+from tfrs_embed.ops.parsed_ids import (
+    ParsedIds,
     bag_of_id,
     checking_kernels,
-    make_draft,
+    parse_ids,
     require_valid,
     require_valid_in_kernel,
     valid,
 )
-from tfrs_embed.ops.input_shapes import InputShape
+from tfrs_embed.ops.validity import Validity, judge
 from tfrs_embed.strategies import in_xla
 
 
-class Bags(NamedTuple):
+class BaggedIds(NamedTuple):
     """A feature's ids, grouped into the vectors that they become.
 
     Bag b's vector is scale[b] * sum over its ids i of weights[i] * row(ids[i]).
 
     Attributes:
         ids: [n] int32 or int64, each inside the table, or what `validity` says.
-        bag: [n] int32, the bag of each id, ascending; None: every bag has the
-            same number of ids.
+        bag_ids: [n] int32, the bag of each id, ascending; None: every bag has
+            the same number of ids.
         weights: [n] float32, or None for ones.
         scale: [count] float32, or None for ones.
         count: scalar int32, the number of bags.
         shape: [rank] int32, the output's shape without the embedding dim; its
             product is count.
         static_shape: what is known of `shape` when tracing.
-        lengths: [k], if every bag has k ids; [None], if `bag` says it. Not an
-            integer, which Keras would make a tensor of.
+        lengths: [k], if every bag has k ids; [None], if `bag_ids` says it. Not
+            an integer, which Keras would make a tensor of.
         validity: inside XLA, which ids are in the table; the others are
             vocabulary_size, just beyond it. None: all are.
         splits: [count + 1] int32, where each bag begins and the last ends, if
-            that is how they were given. It says what `bag` says, which is not
-            computed in a graph where nothing needs it.
+            that is how they were given. It says what `bag_ids` says, which is
+            not computed in a graph where nothing needs it.
         most: [k], if no bag can have more than k ids; [None]: not known.
     """
 
     ids: tf.Tensor
-    bag: tf.Tensor | None
+    bag_ids: tf.Tensor | None
     weights: tf.Tensor | None
     scale: tf.Tensor | None
     count: tf.Tensor
     shape: tf.Tensor
     static_shape: tf.TensorShape
     lengths: tf.TensorShape = tf.TensorShape([1])
-    validity: compiled.Validity | None = None
+    validity: Validity | None = None
     splits: tf.Tensor | None = None
     most: tf.TensorShape = tf.TensorShape([None])
 
     @classmethod
     def of_rows(
         cls, ids: tf.Tensor, bag: tf.Tensor | None, count: tf.Tensor
-    ) -> Bags:
+    ) -> BaggedIds:
         """Bags of one id each, or none."""
         return cls(
             ids,
@@ -85,7 +85,7 @@ class Bags(NamedTuple):
         )
 
     @classmethod
-    def none(cls, feature: FeatureSpec) -> Bags:
+    def none(cls, feature: FeatureSpec) -> BaggedIds:
         """The bags of a feature that a call leaves out: there are none."""
         small = feature.table.vocabulary_size <= tf.int32.max
         ids = tf.zeros([0], tf.int32 if small else tf.int64)
@@ -96,15 +96,15 @@ class Bags(NamedTuple):
 
     def bag_of_id(self) -> tf.Tensor:
         """Returns [n] int32, the bag of each id."""
-        if self.bag is not None:
-            return self.bag
+        if self.bag_ids is not None:
+            return self.bag_ids
         bags = tf.range(self.count)
-        return bags if self.per_bag == 1 else tf.repeat(bags, self.per_bag)
+        return bags if self.bag_size == 1 else tf.repeat(bags, self.bag_size)
 
     @property
     def grouping(self) -> tf.Tensor | None:
         """What says how ids are grouped, in its shortest form."""
-        return self.bag if self.splits is None else self.splits
+        return self.bag_ids if self.splits is None else self.splits
 
     @property
     def static_count(self) -> int | None:
@@ -114,12 +114,12 @@ class Bags(NamedTuple):
     @property
     def longest(self) -> int | None:
         """The most ids that a bag can have, if it is known."""
-        return self.most[0] if self.per_bag is None else self.per_bag
+        return self.most[0] if self.bag_size is None else self.bag_size
 
     @property
-    def per_bag(self) -> int | None:
-        """The number of ids in every bag, or None if `bag` says it."""
-        return None if self.bag is not None else self.lengths[0]
+    def bag_size(self) -> int | None:
+        """The number of ids in every bag, or None if `bag_ids` says it."""
+        return None if self.bag_ids is not None else self.lengths[0]
 
 
 def to_bags(
@@ -130,7 +130,7 @@ def to_bags(
     consensus: Consensus | None = None,
     training: bool = False,
     input_shapes: Sequence[InputShape | None] | None = None,
-) -> list[Bags]:
+) -> list[BaggedIds]:
     """Turns a call's ids into bags.
 
     Args:
@@ -156,11 +156,11 @@ def to_bags(
         ValueError: ids or weights of a wrong rank or static shape.
         tf.errors.InvalidArgumentError: values that are wrong, raised at once
             when executing eagerly, else by the running graph; see
-            `tfrs_embed.ops.compiled` for functions that XLA compiles.
+            `tfrs_embed.ops.xla` for functions that XLA compiles.
         NotImplementedError: ragged or sparse ids, or a consensus, inside XLA.
     """
     checks = Checks(consensus)
-    drafts = []
+    parsed = []
     for feature, feature_ids, feature_weights, input_shape in zip(
         features,
         ids,
@@ -170,41 +170,41 @@ def to_bags(
     ):
         if input_shape is not None:
             input_shape.require(feature, feature_ids, checks)
-        draft = make_draft(feature, feature_ids, feature_weights, checks)
-        if input_shape is not None and draft.combine:
-            draft.most = input_shape.width
-        drafts.append(draft)
+        each = parse_ids(feature, feature_ids, feature_weights, checks)
+        if input_shape is not None and each.combine:
+            each.most = input_shape.width
+        parsed.append(each)
     if in_xla():
-        for draft in drafts:
-            draft.flatten()
+        for each in parsed:
+            each.flatten()
         inside = [
-            valid(draft.ids, feature.table.vocabulary_size)
-            for feature, draft in zip(features, drafts, strict=True)
+            valid(each.ids, feature.table.vocabulary_size)
+            for feature, each in zip(features, parsed, strict=True)
         ]
-        validity = compiled.judge(inside, checks.hold(), invalid_ids)
+        validity = judge(inside, checks.hold(), invalid_ids)
         return [
-            _finish(feature, draft, invalid_ids, of_feature)
-            for feature, draft, of_feature in zip(
-                features, drafts, validity, strict=True
+            _finish(feature, each, invalid_ids, of_feature)
+            for feature, each, of_feature in zip(
+                features, parsed, validity, strict=True
             )
         ]
-    module = checking_kernels(drafts)
+    module = checking_kernels(parsed)
     in_kernel = module and invalid_ids == "error" and consensus is None
     if not in_kernel:
-        for draft in drafts:
-            draft.flatten()
+        for each in parsed:
+            each.flatten()
         if invalid_ids == "error":
-            require_valid(features, drafts, checks, training)
-    _guard(drafts, checks)
+            require_valid(features, parsed, checks, training)
+    _guard(parsed, checks)
     if in_kernel:
-        require_valid_in_kernel(module, features, drafts, training)
+        require_valid_in_kernel(module, features, parsed, training)
     return [
-        _finish(feature, draft, invalid_ids)
-        for feature, draft in zip(features, drafts, strict=True)
+        _finish(feature, each, invalid_ids)
+        for feature, each in zip(features, parsed, strict=True)
     ]
 
 
-def held(bags: Bags) -> tf.Tensor:
+def held(bags: BaggedIds) -> tf.Tensor:
     """Tells which of a sequence's positions hold an id.
 
     Args:
@@ -213,65 +213,65 @@ def held(bags: Bags) -> tf.Tensor:
     Returns:
         bool, in the bags' shape.
     """
-    there = None if bags.validity is None else bags.validity.there
-    if bags.bag is None:
-        flat = tf.fill(bags.count[None], True) if there is None else there
+    mask = None if bags.validity is None else bags.validity.mask
+    if bags.bag_ids is None:
+        flat = tf.fill(bags.count[None], True) if mask is None else mask
     else:
-        if there is None:
-            there = tf.fill(tf.shape(bags.bag), True)
-        ids = tf.cast(there, tf.int32)
-        flat = tf.math.unsorted_segment_sum(ids, bags.bag, bags.count) > 0
+        if mask is None:
+            mask = tf.fill(tf.shape(bags.bag_ids), True)
+        ids = tf.cast(mask, tf.int32)
+        flat = tf.math.unsorted_segment_sum(ids, bags.bag_ids, bags.count) > 0
     return tf.ensure_shape(tf.reshape(flat, bags.shape), bags.static_shape)
 
 
-def _guard(drafts: Sequence[Draft], checks: Checks) -> None:
-    """Lets the drafts' tensors exist only if all conditions hold."""
-    names = ("ids", "bag", "weights", "shape", "kept", "splits")
+def _guard(parsed: Sequence[ParsedIds], checks: Checks) -> None:
+    """Lets the parsed' tensors exist only if all conditions hold."""
+    names = ("ids", "bag_ids", "weights", "shape", "kept", "splits")
     places = [
-        (draft, name)
-        for draft in drafts
+        (each, name)
+        for each in parsed
         for name in names
-        if tf.is_tensor(getattr(draft, name))
-        and not (name == "bag" and draft.splits is not None)
+        if tf.is_tensor(getattr(each, name))
+        and not (name == "bag_ids" and each.splits is not None)
     ]
     guarded = checks.guard([getattr(*place) for place in places])
-    for (draft, name), tensor in zip(places, guarded, strict=True):
-        if name == "splits" and tensor is not draft.splits:
-            draft.bag = bag_of_id(tensor)
-        setattr(draft, name, tensor)
+    for (each, name), tensor in zip(places, guarded, strict=True):
+        if name == "splits" and tensor is not each.splits:
+            each.bag_ids = bag_of_id(tensor)
+        setattr(each, name, tensor)
 
 
 def _finish(
     feature: FeatureSpec,
-    draft: Draft,
+    parsed: ParsedIds,
     invalid_ids: str,
-    validity: compiled.Validity | None = None,
-) -> Bags:
-    ids, bag, weights = draft.ids, draft.bag, draft.weights
-    splits = draft.splits
-    if draft.kept is not None:
-        weights = tf.gather(weights, draft.kept)
-    shape = tf.cast(draft.shape, tf.int32)
+    validity: Validity | None = None,
+) -> BaggedIds:
+    ids, bag, weights = parsed.ids, parsed.bag_ids, parsed.weights
+    splits = parsed.splits
+    if parsed.kept is not None:
+        weights = tf.gather(weights, parsed.kept)
+    shape = tf.cast(parsed.shape, tf.int32)
     count = (
-        tf.constant(math.prod(draft.shape))
-        if isinstance(draft.shape, list)
+        tf.constant(math.prod(parsed.shape))
+        if isinstance(parsed.shape, list)
         else tf.reduce_prod(shape)
     )
-    per_bag = draft.per_bag if bag is None else None
+    bag_size = parsed.bag_size if bag is None else None
     combiner = feature.table.combiner
     vocabulary_size = feature.table.vocabulary_size
-    combine = draft.combine
+    combine = parsed.combine
     if invalid_ids == "zero" and validity is not None:
         weights = validity.weights(weights, combine)
     elif invalid_ids == "zero":
         # An id that is left out leaves its bag empty, which is a zero vector.
         kept = tf.where(valid(ids, vocabulary_size))[:, 0]
         bag = (
-            tf.cast(kept // per_bag, tf.int32)
+            tf.cast(kept // bag_size, tf.int32)
             if bag is None
             else tf.gather(bag, kept)
         )
-        per_bag = splits = None
+        bag_size = splits = None
         ids = tf.gather(ids, kept)
         weights = None if weights is None else tf.gather(weights, kept)
     if ids.dtype != tf.int64 or not kernels.operations(None, training=True):
@@ -279,24 +279,24 @@ def _finish(
         small = vocabulary_size <= tf.int32.max
         ids = tf.cast(ids, tf.int32 if small else tf.int64)
     if validity is not None:
-        ids = tf.where(validity.there, ids, vocabulary_size)
-    if weights is None and (not combine or per_bag == 1):
+        ids = tf.where(validity.mask, ids, vocabulary_size)
+    if weights is None and (not combine or bag_size == 1):
         # One id of weight 1: every combiner gives the row itself.
         scale = None
     else:
-        scale = _scale(combiner, bag, splits, per_bag, weights, count)
-    return Bags(
+        scale = _scale(combiner, bag, splits, bag_size, weights, count)
+    return BaggedIds(
         ids,
         bag,
         weights,
         scale,
         count,
         shape,
-        draft.static_shape,
-        tf.TensorShape([per_bag]),
+        parsed.static_shape,
+        tf.TensorShape([bag_size]),
         validity,
         splits,
-        tf.TensorShape([draft.most if draft.combine else 1]),
+        tf.TensorShape([parsed.most if parsed.combine else 1]),
     )
 
 
@@ -304,7 +304,7 @@ def _scale(
     combiner: str,
     bag: tf.Tensor | None,
     splits: tf.Tensor | None,
-    per_bag: int | None,
+    bag_size: int | None,
     weights: tf.Tensor | None,
     count: tf.Tensor,
 ) -> tf.Tensor | None:
@@ -319,9 +319,9 @@ def _scale(
         elif bag is not None:
             terms = tf.ones(tf.shape(bag), tf.float32)
         else:
-            terms = tf.ones([count * per_bag], tf.float32)
+            terms = tf.ones([count * bag_size], tf.float32)
         total = (
-            tf.reduce_sum(tf.reshape(terms, [count, per_bag]), 1)
+            tf.reduce_sum(tf.reshape(terms, [count, bag_size]), 1)
             if bag is None
             else tf.math.unsorted_segment_sum(terms, bag, count)
         )

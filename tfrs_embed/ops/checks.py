@@ -15,7 +15,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import strategies
-from tfrs_embed.ops import compiled
 
 
 def message(*parts: Any) -> tf.Tensor:
@@ -109,7 +108,7 @@ class Checks:
             NotImplementedError: that is to be decided with others.
         """
         if self._consensus is not None:
-            compiled.refuse("Tables of several replicas")
+            strategies.refuse_in_xla("Tables of several replicas")
         return tf.reduce_all(_in_row([tf.constant(True), *self._oks()]))
 
     def guard(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -118,7 +117,7 @@ class Checks:
         Raises:
             NotImplementedError: inside XLA, which drops what raises.
         """
-        compiled.refuse("Checks that raise an error as they run")
+        strategies.refuse_in_xla("Checks that raise an error as they run")
         if not self._checks and self._consensus is None:
             return list(tensors)
         consensus = self._consensus

@@ -8,9 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import kernels
-from tfrs_embed.kernels import calls, portable
-from tfrs_embed.ops import compiled
-from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops import exported_lookup, kernel_calls, xla
+from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.weak_gradients import custom_gradient
 
 # Up to this width a product with a sparse matrix was the fastest sum of rows,
@@ -18,10 +17,10 @@ from tfrs_embed.weak_gradients import custom_gradient
 _NARROW = 32
 
 
-def look_up(
+def lookup(
     tables: Sequence[tf.Variable],
     table_of: Sequence[int],
-    bags: Sequence[Bags],
+    bags: Sequence[BaggedIds],
     device: str | None,
     training: bool,
     dtype: tf.DType,
@@ -42,10 +41,10 @@ def look_up(
     """
     module = kernels.operations(device, training)
     if module and bags:
-        return calls.lookup(module, tables, table_of, bags, dtype)
+        return kernel_calls.lookup(module, tables, table_of, bags, dtype)
     module = kernels.portable_operations(device)
     if module and bags:
-        return portable.lookup(module, tables, table_of, bags, combine)
+        return exported_lookup.lookup(module, tables, table_of, bags, combine)
     return [
         combine(tf.gather(tables[t], b.ids), None, b)
         for t, b in zip(table_of, bags, strict=True)
@@ -55,7 +54,7 @@ def look_up(
 def combine_all(
     rows: tf.Tensor,
     index: Sequence[tf.Tensor],
-    bags: Sequence[Bags],
+    bags: Sequence[BaggedIds],
     device: str | None,
     training: bool,
 ) -> list[tf.Tensor]:
@@ -73,11 +72,13 @@ def combine_all(
     """
     module = kernels.operations(device, training)
     if module and bags:
-        return calls.combine(module, rows, index, bags)
+        return kernel_calls.combine(module, rows, index, bags)
     return [combine(rows, i, b) for i, b in zip(index, bags, strict=True)]
 
 
-def combine(rows: tf.Tensor, index: tf.Tensor | None, bags: Bags) -> tf.Tensor:
+def combine(
+    rows: tf.Tensor, index: tf.Tensor | None, bags: BaggedIds
+) -> tf.Tensor:
     """Combines rows into the bags' vectors.
 
     Args:
@@ -89,13 +90,13 @@ def combine(rows: tf.Tensor, index: tf.Tensor | None, bags: Bags) -> tf.Tensor:
         [count, dim] of that dtype; a bag without ids is zero.
     """
     if bags.validity is not None:
-        return compiled.combine(rows, index, bags)
-    bag = bags.bag
+        return xla.combine(rows, index, bags)
+    bag = bags.bag_ids
     if bags.weights is not None:
         if index is not None:
             rows, index = tf.gather(rows, index), None
         rows *= tf.cast(bags.weights, rows.dtype)[:, None]
-    if bag is None and bags.per_bag != 1:
+    if bag is None and bags.bag_size != 1:
         bag = bags.bag_of_id()
     if bag is None:
         if index is not None:
@@ -136,7 +137,7 @@ def gather_densely(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
 
 def spread(
     gradients: Sequence[tf.Tensor],
-    bags: Sequence[Bags],
+    bags: Sequence[BaggedIds],
     index: tf.Tensor,
     num_rows: tf.Tensor,
     device: str | None = None,
@@ -156,12 +157,12 @@ def spread(
         [num_rows, dim] float32.
     """
     if bags[0].validity is not None:
-        return compiled.spread(gradients, bags, index, num_rows)
+        return xla.spread(gradients, bags, index, num_rows)
     module = kernels.operations(device, training=True)
     if module and gradients[0].dtype == tf.float32:
         sizes = [tf.size(b.ids) for b in bags]
         places = [index] if len(bags) == 1 else tf.split(index, sizes)
-        return calls.spread(module, gradients, places, bags, num_rows)
+        return kernel_calls.spread(module, gradients, places, bags, num_rows)
     scaled = [
         g if b.scale is None else g * tf.cast(b.scale, g.dtype)[:, None]
         for g, b in zip(gradients, bags, strict=True)
@@ -169,7 +170,7 @@ def spread(
     gradient = _concat(scaled)
     narrow = gradient.shape[1] <= _NARROW
     unweighted = all(b.weights is None for b in bags)
-    if not narrow and unweighted and all(b.per_bag == 1 for b in bags):
+    if not narrow and unweighted and all(b.bag_size == 1 for b in bags):
         return tf.math.unsorted_segment_sum(gradient, index, num_rows)
     # Number the bags of all features in one row.
     first = tf.constant(0)
@@ -225,7 +226,7 @@ def _spread_unweighted(
     )
 
 
-def reshape_output(vectors: tf.Tensor, bags: Bags, dim: int) -> tf.Tensor:
+def reshape_output(vectors: tf.Tensor, bags: BaggedIds, dim: int) -> tf.Tensor:
     """Returns vectors in the feature's output shape.
 
     Args:

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.bags import BaggedIds
 
 
 def as_ragged(
-    bags: Bags, samples: int | tf.Tensor
+    bags: BaggedIds, samples: int | tf.Tensor
 ) -> tuple[tf.RaggedTensor, tf.RaggedTensor | None]:
     """Returns bags as ragged tensors, a row for each.
 
@@ -33,7 +33,7 @@ def as_ragged(
 
 
 class Matrix(NamedTuple):
-    """Bags as a matrix, as wide as the longest that there can be.
+    """BaggedIds as a matrix, as wide as the longest that there can be.
 
     Where that is not known, it is as wide as the longest that there is, but in
     powers of two: a TPU's program is compiled anew for each width.
@@ -49,7 +49,7 @@ class Matrix(NamedTuple):
     there: tf.Tensor
 
     @classmethod
-    def of(cls, bags: Bags, samples: int | tf.Tensor) -> Matrix:
+    def of(cls, bags: BaggedIds, samples: int | tf.Tensor) -> Matrix:
         """Lays bags out.
 
         Args:

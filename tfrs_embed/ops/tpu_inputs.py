@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.strategies import on_tpu
 
 # TensorFlow's compiler sees through these.
@@ -45,7 +45,7 @@ def require_given(what: str, ids: Any) -> None:
             )
 
 
-def require_known(feature: FeatureSpec, bags: Bags) -> None:
+def require_known(feature: FeatureSpec, bags: BaggedIds) -> None:
     """Requires the number of a feature's bags to be known when tracing.
 
     Args:

@@ -9,17 +9,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import kernels
-from tfrs_embed.kernels import calls
-from tfrs_embed.ops import compiled, lookup
-from tfrs_embed.ops.bags import Bags
-from tfrs_embed.ops.ids import of_one_dtype
-from tfrs_embed.optimizers import UpdateRule
+from tfrs_embed.ops import kernel_calls, lookup, xla
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.parsed_ids import of_one_dtype
+from tfrs_embed.optimizers.rules import UpdateRule
 
 PARAMETERS = "parameters"
 
 
-class Uses(NamedTuple):
-    """What adds to the gradients of a table's rows.
+class GradientContributions(NamedTuple):
+    """Gradient contributions to a table's rows.
 
     Attributes:
         bags: bags of ids, of each feature.
@@ -27,49 +26,55 @@ class Uses(NamedTuple):
         single: whether it is known that no bag has more than one id.
     """
 
-    bags: Sequence[Bags]
+    bags: Sequence[BaggedIds]
     gradients: Sequence[tf.Tensor]
     single: bool = False
 
 
-class Change(NamedTuple):
+class TableUpdate(NamedTuple):
     """A table that is to be updated.
 
     Attributes:
         variables: the parameters and the rule's slots, by name.
         rule: the update rule.
         rate: its learning rate, a scalar float32.
-        uses: what adds to the gradients.
+        contributions: what adds to the gradients.
     """
 
     variables: dict[str, tf.Variable]
     rule: UpdateRule
     rate: tf.Tensor
-    uses: Uses
+    contributions: GradientContributions
 
 
 def row_gradients(
-    uses: Uses, device: str | None = None
+    contributions: GradientContributions, device: str | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums a table's gradients row by row, over all its features.
 
     Args:
-        uses: what adds to the gradients.
+        contributions: what adds to the gradients.
         device: where the table is.
 
     Returns:
         The unique ids, [rows], in the order they first occur, and their summed
         gradients, [rows, dim] float32.
     """
-    ids = of_one_dtype([b.ids for b in uses.bags])
+    ids = of_one_dtype([b.ids for b in contributions.bags])
     unique, index = tf.unique(ids[0] if len(ids) == 1 else tf.concat(ids, 0))
     module = kernels.operations(device, training=True)
-    if module is None and _one_each(uses):
-        source = uses.bags[0].bag_of_id()
+    if module is None and _one_each(contributions):
+        source = contributions.bags[0].bag_of_id()
         size = tf.size(unique)
-        return unique, _add_by_row(uses.gradients[0], source, index, size)
+        return unique, _add_by_row(
+            contributions.gradients[0], source, index, size
+        )
     rows = lookup.spread(
-        uses.gradients, uses.bags, index, tf.size(unique), device
+        contributions.gradients,
+        contributions.bags,
+        index,
+        tf.size(unique),
+        device,
     )
     return unique, rows
 
@@ -90,82 +95,90 @@ def _add_by_row(
     )
 
 
-def _one_each(uses: Uses) -> bool:
+def _one_each(contributions: GradientContributions) -> bool:
     """Whether each id's gradient is that of one feature's bag, as it is."""
-    first, *others = uses.bags
+    first, *others = contributions.bags
     if first.weights is not None or first.scale is not None or others:
         return False
-    return uses.single or first.per_bag == 1
+    return contributions.single or first.bag_size == 1
 
 
-def update(changes: Sequence[Change], device: str | None) -> None:
-    """Updates the rows that are used, of tables and their slots.
+def update(updates: Sequence[TableUpdate], device: str | None) -> None:
+    """Updates the rows that gradients are for, of tables and their slots.
 
     Args:
-        changes: the tables, and what changes them.
+        updates: the tables, and what updates them.
         device: where they are.
     """
     # As the lookup was, wherever its gradient is traced.
-    if any(b.validity is not None for c in changes for b in c.uses.bags):
-        for change in changes:
-            num_rows = change.variables[PARAMETERS].shape[0]
-            bags, gradients, _ = change.uses
+    if any(
+        b.validity is not None for c in updates for b in c.contributions.bags
+    ):
+        for table_update in updates:
+            num_rows = table_update.variables[PARAMETERS].shape[0]
+            bags, gradients, _ = table_update.contributions
             update_unique(
-                change, *compiled.row_gradients(bags, gradients, num_rows)
+                table_update, *xla.row_gradients(bags, gradients, num_rows)
             )
         return
     module = kernels.operations(device, training=True)
-    if module and changes and all(calls.has_rule(c.rule) for c in changes):
-        calls.update(
+    if (
+        module
+        and updates
+        and all(kernel_calls.has_rule(c.rule) for c in updates)
+    ):
+        kernel_calls.update(
             module,
-            [_in_order(c) for c in changes],
-            [c.rule for c in changes],
-            [c.rate for c in changes],
-            [c.uses.bags for c in changes],
-            [c.uses.gradients for c in changes],
+            [_in_order(c) for c in updates],
+            [c.rule for c in updates],
+            [c.rate for c in updates],
+            [c.contributions.bags for c in updates],
+            [c.contributions.gradients for c in updates],
         )
         return
-    for group in _alike(changes):
+    for group in _alike(updates):
         if len(group) == 1:
-            [change] = group
-            ids, gradients = row_gradients(change.uses, device)
-            update_unique(change, ids, gradients)
+            [table_update] = group
+            ids, gradients = row_gradients(table_update.contributions, device)
+            update_unique(table_update, ids, gradients)
         else:
             _update_together(group, device)
 
 
-def _alike(changes: Sequence[Change]) -> list[list[Change]]:
+def _alike(updates: Sequence[TableUpdate]) -> list[list[TableUpdate]]:
     """Groups tables of one width, rule and rate."""
-    groups: dict[Any, list[Change]] = {}
-    for number, change in enumerate(changes):
-        dim = change.variables[PARAMETERS].shape[1]
-        key = (dim, change.rule, id(change.rate))
+    groups: dict[Any, list[TableUpdate]] = {}
+    for number, table_update in enumerate(updates):
+        dim = table_update.variables[PARAMETERS].shape[1]
+        key = (dim, table_update.rule, id(table_update.rate))
         # What was exchanged is shared by tables already.
-        groups.setdefault((number,) if change.uses.single else key, []).append(
-            change
-        )
+        groups.setdefault(
+            (number,) if table_update.contributions.single else key, []
+        ).append(table_update)
     return list(groups.values())
 
 
-def _update_together(changes: Sequence[Change], device: str | None) -> None:
+def _update_together(
+    updates: Sequence[TableUpdate], device: str | None
+) -> None:
     """Updates tables of one width, rule and rate.
 
     Their rows are numbered one table after the other, so that many small tables
     cost little more than one: TensorFlow's operations cost some microseconds
     each, whatever they do.
     """
-    sizes = [c.variables[PARAMETERS].shape[0] for c in changes]
+    sizes = [c.variables[PARAMETERS].shape[0] for c in updates]
     starts = np.cumsum([0, *sizes])
     dtype = tf.int32 if starts[-1] <= tf.int32.max else tf.int64
     ids = [
         tf.cast(b.ids, dtype) + tf.constant(start, dtype)
-        for start, c in zip(starts, changes, strict=False)
-        for b in c.uses.bags
+        for start, c in zip(starts, updates, strict=False)
+        for b in c.contributions.bags
     ]
     unique, index = tf.unique(tf.concat(ids, 0))
     sums = lookup.spread(
-        [g for c in changes for g in c.uses.gradients],
-        [b for c in changes for b in c.uses.bags],
+        [g for c in updates for g in c.contributions.gradients],
+        [b for c in updates for b in c.contributions.bags],
         index,
         tf.size(unique),
         device,
@@ -173,17 +186,17 @@ def _update_together(changes: Sequence[Change], device: str | None) -> None:
     # In the order that they first occur in, and so table after table.
     ends = tf.constant(starts[1:], dtype)
     table = tf.searchsorted(ends, unique, side="right")
-    count = len(changes)
+    count = len(updates)
     counts = tf.math.bincount(table, minlength=count, maxlength=count)
     rows = tf.split(
         unique - tf.gather(tf.constant(starts, dtype), table), counts, num=count
     )
-    first = changes[0]
+    first = updates[0]
     old = {
         name: tf.concat(
             [
                 tf.gather(c.variables[name], r)
-                for c, r in zip(changes, rows, strict=True)
+                for c, r in zip(updates, rows, strict=True)
             ],
             0,
         )
@@ -194,19 +207,19 @@ def _update_together(changes: Sequence[Change], device: str | None) -> None:
         first.rate, sums, old[PARAMETERS], slots
     )
     for name, new in {PARAMETERS: parameters, **slots}.items():
-        for change, r, each in zip(
-            changes, rows, tf.split(new, counts, num=count), strict=True
+        for table_update, r, each in zip(
+            updates, rows, tf.split(new, counts, num=count), strict=True
         ):
-            scatter_update(change.variables[name], r, each)
+            scatter_update(table_update.variables[name], r, each)
 
 
-def _in_order(change: Change) -> dict[str, tf.Variable]:
-    names = [PARAMETERS, *change.rule.slots()]
-    return {name: change.variables[name] for name in names}
+def _in_order(table_update: TableUpdate) -> dict[str, tf.Variable]:
+    names = [PARAMETERS, *table_update.rule.slots()]
+    return {name: table_update.variables[name] for name in names}
 
 
 def update_unique(
-    change: Change,
+    table_update: TableUpdate,
     ids: tf.Tensor,
     gradients: tf.Tensor,
     made: tf.Tensor | None = None,
@@ -214,16 +227,16 @@ def update_unique(
     """Updates rows of a table and its slots.
 
     Args:
-        change: the table; its uses are not read.
+        table_update: the table; its contributions are not read.
         ids: [n], unique, or equal ones with equal gradients.
         gradients: the rows' gradients, [n, dim] float32.
         made: scalar bool; if not, the rows stay what they are. None: true.
     """
-    variables = change.variables
+    variables = table_update.variables
     old = {k: tf.gather(v, ids) for k, v in variables.items()}
     slots = {k: v for k, v in old.items() if k != PARAMETERS}
-    parameters, slots = change.rule.update(
-        change.rate, gradients, old[PARAMETERS], slots
+    parameters, slots = table_update.rule.update(
+        table_update.rate, gradients, old[PARAMETERS], slots
     )
     for name, new in {PARAMETERS: parameters, **slots}.items():
         rows = new if made is None else tf.where(made, new, old[name])

@@ -17,7 +17,7 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.rows import KEYS, Rows, VariableRows
-from tfrs_embed.engines.engine import TableState
+from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving.rows import RowFormat
 

@@ -1,7 +1,7 @@
 """TPU SparseCores: layout, host preprocessing, limits."""
 
-from tfrs_embed.sparsecore.limits import compute_limits
-from tfrs_embed.sparsecore.limits_report import (
+from tfrs_embed.sparsecore.limits.compute import compute_limits
+from tfrs_embed.sparsecore.limits.report import (
     LimitsReport,
     StackLoad,
     TableLoad,

@@ -1,6 +1,6 @@
 """Loops over training steps, where the TPU compiler pipelines embeddings.
 
-In the body of a `tf.while_loop` a step's table update is held back until the
+In the body of a `tf.while_loop` a step's table update is deferred until the
 next step has looked its rows up, and the last one until the loop has ended. So
 whoever builds a step must know that it is in such a loop, and must be able to
 add operations behind the loop.
@@ -74,7 +74,7 @@ def retrace_in_loops() -> None:
     """Makes each loop trace the functions that it calls anew.
 
     A `tf.function` that was traced elsewhere would be reused in a loop as it
-    is: with its updates not held back, or held back with nothing behind the
+    is: with its updates not deferred, or deferred with nothing behind the
     loop to apply them. Call it before such functions are traced; once is
     enough.
     """

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfrs_embed.configs import TableSpec
-from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.optimizers.rules import TableOptimizer
 
 # SparseCores hold rows in multiples of this many numbers.
 _WIDTH = 8

@@ -17,7 +17,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.tpu import tpu_embedding_v3
 
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.optimizers import (
+from tfrs_embed.optimizers.rules import (
     FTRL,
     SGD,
     Adagrad,
@@ -26,7 +26,7 @@ from tfrs_embed.optimizers import (
     UpdateRule,
 )
 from tfrs_embed.sparsecore import device, pipelining
-from tfrs_embed.sparsecore.held_back import HeldBack, Update
+from tfrs_embed.sparsecore.deferred_update import DeferredUpdate, Update
 from tfrs_embed.testing.emulated_merge import merge
 
 _Tables = dict[str, tf.Tensor]
@@ -211,23 +211,23 @@ def _apply(
     return updated
 
 
-#: Each embedding's updates that are held back, by stack.
-_all_held_back: weakref.WeakKeyDictionary[Any, dict[str, HeldBack]] = (
+#: Each embedding's deferred updates, by stack.
+_all_held_back: weakref.WeakKeyDictionary[Any, dict[str, DeferredUpdate]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _held_back(embedding: Any, stack: str, change: Update) -> HeldBack:
+def _held_back(embedding: Any, stack: str, change: Update) -> DeferredUpdate:
     stacks = _all_held_back.setdefault(embedding, {})
     if stack not in stacks:
         chips = change.rate.shape[0]
         with tf.init_scope():
-            stacks[stack] = HeldBack(change.gradients.shape[1], (chips,))
+            stacks[stack] = DeferredUpdate(change.gradients.shape[1], (chips,))
     return stacks[stack]
 
 
 def _drain(strategy: Any, embedding: Any, stack: str, rule: UpdateRule) -> None:
-    """Makes a stack's update that was held back."""
+    """Makes a stack's deferred update."""
     change = _all_held_back[embedding][stack].take()
     variables = embedding.variables[stack]
     names = [PARAMETERS, *rule.slots()]

@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.sparsecore import host
 from tfrs_embed.sparsecore.csr import padded_sizes
-from tfrs_embed.sparsecore.wheel import has_kernels
+from tfrs_embed.sparsecore.host_kernels import has_kernels
+from tfrs_embed.testing import host_ops
 
 _Output = tuple[tf.DType, Sequence[int | None]]
 
@@ -40,7 +40,7 @@ def _convert(
     **attributes: Any,
 ) -> tuple[list[tf.Tensor], ...]:
     def function(*inputs: Any) -> list[Any]:
-        lists = host.convert_to_coo(
+        lists = host_ops.convert_to_coo(
             *inputs, num_sc_per_chip=num_sc_per_chip, **attributes
         )
         return [array for arrays in lists for array in arrays]
@@ -68,7 +68,7 @@ def _sort(
 ) -> list[tf.Tensor]:
     del table_vocab_size, feature_width
     return _call_on_lists(
-        host.sort_coo,
+        host_ops.sort_coo,
         [row_ids_list, col_ids_list, gains_list],
         [(t, [None]) for t in _COO]
         + [(tf.int32, [num_replica * num_sc_per_chip + 1])],
@@ -99,7 +99,7 @@ def _wrap(
     pointers = num_sc * padded_sizes(num_replica * num_sc)
     capacity = max_ids_per_chip_per_sample * sample_count_per_sc * num_sc
     return _call_on_lists(
-        host.wrap_coo,
+        host_ops.wrap_coo,
         [
             sorted_row_ids_list,
             sorted_col_ids_list,
@@ -127,7 +127,7 @@ def _stats(
     **_: Any,
 ) -> list[tf.Tensor]:
     return _call_on_lists(
-        host.coo_stats,
+        host_ops.coo_stats,
         [row_ids_list, col_ids_list, gains_list],
         [(tf.int32, [])] * 2,
         col_offset_list=col_offset_list,

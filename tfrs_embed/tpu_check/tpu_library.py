@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.sparsecore.wheel import has_kernels
+from tfrs_embed.sparsecore.host_kernels import has_kernels
 from tfrs_embed.tpu_check.errors import CheckError
 
 #: Where TpuTopology_MaybeAvailableSparseCoresPerLogicalDevice is in the table,

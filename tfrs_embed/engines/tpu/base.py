@@ -11,11 +11,11 @@ import tensorflow as tf
 from tfrs_embed import strategies
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.engines.engine import Engine
-from tfrs_embed.engines.initial_values import initial_blocks
+from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
-from tfrs_embed.ops.bags import Bags
-from tfrs_embed.optimizers import TableOptimizer
-from tfrs_embed.sparsecore import upstream
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.sparsecore import tf_configs
 from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.strategies import on_host
 
@@ -85,7 +85,7 @@ class TPUEngine(Engine):
             "of them, and hand its activations to each part of the model."
         )
 
-    def expect(self, bags: Sequence[Bags | None]) -> None:
+    def observe_batch(self, bags: Sequence[BaggedIds | None]) -> None:
         """See the base class."""
         if self._step is not None:
             return
@@ -100,7 +100,7 @@ class TPUEngine(Engine):
                 self._samples[i] = _product([largest, *rest])
 
     @property
-    def ready(self) -> bool:
+    def can_build(self) -> bool:
         """See the base class."""
         return None not in self._samples
 
@@ -149,7 +149,7 @@ class TPUEngine(Engine):
         self, samples: Sequence[int], stacking: Stacking | None = None
     ) -> list[Any]:
         """The features as TensorFlow's classes take them."""
-        return upstream.feature_configs(
+        return tf_configs.feature_configs(
             self.features,
             samples,
             self.optimizers,
@@ -171,13 +171,13 @@ class TPUEngine(Engine):
         return self._step
 
     @property
-    def held_whole(self) -> bool:
+    def has_whole_tables(self) -> bool:
         """See the base class."""
         return False
 
     def lookup(
         self,
-        bags: Sequence[Bags],
+        bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType = tf.float32,
     ) -> tuple[list[tf.Tensor], Any]:
@@ -205,7 +205,7 @@ class TPUEngine(Engine):
 
     @abc.abstractmethod
     def _lookup(
-        self, bags: Sequence[Bags], training: bool
+        self, bags: Sequence[BaggedIds], training: bool
     ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
         """Looks up in a replica.
 
@@ -214,7 +214,7 @@ class TPUEngine(Engine):
             that does not exist if the ids are bad.
         """
 
-    def _require_room(self, bags: Sequence[Bags]) -> None:
+    def _require_room(self, bags: Sequence[BaggedIds]) -> None:
         """Requires that no feature has more samples than were built for."""
         for feature, each, samples in zip(
             self.features, bags, self._samples, strict=True
@@ -277,7 +277,7 @@ def _product(sizes: Sequence[int | None]) -> int | None:
     return tf.TensorShape(sizes).num_elements()
 
 
-def _cut(vectors: tf.Tensor, bags: Bags) -> tf.Tensor:
+def _cut(vectors: tf.Tensor, bags: BaggedIds) -> tf.Tensor:
     """Leaves out the vectors of samples that are padding."""
     count = bags.static_count
     return vectors if count == vectors.shape[0] else vectors[:count]

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import scatter
 from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.engines.tables.composite import CompositeTable
 from tfrs_embed.engines.tpu.base import TPUEngine
-from tfrs_embed.engines.whole import WholeTable
-from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.samples import as_ragged
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.optimizers import TableOptimizer
+from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.strategies import on_host
 
 
@@ -106,7 +106,7 @@ class EmbeddingCoreEngine(TPUEngine):
         return tf.gather(self.states[name].table.read(), ids)
 
     def _lookup(
-        self, bags: Sequence[Bags], training: bool
+        self, bags: Sequence[BaggedIds], training: bool
     ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
         # The name ties the lookup to its update.
         name = f"{self._name}_{next(self._calls)}"
@@ -125,7 +125,7 @@ class EmbeddingCoreEngine(TPUEngine):
         self._embedding.apply_gradients(list(gradients), name=residuals)
 
 
-class _HostTable(WholeTable):
+class _HostTable(CompositeTable):
     """A table, or a slot, whose image on the hosts is copied from the cores.
 
     Args:

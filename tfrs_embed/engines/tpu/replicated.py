@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.engines.tpu.base import TPUEngine
-from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.samples import Matrix
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.strategies import on_host
@@ -49,7 +49,7 @@ class ReplicatedEngine(TPUEngine):
         return tf.gather(self.states[name].table, ids)
 
     def _lookup(
-        self, bags: Sequence[Bags], training: bool
+        self, bags: Sequence[BaggedIds], training: bool
     ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
         matrices = [
             on_host(Matrix.of, each, samples)

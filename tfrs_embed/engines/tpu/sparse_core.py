@@ -11,20 +11,20 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.engines.tables.stacked import StackedTable
 from tfrs_embed.engines.tpu.base import TPUEngine
-from tfrs_embed.engines.tpu.stacked_table import StackedTable
-from tfrs_embed.ops.bags import Bags
+from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.samples import as_ragged
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.optimizers import TableOptimizer
-from tfrs_embed.sparsecore.checks import check_layout
+from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore.coo import Ids
+from tfrs_embed.sparsecore.host_kernels import require_kernels
 from tfrs_embed.sparsecore.layout import Layout
-from tfrs_embed.sparsecore.loads import Loads
+from tfrs_embed.sparsecore.limits.max_loads import MaxLoads
+from tfrs_embed.sparsecore.setup import check_layout
 from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.sparsecore.topology import Topology
 from tfrs_embed.sparsecore.tpu_embedding import TPUEmbeddingV2InLoops
-from tfrs_embed.sparsecore.wheel import require_kernels
 from tfrs_embed.strategies import on_host
 
 
@@ -67,7 +67,7 @@ class SparseCoreEngine(TPUEngine):
         self._config = config
         self._stacking = stacking
         self._embedding: Any = None
-        self._loads: Loads | None = None
+        self._loads: MaxLoads | None = None
         hardware = strategy.extended.tpu_hardware_feature
         # 0 stands for 4 in TensorFlow's class.
         self._sparse_cores = hardware.num_embedding_devices_per_chip or 4
@@ -86,7 +86,7 @@ class SparseCoreEngine(TPUEngine):
         self._check_stacks(layout)
         return layout
 
-    def measure(self, bags: Sequence[Bags]) -> None:
+    def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
         """See the base class.
 
         Functions that were traced before keep the limits that they have.
@@ -96,7 +96,7 @@ class SparseCoreEngine(TPUEngine):
         """
         self._require_samples()
         layout = self._layout
-        self._loads = self._loads or Loads(layout)
+        self._loads = self._loads or MaxLoads(layout)
         chips = self._strategy.num_replicas_in_sync
         rows = [as_ragged(each, each.count)[0] for each in bags]
         for chip in range(chips):
@@ -200,7 +200,7 @@ class SparseCoreEngine(TPUEngine):
         return self.states[name].table.gather(ids)
 
     def _lookup(
-        self, bags: Sequence[Bags], training: bool
+        self, bags: Sequence[BaggedIds], training: bool
     ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
         rows = [
             on_host(as_ragged, each, samples)

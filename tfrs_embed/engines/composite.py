@@ -1,0 +1,144 @@
+"""Several engines as one, each of which holds some of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.tables.composite_step import CompositeStep
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.checks import Consensus
+
+
+class CompositeEngine(Engine):
+    """Looks features up in, and trains, the tables of several engines.
+
+    Args:
+        features: the features to look up, in the order of each call.
+        engines: the engines. Each table is held by one, which was made with
+            those of the features that are looked up in its tables, in this
+            order.
+    """
+
+    def __init__(
+        self, features: Sequence[FeatureSpec], engines: Sequence[Engine]
+    ) -> None:
+        optimizers = {k: o for e in engines for k, o in e.optimizers.items()}
+        super().__init__(features, optimizers)
+        for engine in engines:
+            self.states.update(engine.states)
+        self._engines = tuple(engines)
+        # The places of each engine's features.
+        self._places = [
+            [i for i, f in enumerate(features) if f.table.name in e.states]
+            for e in engines
+        ]
+        self._step: CompositeStep | None = None
+
+    @property
+    def can_build(self) -> bool:
+        """See the base class."""
+        return all(e.can_build for e in self._engines)
+
+    def observe_batch(self, bags: Sequence[BaggedIds | None]) -> None:
+        """See the base class."""
+        for engine, places in zip(self._engines, self._places, strict=True):
+            engine.observe_batch([bags[i] for i in places])
+
+    def require_all(self, given: Sequence[bool]) -> None:
+        """See the base class."""
+        for engine, places in zip(self._engines, self._places, strict=True):
+            engine.require_all([given[i] for i in places])
+
+    def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
+        """See the base class."""
+        for engine, places in zip(self._engines, self._places, strict=True):
+            engine.raise_limits([bags[i] for i in places])
+
+    def build(self) -> None:
+        """See the base class."""
+        if self._step is not None:
+            return
+        self.pending: list[Any] = []
+        for engine in self._engines:
+            engine.build()
+            pending = getattr(engine, "pending", None)
+            self.pending += tf.nest.flatten(pending or [])
+        steps = [e.step for e in self._engines]
+        self._step = CompositeStep(
+            steps, steps[0]._distribute_strategy, self.drop_pending
+        )
+        self.follow_step()
+
+    @property
+    def step(self) -> Any:
+        """See the base class."""
+        return self._step
+
+    @property
+    def has_whole_tables(self) -> bool:
+        """See the base class."""
+        return all(e.has_whole_tables for e in self._engines)
+
+    def _judge(self) -> Engine:
+        """The engine that decides what all replicas do: the first that can."""
+        able = (e for e in self._engines if e.consensus() is not None)
+        return next(able, self._engines[0])
+
+    @property
+    def local_replicas(self) -> int:
+        """See the base class."""
+        return max(e.local_replicas for e in self._engines)
+
+    def consensus(self, training: bool = False) -> Consensus | None:
+        """See the base class."""
+        return self._judge().consensus(training)
+
+    def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
+        """See the base class."""
+        return self._judge().all_agree(ok)
+
+    def lookup(
+        self,
+        bags: Sequence[BaggedIds],
+        training: bool,
+        dtype: tf.DType = tf.float32,
+    ) -> tuple[list[tf.Tensor], Any]:
+        """See the base class."""
+        activations: list[Any] = [None] * len(bags)
+        residuals = []
+        for engine, places in zip(self._engines, self._places, strict=True):
+            found, residual = engine.lookup(
+                [bags[i] for i in places], training, dtype
+            )
+            for i, vectors in zip(places, found, strict=True):
+                activations[i] = vectors
+            residuals.append(residual)
+        return activations, residuals
+
+    def apply_gradients(
+        self, residuals: Any, gradients: Sequence[tf.Tensor]
+    ) -> None:
+        """See the base class.
+
+        Raises:
+            RuntimeError: the lookup was not made where the tables are trained.
+        """
+        for engine, places, residual in zip(
+            self._engines, self._places, residuals, strict=True
+        ):
+            engine.apply_gradients(residual, [gradients[i] for i in places])
+
+    def drain(self) -> None:
+        """See the base class."""
+        for engine in self._engines:
+            engine.drain()
+
+    def drop_pending(self) -> None:
+        """See the base class."""
+        for engine in self._engines:
+            engine.drop_pending()

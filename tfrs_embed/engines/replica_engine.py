@@ -1,0 +1,298 @@
+"""What the engines have in common whose tables a strategy's replicas hold."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfrs_embed import descriptions
+from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.distribution import handshake, replicas
+from tfrs_embed.distribution.consensus import ReplicaConsensus
+from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.shard import Shard
+from tfrs_embed.engines.table_group import TableGroup
+from tfrs_embed.engines.tables.composite import CompositeTable
+from tfrs_embed.engines.tables.composite_step import CompositeStep
+from tfrs_embed.engines.tables.state import TableState
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.update import GradientContributions
+from tfrs_embed.optimizers.rules import TableOptimizer
+
+_LOOKUP = "a lookup"
+_TRAINING_LOOKUP = "a lookup for training"
+_UPDATE = "an update"
+NEW_KEYS = "the insertion of new keys"
+# What replicas may meet in.
+_DOINGS = (_LOOKUP, _TRAINING_LOOKUP, _UPDATE, NEW_KEYS)
+
+
+class Residuals(NamedTuple):
+    """What a replica's lookup leaves for the update.
+
+    Attributes:
+        replica: the local replica.
+        bags: each feature's bags.
+        kept: what else the engine needs to know.
+        after: tensors that do not exist if the ids are bad.
+    """
+
+    replica: int
+    bags: list[BaggedIds]
+    kept: Any
+    after: list[tf.Tensor]
+
+
+class ReplicasEngine(Engine):
+    """Keeps a shard of the tables on each replica of a strategy.
+
+    Each replica looks up its own part of the global batch; all must call
+    together. Gradients are summed over the replicas.
+
+    Args:
+        features: the features to look up, in the order of each call.
+        optimizers: each table's optimizer by the table's name, or None for a
+            table that is not trained.
+        pipelined: whether updates overlap the next step; see
+            `OneDeviceEngine`.
+        strategy: the strategy.
+        name: whose tables these are, for errors.
+
+    Raises:
+        NotImplementedError: the strategy's collectives can't be used.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec],
+        optimizers: dict[str, TableOptimizer | None],
+        pipelined: bool,
+        strategy: tf.distribute.Strategy,
+        name: str,
+    ) -> None:
+        super().__init__(features, optimizers)
+        self._name = name
+        self._strategy = strategy
+        self._replicas = replicas.of(strategy)
+        self._pipelined = pipelined
+        self._shards = [
+            Shard(
+                [s.spec for s in self.states.values()],
+                optimizers,
+                pipelined,
+                device,
+            )
+            for device in self._replicas.devices
+        ]
+        self._groups = self._make_groups()
+        self._step: Any = None
+
+    def build(self) -> None:
+        """See the base class.
+
+        With several workers all must build the same tables in the same order.
+
+        Raises:
+            RuntimeError: they don't.
+        """
+        if self._step is not None:
+            return
+        with tf.init_scope():
+            # First: what differs must not allocate channels.
+            handshake.compare_workers(
+                self._replicas, f"the tables of {self._name}", self._describe
+            )
+            self._build()
+
+    def _build(self) -> None:
+        """Creates the variables, now that all workers are to."""
+        self._number = self._replicas.enlist()
+        for shard in self._shards:
+            shard.build(self._rows_held, lambda table, variable: None)
+        for state in self.states.values():
+            self._fill(state.spec)
+            self._expose(state)
+        self._step = (
+            self._shards[0].step
+            if self._replicas.world == 1
+            else CompositeStep(
+                [s.step for s in self._shards],
+                self._strategy,
+                self.drop_pending,
+            )
+        )
+        self.pending = [s.pending for s in self._shards if s.pending]
+        self.follow_step()
+
+    def _describe(self) -> handshake.Facts:
+        """What all workers must have in common."""
+        tables = [s.spec for s in self.states.values()]
+        return {
+            "": {
+                "engine": type(self).__name__,
+                "pipelined": self._pipelined,
+                "tables": [t.name for t in tables],
+                "features": [f.name for f in self.features],
+            },
+            **descriptions.of_tables(tables, self.optimizers),
+            **descriptions.of_features(self.features),
+        }
+
+    @abc.abstractmethod
+    def _make_groups(self) -> list[TableGroup]:
+        """The tables that travel together."""
+
+    @abc.abstractmethod
+    def _rows_held(self, table: TableSpec) -> int:
+        """The number of a table's rows on each shard."""
+
+    @abc.abstractmethod
+    def _fill(self, table: TableSpec) -> None:
+        """Gives the shards a table's initial rows."""
+
+    @abc.abstractmethod
+    def _whole(
+        self, name: str, shape: tuple[int, int], shards: list[tf.Variable]
+    ) -> CompositeTable:
+        """Makes one table, or slot, of those of this process's shards."""
+
+    def _expose(self, state: TableState) -> None:
+        """Adds what is to be seen of a table's shards to its state."""
+        table = state.spec
+        for key, variable in self._shards[0].variables[table.name].items():
+            if self._replicas.world > 1:
+                variable = self._whole(
+                    f"{table.name}/{key}",
+                    (table.vocabulary_size, table.dim),
+                    [s.variables[table.name][key] for s in self._shards],
+                )
+            state.add(key, variable)
+
+    @property
+    def step(self) -> Any:
+        """See the base class."""
+        return self._step
+
+    @property
+    def has_whole_tables(self) -> bool:
+        """See the base class."""
+        return self._replicas.world == 1
+
+    @property
+    def local_replicas(self) -> int:
+        """See the base class."""
+        return self._replicas.local
+
+    def consensus(self, training: bool = False) -> ReplicaConsensus | None:
+        """See the base class."""
+        return self._together(_TRAINING_LOOKUP if training else _LOOKUP)
+
+    def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
+        """See the base class."""
+        together = self._together(_UPDATE)
+        return ok if together is None else together.holds(ok)
+
+    def _together(self, doing: str) -> ReplicaConsensus | None:
+        """The replicas that do something together here, one of `_DOINGS`."""
+        replica = self._replicas.current(self._name)
+        if replica is None or self._replicas.world == 1:
+            return None
+        return ReplicaConsensus(
+            self._replicas,
+            replica,
+            self._number * len(_DOINGS) + _DOINGS.index(doing),
+            f"{doing} of {self._name}",
+        )
+
+    def lookup(
+        self,
+        bags: Sequence[BaggedIds],
+        training: bool,
+        dtype: tf.DType = tf.float32,
+    ) -> tuple[list[tf.Tensor], Any]:
+        """See the base class.
+
+        Outside of any replica it reads the shards of this process.
+        """
+        replica = self._replicas.current(self._name)
+        if replica is None:
+            return self._lookup_outside(bags), None
+        self._replicas.warn_of_branch(self._name)
+        shard = self._shards[replica]
+        if not training:
+            shard.drain()
+        activations, residuals = self._lookup(replica, bags, training, dtype)
+        if training:
+            # After the lookups, and not at all if the ids are bad.
+            with tf.control_dependencies(residuals.after):
+                shard.drain()
+        return activations, residuals
+
+    @abc.abstractmethod
+    def _lookup(
+        self,
+        replica: int,
+        bags: Sequence[BaggedIds],
+        training: bool,
+        dtype: tf.DType,
+    ) -> tuple[list[tf.Tensor], Residuals]:
+        """Looks up in a replica; see `lookup`."""
+
+    @abc.abstractmethod
+    def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
+        """Looks up outside of any replica: each feature's [count, dim]."""
+
+    def apply_gradients(
+        self, residuals: Any, gradients: Sequence[tf.Tensor]
+    ) -> None:
+        """See the base class.
+
+        Raises:
+            RuntimeError: the lookup was not made by a replica.
+        """
+        if residuals is None:
+            self._refuse_to_train(
+                f"{self._name} is trained by all replicas together: call it, "
+                "and the gradient, inside strategy.run."
+            )
+            return
+        contributions = self._contributions(residuals, gradients)
+        trained = {
+            name: of_table
+            for name, of_table in contributions.items()
+            if self.optimizers[name] is not None
+        }
+        self._shards[residuals.replica].update(trained, residuals.after)
+
+    @abc.abstractmethod
+    def _contributions(
+        self, residuals: Residuals, gradients: Sequence[tf.Tensor]
+    ) -> dict[str, GradientContributions]:
+        """Gathers from all replicas what adds to the gradients of a shard.
+
+        Args:
+            residuals: what `_lookup` returned.
+            gradients: each feature's, [count, dim] float32.
+
+        Returns:
+            By table, what adds to the gradients of the replica's shard; at
+            least for the tables that are trained.
+        """
+
+    def drop_pending(self) -> None:
+        """See the base class."""
+        for shard in self._shards:
+            shard.drop_pending()
+
+    def drain(self) -> None:
+        """See the base class."""
+        replica = None
+        if tf.distribute.in_cross_replica_context() is False:
+            replica = self._replicas.current(self._name)
+        for shard in (
+            self._shards if replica is None else [self._shards[replica]]
+        ):
+            shard.drain()

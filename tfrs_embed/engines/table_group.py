@@ -1,0 +1,144 @@
+"""Tables of one width, which travel together as if they were one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.update import GradientContributions
+
+
+class TableGroup:
+    """The tables of one width, and the features that are looked up in them.
+
+    The tables' rows on a shard are numbered one table after the other. Row i of
+    a table is row i // world of shard i % world.
+
+    Args:
+        tables: the tables.
+        features: all features of the engine.
+        world: the number of shards.
+
+    Attributes:
+        dim: the width.
+        tables: the tables.
+        features: the places of their features among the engine's.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        features: Sequence[FeatureSpec],
+        world: int,
+    ) -> None:
+        self.dim = tables[0].dim
+        self.tables = tuple(tables)
+        self._world = world
+        self._first_rows = []
+        row = 0
+        for table in tables:
+            self._first_rows.append(row)
+            row += rows_per_shard(table, world)
+        first_row = {
+            table.name: first
+            for table, first in zip(tables, self._first_rows, strict=True)
+        }
+        self.features = tuple(
+            i for i, f in enumerate(features) if f.table.name in first_row
+        )
+        self._first_of_feature = [
+            first_row[features[i].table.name] for i in self.features
+        ]
+
+    def of(self, values: Sequence[Any]) -> list[Any]:
+        """Picks this group's features' values from those of all features."""
+        return [values[i] for i in self.features]
+
+    def keys(self, bags: Sequence[BaggedIds]) -> tf.Tensor:
+        """Numbers the ids of the group's features.
+
+        Args:
+            bags: the bags of all features.
+
+        Returns:
+            [n] int64, feature after feature: key k is of row k // world, among
+            the rows of all tables, of shard k % world.
+        """
+        keys = []
+        for b, first in zip(self.of(bags), self._first_of_feature, strict=True):
+            ids = tf.cast(b.ids, tf.int64)
+            keys.append(ids + self._world * first if first else ids)
+        return keys[0] if len(keys) == 1 else tf.concat(keys, 0)
+
+    def split(self, rows: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
+        """Splits rows of all tables into rows of each.
+
+        Args:
+            rows: [n] int64.
+
+        Returns:
+            Each table's own rows, and the table of each of the n, or None if
+            there is one table.
+        """
+        if len(self.tables) == 1:
+            return [rows], None
+        table = tf.searchsorted(
+            tf.constant(self._first_rows, tf.int64), rows, side="right"
+        )
+        table -= 1
+        rows -= tf.gather(tf.constant(self._first_rows, tf.int64), table)
+        return tf.dynamic_partition(rows, table, len(self.tables)), table
+
+    def contributions(
+        self, rows: tf.Tensor, places: tf.Tensor, gradients: tf.Tensor
+    ) -> dict[str, GradientContributions]:
+        """What adds to the gradients of each table's rows.
+
+        Args:
+            rows: [n] int64, rows of all tables.
+            places: [n] int32, ascending, the places of their gradients.
+            gradients: [m, dim] float32.
+
+        Returns:
+            Each table's, by its name.
+        """
+        by_table, table = self.split(rows)
+        places_by_table = (
+            [places]
+            if table is None
+            else tf.dynamic_partition(places, table, len(by_table))
+        )
+        count = tf.shape(gradients)[0]
+        return {
+            t.name: GradientContributions(
+                [BaggedIds.of_rows(r, p, count)], [gradients], single=True
+            )
+            for t, r, p in zip(
+                self.tables, by_table, places_by_table, strict=True
+            )
+        }
+
+
+def by_width(
+    tables: Sequence[TableSpec], features: Sequence[FeatureSpec], world: int
+) -> list[TableGroup]:
+    """Groups tables by their width, in the order of the widths' first use.
+
+    Args:
+        tables: the tables.
+        features: all features of the engine.
+        world: the number of shards.
+    """
+    return [
+        TableGroup([t for t in tables if t.dim == dim], features, world)
+        for dim in dict.fromkeys(t.dim for t in tables)
+    ]
+
+
+def rows_per_shard(table: TableSpec, world: int) -> int:
+    """The rows of a table on each shard; the last may be of no table row."""
+    return -(-table.vocabulary_size // world)

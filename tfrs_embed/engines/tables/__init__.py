@@ -1,0 +1,1 @@
+"""Tables as one variable each, however engines hold their rows."""

@@ -1,0 +1,205 @@
+"""A table whose rows are spread over replicas, seen as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.rows import scatter
+from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.engines.tables.composite import CompositeTable
+
+#: Rows come from other workers in blocks of this many float32 numbers.
+BLOCK_ELEMENTS = 1 << 22
+
+
+class ShardedTable(CompositeTable):
+    """A table, or a slot, whose row i is row i // world of shard i % world.
+
+    With several workers, reading it gathers the rows of all, and saving it has
+    each write a part: all workers must do it, as all workers save Keras's
+    variables.
+
+    Args:
+        name: the name, "<table>/parameters" or "<table>/<slot>".
+        shape: [vocabulary_size, dim].
+        shards: the variables of this process's replicas.
+        replicas: the replicas.
+        strategy: the strategy it was made under.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        shards: Sequence[tf.Variable],
+        replicas: Replicas,
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        super().__init__(name, shape, shards, strategy)
+        self._replicas = replicas
+        # Rows of each shard that the workers exchange at a time.
+        self._block = min(
+            shards[0].shape[0],
+            max(1, BLOCK_ELEMENTS // shape[1] // replicas.world),
+        )
+        self._slot = replicas.allocate(2)
+        # Traced when they are needed.
+        self._gather = _OfStart(self._gather_block)
+        self._swap = _OfStart(self._swap_block)
+
+    @property
+    def _workers(self) -> int:
+        return self._replicas.workers
+
+    @property
+    def shards(self) -> tuple[tf.Variable, ...]:
+        """The variables of this process's replicas."""
+        return tuple(self._variables)
+
+    def read_rows(self, start: int, size: int) -> tf.Tensor:
+        """Returns rows, [size, dim] float32, in the host's memory.
+
+        With several workers it is a collective: all must ask for the same.
+        """
+        world = self._replicas.world
+        first, last = start // world, -(-(start + size) // world)
+        skipped = start - first * world
+        if self._replicas.workers == 1:
+            shards = dict(self._by_rank())
+            found = []
+            for rank in range(world):
+                with tf.device(shards[rank].device):
+                    found.append(tf.gather(shards[rank], tf.range(first, last)))
+            with tf.device("CPU:0"):
+                whole = tf.reshape(tf.stack(found, 1), [-1, self.shape[1]])
+        else:
+            rows = np.empty([last - first, world, self.shape[1]], np.float32)
+            for row in range(first, last, self._block):
+                # The last block may overlap the one before: all have one shape.
+                row = max(0, min(row, self.shards[0].shape[0] - self._block))
+                block = self._gather(row).numpy()
+                block = block.reshape(world, self._block, -1).swapaxes(0, 1)
+                begin, end = max(row, first), min(row + self._block, last)
+                rows[begin - first : end - first] = block[
+                    begin - row : end - row
+                ]
+            with tf.device("CPU:0"):
+                whole = tf.constant(rows.reshape(-1, self.shape[1]))
+        with tf.device("CPU:0"):
+            return whole[skipped : skipped + size]
+
+    def write_rows(self, start: int, rows: tf.Tensor) -> None:
+        """Sets those of some rows that are this process's.
+
+        Args:
+            start: the first row's index.
+            rows: [n, dim].
+        """
+        write_shards(self._by_rank(), self._replicas.world, start, rows)
+
+    def save(self, key: str, session: Session) -> None:
+        """Writes the table under a key.
+
+        With several workers each writes every world-th block; the rows of a
+        block come from all. So each sends and writes as much as it holds.
+        """
+        if self._replicas.workers == 1:
+            super().save(key, session)
+            return
+        writer = session.writer(self._replicas)
+        shape, world = self.shape.as_list(), self._replicas.world
+        step = self._block * world
+        for start in range(0, self.shards[0].shape[0], step):
+            swapped = self._swap(start)
+            for rank, rows in zip(self._replicas.ranks, swapped, strict=True):
+                row = (start + rank * self._block) * world
+                size = min(step, shape[0] - row)
+                if size > 0:
+                    with tf.device("CPU:0"):
+                        rows = tf.identity(rows[:size])
+                    writer.add_rows(key, shape, row, rows)
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        if self._replicas.workers > 1:
+            raise RuntimeError(
+                f"'{self.name}' is sharded over {self._replicas.workers} "
+                "workers, whose parts of a checkpoint are exchanged between "
+                "steps: save without experimental_enable_async_checkpoint."
+            )
+        super()._copy_trackable_to_cpu(object_map)
+
+    def _by_rank(self) -> Iterator[tuple[int, tf.Variable]]:
+        return zip(self._replicas.ranks, self.shards, strict=True)
+
+    def _gather_block(self, start: tf.Tensor) -> tf.Tensor:
+        """A block of rows of all shards, one shard after the other."""
+        rows = [
+            self._replicas.gather(
+                i, tf.gather(shard, start + tf.range(self._block)), self._slot
+            )
+            for i, shard in enumerate(self.shards)
+        ]
+        return rows[0]
+
+    def _swap_block(self, start: tf.Tensor) -> list[tf.Tensor]:
+        """For each local replica, of rank r, a block of the table's rows.
+
+        It is the rows that all shards have at [start + r * block, start +
+        (r + 1) * block), in the table's order.
+        """
+        world, dim = self._replicas.world, self.shape[1]
+        swapped = []
+        for i, shard in enumerate(self.shards):
+            # What is beyond the last row is cut off by whoever gets it.
+            rows = start + tf.range(world * self._block)
+            rows = tf.minimum(rows, shard.shape[0] - 1)
+            mine = tf.reshape(tf.gather(shard, rows), [world, -1, dim])
+            got = self._replicas.all_to_all(i, mine, self._slot + 1)
+            swapped.append(tf.reshape(tf.transpose(got, [1, 0, 2]), [-1, dim]))
+        return swapped
+
+
+class _OfStart:
+    """A function of the first row of a block, in a graph of its own.
+
+    TensorFlow warns of a tf.function that is traced for each table.
+    """
+
+    def __init__(self, function: Callable[[tf.Tensor], Any]) -> None:
+        self._function = function
+        self._concrete: Any = None
+
+    def __call__(self, start: int) -> Any:
+        if self._concrete is None:
+            self._concrete = tf.function(
+                self._function, autograph=False
+            ).get_concrete_function(tf.TensorSpec([], tf.int32))
+        return self._concrete(tf.constant(start))
+
+
+def write_shards(
+    by_rank: Iterable[tuple[int, tf.Variable]],
+    world: int,
+    start: int,
+    rows: tf.Tensor,
+) -> None:
+    """Sets those of some of a table's rows that shards hold.
+
+    Args:
+        by_rank: shards and their ranks.
+        world: the number of all shards.
+        start: the first row's index.
+        rows: [n, dim].
+    """
+    for rank, shard in by_rank:
+        first = (rank - start) % world
+        # A gather takes a sixth of a strided slice's time.
+        with tf.device("CPU:0"):
+            mine = tf.gather(rows, tf.range(first, rows.shape[0], world))
+        row = (start + first) // world
+        scatter(shard, tf.range(row, row + mine.shape[0]), mine)

@@ -1,0 +1,121 @@
+"""Activations of stacks as those of features, and back.
+
+A stack's samples are those of its features, each split over the SparseCores:
+chip by chip and SparseCore by SparseCore, first those of the first feature,
+then those of the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.sparsecore.layout import FeatureLayout, Layout
+from tfrs_embed.sparsecore.setup import Setup
+
+
+def shape_of(layout: Layout, feature: FeatureLayout) -> list[int]:
+    """The shape of a feature's activations, over all chips."""
+    batch, *rest = feature.config.output_shape.as_list()
+    return [layout.topology.chips * batch, *rest, feature.dim]
+
+
+def check_gradients(setup: Setup, gradients: Any) -> list[tf.Tensor]:
+    """Checks the gradients of activations.
+
+    Args:
+        setup: the configuration.
+        gradients: nested as the configuration; None stands for zeros.
+
+    Returns:
+        Each feature's gradient, float32 in the shape of its activations.
+
+    Raises:
+        ValueError: another structure or shape, or not a Tensor.
+        TypeError: another dtype.
+    """
+    checked = []
+    flat = setup.flatten(gradients, "gradients")
+    for gradient, feature, layout in zip(
+        flat, setup.features, setup.layout.features, strict=True
+    ):
+        shape = shape_of(setup.layout, layout)
+        if gradient is None:
+            tf.get_logger().warning(
+                "%s: no gradient was given; it is taken for zero.", feature
+            )
+            gradient = tf.zeros(shape)
+        if not isinstance(gradient, tf.Tensor):
+            raise ValueError(
+                f"{feature}: the gradient must be a float32 Tensor of shape "
+                f"{shape}, or None; got {type(gradient).__name__}."
+            )
+        if gradient.dtype != tf.float32:
+            raise TypeError(
+                f"{feature}: the gradient must be float32, got "
+                f"{gradient.dtype.name}."
+            )
+        if not gradient.shape.is_compatible_with(shape):
+            raise ValueError(
+                f"{feature}: the gradient must have its activations' shape, "
+                f"{shape}; got {gradient.shape}."
+            )
+        checked.append(tf.ensure_shape(gradient, shape))
+    return checked
+
+
+def unstack(
+    layout: Layout, activations: dict[str, tf.Tensor]
+) -> list[tf.Tensor]:
+    """Takes the features' activations out of the stacks'.
+
+    Args:
+        layout: the tables' and features' layout.
+        activations: each stack's, [chips * samples, dim] float32.
+
+    Returns:
+        Each feature's, [chips * output_shape[0], ..., its table's dim].
+    """
+    cores = layout.topology.sparse_cores
+    by_core = {}
+    for name, stack in layout.stacks.items():
+        shape = [layout.topology.shards, stack.samples // cores, stack.dim]
+        by_core[name] = tf.reshape(activations[name], shape)
+    result = []
+    for feature in layout.features:
+        first = feature.row_offset // cores
+        last = first + feature.samples // cores
+        part = by_core[feature.stack][:, first:last, : feature.dim]
+        result.append(tf.reshape(part, shape_of(layout, feature)))
+    return result
+
+
+def stack(
+    layout: Layout, gradients: Sequence[tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    """Puts the features' gradients into the stacks'; undoes `unstack`.
+
+    Args:
+        layout: the tables' and features' layout.
+        gradients: each feature's, in the shape of its activations.
+
+    Returns:
+        Each stack's, [chips * samples, dim] float32, zero in padding.
+    """
+    topology = layout.topology
+    parts: dict[str, list[tf.Tensor]] = {name: [] for name in layout.stacks}
+    for feature, gradient in zip(layout.features, gradients, strict=True):
+        per_core = feature.samples // topology.sparse_cores
+        gradient = tf.reshape(
+            gradient, [topology.shards, per_core, feature.dim]
+        )
+        padding = layout.stacks[feature.stack].dim - feature.dim
+        if padding:
+            gradient = tf.pad(gradient, [[0, 0], [0, 0], [0, padding]])
+        parts[feature.stack].append(gradient)
+    return {
+        name: tf.reshape(tf.concat(p, 1), [-1, layout.stacks[name].dim])
+        for name, p in parts.items()
+    }

@@ -1,0 +1,139 @@
+"""The op `embedding_lookup`: rows of a matrix by ids, with a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tfrs_embed.configs import COMBINERS, FeatureSpec, TableSpec
+from tfrs_embed.ops.bags import to_bags
+from tfrs_embed.ops.lookup import combine, reshape_output, spread
+from tfrs_embed.types import Combiner
+from tfrs_embed.weak_gradients import custom_gradient
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _unconverted(function: F) -> F:
+    """Keeps AutoGraph off a function, and its types on."""
+    return tf.autograph.experimental.do_not_convert(function)
+
+
+@_unconverted
+def embedding_lookup(
+    param: tf.Tensor | tf.Variable,
+    ids: Any,
+    combiner: Combiner | None = None,
+    weights: Any = None,
+) -> tf.Tensor | tf.RaggedTensor:
+    """Looks up rows of `param` and combines them.
+
+    The gradient of `param` is an `tf.IndexedSlices` over the sorted unique ids.
+
+    Args:
+        param: the table, [vocabulary_size, dim], a variable or a tensor.
+        ids: integers in [0, vocabulary_size): a Tensor of any rank, a
+            RaggedTensor of rank 2, or, with a combiner, a SparseTensor of
+            rank 2 in row-major order.
+        combiner: None, or "sum", "mean" = sum(w x) / sum(w) or "sqrtn" =
+            sum(w x) / sqrt(sum(w^2)), which reduce the ids' last dimension; no
+            ids, or a zero sum, give zeros.
+        weights: weights of the ids, of the same kind and shape; only with a
+            combiner. They get no gradient.
+
+    Returns:
+        Without a combiner shape(ids) + [dim], ragged for ragged ids. With one,
+        dense ids [d1, ..., dn] give [d1, ..., d(n-1), dim], and ragged and
+        sparse ones [batch, dim]. In param's dtype.
+
+    Raises:
+        TypeError: `param` is not a tensor, or ids or weights have a wrong
+            dtype or kind.
+        ValueError: a wrong combiner, rank or static shape.
+        tf.errors.InvalidArgumentError: an id is out of range, weights differ
+            from the ids in shape, splits or indices, or sparse ids are not
+            sorted.
+    """
+    if not tf.is_tensor(param) and not isinstance(param, tf.Variable):
+        raise TypeError(
+            f"param must be Tensor or Variable, got {type(param).__name__}."
+        )
+    if param.shape.rank != 2 or not param.shape.is_fully_defined():
+        raise ValueError(
+            "param must have the static shape [vocabulary_size, dim], got "
+            f"{param.shape}."
+        )
+    if combiner is not None and combiner not in COMBINERS:
+        raise ValueError(
+            f"combiner must be None or one of {list(COMBINERS)}, got "
+            f"{combiner!r}."
+        )
+    if weights is not None and combiner is None:
+        raise ValueError("weights need a combiner.")
+    if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+        ids = tf.convert_to_tensor(ids)
+    elif ids.shape.rank != 2:
+        raise ValueError(
+            "Only support 2D input for ragged and sparse ids, got shape "
+            f"{ids.shape}."
+        )
+    output_shape = None
+    if combiner is None:
+        if isinstance(ids, tf.SparseTensor):
+            raise ValueError("Sparse ids need a combiner.")
+        if isinstance(ids, tf.RaggedTensor):
+            rows = embedding_lookup(param, ids.values)
+            return ids.with_values(rows)
+    elif isinstance(ids, tf.Tensor):
+        if ids.shape.rank is None:
+            raise ValueError("ids need a known rank to be combined.")
+        if ids.shape.rank < 2:
+            raise ValueError(
+                f"{ids.shape.rank}D input with combiner is ambiguous; add a "
+                "dimension to combine over."
+            )
+        output_shape = (None,) * (ids.shape.rank - 1)
+    feature = _feature(param, combiner, output_shape)
+    [bags] = to_bags([feature], [ids], [weights])
+    unique, index = _sorted_unique(bags.ids)
+    # Half precision is summed in float32.
+    wide = tf.float64 if param.dtype == tf.float64 else tf.float32
+    rows = tf.cast(tf.gather(param, unique), wide)
+
+    @custom_gradient
+    def combined(rows: tf.Tensor) -> Any:
+        def backward(gradient: tf.Tensor) -> tf.Tensor:
+            return spread([gradient], [bags], index, tf.shape(rows)[0])
+
+        return combine(rows, index, bags), backward
+
+    vectors = tf.cast(combined(rows), param.dtype)
+    return reshape_output(vectors, bags, param.shape[1])
+
+
+def _sorted_unique(ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The unique ids in ascending order, and each id's place among them."""
+    unique, index = tf.unique(ids)
+    order = tf.argsort(unique)
+    place = tf.math.invert_permutation(order)
+    return tf.gather(unique, order), tf.gather(place, index)
+
+
+def _feature(
+    param: Any, combiner: str | None, output_shape: Any
+) -> FeatureSpec:
+    table = TableSpec(
+        name=getattr(param, "name", "param").split(":")[0],
+        vocabulary_size=param.shape[0],
+        dim=param.shape[1],
+        initializer=None,
+        optimizer=None,
+        combiner=combiner or "sum",
+        placement="auto",
+        max_ids_per_partition=256,
+        max_unique_ids_per_partition=256,
+        source=None,
+    )
+    return FeatureSpec("ids", table, 0, output_shape, None)

@@ -1,0 +1,264 @@
+"""Calls of the kernels: features' bags as the operations' inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed import optimizers
+from tfrs_embed.kernels import handle_packs
+from tfrs_embed.ops import concat_gradients
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.parsed_ids import of_one_dtype
+
+# The rules' numbers and settings are those of cc/rows.h. What the formulas take
+# from constants is computed here, in Python's precision, as TensorFlow's
+# operations get it.
+_SETTINGS = 6
+
+_OUTPUTS = (tf.float32, tf.bfloat16, tf.float16)
+
+
+def _adagrad_momentum(rule: optimizers.AdagradMomentum) -> list[float]:
+    added = 1.0 if rule.beta2 == 1.0 else 1.0 - rule.beta2
+    power = -1.0 / rule.exponent
+    nesterov = float(rule.use_nesterov)
+    return [rule.momentum, nesterov, power, rule.beta2, added, rule.epsilon]
+
+
+def _adam(rule: optimizers.Adam) -> list[float]:
+    inside = rule.sum_inside_sqrt
+    epsilon = rule.epsilon**2 if inside else rule.epsilon
+    betas = [rule.beta_1, 1.0 - rule.beta_1, rule.beta_2, 1.0 - rule.beta_2]
+    return [*betas, epsilon, float(inside)]
+
+
+def _ftrl(rule: optimizers.FTRL) -> list[float]:
+    return [
+        -rule.learning_rate_power,
+        rule.l1_regularization_strength,
+        rule.l2_regularization_strength,
+        rule.beta,
+        float(rule.multiply_linear_by_learning_rate),
+    ]
+
+
+_RULES: dict[type, tuple[int, Callable[[Any], list[float]]]] = {
+    optimizers.SGD: (1, lambda rule: []),
+    optimizers.Adagrad: (2, lambda rule: []),
+    optimizers.AdagradMomentum: (3, _adagrad_momentum),
+    optimizers.Adam: (4, _adam),
+    optimizers.FTRL: (5, _ftrl),
+}
+
+
+def has_rule(rule: optimizers.UpdateRule) -> bool:
+    """Whether the kernels have the update rule."""
+    return type(rule) in _RULES
+
+
+def _features(
+    ids: Sequence[tf.Tensor], bags: Sequence[BaggedIds], table_of: Sequence[int]
+) -> dict[str, Any]:
+    """The inputs and attributes that describe features."""
+
+    def given(name: str) -> tuple[list[tf.Tensor], list[bool]]:
+        values = [getattr(b, name) for b in bags]
+        return (
+            [v for v in values if v is not None],
+            [v is not None for v in values],
+        )
+
+    groupings = [b.grouping for b in bags]
+    weights, has_weights = given("weights")
+    scales, has_scale = given("scale")
+    return {
+        "ids": of_one_dtype(ids),
+        "bags": [g for g in groupings if g is not None],
+        "weights": weights,
+        "scales": scales,
+        "counts": tf.stack([b.count for b in bags]),
+        "table_of": list(table_of),
+        "has_bag": [g is not None for g in groupings],
+        "splits": [b.splits is not None for b in bags],
+        "per_bag": [b.bag_size or 1 for b in bags],
+        "has_weights": has_weights,
+        "has_scale": has_scale,
+    }
+
+
+def lookup(
+    module: Any,
+    tables: Sequence[tf.Variable],
+    table_of: Sequence[int],
+    bags: Sequence[BaggedIds],
+    dtype: tf.DType,
+) -> list[tf.Tensor]:
+    """Looks up features, each in one of the tables.
+
+    Args:
+        module: the kernels' operations.
+        tables: each [rows, dim] float32.
+        table_of: each feature's table.
+        bags: each feature's bags.
+        dtype: what the vectors will be cast to.
+
+    Returns:
+        Each feature's vectors: of the dtype, if it is float32, bfloat16 or
+        float16, else float32. They have the shape of the bags' layout + [dim]
+        if no more than one dimension of it is known only when running, else
+        [count, dim].
+    """
+    dims = [tables[t].shape[1] for t in table_of]
+    handles, places = handle_packs.arguments(tables)
+    return lookup_handles(
+        module,
+        handles,
+        dims,
+        table_of,
+        bags,
+        dtype if dtype in _OUTPUTS else tf.float32,
+        places,
+    )
+
+
+def shape_of_vectors(bags: BaggedIds, dim: int) -> tf.TensorShape:
+    """A feature's vectors' shape as `lookup` gives them.
+
+    Args:
+        bags: the feature's bags.
+        dim: the table's width.
+
+    Returns:
+        What is known of it when tracing: no more than one dimension isn't.
+    """
+    layout = bags.static_shape
+    sizes = layout.as_list() if layout.rank is not None else [None, None]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes) - 1 or (0 in known and None in sizes):
+        sizes = [None]
+    return tf.TensorShape([*sizes, dim])
+
+
+def lookup_handles(
+    module: Any,
+    handles: Sequence[tf.Tensor],
+    dims: Sequence[int],
+    table_of: Sequence[int],
+    bags: Sequence[BaggedIds],
+    dtype: tf.DType = tf.float32,
+    places: Sequence[int] = (),
+) -> list[tf.Tensor]:
+    """The same for tables' handles, features' dims and one of the dtypes.
+
+    Without places the tables are all that there are handles of.
+    """
+    return module.tfrs_embed_lookup(
+        tables=list(handles),
+        dims=list(dims),
+        T=dtype,
+        shapes=[
+            shape_of_vectors(b, dim) for b, dim in zip(bags, dims, strict=True)
+        ],
+        places=list(places),
+        **_features([b.ids for b in bags], bags, table_of),
+    )
+
+
+def combine(
+    module: Any,
+    rows: tf.Tensor,
+    places: Sequence[tf.Tensor],
+    bags: Sequence[BaggedIds],
+) -> list[tf.Tensor]:
+    """Looks up features among rows.
+
+    Args:
+        module: the kernels' operations.
+        rows: [m, dim] float32.
+        places: each feature's [n] int32, the rows of its ids.
+        bags: each feature's bags.
+
+    Returns:
+        Each feature's vectors, [count, dim] float32.
+    """
+    return module.tfrs_embed_combine(
+        rows=rows,
+        dims=[rows.shape[1]] * len(bags),
+        **_features(places, bags, [0] * len(bags)),
+    )
+
+
+def spread(
+    module: Any,
+    gradients: Sequence[tf.Tensor],
+    places: Sequence[tf.Tensor],
+    bags: Sequence[BaggedIds],
+    num_rows: tf.Tensor,
+) -> tf.Tensor:
+    """Sums gradients of features' bags into rows.
+
+    Args:
+        module: the kernels' operations.
+        gradients: each feature's [count, dim] float32.
+        places: each feature's [n] int32, the rows of its ids.
+        bags: each feature's bags.
+        num_rows: scalar int32.
+
+    Returns:
+        [num_rows, dim] float32.
+    """
+    return module.tfrs_embed_spread(
+        num_rows=num_rows,
+        gradients=list(gradients),
+        dim=gradients[0].shape[1],
+        **_features(places, bags, [0] * len(bags)),
+    )
+
+
+def update(
+    module: Any,
+    variables: Sequence[dict[str, tf.Variable]],
+    rules: Sequence[optimizers.UpdateRule],
+    rates: Sequence[tf.Tensor],
+    bags: Sequence[Sequence[BaggedIds]],
+    gradients: Sequence[Sequence[tf.Tensor]],
+) -> None:
+    """Sums the gradients of each row of each table, and updates the rows.
+
+    Args:
+        module: the kernels' operations.
+        variables: each table's parameters and slots, in the rule's order.
+        rules: each table's update rule.
+        rates: each table's learning rate, a scalar float32.
+        bags: the bags of each table's features.
+        gradients: their gradients, [count, dim] float32.
+    """
+    settings: list[float] = []
+    for rule in rules:
+        values = _RULES[type(rule)][1](rule)
+        settings += values + [0.0] * (_SETTINGS - len(values))
+    flat = [b for of_table in bags for b in of_table]
+    found = concat_gradients.find(
+        [g for of_table in gradients for g in of_table]
+    )
+    states, places = handle_packs.arguments(
+        [v for of_table in variables for v in of_table.values()]
+    )
+    module.tfrs_embed_update(
+        states=states,
+        places=places,
+        rates=tf.stack(rates),
+        gradients=found.matrices,
+        gradient_of=found.matrix_of,
+        columns=found.first,
+        rules=[_RULES[type(rule)][0] for rule in rules],
+        settings=settings,
+        **_features(
+            [b.ids for b in flat],
+            flat,
+            [t for t, of_table in enumerate(bags) for _ in of_table],
+        ),
+    )

@@ -1,0 +1,589 @@
+"""The ids and weights of one feature: what is given, checked.
+
+All kinds of ids get one form: ids in a row, the bag of each, their
+weights, and the shape that the bags are laid out in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed import kernels
+from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.kernels import portable_call
+from tfrs_embed.ops.checks import Checks, first, message
+from tfrs_embed.strategies import refuse_in_xla
+
+
+@dataclasses.dataclass
+class ParsedIds:
+    """A feature's ids on their way to bags; weights are not yet combined.
+
+    Attributes:
+        ids: n integers, of any shape until `flatten`.
+        bag_ids: [n] int32, the bag of each id, ascending; None: every bag has
+            `bag_size` ids.
+        weights: float32, [n], or what `kept` picks the [n] of; or None.
+        shape: [rank], the shape that the bags are laid out in: an int32
+            tensor, or a list if it is known when tracing.
+        static_shape: what is known of `shape` when tracing.
+        combine: whether bags may hold several ids.
+        kept: [n], the ids' places among the weights; None: all, in order.
+        bag_size: the number of ids in each bag, if `bag_ids` is None.
+        splits: [count + 1] int32, where each bag begins and the last ends, if
+            that is how they were given.
+        most: the most ids that a bag can have, if `combine` and if declared.
+    """
+
+    ids: tf.Tensor
+    bag_ids: tf.Tensor | None
+    weights: tf.Tensor | None
+    shape: Any
+    static_shape: tf.TensorShape
+    combine: bool
+    kept: tf.Tensor | None = None
+    bag_size: int = 1
+    splits: tf.Tensor | None = None
+    most: int | None = None
+
+    def flatten(self) -> None:
+        """Lays the ids out as [n]."""
+        if self.ids.shape.rank != 1:
+            self.ids = tf.reshape(self.ids, [-1])
+
+
+def parse_ids(
+    feature: FeatureSpec, ids: Any, weights: Any, checks: Checks
+) -> ParsedIds:
+    """Checks a feature's ids and weights, and gives them one form.
+
+    Args:
+        feature: the feature.
+        ids: its ids, as `to_bags` takes them.
+        weights: their weights, or None.
+        checks: takes the conditions that depend on values.
+
+    Returns:
+        The parsed ids, valid once the checks hold.
+
+    Raises:
+        TypeError: a wrong dtype or kind.
+        ValueError: a wrong rank or static shape.
+        NotImplementedError: ragged or sparse ids inside XLA.
+    """
+    if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+        refuse_in_xla(f"{feature}: ragged and sparse ids")
+    if isinstance(ids, tf.RaggedTensor):
+        return _parse_ragged(feature, ids, weights, checks)
+    if isinstance(ids, tf.SparseTensor):
+        return _parse_sparse(feature, ids, weights, checks)
+    return _parse_dense(feature, ids, weights, checks)
+
+
+def _parse_dense(
+    feature: FeatureSpec, ids: Any, weights: Any, checks: Checks
+) -> ParsedIds:
+    ids = _to_tensor(ids, f"{feature}: ids")
+    _check_ids_dtype(feature, ids.dtype)
+    if weights is not None:
+        if isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
+            _refuse_weights(feature, "a Tensor", weights)
+        weights = _as_float32(
+            feature, _to_tensor(weights, f"{feature}: weights")
+        )
+        if not ids.shape.is_compatible_with(weights.shape):
+            raise ValueError(
+                f"{feature}: weights have the shape {weights.shape}, ids "
+                f"{ids.shape}; they must be equal."
+            )
+        _require_equal(
+            feature,
+            checks,
+            tf.shape(ids),
+            tf.shape(weights),
+            "shape of the weights",
+            "shape of the ids",
+        )
+        weights = tf.reshape(weights, [-1])
+    static = ids.shape
+    shape = static if static.is_fully_defined() else tf.shape(ids)
+    wanted = feature.output_shape
+    length = feature.max_sequence_length
+    if length and wanted is None and static.rank != 2:
+        raise ValueError(
+            f"{feature}: dense ids of a sequence (max_sequence_length={length})"
+            f" must have the shape [batch, k], got {static}."
+        )
+    if length and static.rank == 2 and static[1] != length:
+        return _parse_sequence(feature, ids, weights, checks)
+    if wanted is None:
+        return ParsedIds(ids, None, weights, _layout(shape), static, False)
+    rank = static.rank
+    if rank is None or rank not in (len(wanted), len(wanted) + 1):
+        raise ValueError(
+            f"{feature}: dense ids must have the shape {list(wanted)} of "
+            f"output_shape, or one more dimension to combine over; got "
+            f"{static}."
+        )
+    combine = rank == len(wanted) + 1
+    prefix, prefix_static = shape[: len(wanted)], static[: len(wanted)]
+    _require_output_shape(feature, checks, prefix, prefix_static)
+    prefix_static = prefix_static.merge_with(tf.TensorShape(wanted))
+    if not combine:
+        layout = _layout(prefix)
+        return ParsedIds(ids, None, weights, layout, prefix_static, False)
+    if static[-1]:
+        layout, bag_size = _layout(prefix), static[-1]
+        return ParsedIds(
+            ids, None, weights, layout, prefix_static, True, None, bag_size
+        )
+    # Bags of a length that is not known, or of none at all.
+    bag = tf.repeat(tf.range(tf.reduce_prod(_layout(prefix))), shape[-1])
+    return ParsedIds(ids, bag, weights, _layout(prefix), prefix_static, True)
+
+
+def _parse_sequence(
+    feature: FeatureSpec, ids: tf.Tensor, weights: Any, checks: Checks
+) -> ParsedIds:
+    """Dense ids, [batch, k], as sequences of another length or any."""
+    length = feature.max_sequence_length
+    ids, static = ids[:, :length], ids.shape
+    rows, width = tf.unstack(tf.shape(ids))
+    laid_out = tf.TensorShape([static[0], length])
+    wanted = feature.output_shape
+    if wanted is not None:
+        prefix = tf.stack([rows, length])
+        _require_output_shape(feature, checks, prefix, laid_out)
+        laid_out = laid_out.merge_with(wanted)
+    shape = (
+        laid_out.as_list()
+        if laid_out.is_fully_defined()
+        else tf.stack([rows, length])
+    )
+    if weights is not None:
+        given = tf.TensorShape([static[0], static[1]])
+        weights = tf.reshape(weights, tf.stack([rows, -1]))
+        weights = tf.ensure_shape(weights, given)[:, :length]
+        weights = tf.reshape(weights, [-1])
+    if ids.shape[1] == length:
+        return ParsedIds(ids, None, weights, shape, laid_out, False)
+    position = tf.range(rows)[:, None] * length + tf.range(width)
+    bag = tf.reshape(position, [-1])
+    return ParsedIds(ids, bag, weights, shape, laid_out, False)
+
+
+def _layout(shape: Any) -> Any:
+    """A shape as parsed ids have it."""
+    return shape.as_list() if isinstance(shape, tf.TensorShape) else shape
+
+
+def _parse_ragged(
+    feature: FeatureSpec,
+    ids: tf.RaggedTensor,
+    weights: Any,
+    checks: Checks,
+) -> ParsedIds:
+    _check_ids_dtype(feature, ids.dtype)
+    _check_rank_2(feature, ids.shape, "ragged ids", "[batch, None]")
+    values = None
+    if weights is not None:
+        if not isinstance(weights, tf.RaggedTensor):
+            _refuse_weights(feature, "a RaggedTensor", weights)
+        if weights.shape.rank != 2:
+            raise ValueError(
+                f"{feature}: ragged weights must have rank 2, got shape "
+                f"{weights.shape}."
+            )
+        if weights.row_splits is not ids.row_splits:
+            _require_equal(
+                feature,
+                checks,
+                tf.cast(ids.row_splits, tf.int64),
+                tf.cast(weights.row_splits, tf.int64),
+                "row splits of the weights",
+                "row splits of the ids",
+            )
+        values = _as_float32(feature, weights.values)
+    rows = tf.cast(ids.nrows(), tf.int32)
+    bag = tf.cast(ids.value_rowids(), tf.int32)
+    splits = tf.cast(ids.row_splits, tf.int32)
+
+    def column() -> tf.Tensor:
+        return tf.range(tf.size(bag)) - tf.gather(splits, bag)
+
+    parsed = _by_rows(
+        feature, checks, ids.values, bag, column, values, rows, ids.shape[0]
+    )
+    if parsed.bag_ids is bag:
+        parsed.splits = splits
+    return parsed
+
+
+def _parse_sparse(
+    feature: FeatureSpec,
+    ids: tf.SparseTensor,
+    weights: Any,
+    checks: Checks,
+) -> ParsedIds:
+    _check_ids_dtype(feature, ids.dtype)
+    _check_rank_2(feature, ids.shape, "sparse ids", "[batch, columns]")
+    indices = ids.indices
+    row, column = indices[:, 0], indices[:, 1]
+    later_row = row[1:] > row[:-1]
+    later_column = (row[1:] == row[:-1]) & (column[1:] > column[:-1])
+    ascending = later_row | later_column
+    checks.require(
+        tf.reduce_all(ascending),
+        lambda: _order_message(feature, indices, ascending),
+    )
+    size = ids.dense_shape
+    inside = (row >= 0) & (row < size[0]) & (column >= 0) & (column < size[1])
+    checks.require(
+        tf.reduce_all(inside),
+        lambda: message(
+            f"{feature}: sparse ids have the index ",
+            first(indices, ~inside),
+            " outside their dense shape ",
+            size,
+            ".",
+        ),
+    )
+    values = None
+    if weights is not None:
+        if not isinstance(weights, tf.SparseTensor):
+            _refuse_weights(feature, "a SparseTensor", weights)
+        if weights.indices is not indices:
+            _require_equal(
+                feature,
+                checks,
+                indices,
+                weights.indices,
+                "indices of the weights",
+                "indices of the ids",
+            )
+        if weights.dense_shape is not ids.dense_shape:
+            _require_equal(
+                feature,
+                checks,
+                ids.dense_shape,
+                weights.dense_shape,
+                "dense shape of the weights",
+                "dense shape of the ids",
+            )
+        values = _as_float32(feature, weights.values)
+    return _by_rows(
+        feature,
+        checks,
+        ids.values,
+        tf.cast(row, tf.int32),
+        lambda: tf.cast(column, tf.int32),
+        values,
+        tf.cast(size[0], tf.int32),
+        ids.shape[0],
+    )
+
+
+def _by_rows(
+    feature: FeatureSpec,
+    checks: Checks,
+    ids: tf.Tensor,
+    row: tf.Tensor,
+    column: Any,
+    weights: tf.Tensor | None,
+    rows: tf.Tensor,
+    static_rows: int | None,
+) -> ParsedIds:
+    """Bags of ragged or sparse ids: a row each, or a position each."""
+    wanted = feature.output_shape
+    length = feature.max_sequence_length
+    if wanted in (None, (None,)) and not length:
+        return ParsedIds(
+            ids, row, weights, rows[None], tf.TensorShape([static_rows]), True
+        )
+    if wanted is None:
+        wanted = (static_rows, length)
+    if _is_sequence(feature, wanted, static_rows):
+        length = wanted[1] or 0
+        _require_output_shape(
+            feature,
+            checks,
+            tf.stack([rows, length]),
+            tf.TensorShape([static_rows, length]),
+            wanted,
+        )
+        position = column()
+        kept = tf.where(position < length)[:, 0]
+        return ParsedIds(
+            tf.gather(ids, kept),
+            tf.gather(row * length + position, kept),
+            weights,
+            tf.stack([rows, length]),
+            tf.TensorShape([static_rows]).merge_with([wanted[0]])
+            + tf.TensorShape([length]),
+            False,
+            None if weights is None else kept,
+        )
+    # The rows fill output_shape in order; one unknown dimension is inferred.
+    shape = tf.stack([-1 if d is None else d for d in wanted])
+    if sum(d is None for d in wanted) > 1:
+        raise ValueError(
+            f"{feature}: rows of ragged or sparse ids can't be laid out in "
+            f"output_shape={list(wanted)}, which has more than one unknown "
+            "dimension."
+        )
+    known = int(np.prod([d for d in wanted if d is not None]))
+    if None in wanted:
+        ok, need = rows % known == 0, f"a multiple of {known}"
+        shape = tf.where(shape < 0, rows // known, shape)
+    else:
+        ok, need = tf.equal(rows, known), f"{known}"
+    checks.require(
+        ok,
+        lambda: message(
+            f"{feature}: output_shape={list(wanted)} needs {need} rows of "
+            "ids, got ",
+            rows,
+            ".",
+        ),
+    )
+    return ParsedIds(ids, row, weights, shape, tf.TensorShape(wanted), True)
+
+
+def _is_sequence(
+    feature: FeatureSpec,
+    wanted: tuple[int | None, ...],
+    static_rows: int | None,
+) -> bool:
+    """Whether rows are sequences: [batch, length], with `batch` rows."""
+    if len(wanted) != 2 or wanted[1] is None:
+        return False
+    if feature.sequences is not None:
+        return feature.sequences
+    if static_rows is None or wanted[0] is None:
+        return True
+    return static_rows != wanted[0] * wanted[1] or wanted[1] == 1
+
+
+def bag_of_id(splits: tf.Tensor) -> tf.Tensor:
+    """The bag of each id, [n] int32.
+
+    Args:
+        splits: [count + 1] int32, where each bag begins and the last ends.
+    """
+    return tf.repeat(tf.range(tf.size(splits) - 1), splits[1:] - splits[:-1])
+
+
+def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
+    """[n] bool: which ids are in [0, vocabulary_size)."""
+    if ids.dtype.is_unsigned or ids.dtype.size < 4:
+        # uint64's upper half becomes negative, and stays invalid.
+        ids = tf.cast(ids, tf.int64)
+    if vocabulary_size > ids.dtype.max:
+        return ids >= 0
+    return (ids >= 0) & (ids < vocabulary_size)
+
+
+def of_one_dtype(ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Ids of several features, int32 or int64, in the widest dtype of them."""
+    if any(i.dtype == tf.int64 for i in ids):
+        return [tf.cast(i, tf.int64) for i in ids]
+    return list(ids)
+
+
+def checking_kernels(parsed: Sequence[ParsedIds]) -> Any:
+    """The kernels' operations if they can check the ids of parsed, or None."""
+    # Eagerly it is one condition after the other, as they are found.
+    if tf.executing_eagerly() or not parsed:
+        return None
+    if any(d.ids.dtype not in (tf.int32, tf.int64) for d in parsed):
+        return None
+    # Wherever the tables are: checks read the ids alone.
+    return kernels.portable_operations(None)
+
+
+def require_valid(
+    features: Sequence[FeatureSpec],
+    parsed: Sequence[ParsedIds],
+    checks: Checks,
+    training: bool,
+) -> None:
+    """Adds the conditions that all ids are in their features' tables."""
+    sizes = [feature.table.vocabulary_size for feature in features]
+    texts = [
+        functools.partial(_range_message, feature, each.ids)
+        for feature, each in zip(features, parsed, strict=True)
+    ]
+    module = checking_kernels(parsed)
+    if module and training:
+        ids = of_one_dtype([each.ids for each in parsed])
+        checks.require_all(module.tfrs_embed_inside(ids=ids, rows=sizes), texts)
+        return
+    for each, size, text in zip(parsed, sizes, texts, strict=True):
+        checks.require(tf.reduce_all(valid(each.ids, size)), text)
+
+
+def require_valid_in_kernel(
+    module: Any,
+    features: Sequence[FeatureSpec],
+    parsed: Sequence[ParsedIds],
+    training: bool,
+) -> None:
+    """Lays ids out as [n], which exist only if they are in their tables.
+
+    One operation that fails by itself, however many features there are. A
+    branch, which replicas need to decide together, takes several for each.
+
+    Args:
+        module: the kernels' operations.
+        features: the features.
+        parsed: their parsed, of int32 or int64 ids.
+        training: whether this is part of a training step.
+    """
+
+    def kernel(*ids: tf.Tensor) -> list[tf.Tensor]:
+        return module.tfrs_embed_require(
+            ids=ids,
+            rows=[feature.table.vocabulary_size for feature in features],
+            names=[str(feature) for feature in features],
+        )
+
+    def stock(*ids: tf.Tensor) -> list[tf.Tensor]:
+        copies = [
+            dataclasses.replace(each, ids=i)
+            for each, i in zip(parsed, ids, strict=True)
+        ]
+        for each in copies:
+            each.flatten()
+        checks = Checks()
+        require_valid(features, copies, checks, training=False)
+        return checks.guard([each.ids for each in copies])
+
+    ids = of_one_dtype([each.ids for each in parsed])
+    rows = kernel(*ids) if training else portable_call.call(stock, kernel, ids)
+    for each, row in zip(parsed, rows, strict=True):
+        each.ids = row
+
+
+def _range_message(feature: FeatureSpec, ids: tf.Tensor) -> tf.Tensor:
+    size = feature.table.vocabulary_size
+    return message(
+        f"{feature}: id ",
+        first(ids, ~valid(ids, size)),
+        f" is out of range; the table has {size} rows, valid ids are 0 to "
+        f"{size - 1}.",
+    )
+
+
+def _require_output_shape(
+    feature: FeatureSpec,
+    checks: Checks,
+    shape: tf.Tensor,
+    static: tf.TensorShape,
+    wanted: tuple[int | None, ...] | None = None,
+) -> None:
+    wanted = feature.output_shape if wanted is None else wanted
+    assert wanted is not None
+    if not static.is_compatible_with(wanted):
+        raise ValueError(
+            f"{feature}: ids for an output of shape {static}, but output_shape "
+            f"is {list(wanted)}."
+        )
+    for i, dim in enumerate(wanted):
+        if dim is not None and static[i] is None:
+            checks.require(
+                tf.equal(shape[i], dim),
+                lambda: message(
+                    f"{feature}: ids for an output of shape ",
+                    shape,
+                    f", but output_shape is {list(wanted)}.",
+                ),
+            )
+
+
+def _require_equal(
+    feature: FeatureSpec,
+    checks: Checks,
+    expected: tf.Tensor,
+    actual: tf.Tensor,
+    actual_name: str,
+    expected_name: str,
+) -> None:
+    # Cut to one length, so that the comparison itself can't fail.
+    lengths = tf.shape(expected)[0], tf.shape(actual)[0]
+    length = tf.minimum(*lengths)
+    equal = tf.equal(*lengths) & tf.reduce_all(
+        tf.equal(expected[:length], actual[:length])
+    )
+    checks.require(
+        equal,
+        lambda: message(
+            f"{feature}: the {actual_name} ",
+            actual,
+            f" differ from the {expected_name} ",
+            expected,
+            ".",
+        ),
+    )
+
+
+def _order_message(
+    feature: FeatureSpec, indices: tf.Tensor, ascending: tf.Tensor
+) -> tf.Tensor:
+    return message(
+        f"{feature}: sparse ids must have unique indices in row-major order; ",
+        first(indices[1:], ~ascending),
+        " follows ",
+        first(indices[:-1], ~ascending),
+        ". tf.sparse.reorder sorts them.",
+    )
+
+
+def _to_tensor(value: Any, what: str) -> tf.Tensor:
+    if tf.is_tensor(value):
+        return value
+    try:
+        return tf.convert_to_tensor(value)
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+        raise TypeError(
+            f"{what} must be a Tensor, RaggedTensor or SparseTensor, or "
+            f"convert to a Tensor; got {type(value).__name__}: {error}"
+        ) from error
+
+
+def _check_rank_2(
+    feature: FeatureSpec, shape: tf.TensorShape, what: str, layout: str
+) -> None:
+    if shape.rank != 2:
+        raise ValueError(
+            f"{feature}: {what} must have rank 2, {layout}, got shape {shape}."
+        )
+
+
+def _check_ids_dtype(feature: FeatureSpec, dtype: tf.DType) -> None:
+    if not dtype.is_integer:
+        raise TypeError(
+            f"{feature}: ids must be integers, got {dtype.name}. Cast them "
+            "where they are made: a float32 can't hold every id above 2^24."
+        )
+
+
+def _as_float32(feature: FeatureSpec, weights: tf.Tensor) -> tf.Tensor:
+    if not (weights.dtype.is_floating or weights.dtype.is_integer):
+        raise TypeError(
+            f"{feature}: weights must be numbers, got {weights.dtype.name}."
+        )
+    # Weights are data, on every engine: the TPU's give them no gradient.
+    return tf.stop_gradient(tf.cast(weights, tf.float32))
+
+
+def _refuse_weights(feature: FeatureSpec, wanted: str, weights: Any) -> None:
+    raise TypeError(
+        f"{feature}: weights must be {wanted} like the ids, got "
+        f"{type(weights).__name__}."
+    )

@@ -1,0 +1,147 @@
+"""Lookups and updates inside `tf.function(jit_compile=True)`.
+
+XLA compiles for fixed shapes, and what it compiles can't raise. So these take
+the place of the library's other operations, on one device and with dense ids:
+
+- An id outside its table becomes one just beyond it. What is read for it is
+  never used. Nothing is written for it.
+- With invalid_ids="zero" such an id counts as absent, as elsewhere.
+- With invalid_ids="error" it gives NaN instead of an error, in each vector that
+  it is part of; all other vectors of the call are what they should be. The
+  call's update is left out: no row, slot or step counter changes. What the
+  model's own optimizer trains gets a loss of NaN, as from any NaN.
+- Ids and weights, or an output_shape, that don't fit together are errors while
+  tracing if their shapes are known then, else they make all of the call NaN.
+- An update of n ids writes n rows, as XLA has to know their number: each row
+  once, then the first of them again, with the same values. Nothing depends on
+  what XLA does with a row that isn't there, so that it is right as well where
+  a function that was traced inside XLA is called from outside.
+
+On TPUs, whose programs XLA compiles as well, ids are checked on the host, and
+none of this is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import tensorflow as tf
+
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.validity import Validity
+
+
+def combine(
+    rows: tf.Tensor, index: tf.Tensor | None, bags: BaggedIds
+) -> tf.Tensor:
+    """Combines rows into the bags' vectors; see `lookup.combine`."""
+    if index is not None:
+        rows = tf.gather(rows, index)
+    rows = _valid_rows(rows, bags.validity)
+    if bags.weights is not None:
+        rows *= tf.cast(bags.weights, rows.dtype)[:, None]
+    if bags.bag_ids is not None:
+        rows = tf.math.unsorted_segment_sum(rows, bags.bag_ids, bags.count)
+    elif bags.bag_size != 1:
+        shape = [bags.count, bags.bag_size, rows.shape[1]]
+        rows = tf.reduce_sum(tf.reshape(rows, shape), 1)
+    if bags.scale is not None:
+        rows *= tf.cast(bags.scale, rows.dtype)[:, None]
+    return rows
+
+
+def _valid_rows(rows: tf.Tensor, validity: Validity | None) -> tf.Tensor:
+    """Rows, [n, dim], with zeros or NaN for ids that aren't there."""
+    if validity is None:
+        return rows
+    mask, all_valid = validity.mask[:, None], validity.all_valid
+    nothing = tf.where(all_valid, 0.0, float("nan"))
+    # Where the model's optimizer trains the rows, a call with a bad id gives
+    # them no gradient: it would be NaN.
+    fixed = tf.where(mask, tf.stop_gradient(rows), tf.cast(nothing, rows.dtype))
+    return tf.where(mask & all_valid, rows, fixed)
+
+
+def spread(
+    gradients: Sequence[tf.Tensor],
+    bags: Sequence[BaggedIds],
+    index: tf.Tensor,
+    num_rows: tf.Tensor,
+) -> tf.Tensor:
+    """Sums gradients of bags into rows; see `lookup.spread`.
+
+    The sums are zero if an id of the call is not valid.
+    """
+    validity = bags[0].validity
+    assert validity is not None
+    per_id = _per_id(bags, gradients)
+    per_id = tf.where(validity.all_valid, per_id, tf.zeros_like(per_id))
+    return tf.math.unsorted_segment_sum(per_id, index, num_rows)
+
+
+def row_gradients(
+    bags: Sequence[BaggedIds], gradients: Sequence[tf.Tensor], num_rows: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Sums a table's gradients row by row, over all its features.
+
+    Args:
+        bags: bags of n ids in all, of each feature.
+        gradients: their vectors' gradients, [count, dim] float32.
+        num_rows: the number of the table's rows.
+
+    Returns:
+        [n] ids, all in the table: the unique ones, then the first of them as
+        often as it takes to make them n. The rows' summed gradients, [n, dim]
+        float32, the same for the same id. And whether there is anything to
+        update, a scalar bool; if not, ids and sums mean nothing.
+    """
+    validity = bags[0].validity
+    assert validity is not None
+    ids = tf.concat([b.ids for b in bags], 0)
+    order = tf.argsort(ids)
+    ids = tf.gather(ids, order)
+    # The first of equal ids starts a run.
+    before = tf.concat([ids[:1] - 1, ids[:-1]], 0)
+    run = tf.cumsum(tf.cast(ids != before, tf.int32)) - 1
+    size = tf.size(ids)
+    sums = tf.math.unsorted_segment_sum(
+        tf.gather(_per_id(bags, gradients), order), run, size
+    )
+    # A position that no id is in has the largest number that there is.
+    ids = tf.math.unsorted_segment_min(ids, run, size)
+    used = ids < num_rows
+    source = tf.where(used, tf.range(size), 0)
+    ids = tf.minimum(tf.gather(ids, source), num_rows - 1)
+    made = validity.all_valid & tf.reduce_any(used)
+    return ids, tf.gather(sums, source), made
+
+
+def _per_id(
+    bags: Sequence[BaggedIds], gradients: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """What each id's row gets of its vector's gradient, [sum of n, dim]."""
+    parts = []
+    for b, gradient in zip(bags, gradients, strict=True):
+        if b.scale is not None:
+            gradient *= tf.cast(b.scale, gradient.dtype)[:, None]
+        if b.bag_ids is not None:
+            gradient = tf.gather(gradient, b.bag_ids)
+        elif b.bag_size != 1:
+            gradient = tf.repeat(gradient, b.bag_size, 0)
+        if b.weights is not None:
+            gradient *= tf.cast(b.weights, gradient.dtype)[:, None]
+        parts.append(gradient)
+    return tf.concat(parts, 0)
+
+
+def updates(bags: Iterable[BaggedIds]) -> tf.Tensor | int:
+    """The number of updates that a step makes: 1, or 0 if an id is not valid.
+
+    Args:
+        bags: the step's bags, compiled or not.
+
+    Returns:
+        A number, or a scalar int64.
+    """
+    validity = next((b.validity for b in bags), None)
+    return 1 if validity is None else tf.cast(validity.all_valid, tf.int64)

@@ -1,0 +1,486 @@
+"""What a user may give for a table optimizer, turned into one.
+
+A setting that the update rules can't honour exactly is an error: nothing that
+was asked for is left out.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from tfrs_embed.optimizers.learning_rate import (
+    LearningRate,
+    call,
+    check_given,
+    check_rate,
+    is_schedule,
+)
+from tfrs_embed.optimizers.rules import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    TableOptimizer,
+    UpdateRule,
+)
+
+_tpu = tf.tpu.experimental.embedding
+
+
+def convert(optimizer: Any, where: str) -> TableOptimizer | None:
+    """Turns whatever a user may give into a table optimizer.
+
+    Args:
+        optimizer: None; "sgd", "adagrad", "adagrad_momentum", "adam" or "ftrl"
+            (the `tf.tpu.experimental.embedding` optimizer with its defaults);
+            such an object; a `tf_keras` SGD, Adagrad, Adam or Ftrl, new or
+            legacy, possibly wrapped in a LossScaleOptimizer; or a dict as
+            `serialize`, or `tf_keras.optimizers.serialize`, makes it.
+        where: what the optimizer is for, in error messages: "Table 'user'".
+
+    Returns:
+        The table optimizer, or None for None.
+
+    Raises:
+        ValueError: a setting that the update rules can't honour exactly, or an
+            unknown name.
+        TypeError: another kind of object.
+    """
+    if optimizer is None or isinstance(optimizer, TableOptimizer):
+        return optimizer
+    found = _find(optimizer, where)
+    return TableOptimizer(found.rule, found.rate(), found.source)
+
+
+def check(optimizer: Any, where: str) -> None:
+    """Raises what `convert` would, and makes no variables.
+
+    Args:
+        optimizer: see `convert`.
+        where: see `convert`.
+
+    Raises:
+        ValueError: see `convert`. The rate of a Keras optimizer is read when it
+            is converted.
+        TypeError: see `convert`.
+    """
+    if optimizer is not None and not isinstance(optimizer, TableOptimizer):
+        _find(optimizer, where)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What an optimizer is as a table's; making its rate makes variables."""
+
+    rule: UpdateRule
+    rate: Callable[[], LearningRate]
+    source: Any
+
+
+def _find(optimizer: Any, where: str) -> _Found:
+    if isinstance(optimizer, Mapping):
+        return _find(_from_mapping(optimizer, where), where)
+    if isinstance(optimizer, str):
+        return _from_tpu(_by_name(optimizer, where), where, optimizer)
+    if type(optimizer) in _TPU_RULES:
+        return _from_tpu(optimizer, where, optimizer)
+    if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
+        return _find(optimizer.inner_optimizer, where)
+    if isinstance(optimizer, type):
+        raise TypeError(
+            f"{where}: the optimizer must be an instance, got the class "
+            f"{optimizer.__name__}; write {optimizer.__name__}()."
+        )
+    for kind in _KERAS_RULES:
+        if type(optimizer) in _keras_classes(kind):
+            return _from_keras(optimizer, kind, where)
+    message = (
+        f"{where}: {_class_name(optimizer)} can't train a table; use SGD, "
+        "Adagrad, Adam or Ftrl of tf_keras.optimizers, or SGD, Adagrad, "
+        "AdagradMomentum, Adam or FTRL of tf.tpu.experimental.embedding."
+    )
+    if type(optimizer).__module__.split(".")[0] == "keras":
+        message += (
+            " This one is Keras 3's; tfrs_embed's layers are tf_keras layers."
+        )
+    raise TypeError(message)
+
+
+def _by_name(name: str, where: str) -> Any:
+    kinds = {_snake(kind.__name__): kind for kind in _TPU_RULES}
+    if name.lower() not in kinds:
+        raise ValueError(
+            f"{where}: unknown optimizer {name!r}; known names are "
+            f"{sorted(kinds)}."
+        )
+    kind: Any = kinds[name.lower()]
+    return kind()
+
+
+def _sgd(o: Any) -> UpdateRule:
+    return SGD()
+
+
+def _adagrad(o: Any) -> UpdateRule:
+    return Adagrad(float(o.initial_accumulator_value))
+
+
+def _adagrad_momentum(o: Any) -> UpdateRule:
+    return AdagradMomentum(
+        momentum=float(o.momentum),
+        use_nesterov=bool(o.use_nesterov),
+        exponent=float(o.exponent),
+        beta2=float(o.beta2),
+        epsilon=float(o.epsilon),
+    )
+
+
+def _adam(o: Any) -> UpdateRule:
+    return Adam(
+        beta_1=float(o.beta_1),
+        beta_2=float(o.beta_2),
+        epsilon=float(o.epsilon),
+        sum_inside_sqrt=bool(o.sum_inside_sqrt),
+    )
+
+
+def _ftrl(o: Any) -> UpdateRule:
+    return FTRL(
+        learning_rate_power=float(o.learning_rate_power),
+        l1_regularization_strength=float(o.l1_regularization_strength),
+        l2_regularization_strength=float(o.l2_regularization_strength),
+        beta=float(o.beta),
+        initial_accumulator_value=float(o.initial_accumulator_value),
+        multiply_linear_by_learning_rate=bool(
+            o.multiply_linear_by_learning_rate
+        ),
+    )
+
+
+_TPU_RULES: dict[type, Callable[[Any], UpdateRule]] = {
+    _tpu.SGD: _sgd,
+    _tpu.Adagrad: _adagrad,
+    _tpu.AdagradMomentum: _adagrad_momentum,
+    _tpu.Adam: _adam,
+    _tpu.FTRL: _ftrl,
+}
+# The arguments of TF's optimizers that no update rule here has, and the values
+# that ask for nothing.
+_TPU_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "clip_weight_min": (None,),
+    "clip_weight_max": (None,),
+    "weight_decay_factor": (None, 0.0),
+    "slot_variable_creation_fn": (None,),
+    "lazy_adam": (True,),
+}
+
+
+def _from_tpu(optimizer: Any, where: str, source: Any) -> _Found:
+    where = f"{where}: {type(optimizer).__name__}"
+    for setting, neutral in _TPU_NEUTRAL.items():
+        value = getattr(optimizer, setting, neutral[0])
+        if value not in neutral:
+            _refuse(where, setting, value)
+    low, high = optimizer.clip_gradient_min, optimizer.clip_gradient_max
+    if low is not None or high is not None:
+        _refuse(where, "clipvalue", (low, high))
+    # Summing a row's gradients first changes nothing for SGD.
+    if not optimizer.use_gradient_accumulation and not isinstance(
+        optimizer, _tpu.SGD
+    ):
+        _refuse(where, "use_gradient_accumulation", False)
+    check_given(optimizer.learning_rate, where)
+    return _Found(
+        _TPU_RULES[type(optimizer)](optimizer),
+        lambda: LearningRate.of(optimizer.learning_rate, where),
+        source,
+    )
+
+
+_KERAS_RULES = ("SGD", "Adagrad", "Adam", "Ftrl")
+# The arguments of Keras's optimizers that no update rule here has.
+_KERAS_FOREIGN = (
+    "momentum",
+    "nesterov",
+    "amsgrad",
+    "adaptive_epsilon",
+    "l2_shrinkage_regularization_strength",
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+)
+# A legacy Keras Adagrad adds epsilon to sqrt(a). With a >= 0.01, 1e-7 is within
+# float32's rounding of it.
+_ADAGRAD_EPSILON = 1e-7
+_ADAGRAD_ACCUMULATOR = 0.01
+
+
+def _keras_classes(kind: str) -> tuple[type, ...]:
+    return (
+        getattr(tf_keras.optimizers, kind),
+        getattr(tf_keras.optimizers.legacy, kind),
+    )
+
+
+def _from_keras(optimizer: Any, kind: str, where: str) -> _Found:
+    where = f"{where}: Keras {kind}"
+    legacy = isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
+    config = optimizer.get_config()
+    for foreign in _KERAS_FOREIGN:
+        value = config.get(foreign, getattr(optimizer, foreign, None))
+        if callable(value):  # A method that happens to have that name.
+            continue
+        if value is not None and np.any(value):
+            _refuse(where, foreign, value)
+
+    transformers = getattr(optimizer, "gradient_transformers", None)
+    if transformers:
+        _refuse(where, "gradient_transformers", transformers)
+
+    def setting(name: str) -> float:
+        return float(config[name])
+
+    factors = []
+    decay = float(config.get("decay") or 0.0)
+    if decay:
+        factors.append(
+            (
+                lambda step: 1.0 / (1.0 + decay * tf.cast(step, tf.float32)),
+                f"1 / (1 + {decay} step)",
+            )
+        )
+    rule: UpdateRule
+    if kind == "SGD":
+        rule = SGD()
+    elif kind == "Adagrad":
+        rule = Adagrad(
+            _adagrad_start(
+                setting("initial_accumulator_value"),
+                setting("epsilon"),
+                legacy,
+                where,
+            )
+        )
+    elif kind == "Adam":
+        rule = Adam(
+            beta_1=setting("beta_1"),
+            beta_2=setting("beta_2"),
+            epsilon=setting("epsilon"),
+            sum_inside_sqrt=False,
+        )
+        factors.append((rule.bias_correction, "Adam's bias correction"))
+    else:
+        rule = FTRL(
+            learning_rate_power=setting("learning_rate_power"),
+            l1_regularization_strength=setting("l1_regularization_strength"),
+            l2_regularization_strength=setting("l2_regularization_strength"),
+            beta=setting("beta"),
+            initial_accumulator_value=setting("initial_accumulator_value"),
+        )
+
+    def rate() -> LearningRate:
+        made = _keras_rate(optimizer, legacy, where)
+        for factor, formula in factors:
+            made = made.times(factor, formula)
+        return made
+
+    return _Found(rule, rate, optimizer)
+
+
+def _adagrad_start(
+    accumulator: float, epsilon: float, legacy: bool, where: str
+) -> float:
+    """The initial accumulator with which no epsilon is needed."""
+    if not legacy:
+        # sqrt(a + epsilon), and a only ever has g^2 added to it.
+        return accumulator + epsilon
+    if epsilon > _ADAGRAD_EPSILON or accumulator < _ADAGRAD_ACCUMULATOR:
+        raise ValueError(
+            f"{where}: epsilon={epsilon!r} with initial_accumulator_value="
+            f"{accumulator!r} can't be honoured exactly by a table's update "
+            f"rule, which has no epsilon; it must be at most "
+            f"{_ADAGRAD_EPSILON}, with an accumulator of at least "
+            f"{_ADAGRAD_ACCUMULATOR}."
+        )
+    return accumulator
+
+
+def _keras_rate(optimizer: Any, legacy: bool, where: str) -> LearningRate:
+    """The optimizer's own rate, so that assigning it there takes effect."""
+    if legacy:
+        # Makes plain numbers variables now, before a traced function could
+        # take them for constants.
+        with tf.init_scope():
+            optimizer._create_hypers()
+        given = lambda: optimizer._hyper["learning_rate"]  # noqa: E731
+    else:
+        given = lambda: optimizer._learning_rate  # noqa: E731
+
+    def read(step: tf.Tensor) -> Any:
+        value = given()
+        return value(step) if is_schedule(value) else call(value)
+
+    def write(value: Any) -> None:
+        optimizer.learning_rate = value
+
+    rate = LearningRate(read, write, given)
+    if rate.variable is not None:
+        with tf.init_scope():
+            check_rate(float(rate.variable.numpy()), where)
+    return rate
+
+
+def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
+    """Returns what `get_config` stores for an optimizer a user gave.
+
+    Args:
+        optimizer: None, a name, or an object that `convert` accepts.
+        trained_by: what became of it; its learning rate is stored if another
+            has been assigned to it.
+
+    Returns:
+        A JSON-able value that `deserialize` turns into an equal object.
+
+    Raises:
+        ValueError: the learning rate is a callable or a variable, which can't
+            be stored.
+    """
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, Mapping):
+        if trained_by is None:
+            return copy.deepcopy(optimizer)
+        optimizer = trained_by.source  # The object that was made of it.
+    if isinstance(optimizer, str):
+        made = _by_name(optimizer, "optimizer")
+        if _assigned_rate(made, trained_by) is None:
+            return optimizer
+        optimizer = made
+    if type(optimizer) not in _TPU_RULES:
+        return {
+            "kind": "keras",
+            "config": tf_keras.optimizers.serialize(optimizer),
+        }
+    arguments = {
+        name: getattr(optimizer, name)
+        for name in _TPU_ARGUMENTS
+        if hasattr(optimizer, name)
+    }
+    rate = arguments["learning_rate"]
+    if is_schedule(rate):
+        arguments["learning_rate"] = tf_keras.optimizers.schedules.serialize(
+            rate
+        )
+    elif callable(rate) or isinstance(rate, tf.Variable):
+        raise ValueError(
+            f"{type(optimizer).__name__}'s learning_rate is a "
+            f"{type(rate).__name__}, which can't be stored in a config; use a "
+            "number or a Keras LearningRateSchedule."
+        )
+    else:
+        assigned = _assigned_rate(optimizer, trained_by)
+        arguments["learning_rate"] = rate if assigned is None else assigned
+    return {
+        "kind": "tpu",
+        "class_name": type(optimizer).__name__,
+        "config": arguments,
+    }
+
+
+def _assigned_rate(
+    optimizer: Any, trained_by: TableOptimizer | None
+) -> float | None:
+    """The rate in place of the number that was given; None: still that.
+
+    Args:
+        optimizer: TensorFlow's, as it was given.
+        trained_by: what became of it.
+    """
+    if trained_by is None:
+        return None
+    with tf.init_scope():
+        rate = trained_by.learning_rate
+    # It is kept in float32.
+    return None if rate == np.float32(optimizer.learning_rate) else rate
+
+
+def deserialize(config: Any) -> Any:
+    """Returns the optimizer that `serialize`, or Keras's, stored."""
+    if not isinstance(config, Mapping):
+        return config
+    # Keras writes into what it reads.
+    config = copy.deepcopy(dict(config))
+    if "kind" not in config:
+        return tf_keras.optimizers.deserialize(config)
+    if config["kind"] == "keras":
+        return tf_keras.optimizers.deserialize(config["config"])
+    arguments = config["config"]
+    if isinstance(arguments["learning_rate"], Mapping):
+        arguments["learning_rate"] = tf_keras.optimizers.schedules.deserialize(
+            arguments["learning_rate"]
+        )
+    kinds = {kind.__name__: kind for kind in _TPU_RULES}
+    return kinds[config["class_name"]](**arguments)
+
+
+# The arguments that `_from_tpu` lets pass and that are needed to make an equal
+# object.
+_TPU_ARGUMENTS = (
+    "learning_rate",
+    "use_gradient_accumulation",
+    "low_dimensional_packing_status",
+    "initial_accumulator_value",
+    "momentum",
+    "use_nesterov",
+    "exponent",
+    "beta2",
+    "epsilon",
+    "beta_1",
+    "beta_2",
+    "sum_inside_sqrt",
+    "learning_rate_power",
+    "l1_regularization_strength",
+    "l2_regularization_strength",
+    "beta",
+    "multiply_linear_by_learning_rate",
+    "allow_zero_accumulator",
+)
+
+
+def _from_mapping(config: Mapping[str, Any], where: str) -> Any:
+    """The optimizer that a dict of a user's says."""
+    if not {"kind", "class_name"} & set(config) or "config" not in config:
+        raise ValueError(
+            f"{where}: a dict for an optimizer must be what "
+            "tf_keras.optimizers.serialize returns, with the keys 'class_name' "
+            f"and 'config', got the keys {list(config)}."
+        )
+    return deserialize(config)
+
+
+def _refuse(where: str, setting: str, value: Any) -> None:
+    raise ValueError(
+        f"{where}: {setting}={value!r} can't be honoured by a table's update "
+        "rule; leave it at its default."
+    )
+
+
+def _class_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__name__}"
+
+
+def _snake(name: str) -> str:
+    if name.isupper():
+        return name.lower()
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()

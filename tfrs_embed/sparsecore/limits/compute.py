@@ -1,0 +1,310 @@
+"""The limits that a data set needs on SparseCores, and why."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tfrs_embed.configs import EmbeddingSpec, parse
+from tfrs_embed.sparsecore.coo import Ids
+from tfrs_embed.sparsecore.csr import padded_sizes
+from tfrs_embed.sparsecore.limits import batches as batches_lib
+from tfrs_embed.sparsecore.limits.max_loads import MaxLoads
+from tfrs_embed.sparsecore.limits.report import (
+    LimitsReport,
+    StackLoad,
+    TableLoad,
+)
+from tfrs_embed.sparsecore.setup import Setup, make_setup
+from tfrs_embed.sparsecore.tf_configs import (
+    declares_samples,
+    of_one_chip,
+)
+from tfrs_embed.sparsecore.topology import Topology
+
+#: Bytes of an id in a buffer: its sample, its row and its gain.
+_BYTES_PER_ID = 12
+
+_NO_BATCHES = (
+    "There are no batches: limits are those of batches that were seen."
+)
+
+
+def compute_limits(
+    batches: Iterable[Any],
+    feature_config: Any,
+    topology: str | tuple[int, int] | Topology,
+    optimizer: Any = None,
+    safety: float = 1.0,
+    *,
+    size_threshold: int = 0,
+    sparse_core_embedding_config: Any = None,
+    progress: bool = True,
+) -> tuple[Any, LimitsReport]:
+    """Finds the smallest limits that hold some batches.
+
+    A SparseCore has room for a fixed number of ids for each other one, and
+    training stops where a batch has more. The limits found here hold every
+    batch that was seen, times `safety`. No TPU is needed.
+
+    Args:
+        batches: a `tf.data.Dataset` or an iterable of batches of ONE chip,
+            each nested as `feature_config`: dense, ragged or sparse tensors,
+            arrays, or lists.
+        feature_config: nested FeatureConfigs, TensorFlow's or tfrs_embed's. The
+            number of a feature's samples is that of TensorFlow's output_shape,
+            if there is one; else that of the first batch, and padded, as
+            `PartialTPUEmbedding` does.
+        topology: see `Topology.of`: "v5p-8", or (chips, SparseCores per chip).
+        optimizer: for tables that have none, as a layer takes it. It decides
+            which tables are stacked, and how large they are with slots.
+        safety: what the limits are multiplied by, at least 1.
+        size_threshold: tables with at most so many rows are left out, as
+            `PartialTPUEmbedding` leaves them to Keras.
+        sparse_core_embedding_config: a `SparseCoreEmbeddingConfig` whose other
+            settings are kept; the report has the headroom to its limits.
+        progress: tell on stderr how many batches were read.
+
+    Returns:
+        A `SparseCoreEmbeddingConfig` with max_ids_per_table,
+        max_unique_ids_per_table (by stack) and max_ids_per_chip_per_sample;
+        and the report, which prints as a table.
+
+    Raises:
+        ValueError: no batches; a batch that does not fit the configuration; an
+            id outside its table; or a setting out of range.
+        TypeError: a value of the wrong kind.
+    """
+    topology = Topology.of(topology)
+    # Written so that NaN is refused, too.
+    if not 1 <= safety < math.inf:
+        raise ValueError(
+            f"safety must be a number >= 1, got {safety!r}; 1 gives limits "
+            "that just hold the batches seen."
+        )
+    spec = parse(feature_config)
+    large = [
+        i
+        for i, feature in enumerate(spec.features)
+        if feature.table.vocabulary_size > size_threshold
+    ]
+    if not large:
+        raise ValueError(
+            f"No table has more than size_threshold={size_threshold} rows: "
+            "none is on SparseCores. Lower it."
+        )
+    features = [spec.features[i] for i in large]
+    declared = [declares_samples(feature) for feature in features]
+    stream, first = iter(batches), None
+    samples: list[int | None] = [None] * len(features)
+    if not all(declared):
+        first = next(stream, None)
+        if first is None:
+            raise ValueError(_NO_BATCHES)
+        leaves = spec.structure.flatten(first, "batch 0")
+        by_layer = [i for i, known in enumerate(declared) if not known]
+        bags = batches_lib.to_layer_bags(
+            [features[i] for i in by_layer],
+            [leaves[large[i]] for i in by_layer],
+            "batch 0",
+        )
+        cores = topology.sparse_cores
+        for i, each in zip(by_layer, bags, strict=True):
+            samples[i] = max(1, -(-int(each.count) // cores)) * cores
+        stream = itertools.chain([first], stream)
+    setup = make_setup(
+        of_one_chip(features, samples, optimizer),
+        None,
+        topology,
+        sparse_core_embedding_config,
+    )
+    reader = _Reader(spec, large, declared, setup)
+    counters = _count(stream, reader, setup, progress)
+    config = counters.loads.config(safety)
+    return config, _report(setup, counters, spec, config)
+
+
+class _Reader:
+    """Reads batches.
+
+    Args:
+        spec: the whole configuration.
+        large: the places in it of the features that are on SparseCores.
+        declared: whether the configuration says these features' samples.
+        setup: the features on the slice.
+    """
+
+    def __init__(
+        self,
+        spec: EmbeddingSpec,
+        large: list[int],
+        declared: list[bool],
+        setup: Setup,
+    ) -> None:
+        self._structure = spec.structure
+        # In the layout's order: the feature as it was given, its place in a
+        # batch, whether it may be padded, and those that a layer's rules
+        # apply to.
+        self._features = [spec.features[large[i]] for i in setup.order]
+        self._places = [large[i] for i in setup.order]
+        self._padded = [not declared[i] for i in setup.order]
+        self._by_layer = [
+            n
+            for n, feature in enumerate(self._features)
+            if self._padded[n]
+            and (feature.max_sequence_length or feature.output_shape)
+        ]
+        self._layouts = setup.layout.features
+
+    def read(self, batch: Any, where: str) -> list[Ids]:
+        """Returns the features' ids, in the layout's order."""
+        leaves = self._structure.flatten(batch, where)
+        given = [leaves[place] for place in self._places]
+        bags = batches_lib.to_layer_bags(
+            [self._features[n] for n in self._by_layer],
+            [given[n] for n in self._by_layer],
+            where,
+        )
+        by_layer = dict(zip(self._by_layer, bags, strict=True))
+        return [
+            batches_lib.of_bags(feature, by_layer[n], layout.samples, where)
+            if n in by_layer
+            else batches_lib.read(
+                feature, layout, given[n], where, self._padded[n]
+            )
+            for n, (feature, layout) in enumerate(
+                zip(self._features, self._layouts, strict=True)
+            )
+        ]
+
+
+class _Counters:
+    """What was seen so far.
+
+    Attributes:
+        batches: number of batches.
+        ids: ids of each table.
+        seen: whether a row of each table was looked up.
+        loads: the largest loads of the stacks.
+        total_ids: by stack, [shards], ids of all batches.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        shards = setup.layout.topology.shards
+        stacks = setup.layout.stacks
+        self.batches = 0
+        self.ids = dict.fromkeys(setup.tables, 0)
+        # The system commits the memory of zeros where it is written to.
+        self.seen = {
+            name: np.zeros(table.vocabulary_size, np.bool_)
+            for name, table in setup.tables.items()
+        }
+        self.loads = MaxLoads(setup.layout)
+        self.total_ids = {s: np.zeros(shards, np.intp) for s in stacks}
+
+    def add(self, setup: Setup, ids: list[Ids]) -> None:
+        """Counts a batch."""
+        for feature, given in zip(setup.features, ids, strict=True):
+            self.ids[feature.table.name] += given.values.size
+            self.seen[feature.table.name][given.values] = True
+        for stack, of_batch in self.loads.add(ids).items():
+            self.total_ids[stack] += of_batch.ids.sum(0)
+        self.batches += 1
+
+
+def _count(
+    batches: Iterable[Any], reader: _Reader, setup: Setup, progress: bool
+) -> _Counters:
+    counters = _Counters(setup)
+    line = _Progress() if progress else None
+    for number, batch in enumerate(batches):
+        counters.add(setup, reader.read(batch, f"batch {number}"))
+        if line is not None:
+            line.show(counters.batches)
+    if line is not None:
+        line.show(counters.batches, last=True)
+    if not counters.batches:
+        raise ValueError(_NO_BATCHES)
+    return counters
+
+
+class _Progress:
+    """A line on stderr that counts batches; on no terminal, a few lines."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._start = self._shown = time.monotonic()
+
+    def show(self, batches: int, last: bool = False) -> None:
+        """Shows the number, unless that was done a moment ago."""
+        now = time.monotonic()
+        if not last and now - self._shown < (0.5 if self._terminal else 30):
+            return
+        self._shown = now
+        rate = batches / max(now - self._start, 1e-9)
+        text = f"compute_limits: {batches:,} batches, {rate:.1f} a second"
+        start = "\r" if self._terminal else ""
+        end = "\n" if last or not self._terminal else ""
+        print(start + text, end=end, file=sys.stderr, flush=True)
+
+
+def _report(
+    setup: Setup, counters: _Counters, spec: EmbeddingSpec, config: Any
+) -> LimitsReport:
+    topology = setup.layout.topology
+    all_ids = sum(counters.ids.values())
+    stack_of = {
+        table.name: stack.name
+        for stack in setup.layout.stacks.values()
+        for table in stack.tables
+    }
+    tables = [
+        TableLoad(
+            table=table.name,
+            stack=stack_of[table.name],
+            rows=table.vocabulary_size,
+            dim=table.dim,
+            ids=counters.ids[table.name],
+            unique_ids=int(np.count_nonzero(counters.seen[table.name])),
+            share=counters.ids[table.name] / max(1, all_ids),
+        )
+        for table in spec.tables
+        if table.name in stack_of
+    ]
+    stacks = []
+    pointers = topology.sparse_cores * padded_sizes(topology.shards)
+    for name, stack in setup.layout.stacks.items():
+        rule = setup.rules[name]
+        copies = 1 + (len(rule.slots()) if rule is not None else 0)
+        ids = counters.loads.ids[name]
+        most_ids = int(ids.max())
+        most_unique_ids = int(counters.loads.unique_ids[name].max())
+        fullest = int(ids.argmax())
+        total = counters.total_ids[name]
+        capacity = config.max_ids_per_chip_per_sample * stack.samples
+        stacks.append(
+            StackLoad(
+                stack=name,
+                max_ids=most_ids,
+                max_unique_ids=most_unique_ids,
+                fullest_sparse_core=fullest,
+                load=float(total[fullest] / max(1e-9, total.mean())),
+                headroom_ids=stack.max_ids - most_ids,
+                headroom_unique_ids=stack.max_unique_ids - most_unique_ids,
+                table_bytes=stack.rows
+                * stack.dim
+                * 4
+                * copies
+                // topology.chips,
+                buffer_bytes=_BYTES_PER_ID * capacity + 4 * pointers,
+            )
+        )
+    return LimitsReport(
+        topology.name, counters.batches, tuple(tables), tuple(stacks)
+    )

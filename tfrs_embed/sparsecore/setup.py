@@ -1,0 +1,306 @@
+"""What TPUEmbeddingV2 is configured with, checked before anything is made.
+
+TensorFlow ignores, drops or misreads many settings that it can't honour. Here
+each of them is an error, so that what runs is what was asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.tpu import tpu_embedding_v2_utils, tpu_embedding_v3
+from tensorflow.python.util import nest
+
+from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, TableSpec, parse
+from tfrs_embed.optimizers.conversion import convert
+from tfrs_embed.optimizers.learning_rate import is_schedule
+from tfrs_embed.optimizers.rules import UpdateRule
+from tfrs_embed.sparsecore.layout import Layout
+from tfrs_embed.sparsecore.topology import Topology
+from tfrs_embed.structure import Structure
+
+#: SparseCores address a stack's rows by int32.
+MAX_ROWS = 2**31 - 1
+
+_tpu = tf.tpu.experimental.embedding
+_Optimizer = tpu_embedding_v2_utils._Optimizer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setup:
+    """A checked configuration.
+
+    Attributes:
+        feature_config: a copy of the configuration; each table has a name, and
+            its optimizer.
+        layout: tables and features on the topology.
+        structure: the nesting of the configuration.
+        order: for each feature in the layout's order, its place in the
+            structure's order.
+        features: the features in the layout's order, without output_shape.
+        tables: the tables by name.
+        rules: the stacks' update rules by the stack's name; None where tables
+            have no optimizer.
+    """
+
+    feature_config: Any
+    layout: Layout
+    structure: Structure
+    order: tuple[int, ...]
+    features: tuple[FeatureSpec, ...]
+    tables: dict[str, TableSpec]
+    rules: dict[str, UpdateRule | None]
+
+    def flatten(self, value: Any, what: str) -> list[Any]:
+        """Returns the leaves of an input, in the layout's order.
+
+        Args:
+            value: the nesting, as the configuration's.
+            what: what it is, for error messages.
+
+        Returns:
+            The leaves.
+
+        Raises:
+            ValueError: a key is missing or unknown, or a length differs.
+            TypeError: a node has another kind than in the configuration.
+        """
+        leaves = self.structure.flatten(value, what)
+        return [leaves[i] for i in self.order]
+
+
+def make_setup(
+    feature_config: Any, optimizer: Any, topology: Topology, config: Any
+) -> Setup:
+    """Checks what a TPUEmbeddingV2 is made of, and lays it out.
+
+    Args:
+        feature_config: nested `tf.tpu.experimental.embedding.FeatureConfig`s;
+            left as it is.
+        optimizer: for tables that have none.
+        topology: the slice.
+        config: a `SparseCoreEmbeddingConfig`, or None for TF's defaults.
+
+    Returns:
+        The checked configuration.
+
+    Raises:
+        ValueError: a value that is missing, out of range, or of no effect.
+        TypeError: a value of the wrong kind.
+        NotImplementedError: weight decay.
+    """
+    feature_config, spec = _read(feature_config, optimizer)
+    order = tuple(nest.flatten(spec.structure.pack(range(len(spec.features)))))
+    for feature in spec.features:
+        _check_feature(feature, topology)
+    rules = {}
+    for table in _tables_of(feature_config):
+        rules[table.name] = _rule(table)
+    if config is not None and not isinstance(
+        config, _tpu.SparseCoreEmbeddingConfig
+    ):
+        raise TypeError(
+            "sparse_core_embedding_config must be a "
+            "tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig, got "
+            f"{type(config).__name__}."
+        )
+    layout = Layout(feature_config, None, topology, config)
+    check_layout(layout)
+    return Setup(
+        feature_config=feature_config,
+        layout=layout,
+        structure=spec.structure,
+        order=order,
+        features=tuple(
+            dataclasses.replace(spec.features[i], output_shape=None)
+            for i in order
+        ),
+        tables={table.name: table for table in spec.tables},
+        rules={s.name: rules[s.tables[0].name] for s in layout.stacks.values()},
+    )
+
+
+def _read(feature_config: Any, optimizer: Any) -> tuple[Any, EmbeddingSpec]:
+    """A copy of the configuration, completed, and what it says."""
+    Structure.of(feature_config, _is_feature)
+    feature_config = tpu_embedding_v3._clone_feature_config(feature_config)
+    for i, table in enumerate(_tables_of(feature_config)):
+        # TF numbers tables without a name in this order.
+        table.name = table.name or f"table_{i}"
+        if table.optimizer is None:
+            table.optimizer = optimizer
+        table.optimizer = _hashable(table.optimizer)
+    # These two are for TF's TPU classes alone; `parse` knows none of them.
+    plain = tpu_embedding_v3._clone_feature_config(feature_config)
+    for table in _tables_of(plain):
+        table.quantization_config = table.layout = None
+    return feature_config, parse(plain)
+
+
+def _is_feature(node: Any) -> bool:
+    return isinstance(node, _tpu.FeatureConfig)
+
+
+def _tables_of(feature_config: Any) -> list[Any]:
+    """The tables in TF's order, that of their first feature."""
+    features = nest.flatten(feature_config)
+    return list({id(f.table): f.table for f in features}.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rate:
+    """A variable as a callable that gives it.
+
+    TF hashes optimizers when it stacks tables, and variables have no hash.
+    """
+
+    variable: Any  # A reference, which can be hashed and compared.
+
+    def __call__(self) -> Any:
+        return self.variable.deref()
+
+
+def _hashable(optimizer: Any) -> Any:
+    rate = getattr(optimizer, "learning_rate", None)
+    if not isinstance(optimizer, _Optimizer) or not isinstance(
+        rate, tf.Variable
+    ):
+        return optimizer
+    optimizer = copy.copy(optimizer)
+    optimizer.learning_rate = _Rate(rate.ref())
+    return optimizer
+
+
+def _check_feature(feature: FeatureSpec, topology: Topology) -> None:
+    shape = feature.output_shape
+    if shape is None or None in shape:
+        raise ValueError(
+            f"{feature}: output_shape must be known, got "
+            f"{'none' if shape is None else list(shape)}; give the batch of "
+            "one chip, e.g. FeatureConfig(table, output_shape=[batch])."
+        )
+    if feature.max_sequence_length:
+        raise ValueError(
+            f"{feature}: max_sequence_length={feature.max_sequence_length} has "
+            "no effect on SparseCores; leave it out, give output_shape="
+            "[batch, length], and a row of ids for each position."
+        )
+    samples = tf.TensorShape(shape).num_elements()
+    if not samples or samples % topology.sparse_cores:
+        raise ValueError(
+            f"{feature}: output_shape={list(shape)} is {samples} samples per "
+            f"chip, which {topology.sparse_cores} SparseCores can't share "
+            f"equally; use a multiple of {topology.sparse_cores}."
+        )
+
+
+def _rule(table: Any) -> UpdateRule | None:
+    where = f"Table '{table.name}'"
+    optimizer = table.optimizer
+    if optimizer is None:
+        return None
+    if not isinstance(optimizer, _Optimizer):
+        raise ValueError(
+            f"{where}: {type(optimizer).__name__} is an unsupported optimizer; "
+            "use SGD, Adagrad, AdagradMomentum, Adam or FTRL of "
+            "tf.tpu.experimental.embedding."
+        )
+    for setting in (
+        "weight_decay_factor",
+        "multiply_weight_decay_factor_by_learning_rate",
+    ):
+        value = getattr(optimizer, setting, None)
+        if value is not None:
+            raise NotImplementedError(
+                f"{where}: {setting}={value!r}; SparseCores have no weight "
+                "decay. Leave it out."
+            )
+    if is_schedule(optimizer.learning_rate):
+        raise TypeError(
+            f"{where}: the learning rate is a schedule, which needs a step; "
+            "give a callable, e.g. lambda: schedule(step)."
+        )
+    converted = convert(optimizer, where)
+    assert converted is not None
+    return converted.rule
+
+
+def check_layout(layout: Layout) -> None:
+    """Checks the stacks of a layout, and the limits that there are for them.
+
+    Raises:
+        ValueError: a stack with too many rows; or a limit for what is no stack,
+            or out of range.
+        TypeError: limits that are no dict.
+    """
+    _check_sizes(layout)
+    _check_limits(layout)
+
+
+def _check_sizes(layout: Layout) -> None:
+    for stack in layout.stacks.values():
+        if stack.rows <= MAX_ROWS:
+            continue
+        table = max(stack.tables, key=lambda t: t.vocabulary_size)
+        raise ValueError(
+            f"Stack '{stack.name}' has {stack.rows} rows, padding included; "
+            f"SparseCores count at most {MAX_ROWS}. Its largest table, "
+            f"'{table.name}', has {table.vocabulary_size}: make it smaller, or "
+            "set disable_table_stacking."
+        )
+
+
+def _check_limits(layout: Layout) -> None:
+    config = layout.config
+    _check_positive(
+        config.max_ids_per_chip_per_sample, "max_ids_per_chip_per_sample"
+    )
+    stack_of = {
+        table.name: stack.name
+        for stack in layout.stacks.values()
+        for table in stack.tables
+    }
+    for field in ("max_ids_per_table", "max_unique_ids_per_table"):
+        limits = getattr(config, field)
+        if limits is None:
+            continue
+        if not isinstance(limits, Mapping):
+            raise TypeError(
+                f"{field} must be a dict from stack names to limits, got "
+                f"{type(limits).__name__}."
+            )
+        for name, value in limits.items():
+            if name not in layout.stacks:
+                hint = f"the stacks are {sorted(layout.stacks)}."
+                if name in stack_of:
+                    hint = (
+                        f"table '{name}' is in the stack '{stack_of[name]}': "
+                        "use that name."
+                    )
+                raise ValueError(f"{field} has no stack '{name}'; {hint}")
+            _check_positive(value, f"{field}['{name}']")
+    for stack in layout.stacks.values():
+        capacity = config.max_ids_per_chip_per_sample * stack.samples
+        if capacity % 8:
+            raise ValueError(
+                f"Stack '{stack.name}': max_ids_per_chip_per_sample="
+                f"{config.max_ids_per_chip_per_sample} times {stack.samples} "
+                f"samples per chip is {capacity} ids, which must be a multiple "
+                "of 8; choose another limit or batch size."
+            )
+
+
+def _check_positive(value: Any, what: str) -> None:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if isinstance(value, bool) or not 0 < number <= MAX_ROWS:
+        raise ValueError(
+            f"{what} must be an integer from 1 to {MAX_ROWS}, got {value!r}."
+        )

@@ -1,0 +1,233 @@
+"""Configurations as TensorFlow's TPU embedding classes take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.tpu import tpu_embedding_v2_utils
+
+from tfrs_embed.configs import FeatureConfig, FeatureSpec, TableSpec
+from tfrs_embed.optimizers.conversion import convert
+from tfrs_embed.optimizers.rules import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    TableOptimizer,
+    UpdateRule,
+)
+from tfrs_embed.sparsecore.stacking import Stacking
+
+_tpu = tf.tpu.experimental.embedding
+
+#: Gives the learning rate of a table optimizer.
+Rate = Callable[[TableOptimizer], Any]
+
+
+def feature_configs(
+    features: Sequence[FeatureSpec],
+    samples: Sequence[int],
+    optimizers: Mapping[str, TableOptimizer | None],
+    rate: Rate | None = None,
+    stacking: Stacking | None = None,
+) -> list[Any]:
+    """Returns a `tf.tpu.experimental.embedding.FeatureConfig` per feature.
+
+    Tables are initialized with zeros: whoever uses them fills them in.
+
+    Args:
+        features: the features.
+        samples: each feature's number of samples in one replica's batch; its
+            output_shape is [samples].
+        optimizers: each table's optimizer by its name. TensorFlow stacks tables
+            whose optimizers are equal, so tables of one optimizer get one.
+        rate: called for the learning rate at each update; None: the
+            configurations are not for training.
+        stacking: which tables may be stacked; None: all of one optimizer.
+
+    Returns:
+        The configurations, in the order of the features.
+    """
+    made: dict[Any, Any] = {}
+    of_table = {}
+    for name, optimizer in optimizers.items():
+        key = (id(optimizer), stacking and stacking.group_of(name))
+        if key not in made:
+            made[key] = _optimizer(optimizer, rate)
+        of_table[name] = made[key]
+    tables: dict[str, Any] = {}
+    configs = []
+    for feature, count in zip(features, samples, strict=True):
+        table = feature.table
+        if table.name not in tables:
+            tables[table.name] = _table(table, of_table[table.name])
+        configs.append(
+            _tpu.FeatureConfig(
+                table=tables[table.name],
+                output_shape=[count],
+                name=feature.name,
+            )
+        )
+    return configs
+
+
+def _table(table: TableSpec, optimizer: Any) -> Any:
+    return _tpu.TableConfig(
+        vocabulary_size=table.vocabulary_size,
+        dim=table.dim,
+        initializer=_zeros,
+        optimizer=optimizer,
+        combiner=table.combiner,
+        name=table.name,
+    )
+
+
+def _zeros(
+    shape: Any, dtype: tf.DType, shard_info: Any = None, **_: Any
+) -> tf.Tensor:
+    # TensorFlow reads off the signature that it may ask for a shard's rows
+    # alone; else it makes the whole table for each of them.
+    return tf.zeros(shape if shard_info is None else shard_info.shape, dtype)
+
+
+def _optimizer(optimizer: TableOptimizer | None, rate: Rate | None) -> Any:
+    # An untrained table's gradients are never sent; TF wants an optimizer.
+    if optimizer is None:
+        return rule_to_tpu(SGD(), 0.0)
+    # Tables of two optimizers must not become one stack, not even if these
+    # are equal now. TensorFlow compares callables by identity.
+    return rule_to_tpu(optimizer.rule, lambda: rate(optimizer) if rate else 0.0)
+
+
+def rule_to_tpu(rule: UpdateRule, rate: Any) -> Any:
+    """Returns TensorFlow's optimizer of an update rule.
+
+    Args:
+        rule: the rule.
+        rate: its learning rate: a number, or a callable.
+
+    Returns:
+        A `tf.tpu.experimental.embedding` optimizer.
+    """
+    optimizer = _make(rule, rate)
+    # TensorFlow's default is False, which recent versions of protobuf refuse
+    # where an enumeration's number belongs.
+    if getattr(optimizer, "low_dimensional_packing_status", None) is False:
+        optimizer.low_dimensional_packing_status = 0
+    return optimizer
+
+
+def _make(rule: UpdateRule, rate: Any) -> Any:
+    if isinstance(rule, SGD):
+        return _tpu.SGD(rate)
+    if isinstance(rule, Adagrad):
+        return _tpu.Adagrad(
+            rate, initial_accumulator_value=rule.initial_accumulator_value
+        )
+    if isinstance(rule, AdagradMomentum):
+        return _tpu.AdagradMomentum(
+            rate,
+            momentum=rule.momentum,
+            use_nesterov=rule.use_nesterov,
+            exponent=rule.exponent,
+            beta2=rule.beta2,
+            epsilon=rule.epsilon,
+        )
+    if isinstance(rule, Adam):
+        return _tpu.Adam(
+            rate,
+            beta_1=rule.beta_1,
+            beta_2=rule.beta_2,
+            epsilon=rule.epsilon,
+            sum_inside_sqrt=rule.sum_inside_sqrt,
+        )
+    assert isinstance(rule, FTRL)
+    return _tpu.FTRL(
+        rate,
+        learning_rate_power=rule.learning_rate_power,
+        l1_regularization_strength=rule.l1_regularization_strength,
+        l2_regularization_strength=rule.l2_regularization_strength,
+        beta=rule.beta,
+        initial_accumulator_value=rule.initial_accumulator_value,
+        multiply_linear_by_learning_rate=rule.multiply_linear_by_learning_rate,
+    )
+
+
+def declares_samples(feature: FeatureSpec) -> bool:
+    """Whether a feature's configuration says what SparseCores are to do.
+
+    TensorFlow's does if it has an output_shape. Anything else leaves it to a
+    layer, which goes by its batches.
+    """
+    shape = feature.output_shape
+    return (
+        not isinstance(feature.source, FeatureConfig)
+        and shape is not None
+        and None not in shape
+        and not feature.max_sequence_length
+    )
+
+
+def of_one_chip(
+    features: Sequence[FeatureSpec],
+    samples: Sequence[int | None],
+    optimizer: Any,
+) -> dict[str, Any]:
+    """Returns a `tf.tpu.experimental.embedding.FeatureConfig` per feature.
+
+    Args:
+        features: the features.
+        samples: each feature's number of samples on a chip; None: it is in the
+            feature's output_shape.
+        optimizer: for tables that have none: TF's, or what
+            `optimizers.conversion.convert` takes.
+
+    Returns:
+        The configurations by the features' names. Their optimizers decide what
+        TF stacks, and are not for training.
+
+    Raises:
+        ValueError: an optimizer that can't be converted.
+        TypeError: another kind of optimizer.
+    """
+    made: dict[int, Any] = {}
+    tables: dict[str, Any] = {}
+    configs = {}
+    for feature, count in zip(features, samples, strict=True):
+        table = feature.table
+        if table.name not in tables:
+            given = table.optimizer
+            if given is None:
+                given = optimizer
+            # Tables that name a rule have one each, as a layer gives them.
+            named = isinstance(table.optimizer, str)
+            key = id(table) if named else id(given)
+            if key not in made:
+                made[key] = _chip_optimizer(given, f"Table '{table.name}'")
+            tables[table.name] = _tpu.TableConfig(
+                table.vocabulary_size,
+                table.dim,
+                optimizer=made[key],
+                combiner=table.combiner,
+                name=table.name,
+            )
+        configs[feature.name] = _tpu.FeatureConfig(
+            tables[table.name],
+            output_shape=feature.output_shape if count is None else [count],
+            name=feature.name,
+        )
+    return configs
+
+
+def _chip_optimizer(given: Any, where: str) -> Any:
+    if isinstance(given, tpu_embedding_v2_utils._Optimizer):
+        return given
+    converted = convert(given, where)
+    if converted is None:
+        return None
+    # TF does not stack tables whose learning rates are different callables,
+    # and each optimizer gets its own when it trains.
+    return rule_to_tpu(converted.rule, lambda: 0.0)

@@ -1,0 +1,43 @@
+"""Variables of one device, whatever strategy is in effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+#: In a strategy's scope `tf.Variable(...)` asks the strategy, which mirrors the
+#: variable, and under several workers waits for all of them. The class itself
+#: makes one variable here.
+UnmirroredVariable = ResourceVariable
+
+
+def make_variable(
+    value: tf.Tensor,
+    name: str,
+    shape: Any = None,
+    kind: type = UnmirroredVariable,
+) -> tf.Variable:
+    """Makes a variable of this device alone.
+
+    Args:
+        value: the initial value.
+        name: the variable's name.
+        shape: its shape, if not the value's.
+        kind: its class.
+
+    Returns:
+        The variable. No strategy mirrors it.
+    """
+    # Keras wants to see that it was made in the strategy's scope all the same.
+    strategy = (
+        tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+    )
+    return kind(
+        value,
+        trainable=False,
+        name=name,
+        shape=shape,
+        distribute_strategy=strategy,
+    )
