@@ -113,8 +113,9 @@ void TryLookup(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
   InParts(Draw(1, 9), parts, [&](int64_t part) {
     const int64_t begin = lookup.count * part / parts;
     const int64_t end = lookup.count * (part + 1) / parts;
-    const int64_t told = part % 2 ? 0 : loops.tell(&lookup, begin, end);
-    loops.lookup(&lookup, begin, end, told);
+    const int64_t prefetched =
+        part % 2 ? 0 : loops.prefetch(&lookup, begin, end);
+    loops.lookup(&lookup, begin, end, prefetched);
   });
   Require(one == many, "lookup", loops);
 }
@@ -126,14 +127,14 @@ void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
   const bool weighted = Draw(0, 2);
   const int64_t parts = Draw(1, 20);
   const uint32_t shares = Draw(0, 2) ? 1 : Draw(2, 9);
-  // A row's uses are in one bucket, and in one share of it: no two threads
+  // A row's gradients are in one bucket, and in one share of it: no two threads
   // write the same row.
-  std::vector<std::vector<TfrsUse>> uses(parts);
-  std::vector<std::vector<float>> coefficients(parts);
+  std::vector<std::vector<TfrsGradientRef>> refs(parts);
+  std::vector<std::vector<float>> factors_of(parts);
   for (int64_t i = 0; i < n; ++i) {
     const int64_t row = Draw(0, rows);
-    uses[row % parts].push_back({row, gradients.data() + i * dim});
-    coefficients[row % parts].push_back(factors[i]);
+    refs[row % parts].push_back({row, gradients.data() + i * dim});
+    factors_of[row % parts].push_back(factors[i]);
   }
   std::vector<float> states[2][3];
   for (int k = 0; k < 3; ++k) {
@@ -148,7 +149,7 @@ void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
     for (float& setting : table.settings) setting = 0.5f;
     InParts(run ? Draw(2, 9) : 1, parts * shares, [&](int64_t work) {
       const int64_t part = work / shares;
-      const int64_t m = uses[part].size();
+      const int64_t m = refs[part].size();
       if (m == 0) return;
       const int64_t most = std::min(m, rows);
       uint32_t size = 16;
@@ -164,8 +165,8 @@ void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
       groups.mask = size - 1;
       groups.share = work % shares;
       groups.shares = shares;
-      loops.update(&table, uses[part].data(),
-                   weighted ? coefficients[part].data() : nullptr, m, &groups);
+      loops.update(&table, refs[part].data(),
+                   weighted ? factors_of[part].data() : nullptr, m, &groups);
     });
   }
   for (int k = 0; k < 3; ++k) {

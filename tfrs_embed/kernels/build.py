@@ -104,7 +104,7 @@ def _compilations(scratch: Path) -> list[list[str]]:
     headers = ["-w", "-DNDEBUG", *tf.sysconfig.get_compile_flags()]
     jobs = [
         ("ops", "ops.cc", headers),
-        ("uses", "uses.cc", headers),
+        ("buckets", "buckets.cc", headers),
         ("graph_pass", "graph_pass.cc", headers),
         ("key_map", "key_map.cc", headers),
         ("route", "route.cc", headers),

@@ -11,8 +11,8 @@ const TfrsLoops* tfrs_loops(const char* name) {
   };
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  // Processors without the last of these extensions slow down, for all that
-  // runs on them, where vectors are as wide.
+  // Processors without the last of these extensions lower their frequency when
+  // vectors are 512 bits wide, and that slows down all that runs on them.
   const bool avx512 = __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") &&

@@ -20,7 +20,7 @@
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/mutex.h"
-#include "uses.h"
+#include "buckets.h"
 
 namespace tfrs_embed {
 

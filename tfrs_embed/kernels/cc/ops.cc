@@ -25,7 +25,7 @@
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/tstring.h"
-#include "uses.h"
+#include "buckets.h"
 #include "variables.h"
 
 namespace tfrs_embed {
@@ -52,13 +52,13 @@ const TfrsLoops& Loops() {
 }
 
 // Which inputs each feature has, and the table that it is looked up in.
-struct Layout {
+struct FeatureLayout {
   std::vector<int> table_of;
   std::vector<bool> has_bag, has_weights, has_scale;
   std::vector<bool> splits;  // Whose bags are given as splits; empty: none.
   std::vector<int64_t> per_bag;  // Of features without bags; empty: 1.
 
-  explicit Layout(OpKernelConstruction* ctx) {
+  explicit FeatureLayout(OpKernelConstruction* ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table_of", &table_of));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("has_bag", &has_bag));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("has_weights", &has_weights));
@@ -140,7 +140,7 @@ absl::Status ReadBags(const Tensor& input, Feature* feature) {
 }
 
 // Reads the features' inputs, and checks all that memory safety depends on.
-absl::Status ReadFeatures(OpKernelContext* ctx, const Layout& layout,
+absl::Status ReadFeatures(OpKernelContext* ctx, const FeatureLayout& layout,
                           int num_tables, std::vector<Feature>* features) {
   OpInputList ids, bags, weights, scales;
   const Tensor* counts;
@@ -213,7 +213,7 @@ absl::Status ReadFeatures(OpKernelContext* ctx, const Layout& layout,
 // the column that `columns` says; with dim columns the matrix may have any
 // shape of as many values.
 absl::Status ReadGradients(OpKernelContext* ctx,
-                           const std::vector<Rows>& tables,
+                           const std::vector<TableShape>& tables,
                            const std::vector<int>& gradient_of,
                            const int32_t* columns,
                            std::vector<Feature>* features) {
@@ -309,7 +309,7 @@ struct Limits {
 
   // Those of features that are looked up in tables.
   absl::Status Of(const std::vector<Feature>& features,
-                  const std::vector<Rows>& tables,
+                  const std::vector<TableShape>& tables,
                   std::vector<int64_t>* limits) const {
     *limits = RowsOf(features, tables);
     if (rows.empty()) return absl::OkStatus();
@@ -336,7 +336,7 @@ bool BagsInside(const Feature& feature, int64_t begin, int64_t end,
 // those of the vectors, or is empty.
 absl::Status LookUp(OpKernelContext* ctx, const std::vector<Feature>& features,
                     const std::vector<float*>& parameters,
-                    const std::vector<Rows>& tables,
+                    const std::vector<TableShape>& tables,
                     const std::vector<tensorflow::PartialTensorShape>& shapes,
                     tensorflow::DataType dtype, const Limits& given) {
   std::vector<int64_t> limits;
@@ -406,7 +406,7 @@ class LookupOp : public OpKernel {
   }
 
  private:
-  const Layout layout_;
+  const FeatureLayout layout_;
   Limits limits_;
   std::vector<int> places_;
   std::vector<tensorflow::PartialTensorShape> shapes_;
@@ -507,24 +507,24 @@ class LookupConcatOp : public OpKernel {
             std::memcpy(to, copy.from + row * bytes, bytes);
           }
         }
-        // Each is told of while the one before it is looked up.
+        // Each is prefetched while the one before it is looked up.
         constexpr int64_t kBad = -1;
-        auto tell = [&](const Lookup& lookup) {
+        auto prefetch = [&](const Lookup& lookup) {
           const int f = lookup.feature;
           return BagsInside(features[f], begin, end, limits[f])
-                     ? loops.tell(&lookup, begin, end)
+                     ? loops.prefetch(&lookup, begin, end)
                      : kBad;
         };
-        int64_t told = tell(lookups[0]);
+        int64_t prefetched = prefetch(lookups[0]);
         for (size_t k = 0; k < lookups.size(); ++k) {
           const int64_t next =
-              k + 1 < lookups.size() ? tell(lookups[k + 1]) : 0;
-          if (told == kBad) {
+              k + 1 < lookups.size() ? prefetch(lookups[k + 1]) : 0;
+          if (prefetched == kBad) {
             bad = true;
           } else {
-            loops.lookup(&lookups[k], begin, end, told);
+            loops.lookup(&lookups[k], begin, end, prefetched);
           }
-          told = next;
+          prefetched = next;
         }
       }
     });
@@ -534,7 +534,7 @@ class LookupConcatOp : public OpKernel {
  private:
   static constexpr int64_t kLeastRows = 8, kMostRows = 64;
 
-  const Layout layout_;
+  const FeatureLayout layout_;
   Limits limits_;
   std::vector<int> places_, order_;
   tensorflow::DataType dtype_;
@@ -548,7 +548,7 @@ class CombineOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const Tensor* rows;
     OP_REQUIRES_OK(ctx, ctx->input("rows", &rows));
-    std::vector<Rows> tables(1);
+    std::vector<TableShape> tables(1);
     OP_REQUIRES_OK(ctx, ShapeOf(*rows, &tables[0]));
     std::vector<Feature> features;
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
@@ -558,7 +558,7 @@ class CombineOp : public OpKernel {
   }
 
  private:
-  const Layout layout_;
+  const FeatureLayout layout_;
 };
 
 class SpreadOp : public OpKernel {
@@ -572,7 +572,7 @@ class SpreadOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input("num_rows", &size));
     OP_REQUIRES(ctx, size->NumElements() == 1,
                 InvalidArgument("num_rows must be a scalar"));
-    const std::vector<Rows> tables = {{size->flat<int32_t>()(0), dim_}};
+    const std::vector<TableShape> tables = {{size->flat<int32_t>()(0), dim_}};
     OP_REQUIRES(ctx, tables[0].rows >= 0, InvalidArgument("num_rows < 0"));
     std::vector<Feature> features;
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
@@ -599,7 +599,7 @@ class SpreadOp : public OpKernel {
   }
 
  private:
-  const Layout layout_;
+  const FeatureLayout layout_;
   int64_t dim_;
 };
 
@@ -635,7 +635,7 @@ class UpdateOp : public OpKernel {
     OP_REQUIRES(ctx, rates->NumElements() == num_tables,
                 InvalidArgument(rates->NumElements(), " rates for ",
                                 num_tables, " tables"));
-    std::vector<Rows> shapes(num_tables);
+    std::vector<TableShape> shapes(num_tables);
     std::vector<TfrsTable> tables(num_tables);
     size_t v = 0;
     for (int t = 0; t < num_tables; ++t) {
@@ -649,7 +649,7 @@ class UpdateOp : public OpKernel {
       for (int k = 0; k < states; ++k, ++v) {
         OP_REQUIRES(ctx, v < variables.size(),
                     InvalidArgument("states: too few variables"));
-        const Rows& shape = variables.shapes()[v];
+        const TableShape& shape = variables.shapes()[v];
         if (k == 0) shapes[t] = shape;
         OP_REQUIRES(ctx,
                     shape.rows == shapes[t].rows && shape.dim == shapes[t].dim,
@@ -677,7 +677,7 @@ class UpdateOp : public OpKernel {
 
  private:
   static constexpr int kSettings = 6;
-  const Layout layout_;
+  const FeatureLayout layout_;
   std::vector<int> places_, rules_, gradient_of_;
   std::vector<float> settings_;
   Variables::Known known_;

@@ -1,7 +1,7 @@
-// See rows.h. TFRS_LOOPS names the function that returns this file's loops,
-// which are those of the instruction set that the file is compiled for. No
-// header with inline functions: the linker could give another machine's file
-// the copies made here.
+// See rows.h. This file is compiled once for each instruction set; TFRS_LOOPS
+// names the function that returns the loops of that one. It includes no header
+// with inline functions: the linker keeps one copy of such a function, and that
+// copy could need instructions that the machine at hand doesn't have.
 
 #include "rows.h"
 
@@ -16,12 +16,12 @@
 
 namespace {
 
-// The processor is told of memory in advance: of rows of so many bytes, which
-// leave most of its first cache to others, but no more rows than that.
+// Rows are prefetched: up to kBytesAhead bytes of them, which leaves most of
+// the first cache to other data, and no more rows than one of the limits below.
 constexpr int64_t kBytesAhead = 10 * 1024;
 constexpr int64_t kLookupsAhead = 128;
 constexpr int64_t kRowsAhead = 16;
-constexpr int kUsesAhead = 4;
+constexpr int kGradientsAhead = 4;
 constexpr int64_t kLine = 64 / sizeof(float);
 
 inline int64_t Ahead(int64_t most, int64_t columns) {
@@ -30,21 +30,21 @@ inline int64_t Ahead(int64_t most, int64_t columns) {
   return n > 2 ? n : 2;
 }
 
-// In the templates below, kDim is the rows' width where it is a common one,
-// which lets the compiler unroll the loops over columns, else 0.
+// In the templates below, kDim is the width of a row if it is a common one, so
+// that the compiler can unroll the loops over columns; else it is 0.
 inline int64_t Width(int dim, int64_t any) { return dim ? dim : any; }
 
-// A number that is known when compiling.
+// A number that the compiler knows.
 template <int kValue>
 struct Number {
   constexpr int operator()() const { return kValue; }
 };
 
-// A function that only prefetches does nothing in GCC's eyes, which then leaves
-// its calls out unless it is inlined first.
+// GCC thinks that a function which only prefetches does nothing, and removes
+// its calls. Inlining the function first prevents that.
 #define TFRS_INLINED __attribute__((always_inline))
 #define TFRS_INLINE inline TFRS_INLINED
-// Loops over vectors have to be unrolled before these get registers.
+// The vectors of an array get registers only if loops over them are unrolled.
 #define TFRS_UNROLL _Pragma("GCC unroll 8")
 
 TFRS_INLINE void PrefetchRead(const float* row, int64_t dim) {
@@ -55,7 +55,7 @@ TFRS_INLINE void PrefetchWrite(const float* row, int64_t dim) {
   for (int64_t j = 0; j < dim; j += kLine) __builtin_prefetch(row + j, 1, 3);
 }
 
-// Calls f with the width as a Number, 0 if it isn't a common one.
+// Calls f with the width as a Number; 0 if the width isn't a common one.
 template <typename F>
 inline void ByWidth(int64_t dim, F f) {
   switch (dim) {
@@ -109,10 +109,11 @@ inline uint16_t ToFloat16(float value) {
   return sign | half;
 }
 
-// Writes columns of a bag's sum, where the output isn't float32.
+// Writes columns of a bag's sum to an output that isn't float32.
 inline void StoreHalves(const TfrsLookup& l, int64_t bag, int64_t first,
                         int64_t columns, const float* sum) {
-  // Not times 1: threads of TensorFlow would make 0 of a denormal number.
+  // A product with 1 would not be the same: TensorFlow's threads flush denormal
+  // numbers to 0.
   const bool scaled = l.scale != nullptr;
   const float scale = scaled ? l.scale[bag] : 1.0f;
   uint16_t* out = static_cast<uint16_t*>(l.out) + bag * l.stride + first;
@@ -132,11 +133,11 @@ inline void Zero(const TfrsLookup& l, int64_t bag) {
   memset(static_cast<char*>(l.out) + bag * l.stride * size, 0, l.dim * size);
 }
 
-// Columns of a bag that are summed at once where the output isn't float32.
+// The number of columns that are summed at once if the output isn't float32.
 constexpr int64_t kColumns = 256;
 
-// Columns of a row in vectors of the machine's. Sums of them stay in registers,
-// which compilers don't find out how to do from loops over columns.
+// Columns of a row as vectors of the machine, whose sums stay in registers.
+// Compilers don't achieve that from plain loops over columns.
 template <int kWide>
 struct VectorOf;
 template <>
@@ -182,11 +183,11 @@ constexpr int kWidest = 16;
 #else
 constexpr int kWidest = 8;
 #endif
-// So many fit in the registers of a machine with AVX2, with some left.
+// The number of vectors that fit into AVX2's registers, with some to spare.
 constexpr int kRegisters = 8;
 
-// Calls f(vectors, first) for pieces of [0, columns) of as many columns as the
-// vectors have, and returns where the rest begins, which is less than eight.
+// Splits [0, columns) into pieces of whole vectors and calls f(vectors, first)
+// for each. Returns where the rest begins, which is fewer than eight columns.
 template <typename F>
 TFRS_INLINE int64_t InVectors(int64_t columns, F f) {
   int64_t j = 0;
@@ -210,7 +211,7 @@ TFRS_INLINE int64_t InVectors(int64_t columns, F f) {
   return j;
 }
 
-// Sums ids [i, end) of a bag over some columns from `first` on.
+// Sums the rows of a bag's ids [i, end): columns [first, first + columns).
 TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
                             int64_t end, int64_t first, int64_t columns,
                             float* __restrict sum) {
@@ -236,7 +237,7 @@ TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
   }
 }
 
-int64_t Tell(const TfrsLookup* lookup, int64_t begin, int64_t end) {
+int64_t Prefetch(const TfrsLookup* lookup, int64_t begin, int64_t end) {
   const TfrsLookup& l = *lookup;
   const int64_t first = tfrs_first_id(&l, begin), dim = l.dim;
   int64_t n = tfrs_first_id(&l, end) - first;
@@ -250,11 +251,11 @@ int64_t Tell(const TfrsLookup* lookup, int64_t begin, int64_t end) {
 
 template <int kDim>
 void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
-                int64_t told) {
+                int64_t prefetched) {
   const int64_t dim = Width(kDim, l.dim);
   const int64_t last = tfrs_first_id(&l, end);
   int64_t i = tfrs_first_id(&l, begin);
-  told += i;
+  prefetched += i;
   const int64_t ahead = Ahead(kLookupsAhead, dim);
   for (int64_t bag = begin; bag < end; ++bag) {
     const int64_t stop = tfrs_first_id(&l, bag + 1);
@@ -262,9 +263,9 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
       Zero(l, bag);
       continue;
     }
-    const int64_t tell = stop + ahead < last ? stop + ahead : last;
-    for (; told < tell; ++told) {
-      PrefetchRead(l.table + IdAt(l, told) * dim, dim);
+    const int64_t to_prefetch = stop + ahead < last ? stop + ahead : last;
+    for (; prefetched < to_prefetch; ++prefetched) {
+      PrefetchRead(l.table + IdAt(l, prefetched) * dim, dim);
     }
     if (l.output == kFloat32) {
       float* out = static_cast<float*>(l.out) + bag * l.stride;
@@ -286,9 +287,9 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
 }
 
 void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end,
-            int64_t told) {
+            int64_t prefetched) {
   ByWidth(lookup->dim, [=](auto width) {
-    LookupRows<width()>(*lookup, begin, end, told);
+    LookupRows<width()>(*lookup, begin, end, prefetched);
   });
 }
 
@@ -390,30 +391,31 @@ inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
 
 constexpr uint32_t kNone = 0xFFFFFFFF;
 
-// A row's uses: the first of them, and each one's next.
+// The gradients of one row as a linked list: the index of the first, and for
+// each the index of the next.
 struct Chain {
-  const TfrsUse* uses;
-  const float* coefficients;
+  const TfrsGradientRef* refs;
+  const float* factors;
   const uint32_t* next;
   uint32_t first;
 };
 
-// Sums the gradients of a row's uses.
-TFRS_INLINE void SumUses(const Chain& chain, int64_t dim,
-                         float* __restrict sum) {
+// Sums the gradients of a row.
+TFRS_INLINE void SumGradients(const Chain& chain, int64_t dim,
+                              float* __restrict sum) {
   auto sum_vectors = [&](const auto& vectors, int64_t at) TFRS_INLINED {
     auto sums = vectors, values = vectors;
-    uint32_t told = chain.first;
-    for (int k = 0; k < kUsesAhead && told != kNone; ++k) {
-      told = chain.next[told];
+    uint32_t prefetched = chain.first;
+    for (int k = 0; k < kGradientsAhead && prefetched != kNone; ++k) {
+      prefetched = chain.next[prefetched];
     }
     for (uint32_t i = chain.first; i != kNone; i = chain.next[i]) {
-      if (told != kNone) {
-        PrefetchRead(chain.uses[told].gradient + at, sums.kColumns);
-        told = chain.next[told];
+      if (prefetched != kNone) {
+        PrefetchRead(chain.refs[prefetched].gradient + at, sums.kColumns);
+        prefetched = chain.next[prefetched];
       }
-      values.Load(chain.uses[i].gradient + at);
-      if (chain.coefficients) values.Multiply(chain.coefficients[i]);
+      values.Load(chain.refs[i].gradient + at);
+      if (chain.factors) values.Multiply(chain.factors[i]);
       if (i == chain.first) {
         sums = values;
       } else {
@@ -424,36 +426,35 @@ TFRS_INLINE void SumUses(const Chain& chain, int64_t dim,
   };
   for (int64_t j = InVectors(dim, sum_vectors); j < dim; ++j) {
     for (uint32_t i = chain.first; i != kNone; i = chain.next[i]) {
-      float value = chain.uses[i].gradient[j];
-      if (chain.coefficients) value *= chain.coefficients[i];
+      float value = chain.refs[i].gradient[j];
+      if (chain.factors) value *= chain.factors[i];
       sum[j] = i == chain.first ? value : sum[j] + value;
     }
   }
 }
 
 template <int kDim>
-void UpdateRows(const TfrsTable& t, const TfrsUse* uses,
-                const float* coefficients, int64_t n,
-                const TfrsGroups* groups) {
+void UpdateRows(const TfrsTable& t, const TfrsGradientRef* refs,
+                const float* factors, int64_t n, const TfrsGroups* groups) {
   const int64_t dim = Width(kDim, t.dim);
   const int states = tfrs_states(t.rule);
   const uint32_t rows_ahead = Ahead(kRowsAhead, (states + 1) * dim);
-  auto prefetch = [&](const TfrsUse& use) TFRS_INLINED {
-    PrefetchWrite(t.state[0] + use.row * dim, dim);
-    if (states > 1) PrefetchWrite(t.state[1] + use.row * dim, dim);
-    if (states > 2) PrefetchWrite(t.state[2] + use.row * dim, dim);
-    PrefetchRead(use.gradient, dim);
+  auto prefetch = [&](const TfrsGradientRef& ref) TFRS_INLINED {
+    PrefetchWrite(t.state[0] + ref.row * dim, dim);
+    if (states > 1) PrefetchWrite(t.state[1] + ref.row * dim, dim);
+    if (states > 2) PrefetchWrite(t.state[2] + ref.row * dim, dim);
+    PrefetchRead(ref.gradient, dim);
   };
   const uint32_t mask = groups->mask, shares = groups->shares;
   uint32_t* heads = groups->heads;
   uint32_t* next = groups->next;
   uint32_t* first = groups->first;
   uint32_t* last = groups->last;
-  // Chains the uses of each row, in their order; `first` lists the rows.
+  // Links the gradients of each row, in their order; `first` lists the rows.
   memset(heads, 0xFF, (mask + 1) * sizeof(*heads));
   uint32_t rows = 0;
   for (uint32_t i = 0; i < n; ++i) {
-    const uint64_t hash = tfrs_hash(uses[i].row);
+    const uint64_t hash = tfrs_hash(refs[i].row);
     if (shares > 1 && (hash >> 32) * shares >> 32 != groups->share) continue;
     next[i] = kNone;
     uint32_t slot = hash >> 20 & mask;
@@ -462,11 +463,11 @@ void UpdateRows(const TfrsTable& t, const TfrsUse* uses,
       if (group == kNone) {
         heads[slot] = rows;
         first[rows] = last[rows] = i;
-        if (rows <= rows_ahead) prefetch(uses[i]);
+        if (rows <= rows_ahead) prefetch(refs[i]);
         ++rows;
         break;
       }
-      if (uses[first[group]].row == uses[i].row) {
+      if (refs[first[group]].row == refs[i].row) {
         next[last[group]] = i;
         last[group] = i;
         break;
@@ -476,24 +477,24 @@ void UpdateRows(const TfrsTable& t, const TfrsUse* uses,
   }
   float* __restrict sum = groups->sum;
   for (uint32_t r = 0; r < rows; ++r) {
-    // The first ones were told of above.
+    // The first rows were prefetched above.
     const uint32_t ahead = r + rows_ahead;
-    if (r > 0 && ahead < rows) prefetch(uses[first[ahead]]);
+    if (r > 0 && ahead < rows) prefetch(refs[first[ahead]]);
     const uint32_t i = first[r];
-    const float* g = uses[i].gradient;
-    if (next[i] != kNone || coefficients) {
-      const Chain chain = {uses, coefficients, next, i};
-      SumUses(chain, dim, sum);
+    const float* g = refs[i].gradient;
+    if (next[i] != kNone || factors) {
+      const Chain chain = {refs, factors, next, i};
+      SumGradients(chain, dim, sum);
       g = sum;
     }
-    Apply<kDim>(t, uses[first[r]].row, g);
+    Apply<kDim>(t, refs[first[r]].row, g);
   }
 }
 
-void Update(const TfrsTable* table, const TfrsUse* uses,
-            const float* coefficients, int64_t n, const TfrsGroups* groups) {
+void Update(const TfrsTable* table, const TfrsGradientRef* refs,
+            const float* factors, int64_t n, const TfrsGroups* groups) {
   ByWidth(table->dim, [=](auto width) {
-    UpdateRows<width()>(*table, uses, coefficients, n, groups);
+    UpdateRows<width()>(*table, refs, factors, n, groups);
   });
 }
 
@@ -509,8 +510,8 @@ void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
     for (int64_t i = 0; i < ids.n; ++i) {
       while (i >= stop) stop = tfrs_first_id(&ids, ++bag + 1);
       const float* g = ids.gradient + bag * ids.stride;
-      if (i + kUsesAhead < ids.n) {
-        PrefetchRead(g + kUsesAhead * ids.stride, dim);
+      if (i + kGradientsAhead < ids.n) {
+        PrefetchRead(g + kGradientsAhead * ids.stride, dim);
       }
       const int64_t row = IdAt(ids, i);
       float* __restrict sum = sums + row * dim;
@@ -547,7 +548,7 @@ void UpdateAll(const TfrsTable* table, const TfrsGradients* features,
   });
 }
 
-const TfrsLoops kLoops = {TFRS_NAME, Tell, Lookup, Update, UpdateAll};
+const TfrsLoops kLoops = {TFRS_NAME, Prefetch, Lookup, Update, UpdateAll};
 
 }  // namespace
 

@@ -1,28 +1,28 @@
-// Loops over rows of tables: plain C, so that they can be compiled once for
-// each instruction set that a machine may have.
+// Loops over rows of tables. The interface is plain C, so that the loops can be
+// compiled once for each instruction set that a machine may have.
 //
-// Everything here works on [begin, end) of some work that the caller splits
-// among threads, allocates nothing, and trusts its arguments.
+// The caller splits the work among threads. The loops allocate nothing and
+// trust their arguments.
 
 #ifndef TFRS_EMBED_KERNELS_CC_ROWS_H_
 #define TFRS_EMBED_KERNELS_CC_ROWS_H_
 
 #include <stdint.h>
 
-// What the vectors of a lookup are stored as.
+// The type of a lookup's vectors.
 enum TfrsOutput { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
-// A feature's ids. Bag b is of scale[b] * weights[i] for each of its ids i; null
-// pointers stand for ones.
+// A feature's ids. The id at i, in bag b, counts with the factor
+// scale[b] * weights[i]; a null pointer stands for ones.
 struct TfrsIds {
   const void* ids = nullptr;     // int64_t if wide, else int32_t.
-  // [count + 1], where each bag begins and the last ends; null: every bag has
-  // per_bag ids.
+  // [count + 1]: where each bag begins, and where the last one ends. Null: each
+  // bag has per_bag ids.
   const int32_t* splits = nullptr;
   const float* weights = nullptr;
   const float* scale = nullptr;
-  int64_t n = 0;      // Of ids.
-  int64_t count = 0;  // Of bags.
+  int64_t n = 0;      // The number of ids.
+  int64_t count = 0;  // The number of bags.
   int64_t per_bag = 1;
   int32_t wide = 0;
 };
@@ -32,8 +32,8 @@ static inline int64_t tfrs_first_id(const TfrsIds* ids, int64_t bag) {
   return ids->splits ? ids->splits[bag] : bag * ids->per_bag;
 }
 
-// A feature's lookup. A bag's vector is the sum of its ids' rows, each as often
-// as the bag is of its id.
+// A feature's lookup. A bag's vector is the sum of its ids' rows times their
+// factors.
 struct TfrsLookup : TfrsIds {
   const float* table = nullptr;
   int64_t dim = 0;
@@ -44,12 +44,13 @@ struct TfrsLookup : TfrsIds {
 
 // A feature's ids with the gradients of its bags.
 struct TfrsGradients : TfrsIds {
-  const float* gradient = nullptr;  // [count, dim], as a lookup's out.
+  const float* gradient = nullptr;  // [count, dim], rows `stride` apart.
   int64_t stride = 0;
 };
 
-// An occurrence of a row: whose gradient row it adds, and how much of it.
-struct TfrsUse {
+// A contribution to the gradient of a table's row: the gradient of a bag that
+// has the row's id.
+struct TfrsGradientRef {
   int64_t row;
   const float* gradient;
 };
@@ -63,7 +64,7 @@ enum TfrsRule {
   kFtrl = 5,
 };
 
-// How many variables a rule updates: the parameters and its slots.
+// The number of variables that a rule updates: the parameters and the slots.
 static inline int tfrs_states(int rule) {
   return rule == kAdagrad ? 2 : rule > kAdagrad ? 3 : 1;
 }
@@ -82,33 +83,35 @@ struct TfrsTable {
   float settings[6];
 };
 
-// Room to group the uses of a bucket by row, and which of its rows to update.
+// Memory to group a bucket's gradients by row, and the rows to update.
 struct TfrsGroups {
-  uint32_t* heads;  // [mask + 1]: twice as many as rows, or more.
-  uint32_t* next;   // One for each use.
+  uint32_t* heads;  // [mask + 1], at least two for each row.
+  uint32_t* next;   // One for each gradient.
   uint32_t* first;  // One for each row.
   uint32_t* last;   // One for each row.
   float* sum;       // [dim]
   uint32_t mask;    // A power of two, less 1.
-  uint32_t share, shares;  // The share's rows, if a bucket is shared.
+  // If shares > 1, several threads share a bucket: this one updates the rows
+  // whose hash is in share `share`.
+  uint32_t share, shares;
 };
 
 // The loops, compiled for one instruction set.
 struct TfrsLoops {
   const char* name;
-  // Tells the processor of the first rows of the bags [begin, end); returns of
-  // how many.
-  int64_t (*tell)(const TfrsLookup* lookup, int64_t begin, int64_t end);
-  // Looks up the bags [begin, end), of whose rows `told` have been told of.
+  // Prefetches the first rows of the bags [begin, end). Returns how many.
+  int64_t (*prefetch)(const TfrsLookup* lookup, int64_t begin, int64_t end);
+  // Looks up the bags [begin, end), whose first `prefetched` rows have been
+  // prefetched.
   void (*lookup)(const TfrsLookup* lookup, int64_t begin, int64_t end,
-                 int64_t told);
-  // Sums the gradients of equal rows and updates each row once. `coefficients`
-  // has one factor for each use, or is null.
-  void (*update)(const TfrsTable* table, const TfrsUse* uses,
-                 const float* coefficients, int64_t n,
-                 const TfrsGroups* groups);
-  // The same for all of a small table's features, by a sum for each row: `sums`
-  // is room for [rows, dim], and `used` for [rows].
+                 int64_t prefetched);
+  // Sums the gradients of equal rows and updates each row once. `factors` has
+  // one factor for each gradient, or is null.
+  void (*update)(const TfrsTable* table, const TfrsGradientRef* refs,
+                 const float* factors, int64_t n, const TfrsGroups* groups);
+  // The same for all features of a small table, with a sum for each row.
+  // `sums` is memory for [rows, dim], `used` for [rows]: whether a row has a
+  // gradient.
   void (*update_all)(const TfrsTable* table,
                      const TfrsGradients* features, int64_t num_features,
                      int64_t rows, float* sums, uint8_t* used);
@@ -120,10 +123,11 @@ const TfrsLoops* tfrs_loops_avx2();
 const TfrsLoops* tfrs_loops_avx512();
 }
 
-// The best that this machine runs, or what `name` says, if it runs that.
+// The best loops that this machine can run; those called `name`, if it is given
+// and the machine can run them.
 const TfrsLoops* tfrs_loops(const char* name);
 
-// A row's place among 2^k buckets or hash slots, spread over all 64 bits.
+// A hash of a row or key, spread over all 64 bits.
 static inline uint64_t tfrs_hash(int64_t row) {
   return (uint64_t)row * 0x9E3779B97F4A7C15ull;
 }

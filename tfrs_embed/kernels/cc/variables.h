@@ -22,7 +22,7 @@
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/mutex.h"
 #include "tensorflow/core/platform/refcount.h"
-#include "uses.h"
+#include "buckets.h"
 
 namespace tfrs_embed {
 
@@ -136,7 +136,7 @@ class Variables {
 
   size_t size() const { return variables_.size(); }
   // By variable; only of those that are locked.
-  const std::vector<Rows>& shapes() const { return shapes_; }
+  const std::vector<TableShape>& shapes() const { return shapes_; }
   const std::vector<float*>& rows() const { return rows_; }
 
  private:
@@ -197,7 +197,7 @@ class Variables {
   std::vector<tensorflow::Var*> variables_;
   std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> kept_;
   std::vector<tensorflow::mutex*> mutexes_;
-  std::vector<Rows> shapes_;
+  std::vector<TableShape> shapes_;
   std::vector<float*> rows_;
   bool locked_ = false, shared_ = false;
 };

@@ -1,4 +1,4 @@
-#include "uses.h"
+#include "buckets.h"
 
 #include <algorithm>
 #include <atomic>
@@ -83,7 +83,7 @@ absl::Status Allocate(OpKernelContext* ctx, int64_t bytes, Tensor* memory) {
 
 }  // namespace
 
-absl::Status ShapeOf(const Tensor& table, Rows* shape) {
+absl::Status ShapeOf(const Tensor& table, TableShape* shape) {
   if (table.dims() != 2 || table.dtype() != tensorflow::DT_FLOAT) {
     return tensorflow::errors::InvalidArgument(
         "A table must be float32 of rank 2, got ",
@@ -136,7 +136,7 @@ absl::Status CheckIds(OpKernelContext* ctx,
 }
 
 std::vector<int64_t> RowsOf(const std::vector<Feature>& features,
-                            const std::vector<Rows>& tables) {
+                            const std::vector<TableShape>& tables) {
   std::vector<int64_t> rows;
   for (const Feature& feature : features) {
     rows.push_back(tables[feature.table].rows);
@@ -146,7 +146,7 @@ std::vector<int64_t> RowsOf(const std::vector<Feature>& features,
 
 absl::Status Buckets::Sort(OpKernelContext* ctx,
                            const std::vector<Feature>& features,
-                           const std::vector<Rows>& tables) {
+                           const std::vector<TableShape>& tables) {
   TF_RETURN_IF_ERROR(CheckIds(ctx, features, RowsOf(features, tables)));
   const AllIds ids(features);
   const int64_t n = ids.total();
@@ -248,8 +248,8 @@ absl::Status Buckets::Sort(OpKernelContext* ctx,
       place += places[part * num_buckets + b];
     }
   }
-  TF_RETURN_IF_ERROR(Allocate(ctx, total_ * sizeof(TfrsUse), &memory_));
-  uses_ = reinterpret_cast<TfrsUse*>(memory_.flat<uint8_t>().data());
+  TF_RETURN_IF_ERROR(Allocate(ctx, total_ * sizeof(TfrsGradientRef), &memory_));
+  uses_ = reinterpret_cast<TfrsGradientRef*>(memory_.flat<uint8_t>().data());
   factors_ = nullptr;
   if (factors) {
     TF_RETURN_IF_ERROR(Allocate(ctx, total_ * sizeof(float), &coefficients_));

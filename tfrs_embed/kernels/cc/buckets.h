@@ -1,8 +1,8 @@
 // The ids of several features, sorted into buckets of rows that are updated
 // together: the first half of every operation that adds to rows.
 
-#ifndef TFRS_EMBED_KERNELS_CC_USES_H_
-#define TFRS_EMBED_KERNELS_CC_USES_H_
+#ifndef TFRS_EMBED_KERNELS_CC_BUCKETS_H_
+#define TFRS_EMBED_KERNELS_CC_BUCKETS_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -40,13 +40,13 @@ struct Feature : TfrsGradients {
 };
 
 // A table as far as its uses are concerned.
-struct Rows {
+struct TableShape {
   int64_t rows = 0;
   int64_t dim = 0;
 };
 
 // The shape of a tensor of rows; an error if it isn't one.
-absl::Status ShapeOf(const tensorflow::Tensor& table, Rows* shape);
+absl::Status ShapeOf(const tensorflow::Tensor& table, TableShape* shape);
 
 // The ids of several features as one row of ids.
 class AllIds {
@@ -95,7 +95,7 @@ absl::Status CheckIds(tensorflow::OpKernelContext* ctx,
 
 // The number of rows of each feature's table.
 std::vector<int64_t> RowsOf(const std::vector<Feature>& features,
-                            const std::vector<Rows>& tables);
+                            const std::vector<TableShape>& tables);
 
 // Uses of rows, bucket after bucket; in each in the order of the features and
 // of their ids, so that sums don't depend on the number of threads.
@@ -105,7 +105,7 @@ class Buckets {
   // An id that isn't in [0, rows) is an error.
   absl::Status Sort(tensorflow::OpKernelContext* ctx,
                     const std::vector<Feature>& features,
-                    const std::vector<Rows>& tables);
+                    const std::vector<TableShape>& tables);
 
   // Calls the loops' update for each bucket; `tables` are those of Sort.
   absl::Status Update(tensorflow::OpKernelContext* ctx,
@@ -127,11 +127,11 @@ class Buckets {
   std::vector<Span> buckets_;
   std::vector<Small> small_;
   tensorflow::Tensor memory_, coefficients_;
-  TfrsUse* uses_ = nullptr;
+  TfrsGradientRef* uses_ = nullptr;
   float* factors_ = nullptr;  // Null: all are 1.
   int64_t total_ = 0;         // In buckets.
 };
 
 }  // namespace tfrs_embed
 
-#endif  // TFRS_EMBED_KERNELS_CC_USES_H_
+#endif  // TFRS_EMBED_KERNELS_CC_BUCKETS_H_
