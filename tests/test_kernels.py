@@ -316,7 +316,7 @@ def test_a_replaced_build_is_listed_no_more(environment, tmp_path, monkeypatch):
 # What the sources name, and the header that has it; or C's, which the loops
 # alone use.
 HEADERS = {
-    r"std::(min|max|sort|unique|copy_n|fill_n|count|is_sorted|min_element|"
+    r"std::(min|max|sort|unique|copy_n|fill_n|count|is_sorted|all_of|any_of|"
     r"lower_bound|upper_bound)\b": ["<algorithm>"],
     r"std::atomic\b": ["<atomic>"],
     r"std::condition_variable\b": ["<condition_variable>"],

@@ -41,6 +41,10 @@ _X86 = {
 }
 
 
+# Sources that don't include TensorFlow's headers.
+_WITHOUT_TENSORFLOW = ("dispatch.cc", "rows.cc")
+
+
 class BuildError(RuntimeError):
     """The kernels can't be compiled; the text says why."""
 
@@ -102,22 +106,19 @@ def _compilations(scratch: Path) -> list[list[str]]:
     """The compilers' arguments, the longest job first."""
     # Without NDEBUG the sizes of some of TensorFlow's classes would differ.
     headers = ["-w", "-DNDEBUG", *tf.sysconfig.get_compile_flags()]
+    alone = ["-Wall", "-Wextra"]
     jobs = [
-        ("ops", "ops.cc", headers),
-        ("buckets", "buckets.cc", headers),
-        ("graph_pass", "graph_pass.cc", headers),
-        ("key_map", "key_map.cc", headers),
-        ("route", "route.cc", headers),
-        ("dispatch", "dispatch.cc", ["-Wall", "-Wextra"]),
+        (source.stem, source.name, headers)
+        for source in sorted(files.SOURCES.glob("*.cc"))
+        if source.name not in _WITHOUT_TENSORFLOW
     ]
+    jobs.append(("dispatch", "dispatch.cc", alone))
     loops: dict[str, list[str]] = {"baseline": []}
     if platform.machine() in ("x86_64", "AMD64"):
         loops.update(_X86)
     for name, flags in loops.items():
         named = [f"-DTFRS_LOOPS=tfrs_loops_{name}", f'-DTFRS_NAME="{name}"']
-        jobs.append(
-            (f"rows_{name}", "rows.cc", ["-Wall", "-Wextra", *flags, *named])
-        )
+        jobs.append((f"rows_{name}", "rows.cc", [*alone, *flags, *named]))
     return [
         [*flags, "-c", str(files.SOURCES / source), "-o", f"{scratch / job}.o"]
         for job, source, flags in jobs

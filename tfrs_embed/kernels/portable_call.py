@@ -1,7 +1,7 @@
 """Kernels in graphs that may be exported to where there are none.
 
 Such a graph calls a function of TensorFlow's own operations. The call bears the
-kernel that does the same as an attribute, which cc/graph_pass.cc puts in its
+kernel that does the same as an attribute, which cc/replace_calls.cc puts in its
 place when the graph runs where the kernels are.
 """
 

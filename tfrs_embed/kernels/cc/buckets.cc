@@ -5,21 +5,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <memory>
-#include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
+#include "feature_inputs.h"
+#include "id_checks.h"
 #include "rows.h"
+#include "table_shape.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
-#include "tensorflow/core/platform/errors.h"
 #include "threads.h"
 
 namespace tfrs_embed {
@@ -30,325 +28,366 @@ using tensorflow::TensorShape;
 
 namespace {
 
-// A bucket's uses and what groups them stay in the first caches.
-constexpr int64_t kUsesPerBucket = 512;
-// What is used so often is shared among threads, among so many at most.
-constexpr int64_t kUsesPerShare = 4096;
+// A bucket's references, and what groups them by row, stay in the first caches.
+constexpr int64_t kGradientsPerBucket = 512;
+// A bucket of many more gradients, of a few frequent rows, is shared among
+// threads.
+constexpr int64_t kGradientsPerShare = 4096;
 constexpr int64_t kMostShares = 64;
-// Sums of all rows of so many values stay in the second cache.
+// The sums of a small table's rows stay in the second cache: at most so many
+// values.
 constexpr int64_t kSmallTable = 32768;
 // A thread updates at least so many values.
 constexpr int64_t kValuesPerThread = 8192;
-// A thread sorts at least so many ids; fewer cost more to hand over.
+// A thread sorts at least so many ids. For fewer, waking it costs more.
 constexpr int64_t kIdsPerThread = 8192;
-
-// Ranges of rows are counted this much finer than buckets, to make buckets of
-// about one size of them though ids crowd in some ranges.
+// Ids are counted in ranges of rows that are this much finer than buckets.
+// Buckets are made of whole ranges, so they have about the same size even if
+// ids are frequent in some ranges.
 constexpr int64_t kRangesPerBucket = 8;
 
-// A table's rows in ranges of 2^shift.
-struct Ranges {
-  int shift = 0;
-  int64_t first = 0;  // Among the ranges of all tables.
-  int64_t count = 1;
-
-  Ranges(int64_t rows, int64_t uses) {
-    const int64_t most = uses <= kUsesPerBucket
-                             ? 1
-                             : kRangesPerBucket * (uses / kUsesPerBucket);
-    while (shift < 62 && (rows - 1) >> shift >= most) ++shift;
-    count = rows > 0 ? ((rows - 1) >> shift) + 1 : 1;
-  }
-};
-
-// Whether all ids are in [0, last].
+// Memory that TensorFlow frees after the operation.
 template <typename T>
-bool AllInside(const void* data, int64_t begin, int64_t end, T last) {
-  // As unsigned numbers, whose differences are all defined. The sign tells: of
-  // the id, or of how far it is from the last.
-  using U = std::make_unsigned_t<T>;
-  const U* ids = static_cast<const U*>(data);
-  U signs = 0;
-  for (int64_t i = begin; i < end; ++i) {
-    signs |= ids[i] | (static_cast<U>(last) - ids[i]);
-  }
-  return static_cast<T>(signs) >= 0;
-}
-
-// Memory of the step, without a check of its own.
-absl::Status Allocate(OpKernelContext* ctx, int64_t bytes, Tensor* memory) {
-  return ctx->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}),
-                            memory);
+absl::Status Allocate(OpKernelContext* ctx, int64_t n, Tensor* memory,
+                      T** values) {
+  const int64_t bytes = n * sizeof(T);
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_UINT8,
+                                        TensorShape({bytes}), memory));
+  *values = reinterpret_cast<T*>(memory->flat<uint8_t>().data());
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::Status ShapeOf(const Tensor& table, TableShape* shape) {
-  if (table.dims() != 2 || table.dtype() != tensorflow::DT_FLOAT) {
-    return tensorflow::errors::InvalidArgument(
-        "A table must be float32 of rank 2, got ",
-        tensorflow::DataTypeString(table.dtype()), " ",
-        table.shape().DebugString());
+// A counting sort. Threads take equal parts of the ids: each counts its ids in
+// every range, and later places its references behind those of the parts before
+// it, so that the order is the same as with one part.
+class Buckets::Sorter {
+ public:
+  Sorter(OpKernelContext* ctx, const std::vector<Feature>& features,
+         Buckets* result)
+      : ctx_(ctx),
+        features_(features),
+        ids_(features),
+        parts_(std::max<int64_t>(
+            1, std::min(NumThreads(ctx), ids_.total() / kIdsPerThread))),
+        result_(*result) {}
+
+  // The phases, in the order in which they must be called.
+  void SplitTables(const std::vector<TableShape>& tables);
+  void Count();
+  void Cut();
+  void FindPositions();
+  absl::Status Place();
+
+ private:
+  // A table's rows in ranges of 2^shift rows.
+  struct Ranges {
+    bool small = false;  // The table needs no buckets, and has no ranges.
+    int shift = 0;
+    int64_t first = 0;  // Among the ranges of all tables.
+    int64_t count = 0;
+  };
+
+  static Ranges MakeRanges(int64_t rows, int64_t gradients) {
+    const int64_t most =
+        gradients <= kGradientsPerBucket
+            ? 1
+            : kRangesPerBucket * (gradients / kGradientsPerBucket);
+    Ranges ranges;
+    while (ranges.shift < 62 && (rows - 1) >> ranges.shift >= most) {
+      ++ranges.shift;
+    }
+    ranges.count = rows > 0 ? ((rows - 1) >> ranges.shift) + 1 : 1;
+    return ranges;
   }
-  *shape = {table.dim_size(0), table.dim_size(1)};
+
+  // Calls run(part) for all parts, on several threads.
+  void EachPart(const std::function<void(int64_t)>& run) {
+    if (parts_ == 1) return run(0);
+    ParallelFor(ctx_, parts_, 1 << 20, [&](int64_t begin, int64_t end) {
+      for (int64_t part = begin; part < end; ++part) run(part);
+    });
+  }
+
+  // Calls visit(feature, ranges of its table, first, last) for a part's ids.
+  template <typename Visit>
+  void EachSorted(int64_t part, Visit visit) {
+    const int64_t n = ids_.total();
+    ids_.Each(n * part / parts_, n * (part + 1) / parts_,
+              [&](size_t f, int64_t begin, int64_t end) {
+                const Feature& feature = features_[f];
+                const Ranges& ranges = ranges_[feature.table];
+                if (!ranges.small) visit(feature, ranges, begin, end);
+              });
+  }
+
+  void PlacePart(int64_t part);
+
+  OpKernelContext* const ctx_;
+  const std::vector<Feature>& features_;
+  const AllIds ids_;
+  const int64_t parts_;
+  Buckets& result_;
+
+  std::vector<Ranges> ranges_;  // By table.
+  int64_t num_ranges_ = 0;
+  std::vector<int64_t> counts_;     // [parts, ranges]: gradients.
+  std::vector<int32_t> bucket_of_;  // By range; only where there are gradients.
+  std::vector<int64_t> positions_;  // [parts, buckets]: the next reference's.
+};
+
+// Tells small tables from those whose rows are divided into ranges.
+void Buckets::Sorter::SplitTables(const std::vector<TableShape>& tables) {
+  std::vector<int64_t> gradients_of(tables.size(), 0);
+  for (const Feature& feature : features_) {
+    gradients_of[feature.table] += feature.n;
+  }
+  // One thread updates a small table, so it must not be most of the work.
+  const int64_t most =
+      std::max(ids_.total() / NumThreads(ctx_), kGradientsPerShare);
+  std::vector<int> small_of(tables.size(), -1);
+  result_.small_tables_.clear();
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const int64_t rows = tables[t].rows, gradients = gradients_of[t];
+    Ranges ranges;
+    ranges.small = rows * tables[t].dim <= kSmallTable &&
+                   rows <= 2 * gradients && gradients <= most;
+    if (ranges.small) {
+      small_of[t] = result_.small_tables_.size();
+      result_.small_tables_.push_back({static_cast<int>(t), rows, {}});
+    } else {
+      ranges = MakeRanges(rows, gradients);
+    }
+    ranges.first = num_ranges_;
+    num_ranges_ += ranges.count;
+    ranges_.push_back(ranges);
+  }
+  for (const Feature& feature : features_) {
+    const int small = small_of[feature.table];
+    if (small >= 0) result_.small_tables_[small].features.push_back(feature);
+  }
+}
+
+// Counts the gradients of each range.
+void Buckets::Sorter::Count() {
+  counts_.assign(parts_ * num_ranges_, 0);
+  EachPart([&](int64_t part) {
+    int64_t* counts = counts_.data() + part * num_ranges_;
+    EachSorted(part, [&](const Feature& feature, const Ranges& ranges,
+                         int64_t begin, int64_t end) {
+      const int shift = ranges.shift;
+      int64_t* mine = counts + ranges.first;
+      for (int64_t i = begin; i < end; ++i) ++mine[feature.id(i) >> shift];
+    });
+  });
+}
+
+// Cuts the ranges into buckets. A bucket's ranges are neighbours, so rows that
+// are updated together are in few pages of memory, which the processor has to
+// find.
+void Buckets::Sorter::Cut() {
+  auto& buckets = result_.buckets_;
+  buckets.clear();
+  bucket_of_.resize(num_ranges_);
+  int64_t total = 0;
+  for (size_t t = 0; t < ranges_.size(); ++t) {
+    const Ranges& ranges = ranges_[t];
+    bool open = false;
+    for (int64_t r = ranges.first; r < ranges.first + ranges.count; ++r) {
+      int64_t gradients = 0;
+      for (int64_t part = 0; part < parts_; ++part) {
+        gradients += counts_[part * num_ranges_ + r];
+      }
+      if (gradients == 0) continue;
+      if (open) {
+        const Bucket& last = buckets.back();
+        open = last.end - last.begin + gradients <= kGradientsPerBucket;
+      }
+      if (!open) {
+        buckets.push_back({static_cast<int>(t), total, total, 0});
+        open = true;
+      }
+      total += gradients;
+      buckets.back().end = total;
+      buckets.back().rows += int64_t{1} << ranges.shift;
+      bucket_of_[r] = buckets.size() - 1;
+    }
+  }
+  result_.total_ = total;
+}
+
+// Finds where each part's first reference in each bucket belongs.
+void Buckets::Sorter::FindPositions() {
+  const int64_t num_buckets = result_.buckets_.size();
+  positions_.assign(parts_ * num_buckets, 0);
+  // First the number of the part's references in the bucket.
+  for (int64_t part = 0; part < parts_; ++part) {
+    for (int64_t r = 0; r < num_ranges_; ++r) {
+      const int64_t count = counts_[part * num_ranges_ + r];
+      if (count) positions_[part * num_buckets + bucket_of_[r]] += count;
+    }
+  }
+  for (int64_t b = 0; b < num_buckets; ++b) {
+    int64_t position = result_.buckets_[b].begin;
+    for (int64_t part = 0; part < parts_; ++part) {
+      int64_t& first = positions_[part * num_buckets + b];
+      position += std::exchange(first, position);
+    }
+  }
+}
+
+// Writes each reference, and its factor, to its position.
+absl::Status Buckets::Sorter::Place() {
+  const int64_t total = result_.total_;
+  TF_RETURN_IF_ERROR(
+      Allocate(ctx_, total, &result_.refs_memory_, &result_.refs_));
+  result_.factors_ = nullptr;
+  const bool factors = std::any_of(
+      features_.begin(), features_.end(), [](const Feature& feature) {
+        return feature.weights != nullptr || feature.scale != nullptr;
+      });
+  if (factors) {
+    TF_RETURN_IF_ERROR(
+        Allocate(ctx_, total, &result_.factors_memory_, &result_.factors_));
+  }
+  EachPart([&](int64_t part) { PlacePart(part); });
   return absl::OkStatus();
 }
 
-bool Inside(const Feature& feature, int64_t begin, int64_t end, int64_t rows) {
-  if (begin == end) return true;
-  if (rows == 0) return false;
-  if (feature.wide) {
-    return AllInside<int64_t>(feature.ids, begin, end, rows - 1);
-  }
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  return AllInside<int32_t>(feature.ids, begin, end,
-                            std::min(rows - 1, kMost));
-}
-
-absl::Status OutOfRange(const std::vector<Feature>& features,
-                        const std::vector<int64_t>& rows,
-                        const std::vector<std::string>& names) {
-  for (size_t f = 0; f < features.size(); ++f) {
-    for (int64_t i = 0; i < features[f].n; ++i) {
-      const int64_t id = features[f].id(i);
-      if (id >= 0 && id < rows[f]) continue;
-      return tensorflow::errors::InvalidArgument(
-          names.empty() ? absl::StrCat("feature ", f) : names[f], ": id ", id,
-          " is out of range; the table has ", rows[f],
-          " rows, valid ids are 0 to ", rows[f] - 1, ".");
+void Buckets::Sorter::PlacePart(int64_t part) {
+  int64_t* positions = positions_.data() + part * result_.buckets_.size();
+  TfrsGradientRef* const refs = result_.refs_;
+  float* const factors = result_.factors_;
+  EachSorted(part, [&](const Feature& feature, const Ranges& ranges,
+                       int64_t begin, int64_t end) {
+    const int shift = ranges.shift;
+    const int32_t* bucket_of = bucket_of_.data() + ranges.first;
+    // The last bag that begins at the first id or before it: the others that
+    // begin there are empty.
+    int64_t bag = feature.BagFrom(begin + 1) - 1;
+    int64_t stop = tfrs_first_id(&feature, bag + 1);
+    for (int64_t i = begin; i < end; ++i) {
+      while (i >= stop) stop = tfrs_first_id(&feature, ++bag + 1);
+      const int64_t id = feature.id(i);
+      const int64_t to = positions[bucket_of[id >> shift]]++;
+      refs[to] = {id, feature.gradient + bag * feature.stride};
+      if (factors) {
+        factors[to] = (feature.weights ? feature.weights[i] : 1.0f) *
+                      (feature.scale ? feature.scale[bag] : 1.0f);
+      }
     }
-  }
-  return tensorflow::errors::Internal("ids changed while they were read");
-}
-
-absl::Status CheckIds(OpKernelContext* ctx,
-                      const std::vector<Feature>& features,
-                      const std::vector<int64_t>& rows,
-                      const std::vector<std::string>& names) {
-  const AllIds ids(features);
-  std::atomic<bool> found{false};
-  ParallelFor(ctx, ids.total(), 2, [&](int64_t begin, int64_t end) {
-    ids.Each(begin, end, [&](size_t f, int64_t first, int64_t last) {
-      if (!Inside(features[f], first, last, rows[f])) found = true;
-    });
   });
-  return found ? OutOfRange(features, rows, names) : absl::OkStatus();
-}
-
-std::vector<int64_t> RowsOf(const std::vector<Feature>& features,
-                            const std::vector<TableShape>& tables) {
-  std::vector<int64_t> rows;
-  for (const Feature& feature : features) {
-    rows.push_back(tables[feature.table].rows);
-  }
-  return rows;
 }
 
 absl::Status Buckets::Sort(OpKernelContext* ctx,
                            const std::vector<Feature>& features,
                            const std::vector<TableShape>& tables) {
   TF_RETURN_IF_ERROR(CheckIds(ctx, features, RowsOf(features, tables)));
-  const AllIds ids(features);
-  const int64_t n = ids.total();
-  std::vector<int64_t> uses_of(tables.size(), 0);
-  bool factors = false;
-  for (const Feature& feature : features) {
-    uses_of[feature.table] += feature.n;
-    factors |= feature.weights != nullptr || feature.scale != nullptr;
-  }
-  const int64_t threads = NumThreads(ctx);
-  std::vector<Ranges> ranges;
-  std::vector<int> small_of(tables.size(), -1);
-  small_.clear();
-  int64_t num_ranges = 0;
-  for (size_t t = 0; t < tables.size(); ++t) {
-    ranges.emplace_back(tables[t].rows, uses_of[t]);
-    // One thread's work, so not where there is little else to do.
-    const bool small = tables[t].rows * tables[t].dim <= kSmallTable &&
-                       tables[t].rows <= 2 * uses_of[t] &&
-                       uses_of[t] <= std::max(n / threads, kUsesPerShare);
-    if (small) {
-      small_of[t] = small_.size();
-      small_.push_back({static_cast<int>(t), tables[t].rows, {}});
-      ranges[t].count = 0;
-    }
-    ranges[t].first = num_ranges;
-    num_ranges += ranges[t].count;
-  }
-
-  const int64_t parts =
-      std::max<int64_t>(1, std::min<int64_t>(threads, n / kIdsPerThread));
-  std::vector<int64_t> counts(parts * num_ranges, 0);
-  auto each = [&](int64_t part, auto&& visit) {
-    ids.Each(n * part / parts, n * (part + 1) / parts, visit);
-  };
-  auto in_parts = [&](std::function<void(int64_t)> run) {
-    if (parts == 1) return run(0);
-    ParallelFor(ctx, parts, 1 << 20, [&](int64_t begin, int64_t end) {
-      for (int64_t part = begin; part < end; ++part) run(part);
-    });
-  };
-  in_parts([&](int64_t part) {
-    int64_t* of_part = counts.data() + part * num_ranges;
-    each(part, [&](size_t f, int64_t begin, int64_t end) {
-      const Feature& feature = features[f];
-      if (small_of[feature.table] >= 0) return;
-      const int shift = ranges[feature.table].shift;
-      int64_t* mine = of_part + ranges[feature.table].first;
-      for (int64_t i = begin; i < end; ++i) ++mine[feature.id(i) >> shift];
-    });
-  });
-
-  for (const Feature& feature : features) {
-    const int small = small_of[feature.table];
-    if (small >= 0) small_[small].features.push_back(feature);
-  }
-
-  // Neighbouring ranges become a bucket: rows that are updated together are
-  // near each other, which spares the processor much of finding their pages.
-  buckets_.clear();
-  std::vector<int32_t> bucket_of(num_ranges);
-  total_ = 0;
-  for (size_t t = 0; t < tables.size(); ++t) {
-    const Ranges& mine = ranges[t];
-    bool open = false;
-    for (int64_t k = 0; k < mine.count; ++k) {
-      int64_t uses = 0;
-      for (int64_t part = 0; part < parts; ++part) {
-        uses += counts[part * num_ranges + mine.first + k];
-      }
-      if (uses == 0) continue;
-      if (open) {
-        const Span& last = buckets_.back();
-        open = last.end - last.begin + uses <= kUsesPerBucket;
-      }
-      if (!open) {
-        buckets_.push_back({static_cast<int>(t), total_, total_, 0});
-        open = true;
-      }
-      total_ += uses;
-      buckets_.back().end = total_;
-      buckets_.back().rows += int64_t{1} << mine.shift;
-      bucket_of[mine.first + k] = buckets_.size() - 1;
-    }
-  }
-  // A part's uses of a bucket come after those of the parts before it.
-  const int64_t num_buckets = buckets_.size();
-  std::vector<int64_t> places(parts * num_buckets, 0);
-  for (int64_t part = 0; part < parts; ++part) {
-    for (int64_t k = 0; k < num_ranges; ++k) {
-      const int64_t uses = counts[part * num_ranges + k];
-      if (uses) places[part * num_buckets + bucket_of[k]] += uses;
-    }
-  }
-  for (int64_t b = 0; b < num_buckets; ++b) {
-    int64_t place = buckets_[b].begin;
-    for (int64_t part = 0; part < parts; ++part) {
-      std::swap(place, places[part * num_buckets + b]);
-      place += places[part * num_buckets + b];
-    }
-  }
-  TF_RETURN_IF_ERROR(Allocate(ctx, total_ * sizeof(TfrsGradientRef), &memory_));
-  uses_ = reinterpret_cast<TfrsGradientRef*>(memory_.flat<uint8_t>().data());
-  factors_ = nullptr;
-  if (factors) {
-    TF_RETURN_IF_ERROR(Allocate(ctx, total_ * sizeof(float), &coefficients_));
-    factors_ = reinterpret_cast<float*>(coefficients_.flat<uint8_t>().data());
-  }
-  in_parts([&](int64_t part) {
-    int64_t* at = places.data() + part * num_buckets;
-    each(part, [&](size_t f, int64_t begin, int64_t end) {
-      const Feature& feature = features[f];
-      if (small_of[feature.table] >= 0) return;
-      const int shift = ranges[feature.table].shift;
-      const int32_t* mine = bucket_of.data() + ranges[feature.table].first;
-      // Bags without ids come before the one that has this id.
-      int64_t bag = feature.BagFrom(begin + 1) - 1;
-      int64_t stop = tfrs_first_id(&feature, bag + 1);
-      for (int64_t i = begin; i < end; ++i) {
-        while (i >= stop) stop = tfrs_first_id(&feature, ++bag + 1);
-        const int64_t id = feature.id(i);
-        const int64_t to = at[mine[id >> shift]]++;
-        uses_[to] = {id, feature.gradient + bag * feature.stride};
-        if (factors) {
-          factors_[to] = (feature.weights ? feature.weights[i] : 1.0f) *
-                         (feature.scale ? feature.scale[bag] : 1.0f);
-        }
-      }
-    });
-  });
-  return absl::OkStatus();
+  Sorter sorter(ctx, features, this);
+  sorter.SplitTables(tables);
+  sorter.Count();
+  sorter.Cut();
+  sorter.FindPositions();
+  return sorter.Place();
 }
 
-absl::Status Buckets::Update(OpKernelContext* ctx, const TfrsLoops& loops,
-                             const std::vector<TfrsTable>& tables) const {
-  // What threads take turns with: small tables, and buckets, the largest ones
-  // in shares, each of which reads the whole bucket to find its rows.
-  struct Work {
-    const Small* table;  // Else:
-    const Span* bucket;
-    uint32_t share, shares;
-  };
+// What a thread does next: updates a small table, a bucket, or one share of the
+// rows of a large bucket, of which it reads all references.
+struct Buckets::Work {
+  const SmallTable* table;  // Null: `bucket`.
+  const Bucket* bucket;
+  uint32_t share, shares;
+};
+
+std::vector<Buckets::Work> Buckets::ListWork() const {
   std::vector<Work> work;
-  int64_t small_uses = 0;
-  for (const Small& small : small_) {
+  for (const SmallTable& small : small_tables_) {
     work.push_back({&small, nullptr, 0, 0});
-    for (const TfrsGradients& ids : small.features) small_uses += ids.n;
   }
-  int64_t dim = 0, most_uses = 0, most_rows = 0;
-  for (const TfrsTable& table : tables) dim = std::max(dim, table.dim);
-  for (const Span& bucket : buckets_) {
-    const int64_t uses = bucket.end - bucket.begin;
-    most_uses = std::max(most_uses, uses);
-    most_rows = std::max(most_rows, std::min(uses, bucket.rows));
-    const uint32_t shares =
-        std::max<int64_t>(1, std::min(kMostShares, uses / kUsesPerShare));
+  for (const Bucket& bucket : buckets_) {
+    const int64_t n = bucket.end - bucket.begin;
+    const uint32_t shares = std::max<int64_t>(
+        1, std::min(kMostShares, n / kGradientsPerShare));
     for (uint32_t s = 0; s < shares; ++s) {
       work.push_back({nullptr, &bucket, s, shares});
     }
   }
-  if (work.empty()) return absl::OkStatus();
-  auto heads = [](int64_t rows) {
+  return work;
+}
+
+// The memory that a thread needs for any of the work.
+struct Buckets::Scratch {
+  int64_t most_gradients = 0, most_rows = 0;  // Of a bucket.
+  int64_t dim = 0;
+  int64_t words = 0;
+
+  Scratch(const Buckets& buckets, const std::vector<TfrsTable>& tables) {
+    for (const TfrsTable& table : tables) dim = std::max(dim, table.dim);
+    for (const Bucket& bucket : buckets.buckets_) {
+      const int64_t n = bucket.end - bucket.begin;
+      most_gradients = std::max(most_gradients, n);
+      most_rows = std::max(most_rows, std::min(n, bucket.rows));
+    }
+    words = std::max(Heads(most_rows) + most_gradients + 2 * most_rows + dim,
+                     buckets.small_tables_.empty() ? 0 : 2 * kSmallTable);
+  }
+
+  // The size of the hash table that finds so many rows.
+  static uint32_t Heads(int64_t rows) {
     uint32_t size = 16;
     while (size < 2 * rows) size *= 2;
     return size;
-  };
-  const int64_t words =
-      std::max(heads(most_rows) + most_uses + 2 * most_rows + dim,
-               small_.empty() ? 0 : 2 * kSmallTable);
-  // Work isn't even, so each thread takes the next that nobody has.
-  std::atomic<size_t> next{0};
-  const int64_t threads = std::min<int64_t>(
-      {NumThreads(ctx),
-       static_cast<int64_t>(work.size()),
-       1 + (total_ + small_uses) * dim / kValuesPerThread});
-  ParallelFor(ctx, threads, 1 << 20, [&](int64_t, int64_t) {
-    // Not a vector, which would fill all of it for the largest bucket's sake.
-    std::unique_ptr<uint32_t[]> room(new uint32_t[words]);
+  }
+
+  TfrsGroups Divide(uint32_t* memory) const {
     TfrsGroups groups;
-    groups.heads = room.get();
-    groups.next = groups.heads + heads(most_rows);
-    groups.first = groups.next + most_uses;
+    groups.heads = memory;
+    groups.next = groups.heads + Heads(most_rows);
+    groups.first = groups.next + most_gradients;
     groups.last = groups.first + most_rows;
     groups.sum = reinterpret_cast<float*>(groups.last + most_rows);
+    return groups;
+  }
+};
+
+void Buckets::Update(OpKernelContext* ctx, const TfrsLoops& loops,
+                     const std::vector<TfrsTable>& tables) const {
+  const std::vector<Work> work = ListWork();
+  if (work.empty()) return;
+  int64_t gradients = total_;
+  for (const SmallTable& small : small_tables_) {
+    for (const TfrsGradients& feature : small.features) gradients += feature.n;
+  }
+  const Scratch scratch(*this, tables);
+  const int64_t threads = std::min<int64_t>(
+      {NumThreads(ctx), static_cast<int64_t>(work.size()),
+       1 + gradients * scratch.dim / kValuesPerThread});
+  // Some work takes longer than other, so a thread takes the next when it is
+  // done with one.
+  std::atomic<size_t> next{0};
+  ParallelFor(ctx, threads, 1 << 20, [&](int64_t, int64_t) {
+    // Not a vector, which would set all of the memory to 0, though most buckets
+    // need less than the largest.
+    const std::unique_ptr<uint32_t[]> memory(new uint32_t[scratch.words]);
+    TfrsGroups groups = scratch.Divide(memory.get());
     for (size_t w = next++; w < work.size(); w = next++) {
-      if (const Small* small = work[w].table) {
-        float* sums = reinterpret_cast<float*>(room.get());
+      if (const SmallTable* small = work[w].table) {
+        float* sums = reinterpret_cast<float*>(memory.get());
         loops.update_all(&tables[small->table], small->features.data(),
                          small->features.size(), small->rows, sums,
                          reinterpret_cast<uint8_t*>(sums + kSmallTable));
         continue;
       }
-      const Span& bucket = *work[w].bucket;
+      const Bucket& bucket = *work[w].bucket;
       const int64_t n = bucket.end - bucket.begin;
-      groups.mask = heads(std::min(n, bucket.rows)) - 1;
+      groups.mask = Scratch::Heads(std::min(n, bucket.rows)) - 1;
       groups.share = work[w].share;
       groups.shares = work[w].shares;
-      loops.update(&tables[bucket.table], uses_ + bucket.begin,
+      loops.update(&tables[bucket.table], refs_ + bucket.begin,
                    factors_ ? factors_ + bucket.begin : nullptr, n, &groups);
     }
   });
-  return absl::OkStatus();
 }
 
 }  // namespace tfrs_embed

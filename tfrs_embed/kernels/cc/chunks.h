@@ -14,13 +14,13 @@
 
 namespace tfrs_embed {
 
-// A thread that sleeps needs longer to wake up than some operations take in all.
-// So whoever has work to do begins with it at once, and in the end waits only
-// for chunks that others have begun.
+// Waking a thread takes longer than some operations take in all. So the thread
+// that has the work begins at once, and in the end waits only for chunks that
+// other threads have begun.
 class Chunks : public std::enable_shared_from_this<Chunks> {
  public:
   using Function = std::function<void(int64_t, int64_t)>;
-  // Has a thread of a pool run a function, some time.
+  // Lets a thread of a pool run a function later.
   using Schedule = std::function<void(std::function<void()>)>;
 
   // Runs fn(begin, end) over [0, total) in chunks, with up to `helpers` of the
@@ -53,7 +53,8 @@ class Chunks : public std::enable_shared_from_this<Chunks> {
     for (int64_t c = next_++; c < chunks_; c = next_++) {
       (*fn_)(total_ * c / chunks_, total_ * (c + 1) / chunks_);
       if (++done_ == chunks_) {
-        // Whoever is about to wait has seen the number, or hears of it.
+        // With the lock, a thread that is about to wait either sees the new
+        // number or gets the notification.
         std::lock_guard<std::mutex> lock(mutex_);
         all_done_.notify_all();
       }
@@ -71,7 +72,8 @@ class Chunks : public std::enable_shared_from_this<Chunks> {
 
   const int64_t total_, chunks_;
   const Schedule schedule_;
-  // The caller's, which is there until all chunks are done: only for chunks.
+  // The caller's function, which lives until all chunks are done. A thread that
+  // comes later must not touch it.
   const Function* const fn_;
   std::atomic<int64_t> helpers_, next_{0}, done_{0};
   std::mutex mutex_;

@@ -1,4 +1,4 @@
-// Large pages for tables.
+// Huge pages for tables.
 
 #ifndef TFRS_EMBED_KERNELS_CC_HUGE_PAGES_H_
 #define TFRS_EMBED_KERNELS_CC_HUGE_PAGES_H_
@@ -14,15 +14,15 @@
 
 namespace tfrs_embed {
 
-// Where a table's rows are.
+// The memory of a table.
 struct Memory {
   uintptr_t begin, end;
 };
 
-// Rows are read in no order, each from a page that the processor has to find
-// first: of 4 KiB there are more than it remembers, of 2 MiB there are not.
-// Linux gathers the pages of large tables, and of small ones that lie side by
-// side, here, one after the other; where it can't, nothing happens.
+// Asks Linux to put tables into pages of 2 MiB. Rows are read in random order,
+// and the processor has to find the page of each: it remembers too few pages of
+// 4 KiB, but enough huge ones. Small tables that lie side by side are taken
+// together. Where Linux can't do this, nothing happens.
 inline void UseHugePages(std::vector<Memory> tables) {
 #if defined(__linux__)
   constexpr uintptr_t kPage = 2 << 20;
@@ -30,7 +30,7 @@ inline void UseHugePages(std::vector<Memory> tables) {
   std::sort(tables.begin(), tables.end(),
             [](const Memory& a, const Memory& b) { return a.begin < b.begin; });
   for (size_t t = 0; t < tables.size();) {
-    // Tables without a gap of a page, which something else is in.
+    // A run of tables with gaps of less than a page between them.
     const uintptr_t begin = tables[t].begin;
     uintptr_t end = tables[t].end, used = 0;
     for (; t < tables.size() && tables[t].begin < end + kPage; ++t) {
@@ -39,7 +39,7 @@ inline void UseHugePages(std::vector<Memory> tables) {
     }
     const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
     const uintptr_t last = end / kPage * kPage;
-    // What is between them comes with them: not more than they are.
+    // The memory in the gaps gets huge pages too: no more of it than of tables.
     if (last < first + kLeast || used < (end - begin) / 2) continue;
     constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1.
     void* pages = reinterpret_cast<void*>(first);

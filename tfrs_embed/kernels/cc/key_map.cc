@@ -1,5 +1,5 @@
-// A hash map of int64 to int64 with open addressing, which TensorFlow's own
-// operations on lookup tables work on.
+// A hash map of int64 to int64 with open addressing. TensorFlow's own
+// operations for lookup tables find, insert, export and import its keys.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,7 +20,7 @@
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/mutex.h"
-#include "buckets.h"
+#include "threads.h"
 
 namespace tfrs_embed {
 
@@ -146,7 +146,7 @@ class KeyMap : public tensorflow::lookup::LookupInterface {
     return absl::OkStatus();
   }
 
-  // Of equal keys the last stays.
+  // The last one of equal keys stays.
   void InsertAll(const Tensor& keys, const Tensor& values) {
     const auto key = keys.flat<int64_t>();
     const auto value = values.flat<int64_t>();
@@ -158,7 +158,7 @@ class KeyMap : public tensorflow::lookup::LookupInterface {
     }
   }
 
-  // Makes room for so many keys in at most half of the slots.
+  // Makes slots for so many keys, of which at most half are then in use.
   void Reserve(int64_t count) {
     int bits = bits_;
     while ((int64_t{1} << bits) < 2 * count) ++bits;

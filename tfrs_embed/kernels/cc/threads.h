@@ -20,8 +20,8 @@ inline int64_t NumThreads(tensorflow::OpKernelContext* ctx) {
   return ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
 }
 
-// Runs fn(begin, end) over [0, total) in as many parts as are worth a thread's
-// while. `cost` is that of one of the total, in cycles.
+// Runs fn(begin, end) over [0, total) on several threads, in parts that are
+// worth waking a thread up. `cost` is the cost of one of the total, in cycles.
 inline void ParallelFor(tensorflow::OpKernelContext* ctx, int64_t total,
                         int64_t cost, const Chunks::Function& fn) {
   constexpr int64_t kLeastCost = 40000;

@@ -1,0 +1,207 @@
+#include "feature_inputs.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/platform/errors.h"
+
+namespace tfrs_embed {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::errors::InvalidArgument;
+
+namespace {
+
+// Whether each value is at least the one before it.
+bool Ascending(const int32_t* values, int64_t n) {
+  int32_t falls = 0;
+  for (int64_t i = 1; i < n; ++i) falls |= values[i] < values[i - 1];
+  return !falls;
+}
+
+// Reads where a feature's bags begin and end.
+absl::Status ReadSplits(const Tensor& input, Feature* feature) {
+  const int32_t* splits = input.flat<int32_t>().data();
+  if (input.NumElements() != feature->count + 1) {
+    return InvalidArgument(input.NumElements(), " splits for ", feature->count,
+                           " bags");
+  }
+  if (splits[0] != 0 || splits[feature->count] != feature->n) {
+    return InvalidArgument("splits ", splits[0], " to ",
+                           splits[feature->count], " for ", feature->n,
+                           " ids");
+  }
+  if (!Ascending(splits, feature->count + 1)) {
+    return InvalidArgument("the splits aren't ascending");
+  }
+  feature->splits = splits;
+  return absl::OkStatus();
+}
+
+// Reads the bag of each id, and makes row splits of them.
+absl::Status ReadBags(const Tensor& input, Feature* feature) {
+  const int32_t* bags = input.flat<int32_t>().data();
+  const int64_t n = feature->n;
+  if (input.NumElements() != n) {
+    return InvalidArgument(input.NumElements(), " bags for ", n, " ids");
+  }
+  // They ascend, as is checked below, so the first and the last are the bounds.
+  if (n > 0 && (bags[0] < 0 || bags[n - 1] >= feature->count)) {
+    return InvalidArgument("bags ", bags[0], " to ", bags[n - 1], " of ",
+                           feature->count);
+  }
+  if (!Ascending(bags, n)) {
+    return InvalidArgument("the bags aren't ascending");
+  }
+  if (n > std::numeric_limits<int32_t>::max()) {
+    return InvalidArgument(n, " ids are too many");
+  }
+  feature->memory.reset(new int32_t[feature->count + 1]);
+  int32_t* splits = feature->memory.get();
+  int64_t bag = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    while (bag <= bags[i]) splits[bag++] = i;
+  }
+  while (bag <= feature->count) splits[bag++] = n;
+  feature->splits = splits;
+  return absl::OkStatus();
+}
+
+// Reads one factor for each of n ids or bags.
+absl::Status ReadFactors(const Tensor& input, const char* name, int64_t n,
+                         const char* of, const float** factors) {
+  if (input.NumElements() != n) {
+    return InvalidArgument(input.NumElements(), " ", name, " for ", n, " ", of);
+  }
+  *factors = input.flat<float>().data();
+  return absl::OkStatus();
+}
+
+// The inputs of all features, which are read in the features' order.
+class Inputs {
+ public:
+  absl::Status Find(OpKernelContext* ctx, const FeatureLayout& layout) {
+    TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids_));
+    TF_RETURN_IF_ERROR(ctx->input_list("bags", &bags_));
+    TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights_));
+    TF_RETURN_IF_ERROR(ctx->input_list("scales", &scales_));
+    TF_RETURN_IF_ERROR(ctx->input("counts", &counts_));
+    const int m = layout.table_of.size();
+    auto number = [](const std::vector<bool>& has) {
+      return std::count(has.begin(), has.end(), true);
+    };
+    if (ids_.size() != m || counts_->NumElements() != m ||
+        bags_.size() != number(layout.has_bag) ||
+        weights_.size() != number(layout.has_weights) ||
+        scales_.size() != number(layout.has_scale)) {
+      return InvalidArgument("The inputs don't fit table_of, has_bag, ",
+                             "has_weights and has_scale.");
+    }
+    return absl::OkStatus();
+  }
+
+  // Reads feature f. To be called once for each, in order: an input has tensors
+  // only for the features that have it.
+  absl::Status Read(const FeatureLayout& layout, int num_tables, int f,
+                    Feature* feature) {
+    feature->table = layout.table_of[f];
+    if (feature->table < 0 || feature->table >= num_tables) {
+      return InvalidArgument("table ", feature->table, " of ", num_tables);
+    }
+    feature->n = ids_[f].NumElements();
+    feature->count = counts_->flat<int32_t>()(f);
+    if (feature->count < 0) return InvalidArgument(feature->count, " bags");
+    feature->wide = ids_[f].dtype() == tensorflow::DT_INT64;
+    feature->ids = ids_[f].data();
+    feature->per_bag = layout.per_bag[f];
+    if (layout.has_bag[f]) {
+      const Tensor& input = bags_[next_bags_++];
+      TF_RETURN_IF_ERROR(layout.is_ragged[f] ? ReadSplits(input, feature)
+                                             : ReadBags(input, feature));
+    } else if (feature->n != feature->count * feature->per_bag) {
+      return InvalidArgument(feature->n, " ids for ", feature->count,
+                             " bags of ", feature->per_bag);
+    }
+    if (layout.has_weights[f]) {
+      TF_RETURN_IF_ERROR(ReadFactors(weights_[next_weights_++], "weights",
+                                     feature->n, "ids", &feature->weights));
+    }
+    if (layout.has_scale[f]) {
+      TF_RETURN_IF_ERROR(ReadFactors(scales_[next_scales_++], "scales",
+                                     feature->count, "bags", &feature->scale));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  OpInputList ids_, bags_, weights_, scales_;
+  const Tensor* counts_ = nullptr;
+  int next_bags_ = 0, next_weights_ = 0, next_scales_ = 0;
+};
+
+}  // namespace
+
+absl::Status FeatureLayout::Read(OpKernelConstruction* ctx) {
+  TF_RETURN_IF_ERROR(ctx->GetAttr("table_of", &table_of));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("has_bag", &has_bag));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("has_weights", &has_weights));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("has_scale", &has_scale));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("per_bag", &per_bag));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("splits", &is_ragged));
+  const size_t m = table_of.size();
+  if (is_ragged.empty()) is_ragged.assign(m, false);
+  if (is_ragged.size() != m) {
+    return InvalidArgument("splits must have an entry for each feature, "
+                           "or none.");
+  }
+  if (per_bag.empty()) per_bag.assign(m, 1);
+  const bool positive = std::all_of(per_bag.begin(), per_bag.end(),
+                                    [](int64_t size) { return size > 0; });
+  if (per_bag.size() != m || !positive) {
+    return InvalidArgument("per_bag must have a positive entry for each "
+                           "feature, or none.");
+  }
+  if (has_bag.size() != m || has_weights.size() != m || has_scale.size() != m) {
+    return InvalidArgument("table_of, has_bag, has_weights and has_scale "
+                           "must have an entry for each feature.");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadFeatures(OpKernelContext* ctx, const FeatureLayout& layout,
+                          int num_tables, std::vector<Feature>* features) {
+  Inputs inputs;
+  TF_RETURN_IF_ERROR(inputs.Find(ctx, layout));
+  const int m = layout.table_of.size();
+  features->resize(m);
+  for (int f = 0; f < m; ++f) {
+    const absl::Status status =
+        inputs.Read(layout, num_tables, f, &(*features)[f]);
+    if (!status.ok()) {
+      return InvalidArgument("feature ", f, ": ", status.message());
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<Feature> IdsOnly(const OpInputList& ids) {
+  std::vector<Feature> features(ids.size());
+  for (int f = 0; f < ids.size(); ++f) {
+    features[f].n = ids[f].NumElements();
+    features[f].wide = ids[f].dtype() == tensorflow::DT_INT64;
+    features[f].ids = ids[f].data();
+  }
+  return features;
+}
+
+}  // namespace tfrs_embed

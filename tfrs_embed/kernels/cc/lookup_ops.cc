@@ -1,0 +1,250 @@
+// Lookups of features in tables: in variables, or in rows that are an input.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "feature_inputs.h"
+#include "id_checks.h"
+#include "lookups.h"
+#include "loops.h"
+#include "rows.h"
+#include "table_shape.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/platform/errors.h"
+#include "threads.h"
+#include "variables.h"
+
+namespace tfrs_embed {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
+using tensorflow::PartialTensorShape;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::errors::InvalidArgument;
+using tensorflow::shape_inference::InferenceContext;
+
+namespace {
+
+// The shape of a feature's vectors: the given one, or else [count, dim]. An
+// unknown dimension of the given shape follows from the others.
+absl::Status VectorShape(const Feature& feature, int64_t dim,
+                         const PartialTensorShape* given, TensorShape* shape) {
+  *shape = TensorShape({feature.count, dim});
+  if (given == nullptr) return absl::OkStatus();
+  int64_t known = 1;
+  for (int i = 0; i < given->dims(); ++i) {
+    if (given->dim_size(i) >= 0) known *= given->dim_size(i);
+  }
+  const int64_t all = feature.count * dim;
+  TensorShape wanted;
+  for (int i = 0; i < given->dims(); ++i) {
+    const int64_t size = given->dim_size(i);
+    TF_RETURN_IF_ERROR(wanted.AddDimWithStatus(
+        size >= 0 ? size : known > 0 ? all / known : 0));
+  }
+  if (wanted.num_elements() != all || wanted.dims() == 0 ||
+      wanted.dim_size(wanted.dims() - 1) != dim) {
+    return InvalidArgument("vectors of shape ", given->DebugString(), " for ",
+                           feature.count, " bags of dim ", dim);
+  }
+  *shape = wanted;
+  return absl::OkStatus();
+}
+
+// The tables of an operation's lookups.
+struct Tables {
+  const std::vector<float*>& values;
+  const std::vector<TableShape>& shapes;
+};
+
+// The type of an operation's vectors, and their shapes; none: [count, dim].
+struct Vectors {
+  tensorflow::DataType dtype = tensorflow::DT_FLOAT;
+  std::vector<PartialTensorShape> shapes;
+};
+
+// Allocates the features' vectors and describes the lookups that fill them.
+// Adds up their cost.
+absl::Status MakeLookups(OpKernelContext* ctx,
+                         const std::vector<Feature>& features,
+                         const Tables& tables, const Vectors& vectors,
+                         std::vector<TfrsLookup>* lookups, int64_t* cost) {
+  OpOutputList outputs;
+  TF_RETURN_IF_ERROR(ctx->output_list("vectors", &outputs));
+  lookups->resize(features.size());
+  for (size_t f = 0; f < features.size(); ++f) {
+    const Feature& feature = features[f];
+    const int64_t dim = tables.shapes[feature.table].dim;
+    TensorShape shape;
+    TF_RETURN_IF_ERROR(VectorShape(
+        feature, dim, vectors.shapes.empty() ? nullptr : &vectors.shapes[f],
+        &shape));
+    Tensor* out;
+    TF_RETURN_IF_ERROR(outputs.allocate(f, shape, &out));
+    (*lookups)[f] = MakeLookup(feature, tables.values[feature.table], dim,
+                               vectors.dtype, out->data(), dim);
+    *cost += LookupCost(feature, dim);
+    // Threads share the ids, so no thread would write these vectors.
+    if (feature.n == 0 && out->TotalBytes() > 0) {
+      std::memset(out->data(), 0, out->TotalBytes());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LookupFeatures(OpKernelContext* ctx,
+                            const std::vector<Feature>& features,
+                            const Tables& tables, const Vectors& vectors,
+                            const IdLimits& id_limits) {
+  std::vector<int64_t> limits;
+  TF_RETURN_IF_ERROR(id_limits.Of(features, tables.shapes, &limits));
+  std::vector<TfrsLookup> lookups;
+  int64_t cost = 0;
+  TF_RETURN_IF_ERROR(
+      MakeLookups(ctx, features, tables, vectors, &lookups, &cost));
+  const AllIds ids(features);
+  if (ids.total() == 0) return absl::OkStatus();
+  const TfrsLoops& loops = Loops();
+  std::atomic<bool> bad{false};
+  ParallelFor(
+      ctx, ids.total(), cost / ids.total(), [&](int64_t begin, int64_t end) {
+        ids.Each(begin, end, [&](size_t f, int64_t i, int64_t stop) {
+          const Feature& feature = features[f];
+          const int64_t last =
+              stop == feature.n ? feature.count : feature.BagFrom(stop);
+          const int64_t first = feature.BagFrom(i);
+          if (BagsInside(feature, first, last, limits[f])) {
+            loops.lookup(&lookups[f], first, last, 0);
+          } else {
+            bad = true;
+          }
+        });
+      });
+  return bad ? OutOfRange(features, limits, id_limits.names)
+             : absl::OkStatus();
+}
+
+// Looks features up in variables.
+class LookupOp : public OpKernel {
+ public:
+  explicit LookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, layout_.Read(ctx));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &vectors_.dtype));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("places", &places_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shapes", &vectors_.shapes));
+    OP_REQUIRES(ctx,
+                vectors_.shapes.empty() ||
+                    vectors_.shapes.size() == layout_.table_of.size(),
+                InvalidArgument("shapes must have an entry for each feature, "
+                                "or none."));
+    OP_REQUIRES_OK(ctx, limits_.Read(ctx));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Variables tables(&cache_);
+    OP_REQUIRES_OK(ctx, tables.Find(ctx, "tables", places_));
+    OP_REQUIRES_OK(ctx, tables.LockToRead());
+    std::vector<Feature> features;
+    OP_REQUIRES_OK(
+        ctx, ReadFeatures(ctx, layout_, tables.size(), &features));
+    OP_REQUIRES_OK(ctx, LookupFeatures(ctx, features,
+                                       {tables.values(), tables.shapes()},
+                                       vectors_, limits_));
+  }
+
+ private:
+  FeatureLayout layout_;
+  IdLimits limits_;
+  std::vector<int> places_;
+  Vectors vectors_;
+  Variables::Cache cache_;
+};
+
+// Looks features up in an input: rows that another operation has gathered.
+class CombineOp : public OpKernel {
+ public:
+  explicit CombineOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, layout_.Read(ctx));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor* rows;
+    OP_REQUIRES_OK(ctx, ctx->input("rows", &rows));
+    std::vector<TableShape> shapes(1);
+    OP_REQUIRES_OK(ctx, ReadShape(*rows, &shapes[0]));
+    std::vector<Feature> features;
+    OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
+    const std::vector<float*> values = {
+        const_cast<float*>(rows->flat<float>().data())};
+    OP_REQUIRES_OK(ctx,
+                   LookupFeatures(ctx, features, {values, shapes}, {}, {}));
+  }
+
+ private:
+  FeatureLayout layout_;
+};
+
+absl::Status InferMatrices(InferenceContext* c) {
+  std::vector<int> dims;
+  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+  if (dims.size() != static_cast<size_t>(c->num_outputs())) {
+    return InvalidArgument("dims must have an entry for each feature.");
+  }
+  for (int f = 0; f < c->num_outputs(); ++f) {
+    c->set_output(f, c->Matrix(InferenceContext::kUnknownDim, dims[f]));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+TFRS_FEATURES(REGISTER_OP("TfrsEmbedLookup").Input("tables: N * resource"))
+    .Output("vectors: M * T")
+    .Attr("N: int >= 1")
+    .Attr("places: list(int) = []")
+    .Attr("T: {float, bfloat16, half} = DT_FLOAT")
+    .Attr("dims: list(int)")
+    .Attr("shapes: list(shape) = []")
+    .Attr("rows: list(int) = []")
+    .Attr("names: list(string) = []")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(InferMatrices(c));
+      std::vector<PartialTensorShape> shapes;
+      TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
+      if (shapes.empty()) return absl::OkStatus();
+      if (shapes.size() != static_cast<size_t>(c->num_outputs())) {
+        return InvalidArgument("shapes must have an entry for each feature.");
+      }
+      for (int f = 0; f < c->num_outputs(); ++f) {
+        tensorflow::shape_inference::ShapeHandle shape;
+        TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shapes[f],
+                                                              &shape));
+        c->set_output(f, shape);
+      }
+      return absl::OkStatus();
+    });
+
+TFRS_FEATURES(REGISTER_OP("TfrsEmbedCombine").Input("rows: float"))
+    .Output("vectors: M * float")
+    .Attr("dims: list(int)")
+    .SetShapeFn(InferMatrices);
+
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedLookup").Device(tensorflow::DEVICE_CPU), LookupOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedCombine").Device(tensorflow::DEVICE_CPU), CombineOp);
+
+}  // namespace tfrs_embed

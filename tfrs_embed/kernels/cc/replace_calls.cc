@@ -1,0 +1,99 @@
+// A pass that puts kernels into graphs.
+//
+// A graph that may be exported calls a function of TensorFlow's operations. The
+// call has the kernel's node as an attribute, which other programs ignore.
+// Where this library is loaded, the pass replaces the call just before it runs.
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "graph_edges.h"
+#include "tensorflow/core/common_runtime/optimization_registry.h"
+#include "tensorflow/core/framework/node_def.pb.h"
+#include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/graph/graph.h"
+
+namespace tfrs_embed {
+
+using tensorflow::Edge;
+using tensorflow::Graph;
+using tensorflow::Node;
+using tensorflow::NodeDef;
+
+namespace {
+
+constexpr char kAttribute[] = "_tfrs_embed_kernel";
+
+// Replaces a call by its kernel's node; leaves the call if the types of inputs
+// or outputs don't fit.
+void Replace(Graph* graph, Node* call, const std::string& kernel) {
+  NodeDef def;
+  if (!def.ParseFromString(kernel)) return;
+  def.set_name(call->name());
+  def.set_device(call->requested_device());
+  def.clear_input();
+  // An export by an earlier release may lack newer attributes.
+  const tensorflow::OpDef* op;
+  if (!graph->op_registry()->LookUpOpDef(def.op(), &op).ok()) return;
+  tensorflow::AddDefaultsToNodeDef(*op, &def);
+  absl::Status status;
+  Node* node = graph->AddNode(def, &status);
+  if (!status.ok()) return;
+  if (node->input_types() != call->input_types() ||
+      node->output_types() != call->output_types()) {
+    graph->RemoveNode(node);
+    return;
+  }
+  node->set_assigned_device_name(call->assigned_device_name());
+  for (const Edge* edge : call->in_edges()) {
+    graph->AddEdge(edge->src(), edge->src_output(), node, edge->dst_input());
+  }
+  MoveOutputs(graph, call, node);
+  graph->RemoveNode(call);
+}
+
+class ReplaceCalls : public tensorflow::GraphOptimizationPass {
+ public:
+  absl::Status Run(
+      const tensorflow::GraphOptimizationPassOptions& options) override {
+    if (options.graph == nullptr || *options.graph == nullptr) {
+      return absl::OkStatus();
+    }
+    Graph* graph = options.graph->get();
+    std::vector<Node*> calls;
+    for (Node* node : graph->op_nodes()) {
+      if (node->IsPartitionedCall() &&
+          node->attrs().Find(kAttribute) != nullptr) {
+        calls.push_back(node);
+      }
+    }
+    if (calls.empty()) return absl::OkStatus();
+    // The kernels are for the CPU; elsewhere the tables may be on another
+    // device.
+    if (options.device_set != nullptr) {
+      for (const tensorflow::Device* device : options.device_set->devices()) {
+        if (device->device_type() != "CPU") return absl::OkStatus();
+      }
+    }
+    for (Node* call : calls) {
+      std::string kernel;
+      if (tensorflow::TryGetNodeAttr(call->attrs(), kAttribute, &kernel)) {
+        Replace(graph, call, kernel);
+      }
+    }
+    return absl::OkStatus();
+  }
+};
+
+// Once before the graph is optimized, and once after: then functions that it
+// calls have become part of it.
+REGISTER_OPTIMIZATION(tensorflow::OptimizationPassRegistry::POST_PLACEMENT, 0,
+                      ReplaceCalls);
+REGISTER_OPTIMIZATION(
+    tensorflow::OptimizationPassRegistry::POST_REWRITE_FOR_EXEC, 0,
+    ReplaceCalls);
+
+}  // namespace
+}  // namespace tfrs_embed

@@ -1,0 +1,251 @@
+// Sums of gradients by row: into new rows, or into variables by a rule.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "buckets.h"
+#include "feature_inputs.h"
+#include "loops.h"
+#include "rows.h"
+#include "table_shape.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/platform/errors.h"
+#include "threads.h"
+#include "variables.h"
+
+namespace tfrs_embed {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::errors::InvalidArgument;
+using tensorflow::shape_inference::InferenceContext;
+
+namespace {
+
+// Reads the features' gradients. Feature f has dim columns of a matrix with a
+// row for each bag, from column columns[f] on (null: 0). A gradient of one
+// feature alone may have any shape with as many values.
+absl::Status ReadGradients(OpKernelContext* ctx,
+                           const std::vector<TableShape>& tables,
+                           const std::vector<int>& gradient_of,
+                           const int32_t* columns,
+                           std::vector<Feature>* features) {
+  OpInputList gradients;
+  TF_RETURN_IF_ERROR(ctx->input_list("gradients", &gradients));
+  for (size_t f = 0; f < features->size(); ++f) {
+    Feature& feature = (*features)[f];
+    const int64_t dim = tables[feature.table].dim;
+    const int g = gradient_of[f];
+    if (g < 0 || g >= gradients.size()) {
+      return InvalidArgument("feature ", f, ": gradient ", g, " of ",
+                             gradients.size());
+    }
+    const Tensor& gradient = gradients[g];
+    const int64_t column = columns ? columns[f] : 0;
+    const bool alone =
+        column == 0 && gradient.NumElements() == feature.count * dim;
+    const bool among = gradient.dims() == 2 &&
+                       gradient.dim_size(0) == feature.count && column >= 0 &&
+                       column + dim <= gradient.dim_size(1);
+    if (!alone && !among) {
+      return InvalidArgument("feature ", f, ": a gradient of shape ",
+                             gradient.shape().DebugString(), " at column ",
+                             column, " for ", feature.count, " bags of dim ",
+                             dim);
+    }
+    feature.gradient = gradient.flat<float>().data() + column;
+    feature.stride = alone ? dim : gradient.dim_size(1);
+  }
+  return absl::OkStatus();
+}
+
+// Sums gradients by row, into new rows.
+class SpreadOp : public OpKernel {
+ public:
+  explicit SpreadOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, layout_.Read(ctx));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor* size;
+    OP_REQUIRES_OK(ctx, ctx->input("num_rows", &size));
+    OP_REQUIRES(ctx, size->NumElements() == 1,
+                InvalidArgument("num_rows must be a scalar"));
+    const std::vector<TableShape> shapes = {{size->flat<int32_t>()(0), dim_}};
+    const int64_t rows = shapes[0].rows;
+    OP_REQUIRES(ctx, rows >= 0, InvalidArgument("num_rows < 0"));
+    std::vector<Feature> features;
+    OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
+    std::vector<int> gradient_of(features.size());
+    std::iota(gradient_of.begin(), gradient_of.end(), 0);
+    OP_REQUIRES_OK(
+        ctx, ReadGradients(ctx, shapes, gradient_of, nullptr, &features));
+    Tensor* out;
+    OP_REQUIRES_OK(ctx,
+                   ctx->allocate_output(0, TensorShape({rows, dim_}), &out));
+    Buckets buckets;
+    OP_REQUIRES_OK(ctx, buckets.Sort(ctx, features, shapes));
+    float* sums = out->flat<float>().data();
+    ParallelFor(ctx, rows, dim_, [&](int64_t begin, int64_t end) {
+      std::memset(sums + begin * dim_, 0,
+                  (end - begin) * dim_ * sizeof(float));
+    });
+    TfrsTable table = {};
+    table.state[0] = sums;
+    table.dim = dim_;
+    table.rule = kSum;
+    buckets.Update(ctx, Loops(), {table});
+  }
+
+ private:
+  FeatureLayout layout_;
+  int64_t dim_;
+};
+
+// Updates the variables of tables and their slots by a rule.
+class UpdateOp : public OpKernel {
+ public:
+  explicit UpdateOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, layout_.Read(ctx));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("places", &places_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("rules", &rules_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("settings", &settings_));
+    OP_REQUIRES(ctx, settings_.size() == kSettings * rules_.size(),
+                InvalidArgument("settings must have ", kSettings,
+                                " entries for each table."));
+    for (int rule : rules_) {
+      OP_REQUIRES(ctx, rule >= kSgd && rule <= kFtrl,
+                  InvalidArgument("rules: ", rule));
+    }
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("gradient_of", &gradient_of_));
+    OP_REQUIRES(ctx, gradient_of_.size() == layout_.table_of.size(),
+                InvalidArgument("gradient_of must have an entry for each "
+                                "feature."));
+    OP_REQUIRES(
+        ctx, std::is_sorted(layout_.table_of.begin(), layout_.table_of.end()),
+        InvalidArgument("table_of must be ascending."));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Variables variables(&cache_);
+    OP_REQUIRES_OK(ctx, variables.Find(ctx, "states", places_));
+    OP_REQUIRES_OK(ctx, variables.LockToWrite());
+    std::vector<TfrsTable> tables;
+    std::vector<TableShape> shapes;
+    OP_REQUIRES_OK(ctx, ReadTables(ctx, variables, &tables, &shapes));
+    std::vector<Feature> features;
+    OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, tables.size(), &features));
+    const Tensor* columns;
+    OP_REQUIRES_OK(ctx, ctx->input("columns", &columns));
+    OP_REQUIRES(
+        ctx, columns->NumElements() == static_cast<int64_t>(features.size()),
+        InvalidArgument("columns must have an entry for each feature."));
+    OP_REQUIRES_OK(ctx, ReadGradients(ctx, shapes, gradient_of_,
+                                      columns->flat<int32_t>().data(),
+                                      &features));
+    Buckets buckets;
+    OP_REQUIRES_OK(ctx, buckets.Sort(ctx, features, shapes));
+    buckets.Update(ctx, Loops(), tables);
+  }
+
+ private:
+  static constexpr int kSettings = 6;
+
+  // Gives each table its rule, rate and settings, and in the tables' order as
+  // many of the variables as the rule updates.
+  absl::Status ReadTables(OpKernelContext* ctx, const Variables& variables,
+                          std::vector<TfrsTable>* tables,
+                          std::vector<TableShape>* shapes) const {
+    const Tensor* rates;
+    TF_RETURN_IF_ERROR(ctx->input("rates", &rates));
+    const int num_tables = rules_.size();
+    if (rates->NumElements() != num_tables) {
+      return InvalidArgument(rates->NumElements(), " rates for ", num_tables,
+                             " tables");
+    }
+    tables->resize(num_tables);
+    shapes->resize(num_tables);
+    size_t v = 0;
+    for (int t = 0; t < num_tables; ++t) {
+      TfrsTable& table = (*tables)[t];
+      TableShape& table_shape = (*shapes)[t];
+      table = {};
+      table.rule = rules_[t];
+      table.rate = rates->flat<float>()(t);
+      std::copy_n(settings_.begin() + kSettings * t, kSettings,
+                  table.settings);
+      const int states = tfrs_states(rules_[t]);
+      for (int k = 0; k < states; ++k, ++v) {
+        if (v >= variables.size()) {
+          return InvalidArgument("states: too few variables");
+        }
+        const TableShape& shape = variables.shapes()[v];
+        if (k == 0) table_shape = shape;
+        if (shape.rows != table_shape.rows || shape.dim != table_shape.dim) {
+          return InvalidArgument("table ", t, ": a slot's shape differs");
+        }
+        table.state[k] = variables.values()[v];
+      }
+      table.dim = table_shape.dim;
+    }
+    if (v != variables.size()) {
+      return InvalidArgument("states: too many variables");
+    }
+    return absl::OkStatus();
+  }
+
+  FeatureLayout layout_;
+  std::vector<int> places_, rules_, gradient_of_;
+  std::vector<float> settings_;
+  Variables::Cache cache_;
+};
+
+}  // namespace
+
+TFRS_FEATURES(REGISTER_OP("TfrsEmbedSpread").Input("num_rows: int32"))
+    .Input("gradients: M * float")
+    .Output("rows: float")
+    .Attr("dim: int")
+    .SetShapeFn([](InferenceContext* c) {
+      int dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->Matrix(InferenceContext::kUnknownDim, dim));
+      return absl::OkStatus();
+    });
+
+TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
+                  .Input("states: N * resource")
+                  .Input("rates: float"))
+    .Input("gradients: G * float")
+    .Input("columns: int32")
+    .Attr("N: int >= 1")
+    .Attr("G: int >= 1")
+    .Attr("places: list(int) = []")
+    .Attr("gradient_of: list(int)")
+    .Attr("rules: list(int)")
+    .Attr("settings: list(float)")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedSpread").Device(tensorflow::DEVICE_CPU), SpreadOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedUpdate").Device(tensorflow::DEVICE_CPU), UpdateOp);
+
+}  // namespace tfrs_embed
