@@ -217,7 +217,7 @@ class Reference:
             table = self.tables[name]
             rate = table.rate(self.step if step is None else step)
             for i, g in rows.items():
-                _UPDATES[table.rule](table, i, g, rate, **table.settings)
+                UPDATES[table.rule](table, i, g, rate, **table.settings)
         self.step += 1
 
     def copy(self):
@@ -307,7 +307,7 @@ def _ftrl(
     ) / denominator
 
 
-_UPDATES = {
+UPDATES = {
     None: _no_update,
     "SGD": _sgd,
     "Adagrad": _adagrad,

@@ -120,7 +120,8 @@ def pack_some(rng, variables):
 
 
 def try_update(rng, tables, features, gradients):
-    rules = [list(cases.RULES.values())[i] for i in rng.integers(8, size=9)]
+    every = list(cases.RULES.values())
+    rules = [every[i] for i in rng.integers(len(every), size=9)]
     rules = rules[: len(tables)]
     variables = cases.make_variables(tables, rules)
     kept = pack_some(rng, variables)

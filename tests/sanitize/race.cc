@@ -121,7 +121,7 @@ void TryLookup(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
 }
 
 void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
-  const int rule = Draw(kSum, kFtrl + 1);
+  const int rule = Draw(kSum, kRules);
   const std::vector<float> gradients = DrawFloats(n * dim);
   const std::vector<float> factors = DrawFloats(n);
   const bool weighted = Draw(0, 2);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,50 +13,16 @@ from tfrs_embed.ops import concat_gradients
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.parsed_ids import of_one_dtype
 
-# The rules' numbers and settings are those of cc/rows.h. What the formulas take
-# from constants is computed here, in Python's precision, as TensorFlow's
-# operations get it.
+# Room for a rule's settings in cc/rows.h.
 _SETTINGS = 6
 
 _OUTPUTS = (tf.float32, tf.bfloat16, tf.float16)
 
 
-def _adagrad_momentum(rule: optimizers.AdagradMomentum) -> list[float]:
-    added = 1.0 if rule.beta2 == 1.0 else 1.0 - rule.beta2
-    power = -1.0 / rule.exponent
-    nesterov = float(rule.use_nesterov)
-    return [rule.momentum, nesterov, power, rule.beta2, added, rule.epsilon]
-
-
-def _adam(rule: optimizers.Adam) -> list[float]:
-    inside = rule.sum_inside_sqrt
-    epsilon = rule.epsilon**2 if inside else rule.epsilon
-    betas = [rule.beta_1, 1.0 - rule.beta_1, rule.beta_2, 1.0 - rule.beta_2]
-    return [*betas, epsilon, float(inside)]
-
-
-def _ftrl(rule: optimizers.FTRL) -> list[float]:
-    return [
-        -rule.learning_rate_power,
-        rule.l1_regularization_strength,
-        rule.l2_regularization_strength,
-        rule.beta,
-        float(rule.multiply_linear_by_learning_rate),
-    ]
-
-
-_RULES: dict[type, tuple[int, Callable[[Any], list[float]]]] = {
-    optimizers.SGD: (1, lambda rule: []),
-    optimizers.Adagrad: (2, lambda rule: []),
-    optimizers.AdagradMomentum: (3, _adagrad_momentum),
-    optimizers.Adam: (4, _adam),
-    optimizers.FTRL: (5, _ftrl),
-}
-
-
 def has_rule(rule: optimizers.UpdateRule) -> bool:
     """Whether the kernels have the update rule."""
-    return type(rule) in _RULES
+    # A subclass has the loop of its parent, but another formula.
+    return rule.loop is not None and type(rule) in optimizers.RULES
 
 
 def _features(
@@ -238,7 +204,7 @@ def update(
     """
     settings: list[float] = []
     for rule in rules:
-        values = _RULES[type(rule)][1](rule)
+        values = rule.loop_settings()
         settings += values + [0.0] * (_SETTINGS - len(values))
     flat = [b for of_table in bags for b in of_table]
     found = concat_gradients.find(
@@ -254,7 +220,7 @@ def update(
         gradients=found.matrices,
         gradient_of=found.matrix_of,
         columns=found.first,
-        rules=[_RULES[type(rule)][0] for rule in rules],
+        rules=[rule.loop for rule in rules],
         settings=settings,
         **_features(
             [b.ids for b in flat],

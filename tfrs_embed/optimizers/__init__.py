@@ -1,11 +1,13 @@
 """Table optimizers: update rules, their learning rates, what is taken for one.
 
-A module per idea: `rules` has the formulas, `learning_rate` what may change
-between steps, `conversion` what users give for an optimizer.
+A module per idea: `rules` has the formulas, and a new rule is a class there;
+`learning_rate` has what may change between steps, `conversion` what users give
+for an optimizer.
 """
 
 from tfrs_embed.optimizers.rules import (
     FTRL,
+    RULES,
     SGD,
     Adagrad,
     AdagradMomentum,
@@ -16,6 +18,7 @@ from tfrs_embed.optimizers.rules import (
 
 __all__ = [
     "FTRL",
+    "RULES",
     "SGD",
     "Adagrad",
     "AdagradMomentum",

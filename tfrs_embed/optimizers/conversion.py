@@ -1,7 +1,8 @@
-"""What a user may give for a table optimizer, turned into one.
+"""What a user may give for a table optimizer, turned into one; and back.
 
-A setting that the update rules can't honour exactly is an error: nothing that
-was asked for is left out.
+What is taken follows from the rules: each says which classes of TensorFlow's
+and Keras's it is, and its fields are their settings. A setting that the update
+rules can't honour exactly is an error: nothing that was asked for is left out.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,16 +25,22 @@ from tfrs_embed.optimizers.learning_rate import (
     is_schedule,
 )
 from tfrs_embed.optimizers.rules import (
-    FTRL,
+    RULES,
     SGD,
-    Adagrad,
-    AdagradMomentum,
-    Adam,
     TableOptimizer,
     UpdateRule,
 )
 
-_tpu = tf.tpu.experimental.embedding
+# The rules that are TensorFlow's optimizers, and those that are Keras's: of one
+# class that with fewer settings first.
+_OF_TPU: dict[type, type[UpdateRule]] = {
+    rule.tpu: rule for rule in RULES if rule.tpu is not None
+}
+_OF_KERAS: dict[str, list[type[UpdateRule]]] = {
+    kind: [rule for rule in RULES if rule.keras == kind]
+    for kind in dict.fromkeys(rule.keras for rule in RULES)
+    if kind is not None
+}
 
 
 def convert(optimizer: Any, where: str) -> TableOptimizer | None:
@@ -91,7 +98,7 @@ def _find(optimizer: Any, where: str) -> _Found:
         return _find(_from_mapping(optimizer, where), where)
     if isinstance(optimizer, str):
         return _from_tpu(_by_name(optimizer, where), where, optimizer)
-    if type(optimizer) in _TPU_RULES:
+    if type(optimizer) in _OF_TPU:
         return _from_tpu(optimizer, where, optimizer)
     if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
         return _find(optimizer.inner_optimizer, where)
@@ -100,13 +107,12 @@ def _find(optimizer: Any, where: str) -> _Found:
             f"{where}: the optimizer must be an instance, got the class "
             f"{optimizer.__name__}; write {optimizer.__name__}()."
         )
-    for kind in _KERAS_RULES:
+    for kind in _OF_KERAS:
         if type(optimizer) in _keras_classes(kind):
             return _from_keras(optimizer, kind, where)
     message = (
-        f"{where}: {_class_name(optimizer)} can't train a table; use SGD, "
-        "Adagrad, Adam or Ftrl of tf_keras.optimizers, or SGD, Adagrad, "
-        "AdagradMomentum, Adam or FTRL of tf.tpu.experimental.embedding."
+        f"{where}: {_class_name(optimizer)} can't train a table; use "
+        f"{_one_of([*_OF_KERAS])} of tf_keras.optimizers, or {TPU_OPTIMIZERS}."
     )
     if type(optimizer).__module__.split(".")[0] == "keras":
         message += (
@@ -116,7 +122,7 @@ def _find(optimizer: Any, where: str) -> _Found:
 
 
 def _by_name(name: str, where: str) -> Any:
-    kinds = {_snake(kind.__name__): kind for kind in _TPU_RULES}
+    kinds = {_snake(kind.__name__): kind for kind in _OF_TPU}
     if name.lower() not in kinds:
         raise ValueError(
             f"{where}: unknown optimizer {name!r}; known names are "
@@ -126,53 +132,15 @@ def _by_name(name: str, where: str) -> Any:
     return kind()
 
 
-def _sgd(o: Any) -> UpdateRule:
-    return SGD()
+def _one_of(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _adagrad(o: Any) -> UpdateRule:
-    return Adagrad(float(o.initial_accumulator_value))
-
-
-def _adagrad_momentum(o: Any) -> UpdateRule:
-    return AdagradMomentum(
-        momentum=float(o.momentum),
-        use_nesterov=bool(o.use_nesterov),
-        exponent=float(o.exponent),
-        beta2=float(o.beta2),
-        epsilon=float(o.epsilon),
-    )
-
-
-def _adam(o: Any) -> UpdateRule:
-    return Adam(
-        beta_1=float(o.beta_1),
-        beta_2=float(o.beta_2),
-        epsilon=float(o.epsilon),
-        sum_inside_sqrt=bool(o.sum_inside_sqrt),
-    )
-
-
-def _ftrl(o: Any) -> UpdateRule:
-    return FTRL(
-        learning_rate_power=float(o.learning_rate_power),
-        l1_regularization_strength=float(o.l1_regularization_strength),
-        l2_regularization_strength=float(o.l2_regularization_strength),
-        beta=float(o.beta),
-        initial_accumulator_value=float(o.initial_accumulator_value),
-        multiply_linear_by_learning_rate=bool(
-            o.multiply_linear_by_learning_rate
-        ),
-    )
-
-
-_TPU_RULES: dict[type, Callable[[Any], UpdateRule]] = {
-    _tpu.SGD: _sgd,
-    _tpu.Adagrad: _adagrad,
-    _tpu.AdagradMomentum: _adagrad_momentum,
-    _tpu.Adam: _adam,
-    _tpu.FTRL: _ftrl,
-}
+#: TensorFlow's optimizers that are rules, for error messages.
+TPU_OPTIMIZERS = (
+    f"{_one_of([kind.__name__ for kind in _OF_TPU])} of "
+    "tf.tpu.experimental.embedding"
+)
 # The arguments of TF's optimizers that no update rule here has, and the values
 # that ask for nothing.
 _TPU_NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -193,21 +161,48 @@ def _from_tpu(optimizer: Any, where: str, source: Any) -> _Found:
     low, high = optimizer.clip_gradient_min, optimizer.clip_gradient_max
     if low is not None or high is not None:
         _refuse(where, "clipvalue", (low, high))
+    kind = _OF_TPU[type(optimizer)]
+    rule = _make(
+        kind,
+        {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(kind)},
+    )
     # Summing a row's gradients first changes nothing for SGD.
-    if not optimizer.use_gradient_accumulation and not isinstance(
-        optimizer, _tpu.SGD
-    ):
+    if not optimizer.use_gradient_accumulation and not isinstance(rule, SGD):
         _refuse(where, "use_gradient_accumulation", False)
     check_given(optimizer.learning_rate, where)
     return _Found(
-        _TPU_RULES[type(optimizer)](optimizer),
+        rule,
         lambda: LearningRate.of(optimizer.learning_rate, where),
         source,
     )
 
 
-_KERAS_RULES = ("SGD", "Adagrad", "Adam", "Ftrl")
-# The arguments of Keras's optimizers that no update rule here has.
+def to_tpu(rule: UpdateRule, rate: Any) -> Any:
+    """Returns TensorFlow's optimizer of an update rule.
+
+    Args:
+        rule: the rule.
+        rate: its learning rate: a number, or a callable.
+
+    Returns:
+        A `tf.tpu.experimental.embedding` optimizer.
+    """
+    assert rule.tpu is not None
+    optimizer = rule.tpu(rate, **dataclasses.asdict(rule))
+    # TensorFlow's default is False, which recent versions of protobuf refuse
+    # where an enumeration's number belongs.
+    if getattr(optimizer, "low_dimensional_packing_status", None) is False:
+        optimizer.low_dimensional_packing_status = 0
+    return optimizer
+
+
+def _make(rule: type[UpdateRule], settings: Mapping[str, Any]) -> UpdateRule:
+    """Makes a rule, with settings of the types that its defaults have."""
+    defaults = dataclasses.asdict(rule())
+    return rule(**{k: type(defaults[k])(v) for k, v in settings.items()})
+
+
+# The arguments of Keras's optimizers that not every rule of theirs has.
 _KERAS_FOREIGN = (
     "momentum",
     "nesterov",
@@ -220,10 +215,6 @@ _KERAS_FOREIGN = (
     "global_clipnorm",
     "use_ema",
 )
-# A legacy Keras Adagrad adds epsilon to sqrt(a). With a >= 0.01, 1e-7 is within
-# float32's rounding of it.
-_ADAGRAD_EPSILON = 1e-7
-_ADAGRAD_ACCUMULATOR = 0.01
 
 
 def _keras_classes(kind: str) -> tuple[type, ...]:
@@ -237,19 +228,24 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> _Found:
     where = f"{where}: Keras {kind}"
     legacy = isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
     config = optimizer.get_config()
+    asked = {}
     for foreign in _KERAS_FOREIGN:
         value = config.get(foreign, getattr(optimizer, foreign, None))
         if callable(value):  # A method that happens to have that name.
             continue
         if value is not None and np.any(value):
-            _refuse(where, foreign, value)
+            asked[foreign] = value
+    for of_keras in _OF_KERAS[kind]:
+        names = _keras_names(of_keras)
+        refused = [setting for setting in asked if setting not in names]
+        if not refused:
+            break
+    else:
+        _refuse(where, refused[0], asked[refused[0]])
 
     transformers = getattr(optimizer, "gradient_transformers", None)
     if transformers:
         _refuse(where, "gradient_transformers", transformers)
-
-    def setting(name: str) -> float:
-        return float(config[name])
 
     factors = []
     decay = float(config.get("decay") or 0.0)
@@ -260,34 +256,14 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> _Found:
                 f"1 / (1 + {decay} step)",
             )
         )
-    rule: UpdateRule
-    if kind == "SGD":
-        rule = SGD()
-    elif kind == "Adagrad":
-        rule = Adagrad(
-            _adagrad_start(
-                setting("initial_accumulator_value"),
-                setting("epsilon"),
-                legacy,
-                where,
-            )
-        )
-    elif kind == "Adam":
-        rule = Adam(
-            beta_1=setting("beta_1"),
-            beta_2=setting("beta_2"),
-            epsilon=setting("epsilon"),
-            sum_inside_sqrt=False,
-        )
-        factors.append((rule.bias_correction, "Adam's bias correction"))
-    else:
-        rule = FTRL(
-            learning_rate_power=setting("learning_rate_power"),
-            l1_regularization_strength=setting("l1_regularization_strength"),
-            l2_regularization_strength=setting("l2_regularization_strength"),
-            beta=setting("beta"),
-            initial_accumulator_value=setting("initial_accumulator_value"),
-        )
+    settings = of_keras.settings_of_keras(config, legacy, where)
+    rule = _make(
+        of_keras,
+        {names[k]: value for k, value in settings.items() if k in names},
+    )
+    factor = rule.keras_factor()
+    if factor is not None:
+        factors.append(factor)
 
     def rate() -> LearningRate:
         made = _keras_rate(optimizer, legacy, where)
@@ -298,22 +274,10 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> _Found:
     return _Found(rule, rate, optimizer)
 
 
-def _adagrad_start(
-    accumulator: float, epsilon: float, legacy: bool, where: str
-) -> float:
-    """The initial accumulator with which no epsilon is needed."""
-    if not legacy:
-        # sqrt(a + epsilon), and a only ever has g^2 added to it.
-        return accumulator + epsilon
-    if epsilon > _ADAGRAD_EPSILON or accumulator < _ADAGRAD_ACCUMULATOR:
-        raise ValueError(
-            f"{where}: epsilon={epsilon!r} with initial_accumulator_value="
-            f"{accumulator!r} can't be honoured exactly by a table's update "
-            f"rule, which has no epsilon; it must be at most "
-            f"{_ADAGRAD_EPSILON}, with an accumulator of at least "
-            f"{_ADAGRAD_ACCUMULATOR}."
-        )
-    return accumulator
+def _keras_names(rule: type[UpdateRule]) -> dict[str, str]:
+    """A rule's fields by their names in Keras."""
+    names = [field.name for field in dataclasses.fields(rule)]
+    return {rule.keras_names.get(name, name): name for name in names}
 
 
 def _keras_rate(optimizer: Any, legacy: bool, where: str) -> LearningRate:
@@ -367,7 +331,7 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
         if _assigned_rate(made, trained_by) is None:
             return optimizer
         optimizer = made
-    if type(optimizer) not in _TPU_RULES:
+    if type(optimizer) not in _OF_TPU:
         return {
             "kind": "keras",
             "config": tf_keras.optimizers.serialize(optimizer),
@@ -430,7 +394,7 @@ def deserialize(config: Any) -> Any:
         arguments["learning_rate"] = tf_keras.optimizers.schedules.deserialize(
             arguments["learning_rate"]
         )
-    kinds = {kind.__name__: kind for kind in _TPU_RULES}
+    kinds = {kind.__name__: kind for kind in _OF_TPU}
     return kinds[config["class_name"]](**arguments)
 
 
@@ -440,20 +404,11 @@ _TPU_ARGUMENTS = (
     "learning_rate",
     "use_gradient_accumulation",
     "low_dimensional_packing_status",
-    "initial_accumulator_value",
-    "momentum",
-    "use_nesterov",
-    "exponent",
-    "beta2",
-    "epsilon",
-    "beta_1",
-    "beta_2",
-    "sum_inside_sqrt",
-    "learning_rate_power",
-    "l1_regularization_strength",
-    "l2_regularization_strength",
-    "beta",
-    "multiply_linear_by_learning_rate",
+    *dict.fromkeys(
+        field.name
+        for rule in _OF_TPU.values()
+        for field in dataclasses.fields(rule)
+    ),
     "allow_zero_accumulator",
 )
 

@@ -4,14 +4,18 @@ A rule is a formula on the rows that were looked up. `g` is a row's gradient
 summed over the global batch. The formulas are those of
 `tensorflow/core/protobuf/tpu/optimization_parameters.proto` as SparseCore
 applies them: a row that was not looked up keeps its values and slots.
+
+A rule is one class, in `RULES`: its fields are its settings, and its class
+attributes what it is elsewhere. `conversion` turns TensorFlow's and Keras's
+optimizers into rules by these. Its loop in C++ is in kernels/cc/rows.cc.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -19,9 +23,37 @@ from tfrs_embed.optimizers.learning_rate import LearningRate
 
 Slots = dict[str, tf.Tensor]
 
+_tpu = tf.tpu.experimental.embedding
+# A legacy Keras Adagrad adds epsilon to sqrt(a). With a >= 0.01, 1e-7 is within
+# float32's rounding of it.
+_ADAGRAD_EPSILON = 1e-7
+_ADAGRAD_ACCUMULATOR = 0.01
 
+
+@dataclasses.dataclass(frozen=True)
 class UpdateRule(abc.ABC):
-    """How a row and its slots change, given the row's gradient."""
+    """How a row and its slots change, given the row's gradient.
+
+    A rule's fields have defaults, and the names that TensorFlow's optimizer of
+    the rule has for them.
+
+    Attributes:
+        tpu: TensorFlow's optimizer, with the same formula and defaults; None:
+            TPUs don't have the rule.
+        loop: the rule's number in kernels/cc/rows.h; None: the kernels don't
+            have it.
+        keras: the class in `tf_keras.optimizers` and its `legacy` that changes
+            rows as the rule does; None: there isn't one. Of rules of one class
+            the last has the most settings.
+        keras_names: fields' names in Keras, where these are others.
+        keras_slots: Keras's slots, and the rule's names of them.
+    """
+
+    tpu: ClassVar[type | None] = None
+    loop: ClassVar[int | None] = None
+    keras: ClassVar[str | None] = None
+    keras_names: ClassVar[Mapping[str, str]] = {}
+    keras_slots: ClassVar[Mapping[str, str]] = {}
 
     @property
     def name(self) -> str:
@@ -48,10 +80,54 @@ class UpdateRule(abc.ABC):
             The rows and slots after the update, in the same shapes.
         """
 
+    def loop_settings(self) -> list[float]:
+        """Returns the loop's settings, in the order that rows.h states.
+
+        What the formula takes from constants is computed here, in Python's
+        precision, as TensorFlow's operations get it.
+        """
+        return []
+
+    @classmethod
+    def settings_of_keras(
+        cls, config: Mapping[str, Any], legacy: bool, where: str
+    ) -> Mapping[str, Any]:
+        """The settings with which the rule is a Keras optimizer.
+
+        Args:
+            config: the optimizer's settings by Keras's names.
+            legacy: whether it is one of Keras's legacy optimizers.
+            where: what the optimizer is for, in error messages.
+
+        Returns:
+            The settings by Keras's names; those it leaves out have the rule's
+            defaults.
+
+        Raises:
+            ValueError: the rule can't be that optimizer.
+        """
+        return config
+
+    def keras_factor(
+        self,
+    ) -> tuple[Callable[[tf.Tensor], tf.Tensor], str] | None:
+        """Keras's own factor on the rate at each step, and what it is called.
+
+        None: Keras takes the rate as it is.
+        """
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class SGD(UpdateRule):
-    """w -= rate g."""
+    """Stochastic gradient descent.
+
+    Robbins & Monro 1951, "A Stochastic Approximation Method": w -= rate g.
+    """
+
+    tpu = _tpu.SGD
+    loop = 1
+    keras = "SGD"
 
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
@@ -62,9 +138,18 @@ class SGD(UpdateRule):
 
 @dataclasses.dataclass(frozen=True)
 class Adagrad(UpdateRule):
-    """a += g^2; w -= rate g / sqrt(a). There is no epsilon."""
+    """Adagrad without an epsilon.
+
+    Duchi, Hazan & Singer 2011, "Adaptive Subgradient Methods for Online
+    Learning and Stochastic Optimization": a += g^2; w -= rate g / sqrt(a).
+    """
 
     initial_accumulator_value: float = 0.1
+
+    tpu = _tpu.Adagrad
+    loop = 2
+    keras = "Adagrad"
+    keras_slots: ClassVar = {"accumulator": "accumulators"}
 
     def slots(self) -> dict[str, float]:
         """See the base class."""
@@ -77,11 +162,34 @@ class Adagrad(UpdateRule):
         a = slots["accumulators"] + tf.square(g)
         return w - rate * g * tf.math.rsqrt(a), {"accumulators": a}
 
+    @classmethod
+    def settings_of_keras(
+        cls, config: Mapping[str, Any], legacy: bool, where: str
+    ) -> Mapping[str, Any]:
+        """The initial accumulator with which no epsilon is needed."""
+        accumulator = float(config["initial_accumulator_value"])
+        epsilon = float(config["epsilon"])
+        if not legacy:
+            # sqrt(a + epsilon), and a only ever has g^2 added to it.
+            accumulator += epsilon
+        elif epsilon > _ADAGRAD_EPSILON or accumulator < _ADAGRAD_ACCUMULATOR:
+            raise ValueError(
+                f"{where}: epsilon={epsilon!r} with initial_accumulator_value="
+                f"{accumulator!r} can't be honoured exactly by a table's "
+                f"update rule, which has no epsilon; it must be at most "
+                f"{_ADAGRAD_EPSILON}, with an accumulator of at least "
+                f"{_ADAGRAD_ACCUMULATOR}."
+            )
+        return {"initial_accumulator_value": accumulator}
+
 
 @dataclasses.dataclass(frozen=True)
 class AdagradMomentum(UpdateRule):
-    """Adagrad's scaled gradient with momentum.
+    """Adagrad's scaled gradient with momentum, as TPUs have it.
 
+    With the accumulator of Duchi, Hazan & Singer 2011, "Adaptive Subgradient
+    Methods for Online Learning and Stochastic Optimization", or a moving
+    average:
     a = a + g^2 if beta2 == 1 else beta2 a + (1 - beta2) g^2;
     s = (a + epsilon)^(-1/exponent) g; m = momentum m + s;
     w -= rate (momentum m + s if use_nesterov else m).
@@ -92,6 +200,9 @@ class AdagradMomentum(UpdateRule):
     exponent: float = 2.0
     beta2: float = 1.0
     epsilon: float = 1e-10
+
+    tpu = _tpu.AdagradMomentum
+    loop = 3
 
     def slots(self) -> dict[str, float]:
         """See the base class."""
@@ -111,11 +222,24 @@ class AdagradMomentum(UpdateRule):
         step = self.momentum * m + s if self.use_nesterov else m
         return w - rate * step, {"accumulators": a, "momenta": m}
 
+    def loop_settings(self) -> list[float]:
+        """See the base class."""
+        added = 1.0 if self.beta2 == 1.0 else 1.0 - self.beta2
+        return [
+            self.momentum,
+            float(self.use_nesterov),
+            -1.0 / self.exponent,
+            self.beta2,
+            added,
+            self.epsilon,
+        ]
+
 
 @dataclasses.dataclass(frozen=True)
 class Adam(UpdateRule):
     """Lazy Adam without bias correction.
 
+    Kingma & Ba 2015, "Adam: A Method for Stochastic Optimization":
     m = beta_1 m + (1 - beta_1) g; v = beta_2 v + (1 - beta_2) g^2;
     w -= rate m / sqrt(v + epsilon^2) if sum_inside_sqrt, else
     w -= rate m / (sqrt(v) + epsilon).
@@ -125,6 +249,11 @@ class Adam(UpdateRule):
     beta_2: float = 0.999
     epsilon: float = 1e-7
     sum_inside_sqrt: bool = True
+
+    tpu = _tpu.Adam
+    loop = 4
+    keras = "Adam"
+    keras_slots: ClassVar = {"m": "momenta", "v": "velocities"}
 
     def slots(self) -> dict[str, float]:
         """See the base class."""
@@ -145,10 +274,33 @@ class Adam(UpdateRule):
             step = m / (tf.sqrt(v) + self.epsilon)
         return w - rate * step, {"momenta": m, "velocities": v}
 
+    def loop_settings(self) -> list[float]:
+        """See the base class."""
+        inside = self.sum_inside_sqrt
+        return [
+            self.beta_1,
+            1.0 - self.beta_1,
+            self.beta_2,
+            1.0 - self.beta_2,
+            self.epsilon**2 if inside else self.epsilon,
+            float(inside),
+        ]
+
+    @classmethod
+    def settings_of_keras(
+        cls, config: Mapping[str, Any], legacy: bool, where: str
+    ) -> Mapping[str, Any]:
+        """See the base class."""
+        return {**config, "sum_inside_sqrt": False}
+
+    def keras_factor(self) -> tuple[Callable[[tf.Tensor], tf.Tensor], str]:
+        """See the base class."""
+        return self.bias_correction, "Adam's bias correction"
+
     def bias_correction(self, step: tf.Tensor) -> tf.Tensor:
         """Keras's factor on the rate at update t = step + 1.
 
-        Adam (Kingma & Ba 2015, section 2, "a simpler form"):
+        The paper's section 2, "a simpler form":
         sqrt(1 - beta_2^t) / (1 - beta_1^t).
 
         Args:
@@ -165,8 +317,9 @@ class Adam(UpdateRule):
 
 @dataclasses.dataclass(frozen=True)
 class FTRL(UpdateRule):
-    """Follow The Regularized Leader (McMahan et al. 2013).
+    """Follow The Regularized Leader.
 
+    McMahan et al. 2013, "Ad Click Prediction: a View from the Trenches":
     a' = a + g^2; D = a'^(-p) - a^(-p), p the learning_rate_power.
     By default: l' = l + g - D w / rate; N = clamp(l', +-l1) - l';
     w = N / ((a'^(-p) + beta) / rate + 2 l2).
@@ -180,6 +333,11 @@ class FTRL(UpdateRule):
     beta: float = 0.0
     initial_accumulator_value: float = 0.1
     multiply_linear_by_learning_rate: bool = False
+
+    tpu = _tpu.FTRL
+    loop = 5
+    keras = "Ftrl"
+    keras_slots: ClassVar = {"accumulator": "accumulators", "linear": "linears"}
 
     def slots(self) -> dict[str, float]:
         """See the base class."""
@@ -207,6 +365,26 @@ class FTRL(UpdateRule):
             denominator = (power + self.beta) / rate + 2.0 * l2
         w = (tf.clip_by_value(linear, -bound, bound) - linear) / denominator
         return w, {"accumulators": a, "linears": linear}
+
+    def loop_settings(self) -> list[float]:
+        """See the base class."""
+        return [
+            -self.learning_rate_power,
+            self.l1_regularization_strength,
+            self.l2_regularization_strength,
+            self.beta,
+            float(self.multiply_linear_by_learning_rate),
+        ]
+
+
+#: The rules there are.
+RULES: tuple[type[UpdateRule], ...] = (
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    FTRL,
+)
 
 
 class TableOptimizer:

@@ -17,7 +17,7 @@ from tensorflow.python.tpu import tpu_embedding_v2_utils, tpu_embedding_v3
 from tensorflow.python.util import nest
 
 from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, TableSpec, parse
-from tfrs_embed.optimizers.conversion import convert
+from tfrs_embed.optimizers.conversion import TPU_OPTIMIZERS, convert
 from tfrs_embed.optimizers.learning_rate import is_schedule
 from tfrs_embed.optimizers.rules import UpdateRule
 from tfrs_embed.sparsecore.layout import Layout
@@ -207,8 +207,7 @@ def _rule(table: Any) -> UpdateRule | None:
     if not isinstance(optimizer, _Optimizer):
         raise ValueError(
             f"{where}: {type(optimizer).__name__} is an unsupported optimizer; "
-            "use SGD, Adagrad, AdagradMomentum, Adam or FTRL of "
-            "tf.tpu.experimental.embedding."
+            f"use {TPU_OPTIMIZERS}."
         )
     for setting in (
         "weight_decay_factor",

@@ -9,16 +9,8 @@ import tensorflow as tf
 from tensorflow.python.tpu import tpu_embedding_v2_utils
 
 from tfrs_embed.configs import FeatureConfig, FeatureSpec, TableSpec
-from tfrs_embed.optimizers.conversion import convert
-from tfrs_embed.optimizers.rules import (
-    FTRL,
-    SGD,
-    Adagrad,
-    AdagradMomentum,
-    Adam,
-    TableOptimizer,
-    UpdateRule,
-)
+from tfrs_embed.optimizers.conversion import convert, to_tpu
+from tfrs_embed.optimizers.rules import SGD, TableOptimizer
 from tfrs_embed.sparsecore.stacking import Stacking
 
 _tpu = tf.tpu.experimental.embedding
@@ -96,64 +88,10 @@ def _zeros(
 def _optimizer(optimizer: TableOptimizer | None, rate: Rate | None) -> Any:
     # An untrained table's gradients are never sent; TF wants an optimizer.
     if optimizer is None:
-        return rule_to_tpu(SGD(), 0.0)
+        return to_tpu(SGD(), 0.0)
     # Tables of two optimizers must not become one stack, not even if these
     # are equal now. TensorFlow compares callables by identity.
-    return rule_to_tpu(optimizer.rule, lambda: rate(optimizer) if rate else 0.0)
-
-
-def rule_to_tpu(rule: UpdateRule, rate: Any) -> Any:
-    """Returns TensorFlow's optimizer of an update rule.
-
-    Args:
-        rule: the rule.
-        rate: its learning rate: a number, or a callable.
-
-    Returns:
-        A `tf.tpu.experimental.embedding` optimizer.
-    """
-    optimizer = _make(rule, rate)
-    # TensorFlow's default is False, which recent versions of protobuf refuse
-    # where an enumeration's number belongs.
-    if getattr(optimizer, "low_dimensional_packing_status", None) is False:
-        optimizer.low_dimensional_packing_status = 0
-    return optimizer
-
-
-def _make(rule: UpdateRule, rate: Any) -> Any:
-    if isinstance(rule, SGD):
-        return _tpu.SGD(rate)
-    if isinstance(rule, Adagrad):
-        return _tpu.Adagrad(
-            rate, initial_accumulator_value=rule.initial_accumulator_value
-        )
-    if isinstance(rule, AdagradMomentum):
-        return _tpu.AdagradMomentum(
-            rate,
-            momentum=rule.momentum,
-            use_nesterov=rule.use_nesterov,
-            exponent=rule.exponent,
-            beta2=rule.beta2,
-            epsilon=rule.epsilon,
-        )
-    if isinstance(rule, Adam):
-        return _tpu.Adam(
-            rate,
-            beta_1=rule.beta_1,
-            beta_2=rule.beta_2,
-            epsilon=rule.epsilon,
-            sum_inside_sqrt=rule.sum_inside_sqrt,
-        )
-    assert isinstance(rule, FTRL)
-    return _tpu.FTRL(
-        rate,
-        learning_rate_power=rule.learning_rate_power,
-        l1_regularization_strength=rule.l1_regularization_strength,
-        l2_regularization_strength=rule.l2_regularization_strength,
-        beta=rule.beta,
-        initial_accumulator_value=rule.initial_accumulator_value,
-        multiply_linear_by_learning_rate=rule.multiply_linear_by_learning_rate,
-    )
+    return to_tpu(optimizer.rule, lambda: rate(optimizer) if rate else 0.0)
 
 
 def declares_samples(feature: FeatureSpec) -> bool:
@@ -230,4 +168,4 @@ def _chip_optimizer(given: Any, where: str) -> Any:
         return None
     # TF does not stack tables whose learning rates are different callables,
     # and each optimizer gets its own when it trains.
-    return rule_to_tpu(converted.rule, lambda: 0.0)
+    return to_tpu(converted.rule, lambda: 0.0)

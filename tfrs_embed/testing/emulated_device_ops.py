@@ -104,13 +104,16 @@ class _UpdateOp:
     """An op that updates a table.
 
     Attributes:
+        rule: the update rule.
         slots: its arguments that are slots, in the order of its results, and
             the names that the rule has for them.
-        rule: makes the rule from its attributes.
+        names: the names that it has for the rule's fields, where these are
+            others. It has no initial values.
     """
 
+    rule: type[UpdateRule]
     slots: Mapping[str, str]
-    rule: Callable[[Mapping[str, Any]], UpdateRule]
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __call__(self, embedding: Any, **op: Any) -> Any:
         tables = {PARAMETERS: op["embedding_table"]}
@@ -121,7 +124,12 @@ class _UpdateOp:
             op["activation_gradients"],
             op["learning_rate"],
         )
-        rule = self.rule(op)
+        settings = {
+            field.name: op[self.names.get(field.name, field.name)]
+            for field in dataclasses.fields(self.rule)
+            if not field.name.startswith("initial_")
+        }
+        rule = self.rule(**settings)
         held_back = _pipelined() and pipelining.in_loop()
 
         def merged(strategy: Any, calls: Sequence[_UpdateCall]) -> list[Any]:
@@ -254,39 +262,25 @@ _NAME = "xla_sparse_dense_matmul_grad_with_{}_and_static_buffer_size"
 
 #: Replacements that take the embedding as their first argument.
 UPDATES: dict[str, Callable[..., Any]] = {
-    _NAME.format("sgd"): _UpdateOp({}, lambda op: SGD()),
+    _NAME.format("sgd"): _UpdateOp(SGD, {}),
     _NAME.format("adagrad"): _UpdateOp(
-        {"accumulator": "accumulators"}, lambda op: Adagrad()
+        Adagrad, {"accumulator": "accumulators"}
     ),
     _NAME.format("adagrad_momentum"): _UpdateOp(
+        AdagradMomentum,
         {"accumulator": "accumulators", "momenta": "momenta"},
-        lambda op: AdagradMomentum(
-            momentum=op["beta1"],
-            use_nesterov=op["use_nesterov"],
-            exponent=op["exponent"],
-            beta2=op["beta2"],
-            epsilon=op["epsilon"],
-        ),
+        {"momentum": "beta1"},
     ),
     _NAME.format("adam"): _UpdateOp(
+        Adam,
         {"momenta": "momenta", "velocity": "velocities"},
-        lambda op: Adam(
-            beta_1=op["beta1"],
-            beta_2=op["beta2"],
-            epsilon=op["epsilon"],
-            sum_inside_sqrt=op["use_sum_inside_sqrt"],
-        ),
+        {
+            "beta_1": "beta1",
+            "beta_2": "beta2",
+            "sum_inside_sqrt": "use_sum_inside_sqrt",
+        },
     ),
     _NAME.format("ftrl"): _UpdateOp(
-        {"accumulator": "accumulators", "linear": "linears"},
-        lambda op: FTRL(
-            learning_rate_power=op["learning_rate_power"],
-            l1_regularization_strength=op["l1_regularization_strength"],
-            l2_regularization_strength=op["l2_regularization_strength"],
-            beta=op["beta"],
-            multiply_linear_by_learning_rate=op[
-                "multiply_linear_by_learning_rate"
-            ],
-        ),
+        FTRL, {"accumulator": "accumulators", "linear": "linears"}
     ),
 }

@@ -26,19 +26,17 @@ from tfrs_embed.checkpoint.conversion.objects import (
     parse,
     unescape,
 )
+from tfrs_embed.optimizers.rules import RULES
 from tfrs_embed.sparsecore.layout import flat_rows
 
 _EMBEDDING = "_tpu_embedding"
 _KERAS = "_keras_embedding_layers"
 _LAYOUTS = "_sparse_core_table_layouts"
-_SLOTS = ("accumulators", "momenta", "velocities", "linears")
+_SLOTS = tuple(dict.fromkeys(slot for rule in RULES for slot in rule().slots()))
 _OPTIMIZER_SLOT = "/.OPTIMIZER_SLOT/"
 #: Keras's slots, and what they are here.
 KERAS_SLOTS = {
-    "accumulator": "accumulators",
-    "m": "momenta",
-    "v": "velocities",
-    "linear": "linears",
+    slot: own for rule in RULES for slot, own in rule.keras_slots.items()
 }
 
 

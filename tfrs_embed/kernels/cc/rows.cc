@@ -293,7 +293,7 @@ void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end,
   });
 }
 
-// The update rules, as in tfrs_embed/optimizers.py.
+// The update rules, as in tfrs_embed/optimizers/rules.py.
 
 template <int kDim>
 inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {

@@ -55,6 +55,8 @@ struct TfrsGradientRef {
   const float* gradient;
 };
 
+// The update rules of tfrs_embed/optimizers/rules.py, by their names and numbers
+// there.
 enum TfrsRule {
   kSum = 0,  // Not an optimizer: adds the gradient to the row.
   kSgd = 1,
@@ -62,11 +64,18 @@ enum TfrsRule {
   kAdagradMomentum = 3,
   kAdam = 4,
   kFtrl = 5,
+  kRules,  // The number of rules.
 };
 
 // The number of variables that a rule updates: the parameters and the slots.
 static inline int tfrs_states(int rule) {
-  return rule == kAdagrad ? 2 : rule > kAdagrad ? 3 : 1;
+  switch (rule) {
+    case kAdagrad: return 2;
+    case kAdagradMomentum:
+    case kAdam:
+    case kFtrl: return 3;
+    default: return 1;
+  }
 }
 
 // A table whose rows are updated. The rule's settings are, in this order:

@@ -130,7 +130,7 @@ class UpdateOp : public OpKernel {
                 InvalidArgument("settings must have ", kSettings,
                                 " entries for each table."));
     for (int rule : rules_) {
-      OP_REQUIRES(ctx, rule >= kSgd && rule <= kFtrl,
+      OP_REQUIRES(ctx, rule > kSum && rule < kRules,
                   InvalidArgument("rules: ", rule));
     }
     OP_REQUIRES_OK(ctx, ctx->GetAttr("gradient_of", &gradient_of_));

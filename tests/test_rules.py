@@ -1,0 +1,98 @@
+"""What a rule says of itself holds wherever else the rule is."""
+
+import inspect
+import pathlib
+import re
+import typing
+
+import pytest
+import tf_keras
+
+import kernel_cases
+import reference
+import tfrs_embed.kernels
+from tfrs_embed import optimizers, types
+from tfrs_embed.ops import kernel_calls
+from tfrs_embed.optimizers import RULES, conversion
+
+OF_TPU = [rule for rule in RULES if rule.tpu]
+ROWS_H = pathlib.Path(tfrs_embed.kernels.__file__).parent / "cc" / "rows.h"
+
+
+def name_of(rule):
+    return rule.__name__
+
+
+EVERY = pytest.mark.parametrize("rule", RULES, ids=name_of)
+
+
+@EVERY
+def test_a_rule_is_exported(rule):
+    assert getattr(optimizers, rule.__name__) is rule
+    assert rule.__name__ in optimizers.__all__
+
+
+@EVERY
+def test_a_rule_is_among_what_the_tests_compare_with_the_reference(rule):
+    assert rule.__name__ in reference.UPDATES
+    assert rule in map(type, kernel_cases.RULES.values())
+
+
+def test_the_kernels_number_the_rules_alike():
+    [body] = re.findall(r"enum TfrsRule \{(.*?)\};", ROWS_H.read_text(), re.S)
+    numbers = {
+        name.lower(): int(number)
+        for name, number in re.findall(r"\bk(\w+) = (\d+)", body)
+    }
+    assert numbers.pop("sum") == 0
+    assert numbers == {
+        rule.__name__.lower(): rule.loop
+        for rule in RULES
+        if rule.loop is not None
+    }
+
+
+@EVERY
+def test_a_rules_settings_have_room_in_the_kernels(rule):
+    [room] = re.findall(r"float settings\[(\d+)\]", ROWS_H.read_text())
+    assert len(rule().loop_settings()) <= int(room)
+
+
+@pytest.mark.parametrize("rule", OF_TPU, ids=name_of)
+def test_a_rule_has_the_defaults_of_tensorflows_optimizer(rule):
+    assert conversion.convert(rule.tpu(), "Table 't'").rule == rule()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, rule in kernel_cases.RULES.items() if rule.tpu]
+)
+def test_a_rule_is_the_same_after_it_was_tensorflows_optimizer(name):
+    rule = kernel_cases.RULES[name]
+    made = conversion.to_tpu(rule, 0.5)
+    assert type(made) is rule.tpu
+    assert conversion.convert(made, "Table 't'").rule == rule
+
+
+def test_the_names_of_optimizers_are_those_of_tensorflows():
+    for name in typing.get_args(types.OptimizerName):
+        assert conversion.convert(name, "Table 't'").rule.tpu in [
+            rule.tpu for rule in OF_TPU
+        ]
+    assert len(typing.get_args(types.OptimizerName)) == len(OF_TPU)
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if rule.keras], ids=name_of
+)
+def test_keras_has_the_settings_that_a_rule_takes_from_it(rule):
+    for module in (tf_keras.optimizers, tf_keras.optimizers.legacy):
+        known = inspect.signature(getattr(module, rule.keras)).parameters
+        assert set(rule.keras_names.values()) <= set(known)
+
+
+def test_a_rule_of_ones_own_does_not_get_its_parents_loop():
+    class Own(optimizers.SGD):
+        """Another formula."""
+
+    assert kernel_calls.has_rule(optimizers.SGD())
+    assert not kernel_calls.has_rule(Own())
