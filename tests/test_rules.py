@@ -68,7 +68,7 @@ def test_a_rule_has_the_defaults_of_tensorflows_optimizer(rule):
 )
 def test_a_rule_is_the_same_after_it_was_tensorflows_optimizer(name):
     rule = kernel_cases.RULES[name]
-    made = conversion.to_tpu(rule, 0.5)
+    made = conversion.to_tpu(rule, 0.5, "Table 't'")
     assert type(made) is rule.tpu
     assert conversion.convert(made, "Table 't'").rule == rule
 
@@ -88,6 +88,21 @@ def test_keras_has_the_settings_that_a_rule_takes_from_it(rule):
     for module in (tf_keras.optimizers, tf_keras.optimizers.legacy):
         known = inspect.signature(getattr(module, rule.keras)).parameters
         assert set(rule.keras_names.values()) <= set(known)
+
+
+def test_a_rule_that_tpus_dont_have_is_an_error_that_says_what_they_have():
+    class Own(optimizers.SGD):
+        """A formula that TensorFlow has no optimizer of."""
+
+        tpu = None
+
+    with pytest.raises(ValueError) as e:
+        conversion.to_tpu(Own(), 0.5, "Table 't'")
+    assert str(e.value) == (
+        "Table 't': TPUs don't have the update rule Own; use SGD, Adagrad, "
+        "AdagradMomentum, Adam or FTRL of tf.tpu.experimental.embedding, or "
+        "what becomes one of them."
+    )
 
 
 def test_a_rule_of_ones_own_does_not_get_its_parents_loop():

@@ -19,7 +19,8 @@ from strategies.test_sharded_keras import (
     make_samples,
     one_device,
 )
-from tfrs_embed import sparsecore
+from tfrs_embed import optimizers, sparsecore
+from tfrs_embed.optimizers.learning_rate import LearningRate
 from tfrs_embed.sparsecore import host_kernels
 
 tpu = tf.tpu.experimental.embedding
@@ -262,6 +263,32 @@ def test_hardware_that_is_not_there_is_an_error(strategy):
         ValueError, match="embedding_feature=V1, but these TPUs have V2"
     ):
         make_layer(strategy, embedding_feature=Hardware.V1)
+
+
+@pytest.mark.parametrize(
+    "hardware",
+    [Hardware.V2, Hardware.UNSUPPORTED],
+    ids=lambda h: h.name,
+)
+def test_a_rule_that_tpus_dont_have_is_an_error(strategy, hardware):
+    class Own(optimizers.SGD):
+        """A formula that TensorFlow has no optimizer of."""
+
+        tpu = None
+
+    rate = LearningRate.of(0.5, "Own")
+    own = optimizers.TableOptimizer(Own(), rate, None)
+    table = tfrs_embed.TableConfig("t", 8, 4, optimizer=own)
+    with (
+        strategy.scope(),
+        pytest.raises(ValueError, match=r"Table 't': TPUs don't .* Own; use"),
+    ):
+        tfrs_embed.PartialTPUEmbedding(
+            tfrs_embed.FeatureConfig("f", table),
+            "sgd",
+            size_threshold=0,
+            embedding_feature=hardware,
+        )
 
 
 def test_the_wrong_wheel_is_an_error_that_names_the_right_one(

@@ -177,18 +177,39 @@ def _from_tpu(optimizer: Any, where: str, source: Any) -> _Found:
     )
 
 
-def to_tpu(rule: UpdateRule, rate: Any) -> Any:
+def tpu_class(rule: UpdateRule, where: str) -> Any:
+    """Returns the class of TensorFlow's optimizer of an update rule.
+
+    Args:
+        rule: the rule.
+        where: what the optimizer is for, in error messages: "Table 'user'".
+
+    Raises:
+        ValueError: TPUs don't have the rule.
+    """
+    if rule.tpu is None:
+        raise ValueError(
+            f"{where}: TPUs don't have the update rule {rule.name}; use "
+            f"{TPU_OPTIMIZERS}, or what becomes one of them."
+        )
+    return rule.tpu
+
+
+def to_tpu(rule: UpdateRule, rate: Any, where: str) -> Any:
     """Returns TensorFlow's optimizer of an update rule.
 
     Args:
         rule: the rule.
         rate: its learning rate: a number, or a callable.
+        where: what the optimizer is for, in error messages: "Table 'user'".
 
     Returns:
         A `tf.tpu.experimental.embedding` optimizer.
+
+    Raises:
+        ValueError: TPUs don't have the rule.
     """
-    assert rule.tpu is not None
-    optimizer = rule.tpu(rate, **dataclasses.asdict(rule))
+    optimizer = tpu_class(rule, where)(rate, **dataclasses.asdict(rule))
     # TensorFlow's default is False, which recent versions of protobuf refuse
     # where an enumeration's number belongs.
     if getattr(optimizer, "low_dimensional_packing_status", None) is False:

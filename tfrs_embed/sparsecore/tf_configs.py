@@ -48,7 +48,7 @@ def feature_configs(
     for name, optimizer in optimizers.items():
         key = (id(optimizer), stacking and stacking.group_of(name))
         if key not in made:
-            made[key] = _optimizer(optimizer, rate)
+            made[key] = _optimizer(optimizer, rate, f"Table '{name}'")
         of_table[name] = made[key]
     tables: dict[str, Any] = {}
     configs = []
@@ -85,13 +85,17 @@ def _zeros(
     return tf.zeros(shape if shard_info is None else shard_info.shape, dtype)
 
 
-def _optimizer(optimizer: TableOptimizer | None, rate: Rate | None) -> Any:
+def _optimizer(
+    optimizer: TableOptimizer | None, rate: Rate | None, where: str
+) -> Any:
     # An untrained table's gradients are never sent; TF wants an optimizer.
     if optimizer is None:
-        return to_tpu(SGD(), 0.0)
+        return to_tpu(SGD(), 0.0, where)
     # Tables of two optimizers must not become one stack, not even if these
     # are equal now. TensorFlow compares callables by identity.
-    return to_tpu(optimizer.rule, lambda: rate(optimizer) if rate else 0.0)
+    return to_tpu(
+        optimizer.rule, lambda: rate(optimizer) if rate else 0.0, where
+    )
 
 
 def declares_samples(feature: FeatureSpec) -> bool:
@@ -168,4 +172,4 @@ def _chip_optimizer(given: Any, where: str) -> Any:
         return None
     # TF does not stack tables whose learning rates are different callables,
     # and each optimizer gets its own when it trains.
-    return to_tpu(converted.rule, lambda: 0.0)
+    return to_tpu(converted.rule, lambda: 0.0, where)

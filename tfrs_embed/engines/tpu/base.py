@@ -14,6 +14,7 @@ from tfrs_embed.engines.engine import Engine
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.optimizers.conversion import tpu_class
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore import tf_configs
 from tfrs_embed.sparsecore.stacking import Stacking
@@ -38,7 +39,8 @@ class TPUEngine(Engine):
         batch_size: the largest batch of a replica, or None.
 
     Raises:
-        ValueError: a table has more rows than a TPU can number.
+        ValueError: a table has more rows than a TPU can number, or an update
+            rule that TPUs don't have.
     """
 
     def __init__(
@@ -54,6 +56,9 @@ class TPUEngine(Engine):
         self._name = name
         self._rates: dict[int, tf.Tensor] = {}
         self._step: Any = None
+        for table, optimizer in optimizers.items():
+            if optimizer is not None:
+                tpu_class(optimizer.rule, f"Table '{table}'")
         for state in self.states.values():
             if state.spec.vocabulary_size > tf.int32.max:
                 raise ValueError(
