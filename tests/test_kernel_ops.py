@@ -378,7 +378,7 @@ def feature(**changes):
         "table": 0,
         "ids": np.array([1, 2, 3], np.int32),
         "count": 2,
-        "bag": np.array([0, 0, 1], np.int32),
+        "bag_ids": np.array([0, 0, 1], np.int32),
         "weights": np.ones(3, np.float32),
         "scale": np.ones(2, np.float32),
     }
