@@ -33,6 +33,8 @@ RULES = {
     "ftrl_linear": optimizers.FTRL(
         -0.6, 0.01, 0.02, 0.1, multiply_linear_by_learning_rate=True
     ),
+    "momentum": optimizers.Momentum(0.8),
+    "momentum_nesterov": optimizers.Momentum(0.8, use_nesterov=True),
 }
 
 

@@ -95,6 +95,7 @@ class Table:
                 ),
                 "linears": 0.0,
             },
+            "Momentum": {"momenta": 0.0},
         }[self.rule]
         for name, value in start.items():
             self.slots[name] = np.full(self.rows.shape, value, np.float64)
@@ -307,6 +308,12 @@ def _ftrl(
     ) / denominator
 
 
+def _momentum(table, i, g, rate, momentum=0.0, use_nesterov=False):
+    m = table.slots["momenta"]
+    m[i] = momentum * m[i] - rate * g
+    table.rows[i] += momentum * m[i] - rate * g if use_nesterov else m[i]
+
+
 UPDATES = {
     None: _no_update,
     "SGD": _sgd,
@@ -314,4 +321,5 @@ UPDATES = {
     "AdagradMomentum": _adagrad_momentum,
     "Adam": _adam,
     "FTRL": _ftrl,
+    "Momentum": _momentum,
 }

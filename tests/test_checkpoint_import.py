@@ -103,13 +103,16 @@ def make_model(optimizer, size_threshold=0):
         ("all_large", False, "Ftrl"),
         ("partial", True, "Adam"),
         ("partial", False, "Adagrad"),
+        ("all_large", True, "SGD"),
+        ("partial", False, "SGD"),
     ],
 )
 def test_tables_trained_by_tfrs_are_restored(
     layer, legacy, kind, tmp_path, capsys
 ):
     keras = tf_keras.optimizers.legacy if legacy else tf_keras.optimizers
-    optimizer = getattr(keras, kind)(0.1)
+    settings = {"momentum": 0.8} if kind == "SGD" else {}
+    optimizer = getattr(keras, kind)(0.1, **settings)
     trained = train_tfrs(layer, optimizer)
     path = tf.train.Checkpoint(model=trained, optimizer=optimizer).save(
         str(tmp_path / "old")
@@ -121,7 +124,7 @@ def test_tables_trained_by_tfrs_are_restored(
     assert ("name of its feature" in err) == (layer == "partial")
     assert "its own, accumulators, are initial" in err
 
-    model = make_model(getattr(tf_keras.optimizers, kind)(0.1))
+    model = make_model(getattr(tf_keras.optimizers, kind)(0.1, **settings))
     model(INPUTS)
     embedding = model.embedding
     tables = tf.train.Checkpoint(embedding=embedding)
@@ -160,6 +163,8 @@ def keras_slot(optimizer, table, slot):
         "velocities": "v",
         "linears": "linear",
     }[slot]
+    if isinstance(optimizer, tf_keras.optimizers.legacy.SGD):
+        name = "momentum"
     if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
         return optimizer.get_slot(table, name)
     suffix = f"/{name}/{table.name.split(':')[0]}"

@@ -71,6 +71,27 @@ OPTIMIZERS = {
             "multiply_linear_by_learning_rate": True,
         },
     ),
+    # As Keras stores them: each layer makes an optimizer of its own.
+    "momentum": (
+        {
+            "class_name": "SGD",
+            "config": {"learning_rate": 0.3, "momentum": 0.8},
+        },
+        "Momentum",
+        {"momentum": 0.8},
+    ),
+    "momentum_nesterov": (
+        {
+            "class_name": "SGD",
+            "config": {
+                "learning_rate": 0.3,
+                "momentum": 0.8,
+                "nesterov": True,
+            },
+        },
+        "Momentum",
+        {"momentum": 0.8, "use_nesterov": True},
+    ),
 }
 
 

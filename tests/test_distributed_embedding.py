@@ -646,9 +646,8 @@ def test_2_an_unknown_optimizer_is_an_error():
 @pytest.mark.parametrize(
     "setting",
     [
-        {"momentum": 0.9},
-        {"momentum": 0.9, "nesterov": True},
         {"clipnorm": 1.0},
+        {"clipnorm": 1.0, "momentum": 0.9, "nesterov": True},
         {"global_clipnorm": 1.0},
         {"use_ema": True},
     ],

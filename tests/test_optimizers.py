@@ -137,6 +137,14 @@ FORMS = {
         for name, module in MODULES.items()
     },
     **{
+        f"{name}_momentum": (
+            lambda m=module: m.SGD(0.3, momentum=0.8, nesterov=True),
+            rules.Momentum(0.8, use_nesterov=True),
+            0.3,
+        )
+        for name, module in MODULES.items()
+    },
+    **{
         f"{name}_adam": (
             lambda m=module: m.Adam(0.3, beta_1=0.7, beta_2=0.8, epsilon=1e-3),
             rules.Adam(0.7, 0.8, 1e-3, sum_inside_sqrt=False),
@@ -231,6 +239,10 @@ SCHEDULE = schedules.ExponentialDecay(0.3, decay_steps=2, decay_rate=0.5)
 KERAS = {
     "sgd": lambda m: m.SGD(0.3),
     "sgd_scheduled": lambda m: m.SGD(SCHEDULE),
+    "sgd_momentum": lambda m: m.SGD(0.3, momentum=0.8),
+    "sgd_nesterov": lambda m: m.SGD(0.3, momentum=0.8, nesterov=True),
+    "sgd_nesterov_alone": lambda m: m.SGD(0.3, nesterov=True),
+    "sgd_momentum_scheduled": lambda m: m.SGD(SCHEDULE, momentum=0.8),
     "adagrad": lambda m: m.Adagrad(0.3, initial_accumulator_value=0.2),
     "adagrad_scheduled": lambda m: m.Adagrad(SCHEDULE),
     "adam": lambda m: m.Adam(0.1),
@@ -323,6 +335,28 @@ def test_rows_that_are_not_looked_up_keep_values_and_slots():
         np.testing.assert_array_equal(changed, [False, True, False, False])
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_is_that_of_keras_legacy_sgd_with_sparse_gradients(nesterov):
+    def make():
+        return legacy.SGD(0.3, momentum=0.8, nesterov=nesterov)
+
+    layer, original = make_layer(make()), make()
+    variable = tf.Variable(layer.embedding_tables["t"])
+    for ids in ([0, 2], [2, 3], [0, 2]):
+        gradient = tf.random.normal([2, 3], seed=1)
+        train(layer, tf.constant(ids), gradient)
+        sparse = tf.IndexedSlices(gradient, ids, [4, 3])
+        original.apply_gradients([(sparse, variable)])
+    table = layer.embedding_tables["t"]
+    np.testing.assert_allclose(table, variable, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        state(layer)["t/momenta"],
+        original.get_slot(variable, "momentum"),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
 # What is refused.
 
 
@@ -335,8 +369,6 @@ REFUSED_SETTINGS = {
         f"{name}_{setting}": (make, setting)
         for name, m in MODULES.items()
         for setting, make in {
-            "momentum": lambda m=m: m.SGD(0.1, momentum=0.9),
-            "nesterov": lambda m=m: m.SGD(0.1, nesterov=True),
             "amsgrad": lambda m=m: m.Adam(0.1, amsgrad=True),
             "clipnorm": lambda m=m: m.SGD(0.1, clipnorm=1.0),
             "clipvalue": lambda m=m: m.Adagrad(0.1, clipvalue=1.0),
@@ -356,11 +388,15 @@ REFUSED_SETTINGS = {
         lambda: legacy.SGD(0.1, gradient_transformers=[lambda pairs: pairs]),
         "gradient_transformers",
     ),
-    "loss_scaled_momentum": (
+    "loss_scaled_clipnorm": (
         lambda: tf_keras.mixed_precision.LossScaleOptimizer(
-            new.SGD(0.1, momentum=0.9)
+            new.SGD(0.1, clipnorm=1.0)
         ),
-        "momentum",
+        "clipnorm",
+    ),
+    "momentum_with_clipnorm": (
+        lambda: new.SGD(0.1, momentum=0.9, clipnorm=1.0),
+        "clipnorm",
     ),
     **{
         f"tpu_{kind.__name__}_{setting}": (

@@ -12,6 +12,7 @@ from tfrs_embed.optimizers.rules import (
     Adagrad,
     AdagradMomentum,
     Adam,
+    Momentum,
     TableOptimizer,
     UpdateRule,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "Adagrad",
     "AdagradMomentum",
     "Adam",
+    "Momentum",
     "TableOptimizer",
     "UpdateRule",
 ]

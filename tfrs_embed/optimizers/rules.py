@@ -1,7 +1,7 @@
-"""Table optimizers: SparseCore's update rules with their learning rates.
+"""Table optimizers: update rules with their learning rates.
 
 A rule is a formula on the rows that were looked up. `g` is a row's gradient
-summed over the global batch. The formulas are those of
+summed over the global batch. The formulas that TPUs have are those of
 `tensorflow/core/protobuf/tpu/optimization_parameters.proto` as SparseCore
 applies them: a row that was not looked up keeps its values and slots.
 
@@ -377,6 +377,41 @@ class FTRL(UpdateRule):
         ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Momentum(UpdateRule):
+    """Gradient descent with momentum, lazily: rows without a gradient rest.
+
+    Sutskever et al. 2013, "On the importance of initialization and momentum in
+    deep learning": m = momentum m - rate g;
+    w += momentum m - rate g if use_nesterov else m.
+    """
+
+    momentum: float = 0.0
+    use_nesterov: bool = False
+
+    loop = 6
+    keras = "SGD"
+    keras_names: ClassVar = {"use_nesterov": "nesterov"}
+    # New and legacy.
+    keras_slots: ClassVar = {"m": "momenta", "momentum": "momenta"}
+
+    def slots(self) -> dict[str, float]:
+        """See the base class."""
+        return {"momenta": 0.0}
+
+    def update(
+        self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
+    ) -> tuple[tf.Tensor, Slots]:
+        """See the base class."""
+        m = self.momentum * slots["momenta"] - rate * g
+        step = self.momentum * m - rate * g if self.use_nesterov else m
+        return w + step, {"momenta": m}
+
+    def loop_settings(self) -> list[float]:
+        """See the base class."""
+        return [self.momentum, float(self.use_nesterov)]
+
+
 #: The rules there are.
 RULES: tuple[type[UpdateRule], ...] = (
     SGD,
@@ -384,6 +419,7 @@ RULES: tuple[type[UpdateRule], ...] = (
     AdagradMomentum,
     Adam,
     FTRL,
+    Momentum,
 )
 
 

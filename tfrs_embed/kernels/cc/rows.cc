@@ -386,6 +386,17 @@ inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
       }
       return;
     }
+    case kMomentum: {
+      const float momentum = s[0];
+      const bool nesterov = s[1] != 0;
+      float* __restrict m = t.state[1] + row * dim;
+      for (int64_t j = 0; j < dim; ++j) {
+        const float scaled = rate * g[j];
+        m[j] = momentum * m[j] - scaled;
+        w[j] += nesterov ? momentum * m[j] - scaled : m[j];
+      }
+      return;
+    }
   }
 }
 

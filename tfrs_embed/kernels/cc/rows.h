@@ -64,13 +64,15 @@ enum TfrsRule {
   kAdagradMomentum = 3,
   kAdam = 4,
   kFtrl = 5,
+  kMomentum = 6,
   kRules,  // The number of rules.
 };
 
 // The number of variables that a rule updates: the parameters and the slots.
 static inline int tfrs_states(int rule) {
   switch (rule) {
-    case kAdagrad: return 2;
+    case kAdagrad:
+    case kMomentum: return 2;
     case kAdagradMomentum:
     case kAdam:
     case kFtrl: return 3;
@@ -83,7 +85,8 @@ static inline int tfrs_states(int rule) {
 // g^2, epsilon;
 // Adam: beta_1, 1 - beta_1, beta_2, 1 - beta_2, epsilon (squared if
 // sum_inside_sqrt), sum_inside_sqrt;
-// FTRL: -learning_rate_power, l1, l2, beta, multiply_linear_by_learning_rate.
+// FTRL: -learning_rate_power, l1, l2, beta, multiply_linear_by_learning_rate;
+// Momentum: momentum, use_nesterov.
 struct TfrsTable {
   float* state[3];  // Parameters, then slots; each [rows, dim].
   int64_t dim;
