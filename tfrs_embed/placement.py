@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import enum
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -12,19 +14,37 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.strategies import is_tpu
 from tfrs_embed.text_table import format_bytes, text_table
 
-KERAS = "Keras"
-ONE_DEVICE = "one device"
-SHARDED = "sharded"
-MIRRORED = "mirrored"
-SPARSE_CORE = "SparseCore"
-EMBEDDING_CORE = "TPU embedding core"
-TPU_REPLICATED = "replicated on TPU"
+
+class EngineKind(enum.Enum):
+    """A way to hold and train tables; the value is its name for users."""
+
+    KERAS = "Keras"
+    ONE_DEVICE = "one device"
+    SHARDED = "sharded"
+    HASHED = "sharded by key"
+    MIRRORED = "mirrored"
+    SPARSE_CORE = "SparseCore"
+    EMBEDDING_CORE = "TPU embedding core"
+    TPU_REPLICATED = "replicated on TPU"
+
+
+class TableRoute(NamedTuple):
+    """The engine that is chosen for a table.
+
+    Attributes:
+        kind: the engine.
+        reason: why it is chosen, for users.
+    """
+
+    kind: EngineKind
+    reason: str
+
 
 _EmbeddingFeature = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
 _BY_FEATURE = {
-    _EmbeddingFeature.V2: SPARSE_CORE,
-    _EmbeddingFeature.V1: EMBEDDING_CORE,
-    _EmbeddingFeature.UNSUPPORTED: TPU_REPLICATED,
+    _EmbeddingFeature.V2: EngineKind.SPARSE_CORE,
+    _EmbeddingFeature.V1: EngineKind.EMBEDDING_CORE,
+    _EmbeddingFeature.UNSUPPORTED: EngineKind.TPU_REPLICATED,
 }
 
 
@@ -121,7 +141,7 @@ def route(
     size_threshold: int | None,
     strategy: tf.distribute.Strategy,
     embedding_feature: Any = None,
-) -> dict[str, tuple[str, str]]:
+) -> dict[str, TableRoute]:
     """Chooses an engine for each table.
 
     Args:
@@ -132,7 +152,7 @@ def route(
             reports: UNSUPPORTED leaves it unused.
 
     Returns:
-        The engine and the reason for it, by the table's name.
+        Each table's route, by its name.
 
     Raises:
         ValueError: a table asks for a place that the strategy doesn't have, or
@@ -152,7 +172,7 @@ def route_to_engines(
     size_threshold: int | None,
     strategy: tf.distribute.Strategy,
     embedding_feature: Any = None,
-) -> dict[str, tuple[str, str]]:
+) -> dict[str, TableRoute]:
     """The same for tables that their own optimizers train, small ones too.
 
     What `route` leaves to Keras layers goes to an engine of the default
@@ -172,27 +192,27 @@ def route_to_engines(
         NotImplementedError: the strategy has no engine for such tables.
     """
     routes = route(spec, size_threshold, strategy, embedding_feature)
-    for table, (engine, reason) in routes.items():
-        if engine == KERAS:
+    for table, (kind, reason) in routes.items():
+        if kind is EngineKind.KERAS:
             routes[table] = _default_device(table, strategy, reason)
     return routes
 
 
 def _default_device(
     table: str, strategy: tf.distribute.Strategy, reason: str
-) -> tuple[str, str]:
+) -> TableRoute:
     replicas = f"{reason}, {strategy.num_replicas_in_sync} replicas"
     if is_tpu(strategy):
-        return TPU_REPLICATED, replicas
+        return TableRoute(EngineKind.TPU_REPLICATED, replicas)
     if can_shard(strategy):
-        return MIRRORED, replicas
+        return TableRoute(EngineKind.MIRRORED, replicas)
     _require_one_device(table, strategy, reason, "")
-    return ONE_DEVICE, f"{reason}, one replica"
+    return TableRoute(EngineKind.ONE_DEVICE, f"{reason}, one replica")
 
 
 def _tpu_engine(
     strategy: tf.distribute.Strategy, embedding_feature: Any
-) -> str | None:
+) -> EngineKind | None:
     """The engine for large tables on a strategy's TPUs; None: there are none.
 
     `embedding_feature` is read on TPUs only: one configuration is for all.
@@ -213,11 +233,11 @@ def _route(
     table: TableSpec,
     size_threshold: int | None,
     strategy: tf.distribute.Strategy,
-    tpu: str | None,
-) -> tuple[str, str]:
+    tpu: EngineKind | None,
+) -> TableRoute:
     wants_shards = table.placement == "sharded"
     wants_sparse_core = table.placement == "sparsecore"
-    if (wants_sparse_core and tpu != SPARSE_CORE) or (
+    if (wants_sparse_core and tpu is not EngineKind.SPARSE_CORE) or (
         wants_shards and not can_shard(strategy)
     ):
         raise ValueError(
@@ -226,23 +246,29 @@ def _route(
         )
     replicas = f"{strategy.num_replicas_in_sync} replicas"
     if wants_sparse_core:
-        return SPARSE_CORE, f"placement='sparsecore', {replicas}"
+        return TableRoute(
+            EngineKind.SPARSE_CORE, f"placement='sparsecore', {replicas}"
+        )
     if wants_shards:
-        return SHARDED, f"placement='sharded', {replicas}"
+        return TableRoute(
+            EngineKind.SHARDED, f"placement='sharded', {replicas}"
+        )
     if table.placement == "default_device":
-        return KERAS, "placement='default_device'"
+        return TableRoute(EngineKind.KERAS, "placement='default_device'")
     if size_threshold is None:
-        return KERAS, "size_threshold is None"
+        return TableRoute(EngineKind.KERAS, "size_threshold is None")
     if table.vocabulary_size <= size_threshold:
-        return KERAS, f"rows <= size_threshold {size_threshold:,}"
+        return TableRoute(
+            EngineKind.KERAS, f"rows <= size_threshold {size_threshold:,}"
+        )
     reason = f"rows > size_threshold {size_threshold:,}"
     if tpu is not None:
-        return tpu, f"{reason}, {replicas}"
+        return TableRoute(tpu, f"{reason}, {replicas}")
     if can_shard(strategy):
-        return SHARDED, f"{reason}, {replicas}"
+        return TableRoute(EngineKind.SHARDED, f"{reason}, {replicas}")
     keras = "; size_threshold=None keeps all tables in Keras layers"
     _require_one_device(table.name, strategy, reason, keras)
-    return ONE_DEVICE, f"{reason}, one replica"
+    return TableRoute(EngineKind.ONE_DEVICE, f"{reason}, one replica")
 
 
 def _require_one_device(
@@ -283,14 +309,14 @@ def can_shard(strategy: tf.distribute.Strategy) -> bool:
 
 def describe(
     spec: EmbeddingSpec,
-    routes: dict[str, tuple[str, str]],
+    routes: Mapping[str, TableRoute],
     optimizers: dict[str, TableOptimizer | None],
 ) -> Placement:
     """Describes where tables are.
 
     Args:
         spec: the configuration.
-        routes: each table's engine and the reason for it, by its name.
+        routes: each table's route, by its name.
         optimizers: the optimizers of tables that engines hold, by name.
 
     Returns:
@@ -298,10 +324,10 @@ def describe(
     """
     entries = []
     for table in spec.tables:
-        engine, reason = routes[table.name]
+        kind, reason = routes[table.name]
         optimizer = optimizers.get(table.name)
         slots = len(optimizer.rule.slots()) if optimizer else 0
-        if engine == KERAS:
+        if kind is EngineKind.KERAS:
             trained_by = "the model's"
         else:
             trained_by = "none" if optimizer is None else str(optimizer)
@@ -315,7 +341,7 @@ def describe(
                 features=tuple(
                     f.name for f in spec.features if f.table is table
                 ),
-                engine=engine,
+                engine=kind.value,
                 optimizer=trained_by,
                 reason=reason,
             )

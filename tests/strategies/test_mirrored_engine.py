@@ -26,6 +26,7 @@ from tfrs_embed.distribution import replicas
 from tfrs_embed.engines.composite import CompositeEngine
 from tfrs_embed.engines.mirrored import MirroredEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
+from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.sharded import ShardedEngine
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops.bags import to_bags
@@ -107,11 +108,11 @@ def make_optimizers(names):
 def make_engine(kind, strategy, features, pipelined):
     def of(kind, features):
         optimizers = make_optimizers(f.table.name for f in features)
-        return kind(features, optimizers, pipelined, strategy, "The test")
+        options = EngineOptions(strategy, "The test", pipelined)
+        return kind(features, optimizers, options)
 
     if kind == "one device":
-        optimizers = make_optimizers(f.table.name for f in features)
-        return OneDeviceEngine(features, optimizers, pipelined)
+        return of(OneDeviceEngine, features)
     if kind == "sharded":
         return of(ShardedEngine, features)
     if kind == "mirrored":

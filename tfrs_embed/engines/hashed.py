@@ -8,12 +8,14 @@ lookup of the training step that first uses it.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import handshake
 from tfrs_embed.distribution.exchange import Received
+from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.replica_engine import NEW_KEYS
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.sharded import ShardedEngine
@@ -33,13 +35,12 @@ class HashedEngine(ShardedEngine):
     its vector is zero and has no gradient.
 
     Args:
-        feature: the feature to look up; its table's vocabulary_size is the
-            number of keys that there is room for.
-        optimizer: the table's, or None if it is not trained.
-        strategy: the strategy.
-        name: whose table this is, for errors.
-        key_dtype: the dtype of the user's keys, for errors. The engine's are
-            int64; unsigned ones have the same bits.
+        features: one feature; its table's vocabulary_size is the number of keys
+            that there is room for. The engine's keys are int64; unsigned ones
+            have the same bits.
+        optimizers: the table's optimizer by its name, or None if it is not
+            trained.
+        options: the other arguments.
 
     Raises:
         NotImplementedError: the strategy's collectives can't be used.
@@ -47,21 +48,18 @@ class HashedEngine(ShardedEngine):
 
     def __init__(
         self,
-        feature: FeatureSpec,
-        optimizer: TableOptimizer | None,
-        strategy: tf.distribute.Strategy,
-        name: str,
-        key_dtype: tf.DType = tf.int64,
+        features: Sequence[FeatureSpec],
+        optimizers: dict[str, TableOptimizer | None],
+        options: EngineOptions,
     ) -> None:
+        super().__init__(features, optimizers, options)
+        [feature] = features
         table = feature.table
-        super().__init__(
-            [feature], {table.name: optimizer}, False, strategy, name
-        )
-        self._key_dtype = key_dtype
+        self._key_dtype = options.key_dtype
         self._capacity = rows_per_shard(table, self._replicas.world)
         self._maps: list[KeyMap] = []
         self._rows: KeyedRows | None = None
-        self.states = {table.name: HashedTable(table, optimizer)}
+        self.states = {table.name: HashedTable(table, optimizers[table.name])}
 
     def _build(self) -> None:
         self._maps = [KeyMap() for _ in self._shards]

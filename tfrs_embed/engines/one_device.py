@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops.bags import BaggedIds
@@ -23,25 +24,21 @@ class OneDeviceEngine(Engine):
         features: the features to look up, in the order of each call.
         optimizers: each table's optimizer by the table's name, or None for a
             table that is not trained.
-        pipelined: whether updates overlap the next step, as on SparseCore:
-            lookup i sees the updates of steps 0 to i - 2, and the update of
-            step i - 1 runs beside the dense part of step i.
-        device: where the variables live; None: where TF places them.
+        options: the other arguments.
     """
 
     def __init__(
         self,
         features: Sequence[FeatureSpec],
         optimizers: dict[str, TableOptimizer | None],
-        pipelined: bool = False,
-        device: str | None = None,
+        options: EngineOptions,
     ) -> None:
         super().__init__(features, optimizers)
         self._shard = Shard(
             [s.spec for s in self.states.values()],
             optimizers,
-            pipelined,
-            device,
+            options.pipelined,
+            options.device,
         )
 
     def build(self) -> None:

@@ -13,6 +13,7 @@ from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import handshake, replicas
 from tfrs_embed.distribution.consensus import ReplicaConsensus
 from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.composite import CompositeTable
@@ -56,10 +57,7 @@ class ReplicasEngine(Engine):
         features: the features to look up, in the order of each call.
         optimizers: each table's optimizer by the table's name, or None for a
             table that is not trained.
-        pipelined: whether updates overlap the next step; see
-            `OneDeviceEngine`.
-        strategy: the strategy.
-        name: whose tables these are, for errors.
+        options: the other arguments.
 
     Raises:
         NotImplementedError: the strategy's collectives can't be used.
@@ -69,20 +67,18 @@ class ReplicasEngine(Engine):
         self,
         features: Sequence[FeatureSpec],
         optimizers: dict[str, TableOptimizer | None],
-        pipelined: bool,
-        strategy: tf.distribute.Strategy,
-        name: str,
+        options: EngineOptions,
     ) -> None:
         super().__init__(features, optimizers)
-        self._name = name
-        self._strategy = strategy
-        self._replicas = replicas.of(strategy)
-        self._pipelined = pipelined
+        self._name = options.name
+        self._strategy = options.strategy
+        self._replicas = replicas.of(options.strategy)
+        self._pipelined = options.pipelined
         self._shards = [
             Shard(
                 [s.spec for s in self.states.values()],
                 optimizers,
-                pipelined,
+                options.pipelined,
                 device,
             )
             for device in self._replicas.devices

@@ -13,10 +13,10 @@ from tensorflow.python.eager import record
 from tfrs_embed import configs, placement, serialization, strategies
 from tfrs_embed.arguments import named
 from tfrs_embed.distribution import handshake
+from tfrs_embed.engines import factory
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.hashed import HashedEngine
-from tfrs_embed.engines.one_device import OneDeviceEngine
-from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
@@ -27,6 +27,7 @@ from tfrs_embed.ops.checks import Checks, first, message
 from tfrs_embed.ops.lookup import reshape_output
 from tfrs_embed.ops.parsed_ids import valid
 from tfrs_embed.optimizers import TableOptimizer, conversion
+from tfrs_embed.placement import EngineKind
 from tfrs_embed.serving import tables as served_tables
 from tfrs_embed.strategies import is_tpu
 from tfrs_embed.types import LayerArguments, Optimizer
@@ -179,21 +180,23 @@ class All2AllDenseEmbedding(Layer):
         feature: configs.FeatureSpec,
         optimizer: TableOptimizer | None,
     ) -> Engine:
-        strategy = self._strategy
         if self._arguments.use_hashtable:
-            return HashedEngine(
-                feature,
-                optimizer,
-                strategy,
+            kind = EngineKind.HASHED
+        elif self._strategy.num_replicas_in_sync > 1:
+            kind = EngineKind.SHARDED
+        else:
+            kind = EngineKind.ONE_DEVICE
+        table = feature.table.name
+        return factory.make_engine(
+            [feature],
+            {table: optimizer},
+            {table: kind},
+            EngineOptions(
+                self._strategy,
                 self._where,
-                self._arguments.key_dtype,
-            )
-        by_table = {feature.table.name: optimizer}
-        if strategy.num_replicas_in_sync > 1:
-            return ShardedEngine(
-                [feature], by_table, False, strategy, self._where
-            )
-        return OneDeviceEngine([feature], by_table)
+                key_dtype=self._arguments.key_dtype,
+            ),
+        )
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the table."""

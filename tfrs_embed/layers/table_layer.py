@@ -19,15 +19,10 @@ from tfrs_embed.configs import (
     as_int,
 )
 from tfrs_embed.distribution import handshake
-from tfrs_embed.engines.composite import CompositeEngine
+from tfrs_embed.engines import factory
 from tfrs_embed.engines.engine import Engine
-from tfrs_embed.engines.mirrored import MirroredEngine
-from tfrs_embed.engines.one_device import OneDeviceEngine
-from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.state import Tables, TableState
-from tfrs_embed.engines.tpu.embedding_cores import EmbeddingCoreEngine
-from tfrs_embed.engines.tpu.replicated import ReplicatedEngine
-from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.copies import copy_layer, copy_state
@@ -40,7 +35,7 @@ from tfrs_embed.ops.samples import Matrix
 from tfrs_embed.ops.tpu_inputs import require_given, require_known
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.placement import Placement
+from tfrs_embed.placement import EngineKind, Placement, TableRoute
 from tfrs_embed.serving import tables as served_tables
 from tfrs_embed.serving.tables import ServedTables
 from tfrs_embed.sparsecore.stacking import Stacking
@@ -116,7 +111,7 @@ class TableLayer(Layer):
     def _place(
         self,
         spec: EmbeddingSpec,
-        routes: dict[str, tuple[str, str]],
+        routes: Mapping[str, TableRoute],
         settings: Settings,
         batch_size: int | None = None,
         stacking: Stacking | None = None,
@@ -125,7 +120,7 @@ class TableLayer(Layer):
 
         Args:
             spec: the configuration.
-            routes: each table's engine and the reason for it, by its name.
+            routes: each table's route, by its name.
             settings: what is asked of all tables.
             batch_size: the largest batch of one replica, where features don't
                 say, or None.
@@ -135,7 +130,11 @@ class TableLayer(Layer):
         self._spec = spec
         self._settings = settings
         self._batch_size = batch_size
-        large = [t for t in spec.tables if routes[t.name][0] != placement.KERAS]
+        large = [
+            t
+            for t in spec.tables
+            if routes[t.name].kind is not EngineKind.KERAS
+        ]
         # Those of small tables too: a config is valid wherever its tables are.
         converted = _convert_optimizers(
             spec.tables, settings.optimizer, type(self).__name__
@@ -155,7 +154,7 @@ class TableLayer(Layer):
         self._engine_layer: EngineLayer | None = None
         if large:
             self._engine_layer = EngineLayer(
-                self._make_engines(routes, optimizers),
+                self._make_engine(routes, optimizers),
                 name="tpu_embedding",
                 dtype=self._dtype_policy,
                 trainable=self.trainable,
@@ -176,64 +175,26 @@ class TableLayer(Layer):
             )
             self.tables.add(TableState(table))
 
-    def _make_engines(
-        self,
-        routes: dict[str, tuple[str, str]],
-        optimizers: dict[str, TableOptimizer | None],
-    ) -> Engine:
-        """One engine for all tables that no Keras layer holds."""
-        features = [
-            f
-            for f in self._spec.features
-            if routes[f.table.name][0] != placement.KERAS
-        ]
-        by_kind: dict[str, list[FeatureSpec]] = {}
-        for feature in features:
-            kind, _ = routes[feature.table.name]
-            by_kind.setdefault(kind, []).append(feature)
-        engines = [
-            self._make_engine(
-                kind,
-                mine,
-                {f.table.name: optimizers[f.table.name] for f in mine},
-            )
-            for kind, mine in by_kind.items()
-        ]
-        if len(engines) == 1:
-            return engines[0]
-        return CompositeEngine(features, engines)
-
     def _make_engine(
         self,
-        kind: str,
-        features: Sequence[FeatureSpec],
+        routes: Mapping[str, TableRoute],
         optimizers: dict[str, TableOptimizer | None],
     ) -> Engine:
+        """Makes the engine for all tables that no Keras layer holds."""
         settings, strategy = self._settings, self._strategy
-        pipelined = settings.pipeline_execution_with_tensor_core
-        name = f"Layer '{self.name}'"
-        if kind == placement.ONE_DEVICE:
-            return OneDeviceEngine(
-                features, optimizers, pipelined, _device(strategy)
-            )
-        if kind == placement.SHARDED:
-            return ShardedEngine(
-                features, optimizers, pipelined, strategy, name
-            )
-        if kind == placement.MIRRORED:
-            return MirroredEngine(
-                features, optimizers, pipelined, strategy, name
-            )
-        on_tpu = (features, optimizers, strategy, name, self._batch_size)
-        if kind == placement.TPU_REPLICATED:
-            return ReplicatedEngine(*on_tpu)
-        if kind == placement.EMBEDDING_CORE:
-            return EmbeddingCoreEngine(*on_tpu, pipelined=pipelined)
-        return SparseCoreEngine(
-            *on_tpu,
-            pipelined=pipelined,
-            config=settings.sparse_core_embedding_config,
-            stacking=self._stacking,
+        return factory.make_engine(
+            [f for f in self._spec.features if f.table.name in optimizers],
+            optimizers,
+            {name: route.kind for name, route in routes.items()},
+            EngineOptions(
+                strategy,
+                f"Layer '{self.name}'",
+                pipelined=settings.pipeline_execution_with_tensor_core,
+                device=_device(strategy),
+                batch_size=self._batch_size,
+                sparse_core_config=settings.sparse_core_embedding_config,
+                stacking=self._stacking,
+            ),
         )
 
     def build(self, input_shape: Any = None) -> None:

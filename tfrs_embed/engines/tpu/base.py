@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfrs_embed import strategies
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds
@@ -34,9 +35,7 @@ class TPUEngine(Engine):
         features: the features to look up, in the order of each call.
         optimizers: each table's optimizer by the table's name, or None for a
             table that is not trained.
-        strategy: the TPUStrategy.
-        name: whose tables these are, for errors.
-        batch_size: the largest batch of a replica, or None.
+        options: the other arguments.
 
     Raises:
         ValueError: a table has more rows than a TPU can number, or an update
@@ -47,13 +46,11 @@ class TPUEngine(Engine):
         self,
         features: Sequence[FeatureSpec],
         optimizers: dict[str, TableOptimizer | None],
-        strategy: tf.distribute.Strategy,
-        name: str,
-        batch_size: int | None = None,
+        options: EngineOptions,
     ) -> None:
         super().__init__(features, optimizers)
-        self._strategy = strategy
-        self._name = name
+        self._strategy = options.strategy
+        self._name = options.name
         self._rates: dict[int, tf.Tensor] = {}
         self._step: Any = None
         for table, optimizer in optimizers.items():
@@ -66,7 +63,7 @@ class TPUEngine(Engine):
                     f"rows; ids on a TPU are int32, so a table has at most "
                     f"{tf.int32.max}."
                 )
-        self._batch = batch_size
+        self._batch = options.batch_size
         self._samples: list[int | None] = []
         for feature in features:
             batch, *rest = feature.output_shape or (None, None)

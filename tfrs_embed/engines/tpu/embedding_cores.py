@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import scatter
 from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.composite import CompositeTable
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.ops.bags import BaggedIds
@@ -36,10 +37,7 @@ class EmbeddingCoreEngine(TPUEngine):
     Args:
         features: the features to look up, in the order of each call.
         optimizers: each table's optimizer by the table's name.
-        strategy: the TPUStrategy.
-        name: whose tables these are, for errors.
-        batch_size: the largest batch of a replica, or None.
-        pipelined: whether updates overlap the next step.
+        options: the other arguments.
 
     Raises:
         ValueError: a table has more rows than a TPU can number.
@@ -49,13 +47,10 @@ class EmbeddingCoreEngine(TPUEngine):
         self,
         features: Sequence[FeatureSpec],
         optimizers: dict[str, TableOptimizer | None],
-        strategy: tf.distribute.Strategy,
-        name: str,
-        batch_size: int | None = None,
-        pipelined: bool = False,
+        options: EngineOptions,
     ) -> None:
-        super().__init__(features, optimizers, strategy, name, batch_size)
-        self._pipelined = pipelined
+        super().__init__(features, optimizers, options)
+        self._pipelined = options.pipelined
         self._embedding: Any = None
         self._calls = itertools.count()
 

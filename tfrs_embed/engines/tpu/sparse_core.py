@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.stacked import StackedTable
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.ops.bags import BaggedIds
@@ -22,7 +23,6 @@ from tfrs_embed.sparsecore.host_kernels import require_kernels
 from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.sparsecore.limits.max_loads import MaxLoads
 from tfrs_embed.sparsecore.setup import check_layout
-from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.sparsecore.topology import Topology
 from tfrs_embed.sparsecore.tpu_embedding import TPUEmbeddingV2InLoops
 from tfrs_embed.strategies import on_host
@@ -38,12 +38,7 @@ class SparseCoreEngine(TPUEngine):
         features: the features to look up, in the order of each call.
         optimizers: each table's optimizer by the table's name, or None for a
             table that is not trained.
-        strategy: the TPUStrategy.
-        name: whose tables these are, for errors.
-        batch_size: the largest batch of a replica, or None.
-        pipelined: whether updates overlap the next step.
-        config: a `SparseCoreEmbeddingConfig`, or None.
-        stacking: which tables to hold as one; None: TensorFlow's choice.
+        options: the other arguments.
 
     Raises:
         ValueError: a table has more rows than a TPU can number.
@@ -54,21 +49,16 @@ class SparseCoreEngine(TPUEngine):
         self,
         features: Sequence[FeatureSpec],
         optimizers: dict[str, TableOptimizer | None],
-        strategy: tf.distribute.Strategy,
-        name: str,
-        batch_size: int | None = None,
-        pipelined: bool = False,
-        config: Any = None,
-        stacking: Stacking | None = None,
+        options: EngineOptions,
     ) -> None:
-        super().__init__(features, optimizers, strategy, name, batch_size)
-        require_kernels(strategy)
-        self._pipelined = pipelined
-        self._config = config
-        self._stacking = stacking
+        super().__init__(features, optimizers, options)
+        require_kernels(options.strategy)
+        self._pipelined = options.pipelined
+        self._config = options.sparse_core_config
+        self._stacking = options.stacking
         self._embedding: Any = None
         self._loads: MaxLoads | None = None
-        hardware = strategy.extended.tpu_hardware_feature
+        hardware = options.strategy.extended.tpu_hardware_feature
         # 0 stands for 4 in TensorFlow's class.
         self._sparse_cores = hardware.num_embedding_devices_per_chip or 4
 

@@ -1,0 +1,72 @@
+"""Engines by their kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.engines.composite import CompositeEngine
+from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.hashed import HashedEngine
+from tfrs_embed.engines.mirrored import MirroredEngine
+from tfrs_embed.engines.one_device import OneDeviceEngine
+from tfrs_embed.engines.options import EngineOptions
+from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.tpu.embedding_cores import EmbeddingCoreEngine
+from tfrs_embed.engines.tpu.replicated import ReplicatedEngine
+from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
+from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.placement import EngineKind
+
+# Takes features, the optimizers of their tables by name, and options.
+_ENGINES: dict[EngineKind, Callable[..., Engine]] = {
+    EngineKind.ONE_DEVICE: OneDeviceEngine,
+    EngineKind.SHARDED: ShardedEngine,
+    EngineKind.HASHED: HashedEngine,
+    EngineKind.MIRRORED: MirroredEngine,
+    EngineKind.SPARSE_CORE: SparseCoreEngine,
+    EngineKind.EMBEDDING_CORE: EmbeddingCoreEngine,
+    EngineKind.TPU_REPLICATED: ReplicatedEngine,
+}
+
+
+def make_engine(
+    features: Sequence[FeatureSpec],
+    optimizers: Mapping[str, TableOptimizer | None],
+    kinds: Mapping[str, EngineKind],
+    options: EngineOptions,
+) -> Engine:
+    """Makes the engine that holds the tables of features.
+
+    Args:
+        features: the features to look up, in the order of each call.
+        optimizers: each table's optimizer by the table's name, or None for a
+            table that is not trained.
+        kinds: each table's kind of engine by the table's name; not KERAS,
+            which is no engine.
+        options: the other arguments, for all kinds.
+
+    Returns:
+        The engine. Tables of several kinds have an engine for each kind,
+        behind this one.
+
+    Raises:
+        NotImplementedError: an engine doesn't support the strategy.
+        ValueError: a table has more rows than an engine takes.
+        RuntimeError: this is not TensorFlow's wheel for TPUs, and SparseCores
+            need it.
+    """
+    by_kind: dict[EngineKind, list[FeatureSpec]] = {}
+    for feature in features:
+        by_kind.setdefault(kinds[feature.table.name], []).append(feature)
+    engines = [
+        _ENGINES[kind](
+            its_features,
+            {f.table.name: optimizers[f.table.name] for f in its_features},
+            options,
+        )
+        for kind, its_features in by_kind.items()
+    ]
+    if len(engines) == 1:
+        return engines[0]
+    return CompositeEngine(features, engines)

@@ -1,0 +1,40 @@
+"""The arguments that a layer's engines have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.sparsecore.stacking import Stacking
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineOptions:
+    """The arguments of an engine, besides its features and optimizers.
+
+    Attributes:
+        strategy: the strategy that the tables are made under.
+        name: whose tables these are, for errors.
+        pipelined: whether updates overlap the next step, as on SparseCore:
+            lookup i sees the updates of steps 0 to i - 2, and the update of
+            step i - 1 runs beside the dense part of step i.
+        device: where the tables of a single device live; None: where
+            TensorFlow places them.
+        key_dtype: the dtype of the users' keys, for errors of an engine that
+            gives rows to keys.
+        batch_size: the largest batch of a TPU's replica, or None.
+        sparse_core_config: a `SparseCoreEmbeddingConfig`, or None.
+        stacking: which tables SparseCores hold as one; None: TensorFlow's
+            choice.
+    """
+
+    strategy: tf.distribute.Strategy
+    name: str
+    pipelined: bool = False
+    device: str | None = None
+    key_dtype: tf.DType = tf.int64
+    batch_size: int | None = None
+    sparse_core_config: Any = None
+    stacking: Stacking | None = None
