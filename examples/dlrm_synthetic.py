@@ -239,11 +239,9 @@ def hidden_weights(ids: tf.Tensor) -> tf.Tensor:
 def traffic(
     layer: tfrs_embed.PartialTPUEmbedding,
 ) -> list[dict[str, int]] | None:
-    """What each replica of this process sent; None: there is one in all."""
-    engine = layer.tpu_embedding.engine
-    if not hasattr(engine, "traffic"):
-        return None
-    return [vars(t) for t in engine.traffic()]
+    """The traffic of each replica here; None: there is one in all."""
+    counted = layer.tpu_embedding.engine.traffic()
+    return [vars(t) for t in counted] or None
 
 
 def peak_memory() -> int:

@@ -354,7 +354,7 @@ def test_variables_of_a_combined_engine(strategy):
     assert names[-1] == "step:0"
     assert list(layer.engine.states) == list(TABLES)
     assert sorted(layer.engine.optimizers) == sorted(TABLES)
-    assert len(layer.engine.pending) == 2 * len(local_ids(strategy))
+    assert len(layer.engine.deferred) == 2 * len(local_ids(strategy))
     assert not layer.engine.has_whole_tables
     layer.engine.step.assign(5)
     steps = [engine.step.numpy() for engine in layer.engine._engines]

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.tables.composite_step import CompositeStep
+from tfrs_embed.engines.traffic import Traffic
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Consensus
 
@@ -63,16 +64,13 @@ class CompositeEngine(Engine):
         """See the base class."""
         if self._step is not None:
             return
-        self.pending: list[Any] = []
         for engine in self._engines:
             engine.build()
-            pending = getattr(engine, "pending", None)
-            self.pending += tf.nest.flatten(pending or [])
         steps = [e.step for e in self._engines]
         self._step = CompositeStep(
-            steps, steps[0]._distribute_strategy, self.drop_pending
+            steps, steps[0]._distribute_strategy, self.drop_deferred
         )
-        self.follow_step()
+        self._follow_step()
 
     @property
     def step(self) -> Any:
@@ -84,8 +82,8 @@ class CompositeEngine(Engine):
         """See the base class."""
         return all(e.has_whole_tables for e in self._engines)
 
-    def _judge(self) -> Engine:
-        """The engine that decides what all replicas do: the first that can."""
+    def _deciding_engine(self) -> Engine:
+        """The engine that decides for all replicas: the first that can."""
         able = (e for e in self._engines if e.consensus() is not None)
         return next(able, self._engines[0])
 
@@ -96,11 +94,11 @@ class CompositeEngine(Engine):
 
     def consensus(self, training: bool = False) -> Consensus | None:
         """See the base class."""
-        return self._judge().consensus(training)
+        return self._deciding_engine().consensus(training)
 
     def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
         """See the base class."""
-        return self._judge().all_agree(ok)
+        return self._deciding_engine().all_agree(ok)
 
     def lookup(
         self,
@@ -133,12 +131,22 @@ class CompositeEngine(Engine):
         ):
             engine.apply_gradients(residual, [gradients[i] for i in places])
 
-    def drain(self) -> None:
+    def apply_deferred(self) -> None:
         """See the base class."""
         for engine in self._engines:
-            engine.drain()
+            engine.apply_deferred()
 
-    def drop_pending(self) -> None:
+    @property
+    def deferred(self) -> list[Any]:
+        """See the base class."""
+        return tf.nest.flatten([e.deferred or [] for e in self._engines])
+
+    def traffic(self) -> list[Traffic]:
+        """See the base class; of the engine that counts, if one does."""
+        counted = (e.traffic() for e in self._engines)
+        return next((t for t in counted if t), [])
+
+    def drop_deferred(self) -> None:
         """See the base class."""
         for engine in self._engines:
-            engine.drop_pending()
+            engine.drop_deferred()

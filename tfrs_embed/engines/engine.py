@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.engines.shard import distinct
 from tfrs_embed.engines.tables.state import TableState
+from tfrs_embed.engines.traffic import Traffic
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.optimizers.rules import TableOptimizer
@@ -19,10 +20,21 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 class Engine(abc.ABC):
     """Looks ids up in tables, and trains the tables.
 
+    Layers make an engine when they are made, and build it when they know what
+    `build` needs, under their strategy. `lookup` and `apply_gradients` are for
+    built engines.
+
     Args:
         features: the features to look up, in the order of each call.
         optimizers: each table's optimizer by the table's name, or None for a
             table that is not trained.
+
+    Attributes:
+        features: the features, in the order of each call.
+        optimizers: each table's optimizer or None, by the table's name.
+        states: each table's state by the table's name. Building the engine
+            adds the variables, each of which is a `tf.Variable` or, where the
+            table is in parts, has those members of one that see it whole.
     """
 
     def __init__(
@@ -42,11 +54,16 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def build(self) -> None:
-        """Creates the variables."""
+        """Creates the variables; where they are there, does nothing.
+
+        Raises:
+            ValueError: `can_build` is False.
+            RuntimeError: other workers build other tables.
+        """
 
     @property
     def can_build(self) -> bool:
-        """Whether all is known that `build` needs."""
+        """Whether all is known that `build` needs; see `observe_batch`."""
         return True
 
     def observe_batch(self, bags: Sequence[BaggedIds | None]) -> None:
@@ -76,7 +93,7 @@ class Engine(abc.ABC):
         """
         return
 
-    def follow_step(self) -> None:
+    def _follow_step(self) -> None:
         """Lets the optimizers' learning rates follow this engine's step."""
         for optimizer in distinct(self.optimizers):
             optimizer.follow(lambda: self.step)
@@ -84,11 +101,15 @@ class Engine(abc.ABC):
     @property
     @abc.abstractmethod
     def step(self) -> Any:
-        """The number of updates made: a scalar int64 variable, or like one."""
+        """The number of updates made, a scalar int64.
+
+        A variable, or an object that has a variable's `numpy`, `assign` and
+        conversion to a tensor; None before `build`.
+        """
 
     @property
     def has_whole_tables(self) -> bool:
-        """Whether each table is one variable."""
+        """Whether each table is one `tf.Variable`, as Keras can load them."""
         return True
 
     @property
@@ -97,15 +118,25 @@ class Engine(abc.ABC):
         return 1
 
     def consensus(self, training: bool = False) -> Consensus | None:
-        """The replicas that look up together here; None: this one alone.
+        """The replicas that look up together, which decide about ids together.
 
         Args:
             training: whether the tables are about to be updated.
+
+        Returns:
+            The replicas; None: the one that asks looks up alone.
         """
         return None
 
     def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
-        """Whether `ok`, a scalar bool, holds on all replicas of a step."""
+        """Whether a condition holds on all replicas of a step.
+
+        Args:
+            ok: a scalar bool, on this replica.
+
+        Returns:
+            A scalar bool, the same on all replicas.
+        """
         return ok
 
     @abc.abstractmethod
@@ -118,25 +149,32 @@ class Engine(abc.ABC):
         """Looks up each feature's ids.
 
         Args:
-            bags: each feature's bags.
+            bags: each feature's bags, in the order of `features`.
             training: whether the tables are about to be updated.
-            dtype: what the activations will be cast to.
+            dtype: the dtype that the activations will be cast to.
 
         Returns:
             Each feature's activations, [count, dim] or in its bags' layout,
-            float32 or, where that saves a cast, of the dtype; and what
-            `apply_gradients` needs to know about them.
+            float32 or, where that saves a cast, of the dtype; and the
+            residuals, whatever `apply_gradients` needs of the lookup.
+
+        Raises:
+            ValueError: the batch is larger than the tables were made for.
+            NotImplementedError: tables can't be read where this is.
         """
 
     @abc.abstractmethod
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
-        """Updates the tables.
+        """Updates the tables and the step, or defers that; see `deferred`.
 
         Args:
-            residuals: what `lookup` returned.
-            gradients: each feature's, [count, dim] float32.
+            residuals: the residuals that `lookup` returned.
+            gradients: each feature's gradient, [count, dim] float32.
+
+        Raises:
+            RuntimeError: the lookup was not made where the tables are trained.
         """
 
     def _refuse_to_train(self, text: str) -> None:
@@ -153,17 +191,64 @@ class Engine(abc.ABC):
             raise RuntimeError(text)
         tf.debugging.Assert(False, [text])
 
-    def drain(self) -> None:
-        """Applies the updates that pipelining has deferred."""
+    @property
+    def deferred(self) -> Any:
+        """The variables of updates that pipelining defers, once built.
+
+        Returns:
+            A `DeferredUpdate`, or a list of them, for TensorFlow to track;
+            None: this engine's updates are never deferred.
+        """
+        return None
+
+    def apply_deferred(self) -> None:
+        """Applies the updates that pipelining has deferred.
+
+        Inside a replica, those of that replica; elsewhere, those of all
+        replicas of this process.
+        """
         return
 
-    def drop_pending(self) -> None:
-        """Forgets the updates that pipelining has deferred."""
+    def drop_deferred(self) -> None:
+        """Drops the updates that pipelining has deferred."""
         return
 
     @property
+    def key_capacity(self) -> int | None:
+        """The number of keys that a shard has rows for.
+
+        None: an id is the number of its row.
+        """
+        return None
+
+    def local_key_counts(self) -> dict[int, int]:
+        """The number of keys with rows, by the ranks of this process's shards.
+
+        Raises:
+            NotImplementedError: an id is the number of its row.
+        """
+        raise NotImplementedError
+
+    def key_counts(self) -> list[int]:
+        """The number of keys with rows, of each shard.
+
+        With several workers it is a collective: all must ask.
+
+        Raises:
+            NotImplementedError: an id is the number of its row.
+        """
+        raise NotImplementedError
+
+    def traffic(self) -> list[Traffic]:
+        """The communication of each local replica since `build`.
+
+        Empty if this engine counts none.
+        """
+        return []
+
+    @property
     def variables(self) -> list[Any]:
-        """All variables, or what is like them: tables, their slots, step."""
+        """All tables' variables and slots, then the step; see `states`."""
         variables = [
             v for s in self.states.values() for v in s.variables.values()
         ]

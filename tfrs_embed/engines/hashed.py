@@ -98,23 +98,20 @@ class HashedEngine(ShardedEngine):
                     variable.assign(tf.fill(variable.shape, value))
 
     @property
-    def capacity(self) -> int:
-        """The number of keys that a shard has rows for."""
+    def key_capacity(self) -> int:
+        """See the base class."""
         return self._capacity
 
-    def local_sizes(self) -> dict[int, int]:
-        """The number of keys of each shard of this process, by rank."""
+    def local_key_counts(self) -> dict[int, int]:
+        """See the base class."""
         ranks = self._replicas.ranks
         return {
             rank: int(key_map.size())
             for rank, key_map in zip(ranks, self._maps, strict=True)
         }
 
-    def sizes(self) -> list[int]:
-        """The number of keys of each shard.
-
-        With several workers all must ask.
-        """
+    def key_counts(self) -> list[int]:
+        """See the base class."""
         assert self._rows is not None
         return self._rows.sizes()
 

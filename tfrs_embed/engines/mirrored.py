@@ -94,7 +94,7 @@ class MirroredEngine(ReplicasEngine):
         return activations, Residuals(replica, list(bags), None, after)
 
     def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
-        self.drain()
+        self.apply_deferred()
         return self._shards[0].lookup(
             self._table_names(), bags, training=False, dtype=tf.float32
         )

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.shard import Shard
+from tfrs_embed.engines.shard import DeferredUpdate, Shard
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import GradientContributions, scatter_update
@@ -47,8 +47,7 @@ class OneDeviceEngine(Engine):
         for name, variables in self._shard.variables.items():
             for key, variable in variables.items():
                 self.states[name].add(key, variable)
-        self.pending = self._shard.pending
-        self.follow_step()
+        self._follow_step()
 
     @property
     def step(self) -> tf.Variable:
@@ -63,14 +62,14 @@ class OneDeviceEngine(Engine):
     ) -> tuple[list[tf.Tensor], Any]:
         """See the base class."""
         if not training:
-            self.drain()
+            self.apply_deferred()
         activations = self._shard.lookup(
             [f.table.name for f in self.features], bags, training, dtype
         )
         if training:
             # After the lookups, and not at all if the ids are bad.
             with tf.control_dependencies([b.ids for b in bags]):
-                self.drain()
+                self.apply_deferred()
         return activations, bags
 
     def apply_gradients(
@@ -89,13 +88,18 @@ class OneDeviceEngine(Engine):
             )
         self._shard.update(contributions, after=[b.ids for b in residuals])
 
-    def drop_pending(self) -> None:
+    @property
+    def deferred(self) -> DeferredUpdate | None:
         """See the base class."""
-        self._shard.drop_pending()
+        return self._shard.deferred
 
-    def drain(self) -> None:
+    def drop_deferred(self) -> None:
         """See the base class."""
-        self._shard.drain()
+        self._shard.drop_deferred()
+
+    def apply_deferred(self) -> None:
+        """See the base class."""
+        self._shard.apply_deferred()
 
 
 def _fill(table: TableSpec, variable: tf.Variable) -> None:

@@ -14,7 +14,7 @@ from tfrs_embed.distribution import handshake, replicas
 from tfrs_embed.distribution.consensus import ReplicaConsensus
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.shard import Shard
+from tfrs_embed.engines.shard import DeferredUpdate, Shard
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.composite import CompositeTable
 from tfrs_embed.engines.tables.composite_step import CompositeStep
@@ -117,11 +117,10 @@ class ReplicasEngine(Engine):
             else CompositeStep(
                 [s.step for s in self._shards],
                 self._strategy,
-                self.drop_pending,
+                self.drop_deferred,
             )
         )
-        self.pending = [s.pending for s in self._shards if s.pending]
-        self.follow_step()
+        self._follow_step()
 
     def _describe(self) -> handshake.Facts:
         """What all workers must have in common."""
@@ -219,12 +218,12 @@ class ReplicasEngine(Engine):
         self._replicas.warn_of_branch(self._name)
         shard = self._shards[replica]
         if not training:
-            shard.drain()
+            shard.apply_deferred()
         activations, residuals = self._lookup(replica, bags, training, dtype)
         if training:
             # After the lookups, and not at all if the ids are bad.
             with tf.control_dependencies(residuals.after):
-                shard.drain()
+                shard.apply_deferred()
         return activations, residuals
 
     @abc.abstractmethod
@@ -278,12 +277,17 @@ class ReplicasEngine(Engine):
             least for the tables that are trained.
         """
 
-    def drop_pending(self) -> None:
+    @property
+    def deferred(self) -> list[DeferredUpdate]:
+        """See the base class."""
+        return [s.deferred for s in self._shards if s.deferred]
+
+    def drop_deferred(self) -> None:
         """See the base class."""
         for shard in self._shards:
-            shard.drop_pending()
+            shard.drop_deferred()
 
-    def drain(self) -> None:
+    def apply_deferred(self) -> None:
         """See the base class."""
         replica = None
         if tf.distribute.in_cross_replica_context() is False:
@@ -291,4 +295,4 @@ class ReplicasEngine(Engine):
         for shard in (
             self._shards if replica is None else [self._shards[replica]]
         ):
-            shard.drain()
+            shard.apply_deferred()

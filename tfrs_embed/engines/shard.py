@@ -23,15 +23,15 @@ from tfrs_embed.unmirrored import UnmirroredVariable, make_variable
 class _Step(UnmirroredVariable):
     """The number of updates made.
 
-    Restoring it drops the pending update: that belonged to the tables that are
+    Restoring it drops the deferred update: that belonged to the tables that are
     being replaced.
     """
 
-    pending: DeferredUpdate | None = None
+    deferred: DeferredUpdate | None = None
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        if self.pending is not None:
-            self.pending.exists.assign(False)
+        if self.deferred is not None:
+            self.deferred.exists.assign(False)
         return super()._restore_from_tensors(restored_tensors)
 
 
@@ -45,6 +45,7 @@ class DeferredUpdate(tf.__internal__.tracking.AutoTrackable):
 
     def __init__(self, tables: Iterable[TableSpec], num_rates: int) -> None:
         super().__init__()
+        # The names are in SavedModels.
         self.exists = make_variable(tf.constant(False), "pending")
         self.rates = make_variable(tf.zeros([num_rates]), "pending_rates")
         self.ids = {}
@@ -79,7 +80,7 @@ class Shard:
         variables: each table's variables by the table's name, then by
             "parameters" or the slot's name.
         step: the number of updates made.
-        pending: the deferred update, if pipelined.
+        deferred: the deferred update, if pipelined.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Shard:
         self.device = device
         self.variables: dict[str, dict[str, tf.Variable]] = {}
         self.step: Any = None
-        self.pending: DeferredUpdate | None = None
+        self.deferred: DeferredUpdate | None = None
         self._tables = tuple(tables)
         self._optimizers = optimizers
         self._pipelined = pipelined
@@ -130,8 +131,10 @@ class Shard:
                 tf.constant(0, tf.int64), "step", kind=_Step
             )
             if self._pipelined:
-                self.pending = DeferredUpdate(self._tables, len(self._distinct))
-                self.step.pending = self.pending
+                self.deferred = DeferredUpdate(
+                    self._tables, len(self._distinct)
+                )
+                self.step.deferred = self.deferred
 
     def gather(self, name: str, ids: tf.Tensor) -> tf.Tensor:
         """Returns rows of a table, [n, dim], without reading the others."""
@@ -181,60 +184,60 @@ class Shard:
         rates = [
             o.rate.at(tf.convert_to_tensor(self.step)) for o in self._distinct
         ]
-        pending = self.pending
-        if pending is None:
+        deferred = self.deferred
+        if deferred is None:
             self._apply(contributions, rates)
         else:
             # That of another call in the same step, if there was one.
-            self.drain()
+            self.apply_deferred()
             for name, of_table in contributions.items():
                 ids, gradients = update_ops.row_gradients(of_table, self.device)
-                stored = pending.ids[in_saved_model(name)]
+                stored = deferred.ids[in_saved_model(name)]
                 stored.assign(tf.cast(ids, stored.dtype))
-                pending.gradients[in_saved_model(name)].assign(gradients)
+                deferred.gradients[in_saved_model(name)].assign(gradients)
         # What doesn't depend on the ids must not change either if they are bad.
         with tf.control_dependencies(after):
             bags = (
                 b for of_table in contributions.values() for b in of_table.bags
             )
             self.step.assign_add(xla.updates(bags))
-            if pending is not None:
-                pending.rates.assign(tf.stack(rates))
-                pending.exists.assign(True)
+            if deferred is not None:
+                deferred.rates.assign(tf.stack(rates))
+                deferred.exists.assign(True)
 
-    def drop_pending(self) -> None:
-        """Forgets the deferred update."""
-        if self.pending is not None:
-            self.pending.exists.assign(False)
+    def drop_deferred(self) -> None:
+        """Drops the deferred update."""
+        if self.deferred is not None:
+            self.deferred.exists.assign(False)
 
-    def drain(self) -> None:
+    def apply_deferred(self) -> None:
         """Applies the deferred update."""
-        pending = self.pending
-        if pending is None:
+        deferred = self.deferred
+        if deferred is None:
             return
         refuse_in_xla("Pipelined updates of tables")
 
         def apply() -> tf.Operation:
-            rates = tf.unstack(pending.rates, num=len(self._distinct))
+            rates = tf.unstack(deferred.rates, num=len(self._distinct))
             contributions = {}
             for name, optimizer in self._optimizers.items():
                 if optimizer is not None:
                     ids = tf.convert_to_tensor(
-                        pending.ids[in_saved_model(name)]
+                        deferred.ids[in_saved_model(name)]
                     )
                     gradients = tf.convert_to_tensor(
-                        pending.gradients[in_saved_model(name)]
+                        deferred.gradients[in_saved_model(name)]
                     )
                     bags = BaggedIds.of_rows(ids, None, tf.size(ids))
                     contributions[name] = GradientContributions(
                         [bags], [gradients]
                     )
             self._apply(contributions, rates)
-            pending.exists.assign(False)
+            deferred.exists.assign(False)
             return tf.no_op()
 
         with tf.device(self.device):
-            tf.cond(pending.exists, apply, tf.no_op)
+            tf.cond(deferred.exists, apply, tf.no_op)
 
     def _apply(
         self,

@@ -7,7 +7,6 @@ one table after the other on each shard, and exchanged as if they were one.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,30 +20,12 @@ from tfrs_embed.engines.replica_engine import ReplicasEngine, Residuals
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup, by_width, rows_per_shard
 from tfrs_embed.engines.tables.sharded import ShardedTable, write_shards
+from tfrs_embed.engines.traffic import Traffic
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
 from tfrs_embed.unmirrored import make_variable
-
-
-@dataclasses.dataclass(frozen=True)
-class Traffic:
-    """What one replica sent since its tables were built.
-
-    Attributes:
-        collectives: collectives that it took part in.
-        bytes: bytes of keys, rows and gradients sent to other replicas,
-            padding included.
-        least_bytes: the same without padding: 8 bytes for each unique key
-            whose row another replica holds, and its row and gradient.
-        unique_keys: unique keys looked up, of all tables.
-    """
-
-    collectives: int
-    bytes: int
-    least_bytes: int
-    unique_keys: int
 
 
 class _Kept(NamedTuple):
@@ -103,7 +84,7 @@ class ShardedEngine(ReplicasEngine):
         return ShardedTable(name, shape, shards, self._replicas, self._strategy)
 
     def traffic(self) -> list[Traffic]:
-        """What each local replica sent since the tables were built."""
+        """See the base class."""
         return [
             Traffic(*(int(n) for n in counters.numpy()))
             for counters in self._traffic
@@ -238,7 +219,7 @@ class ShardedEngine(ReplicasEngine):
                     tf.zeros([b.count, f.table.dim])
                     for f, b in zip(self.features, bags, strict=True)
                 ]
-        self.drain()
+        self.apply_deferred()
         by_rank = [self._replicas.ranks.index(rank) for rank in range(world)]
         activations = []
         for feature, b in zip(self.features, bags, strict=True):

@@ -15,7 +15,6 @@ from tfrs_embed.arguments import named
 from tfrs_embed.distribution import handshake
 from tfrs_embed.engines import factory
 from tfrs_embed.engines.engine import Engine
-from tfrs_embed.engines.hashed import HashedEngine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.layers import errors
@@ -359,8 +358,7 @@ class All2AllDenseEmbedding(Layer):
         Raises:
             AttributeError: `use_hashtable` is False.
         """
-        engine = self._hashed("sizes")
-        return engine.local_sizes()
+        return self._keyed_engine("sizes").local_key_counts()
 
     @property
     def size(self) -> int:
@@ -371,7 +369,7 @@ class All2AllDenseEmbedding(Layer):
         Raises:
             AttributeError: `use_hashtable` is False.
         """
-        return sum(self._hashed("size").sizes())
+        return sum(self._keyed_engine("size").key_counts())
 
     @property
     def load(self) -> float:
@@ -383,11 +381,11 @@ class All2AllDenseEmbedding(Layer):
         Raises:
             AttributeError: `use_hashtable` is False.
         """
-        engine = self._hashed("load")
-        return max(engine.sizes()) / engine.capacity
+        engine = self._keyed_engine("load")
+        return max(engine.key_counts()) / (engine.key_capacity or 1)
 
-    def _hashed(self, what: str) -> HashedEngine:
-        if not isinstance(self._engine, HashedEngine):
+    def _keyed_engine(self, what: str) -> Engine:
+        if self._engine.key_capacity is None:
             raise AttributeError(
                 f"{self._where} has no {what}: with use_hashtable=False every "
                 "key has its row."

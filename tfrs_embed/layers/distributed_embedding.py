@@ -284,7 +284,7 @@ class DistributedEmbedding(TableLayer):
         return {_PREPROCESSED: result}
 
     def get_embedding_tables(self) -> dict[str, tf.Tensor]:
-        """All tables' values by name, pending updates applied.
+        """All tables' values by name, deferred updates applied.
 
         With several workers all of them must ask.
 

@@ -58,7 +58,7 @@ class EngineLayer(tf_keras.layers.Layer):
 
     @property
     def embedding_tables(self) -> dict[Any, tf.Variable]:
-        """The tables by the user's own table configs, pending updates applied.
+        """The tables by the user's own table configs, deferred updates applied.
 
         Shapes are [vocabulary_size, dim].
         """
@@ -80,7 +80,8 @@ class EngineLayer(tf_keras.layers.Layer):
         # Replicas that build the layer each come by here.
         self._non_trainable_weights[:] = self._engine.variables
         self.step = self._engine.step
-        self.pending = getattr(self._engine, "pending", None)
+        # The attribute's name is in SavedModels.
+        self.pending = self._engine.deferred
         for name, optimizer in self._engine.optimizers.items():
             rate = optimizer and optimizer.rate.variable
             if rate is not None:
@@ -324,7 +325,7 @@ class EngineLayer(tf_keras.layers.Layer):
 
     @property
     def non_trainable_weights(self) -> list[tf.Variable]:
-        """The tables, slots and step, pending updates applied."""
+        """The tables, slots and step, deferred updates applied."""
         self._drain_eagerly()
         return super().non_trainable_weights
 
@@ -332,16 +333,16 @@ class EngineLayer(tf_keras.layers.Layer):
         # A function that is being traced must not apply updates as a side
         # effect of being asked for its variables.
         if self.built and tf.executing_eagerly():
-            self._engine.drain()
+            self._engine.apply_deferred()
 
     @tf.autograph.experimental.do_not_convert
     def drain(self) -> None:
         """Applies the updates that pipelining has deferred."""
         if self.built:
-            self._engine.drain()
+            self._engine.apply_deferred()
 
     def save_own_variables(self, store: Any) -> None:
-        """Stores tables and slots by name, pending updates applied."""
+        """Stores tables and slots by name, deferred updates applied."""
         self._drain_eagerly()
         for state in self._engine.states.values():
             for name, variable in state.variables.items():
@@ -350,8 +351,8 @@ class EngineLayer(tf_keras.layers.Layer):
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what `save_own_variables` stored."""
-        # A pending update belongs to the tables that are being replaced.
-        self._engine.drop_pending()
+        # A deferred update belongs to the tables that are being replaced.
+        self._engine.drop_deferred()
         for state in self._engine.states.values():
             for name, variable in state.variables.items():
                 key = _store_key(state.spec.name, name)

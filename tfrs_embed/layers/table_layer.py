@@ -477,7 +477,7 @@ class TableLayer(Layer):
 
     @property
     def embedding_tables(self) -> dict[str, tf.Variable]:
-        """All tables by name, whatever holds them; pending updates applied.
+        """All tables by name, whatever holds them; deferred updates applied.
 
         Shapes are [vocabulary_size, dim].
         """
@@ -492,8 +492,8 @@ class TableLayer(Layer):
     def load_tables(self, tables: Mapping[str, Any]) -> None:
         """Sets tables' values, wherever they are, small and large alike.
 
-        Their slots and the step stay what they are; pending updates are applied
-        before.
+        Their slots and the step stay what they are. Deferred updates are
+        applied before.
 
         Args:
             tables: for each table's name an array, a tensor or a variable

@@ -15,12 +15,12 @@ from tfrs_embed.unmirrored import UnmirroredVariable
 class CompositeStep(CompositeVariable):
     """The number of updates made, seen as one variable.
 
-    Restoring it drops pending updates, as a one-device engine's step does.
+    Restoring it drops deferred updates, as a one-device engine's step does.
 
     Args:
         steps: what each part counts with: a variable, or what is like one.
         strategy: the strategy they were made under.
-        drop_pending: forgets the updates that pipelining has deferred.
+        drop_deferred: drops the updates that pipelining has deferred.
     """
 
     dtype = tf.int64
@@ -31,10 +31,10 @@ class CompositeStep(CompositeVariable):
         self,
         steps: Sequence[Any],
         strategy: tf.distribute.Strategy,
-        drop_pending: Callable[[], None],
+        drop_deferred: Callable[[], None],
     ) -> None:
         super().__init__(steps, strategy)
-        self._drop_pending = drop_pending
+        self._drop_deferred = drop_deferred
 
     def numpy(self) -> np.int64:
         """The number."""
@@ -57,5 +57,5 @@ class CompositeStep(CompositeVariable):
         object_map[self].assign(self.read())
 
     def _restore_from_tensors(self, restored_tensors: Any) -> None:
-        self._drop_pending()
+        self._drop_deferred()
         super()._restore_from_tensors(restored_tensors)

@@ -21,7 +21,7 @@ class MirroredTable(CompositeTable):
         shape: [vocabulary_size, dim].
         copies: the variables of this process's replicas.
         strategy: the strategy it was made under.
-        pipelined: whether lookups outside of replicas apply what is pending to
+        pipelined: whether lookups outside of replicas apply deferred updates to
             all copies; if not, they read the first, and a SavedModel holds it
             alone.
     """

@@ -124,7 +124,7 @@ class TPUEngine(Engine):
                 name="step",
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
-        self.follow_step()
+        self._follow_step()
 
     def _require_samples(self) -> None:
         """Requires the number of each feature's samples to be known.
