@@ -20,8 +20,9 @@ from tfrs_embed.engines.replica_engine import NEW_KEYS
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.sharded import ShardedEngine
 from tfrs_embed.engines.table_group import rows_per_shard
-from tfrs_embed.engines.tables.hashed import HashedTable, KeyedRows
+from tfrs_embed.engines.tables.hashed import HashedTable
 from tfrs_embed.engines.tables.key_map import UNKNOWN, KeyMap
+from tfrs_embed.engines.tables.keyed_rows import KeyedRows
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.optimizers.rules import TableOptimizer

@@ -1,0 +1,344 @@
+"""The rows of shards, read and written by key.
+
+A key's row depends on who asked for it when, and on the number of replicas;
+none of that is of interest outside. Keys, rows and slots are therefore read and
+written in the order of the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.bundle import BundleReader, blocks
+from tfrs_embed.checkpoint.rows import KEYS, VariableRows, scatter
+from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.engines.tables.key_map import KeyMap
+from tfrs_embed.engines.tables.sharded import BLOCK_ELEMENTS
+from tfrs_embed.ops.update import scatter_update
+
+
+class KeyedRows:
+    """The rows of this process's shards, by key.
+
+    Args:
+        owner: whose they are, for errors.
+        capacity: the rows of a shard.
+        dim: the width of a row.
+        maps: the shards' keys.
+        variables: the shards' variables by name: parameters and slots.
+        replicas: the replicas.
+        reset: gives all shards their initial rows and slots.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        capacity: int,
+        dim: int,
+        maps: Sequence[KeyMap],
+        variables: Sequence[Mapping[str, tf.Variable]],
+        replicas: Replicas,
+        reset: Callable[[], None],
+    ) -> None:
+        self.names = tuple(variables[0])
+        self._owner = owner
+        self._capacity = capacity
+        self._dim = dim
+        self._maps = tuple(maps)
+        self._variables = tuple(variables)
+        self._replicas = replicas
+        self._reset = reset
+        # Of the sizes, the keys and the rows.
+        self._channel = replicas.allocate(3)
+        self._written = np.zeros([0], np.int64)
+        #: The checkpoint that keys were last read from, and their number.
+        self.source: str | None = None
+        self.announced = 0
+        # These keys, in its order, and once they are restored their shards.
+        self._announced = np.zeros([0], np.int64)
+        self._shard_of = np.zeros([0], np.int32)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one shard."""
+        return self._replicas.world == 1
+
+    @property
+    def workers(self) -> int:
+        """The number of processes that have shards."""
+        return self._replicas.workers
+
+    @property
+    def tables(self) -> list[Any]:
+        """The shards' keys, as TensorFlow tracks them."""
+        return [key_map.resource for key_map in self._maps]
+
+    def variables(self, name: str) -> list[tf.Variable]:
+        """The shards' parameters or slot."""
+        return [variables[name] for variables in self._variables]
+
+    def read_keys(self) -> np.ndarray:
+        """All keys, [n] int64, ascending."""
+        return np.sort(np.concatenate(self._all_keys()))
+
+    def read(self, name: str) -> np.ndarray:
+        """The parameters or a slot of all keys, [n, dim] float32."""
+        keys = np.concatenate(self._all_keys())
+        return np.concatenate(self._all_rows(name))[np.argsort(keys)]
+
+    def sizes(self) -> list[int]:
+        """The number of keys of each shard.
+
+        With several workers all must ask.
+        """
+        sizes = [key_map.size() for key_map in self._maps]
+        if self._replicas.workers == 1:
+            return [int(size) for size in self._by_rank(sizes)]
+        return self._gather([s[None] for s in sizes], self._channel).tolist()
+
+    def write_keys(self, keys: np.ndarray) -> None:
+        """Replaces all keys; their rows and slots are initial ones.
+
+        Args:
+            keys: [n] int64, ascending, of all shards.
+
+        Raises:
+            ValueError: they are not, or a shard has no room for its keys.
+        """
+        if keys.dtype != np.int64 or keys.ndim != 1:
+            raise ValueError(
+                f"{self._owner}: keys must be int64 of shape [n], got "
+                f"{keys.dtype} of shape {list(keys.shape)}."
+            )
+        if not np.all(keys[1:] > keys[:-1]):
+            raise ValueError(
+                f"{self._owner}: keys must be ascending, each of them once."
+            )
+        self._require_room(keys)
+        self._replace(keys)
+        self._written = keys
+
+    def _require_room(self, keys: np.ndarray) -> None:
+        """Requires room for keys, [n] int64, in all shards.
+
+        Raises:
+            ValueError: a shard has none.
+        """
+        world = self._replicas.world
+        sizes = np.bincount(np.mod(keys, world), minlength=world)
+        fullest = int(np.argmax(sizes))
+        if sizes[fullest] > self._capacity:
+            raise ValueError(
+                f"{self._owner} has no room for {len(keys)} keys: over {world} "
+                f"replicas shard {fullest} would hold {sizes[fullest]} of "
+                f"them, and max_vocabulary_size_per_gpu is {self._capacity}."
+            )
+
+    def _replace(self, keys: np.ndarray) -> np.ndarray:
+        """Replaces all keys; returns the shard of each, [n] int32."""
+        shard_of = np.mod(keys, self._replicas.world).astype(np.int32)
+        if any(int(key_map.size()) for key_map in self._maps):
+            self._reset()
+        for rank, key_map in zip(self._replicas.ranks, self._maps, strict=True):
+            key_map.replace(keys[shard_of == rank])
+        return shard_of
+
+    def save(self, name: str, key: str, session: Session) -> None:
+        """Writes the keys, the parameters or a slot, shard after shard.
+
+        With several workers all must, and each writes what it holds.
+
+        Args:
+            name: which of them.
+            key: the checkpoint's key.
+            session: where to.
+        """
+        writer, sizes = session.writer(self._replicas), self.sizes()
+        row = [] if name == KEYS else [self._dim]
+        shape = [sum(sizes), *row]
+        if shape[0] == 0:
+            if self._replicas.worker == 0:
+                dtype = tf.int64 if name == KEYS else tf.float32
+                writer.add(key, tf.zeros(shape, dtype))
+            return
+        for i, rank in enumerate(self._replicas.ranks):
+            first = sum(sizes[:rank])
+            if name == KEYS:
+                keys = tf.constant(self._maps[i].keys())
+                writer.add_blocks(key, keys, shape[0], first)
+                continue
+            rows = VariableRows(name, self._variables[i][name])
+            for start, size in blocks([sizes[rank], *row], tf.float32):
+                block = rows.read_rows(start, size)
+                writer.add_rows(key, shape, first + start, block)
+
+    def announce(self, key: str, reader: BundleReader) -> None:
+        """Reads keys that are to replace those that there are.
+
+        Args:
+            key: the checkpoint's key.
+            reader: the checkpoint.
+
+        Raises:
+            ValueError: they are no keys, or a shard has no room for its own.
+        """
+        shape, dtype = reader.shapes[key], reader.dtypes[key]
+        where = f"{self._owner}: the keys of '{reader.prefix}'"
+        if len(shape) != 1 or dtype != tf.int64:
+            raise ValueError(
+                f"{where} must be int64 of shape [n], got {dtype.name} of "
+                f"shape {shape}."
+            )
+        keys = np.concatenate(
+            [np.zeros([0], np.int64)]
+            + [reader.read_rows(key, *b).numpy() for b in blocks(shape, dtype)]
+        )
+        if len(np.unique(keys)) != len(keys):
+            raise ValueError(f"{where} must all differ.")
+        self._require_room(keys)
+        self.source, self.announced = reader.prefix, len(keys)
+        self._announced = keys
+
+    def restore_keys(self) -> None:
+        """Replaces all keys by those announced.
+
+        Their rows and slots are initial ones.
+        """
+        self._shard_of = self._replace(self._announced)
+        self._announced = self._announced[:0]
+
+    def restore(self, name: str, key: str, reader: BundleReader) -> None:
+        """Reads the parameters or a slot of the keys last restored.
+
+        Args:
+            name: which of them.
+            key: the checkpoint's key.
+            reader: the checkpoint.
+        """
+        counts = [0] * len(self._maps)
+        for start, size in blocks(reader.shapes[key], tf.float32):
+            rows = reader.read_rows(key, start, size)
+            shard_of = self._shard_of[start : start + size]
+            for i, rank in enumerate(self._replicas.ranks):
+                # A shard's keys have its rows in the order they are read in.
+                mine = tf.gather(rows, np.flatnonzero(shard_of == rank))
+                end = counts[i] + mine.shape[0]
+                scatter(
+                    self._variables[i][name], tf.range(counts[i], end), mine
+                )
+                counts[i] = end
+
+    def write(self, name: str, values: np.ndarray) -> None:
+        """Sets the parameters or a slot of all keys.
+
+        Args:
+            name: which of them.
+            values: [n, dim] float32, in the order of the keys.
+
+        Raises:
+            ValueError: another shape.
+            RuntimeError: with several workers, keys came since `write_keys`.
+        """
+        keys = self._keys_to_write_for()
+        if values.shape != (len(keys), self._dim):
+            raise ValueError(
+                f"{self._owner} holds {len(keys)} keys: its {name} have the "
+                f"shape {[len(keys), self._dim]}, and can't be given a value "
+                f"of shape {list(values.shape)}."
+            )
+        shard_of = np.mod(keys, self._replicas.world)
+        for rank, key_map, variables in zip(
+            self._replicas.ranks, self._maps, self._variables, strict=True
+        ):
+            mine = np.flatnonzero(shard_of == rank)
+            rows = key_map.find(tf.constant(keys[mine], tf.int64))
+            with tf.device(variables[name].device):
+                scatter_update(
+                    variables[name], rows, tf.constant(values[mine], tf.float32)
+                )
+
+    def _keys_to_write_for(self) -> np.ndarray:
+        if self._replicas.workers == 1:
+            return self.read_keys()
+        # A restoring worker can't ask the others, which may not be restoring.
+        shard_of = np.mod(self._written, self._replicas.world)
+        for rank, key_map in zip(self._replicas.ranks, self._maps, strict=True):
+            if int(key_map.size()) != np.sum(shard_of == rank):
+                raise RuntimeError(
+                    f"{self._owner} has been given keys since they were "
+                    "written: write the keys before their rows."
+                )
+        return self._written
+
+    def _all_keys(self) -> list[np.ndarray]:
+        """Each shard's keys by row, in the order of the ranks."""
+        held = [key_map.keys() for key_map in self._maps]
+        if self._replicas.workers == 1:
+            return self._by_rank(held)
+
+        def block(start: int, size: int) -> list[np.ndarray]:
+            parts = [keys[start : start + size] for keys in held]
+            return [np.pad(p, (0, size - len(p))) for p in parts]
+
+        return self._in_blocks(block, self._channel + 1)
+
+    def _all_rows(self, name: str) -> list[np.ndarray]:
+        """Each shard's rows that keys have, in the order of the ranks."""
+        held = self.variables(name)
+        if self._replicas.workers == 1:
+            sizes = [int(key_map.size()) for key_map in self._maps]
+            return self._by_rank(
+                [
+                    tf.gather(v, tf.range(n)).numpy()
+                    for v, n in zip(held, sizes, strict=True)
+                ]
+            )
+
+        def block(start: int, size: int) -> list[tf.Tensor]:
+            # What is beyond the last row is cut off again.
+            rows = tf.minimum(start + tf.range(size), self._capacity - 1)
+            return [tf.gather(v, rows) for v in held]
+
+        return self._in_blocks(block, self._channel + 2)
+
+    def _by_rank(self, held: Sequence[Any]) -> list[Any]:
+        """Sorts what all shards hold, where all are here."""
+        ranks = self._replicas.ranks
+        return [held[ranks.index(rank)] for rank in range(len(ranks))]
+
+    def _in_blocks(
+        self, block: Callable[[int, int], list[Any]], channel: int
+    ) -> list[np.ndarray]:
+        """Gathers all shards' values, each as long as it has keys."""
+        sizes = self.sizes()
+        size = min(self._capacity, max(1, BLOCK_ELEMENTS // self._dim))
+        parts: list[list[np.ndarray]] = [[] for _ in sizes]
+        # Once at least, for the shape of no rows.
+        for start in range(0, max(1, *sizes), size):
+            gathered = self._gather(block(start, size), channel)
+            for part, rows in zip(
+                parts, np.split(gathered, len(sizes)), strict=True
+            ):
+                part.append(rows)
+        return [
+            np.concatenate(part)[:n]
+            for part, n in zip(parts, sizes, strict=True)
+        ]
+
+    def _gather(self, values: list[Any], channel: int) -> np.ndarray:
+        """Gathers the local replicas' values, of one shape, from all."""
+        tensors = [tf.convert_to_tensor(v) for v in values]
+        return self._collect(tensors, channel).numpy()
+
+    @tf.function(autograph=False)
+    def _collect(self, values: list[tf.Tensor], channel: int) -> tf.Tensor:
+        gathered = [
+            self._replicas.gather(i, value, channel)
+            for i, value in enumerate(values)
+        ]
+        return gathered[0]
