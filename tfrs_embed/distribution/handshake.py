@@ -33,7 +33,7 @@ _MOST_CHARACTERS = 200
 Facts = dict[str, dict[str, Any]]
 
 
-def shake_under(
+def compare_workers_under(
     strategy: tf.distribute.Strategy, name: str, facts: Callable[[], Facts]
 ) -> None:
     """Compares what a strategy's workers are about to build, if it has some.
@@ -44,7 +44,7 @@ def shake_under(
         facts: returns what it is.
 
     Raises:
-        RuntimeError: see `shake`.
+        RuntimeError: see `compare_workers`.
         tf.errors.UnavailableError: another worker has ended.
     """
     several = isinstance(

@@ -207,7 +207,9 @@ class All2AllDenseEmbedding(Layer):
         """Creates the table's variables if they aren't there yet."""
         if self._has_table:
             return
-        handshake.shake_under(self._strategy, self._where, self._describe)
+        handshake.compare_workers_under(
+            self._strategy, self._where, self._describe
+        )
         with tf.init_scope(), strategies.scope(self._strategy):
             self._engine_layer.ensure_built()
         self.step = self._engine_layer.step

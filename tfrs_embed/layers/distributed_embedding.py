@@ -13,12 +13,14 @@ import tf_keras
 
 from tfrs_embed import configs, placement, strategies
 from tfrs_embed.arguments import named
-from tfrs_embed.configs import FeatureConfig, FeatureSpec
 from tfrs_embed.layers import errors, keras_3
-from tfrs_embed.layers.table_layer import Settings, TableLayer
+from tfrs_embed.layers.declared_shapes import declared_shape, with_output_shape
+from tfrs_embed.layers.table_arguments import TableArguments
+from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.ops.bags import to_bags
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.tensors import ids_to_tensor, weights_to_tensor
+from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.types import InvalidIds, LayerArguments, Optimizer
 
@@ -123,6 +125,7 @@ class DistributedEmbedding(TableLayer):
     """
 
     _FEATURES = "feature_configs"
+    _arguments: _Arguments
 
     @named
     def __init__(
@@ -141,18 +144,18 @@ class DistributedEmbedding(TableLayer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        settings = Settings(
-            optimizer,
-            bool(pipeline_execution_with_tensor_core),
-            size_threshold,
-            sparse_core_embedding_config,
-            embedding_feature,
-            invalid_ids,
-        )
-        self._own = _Own(
-            copy.deepcopy(table_stacking),
-            bool(update_stats),
-            bool(strict_shapes),
+        arguments = _Arguments(
+            optimizer=optimizer,
+            pipeline_execution_with_tensor_core=bool(
+                pipeline_execution_with_tensor_core
+            ),
+            size_threshold=size_threshold,
+            sparse_core_embedding_config=sparse_core_embedding_config,
+            embedding_feature=embedding_feature,
+            invalid_ids=invalid_ids,
+            table_stacking=copy.deepcopy(table_stacking),
+            update_stats=bool(update_stats),
+            strict_shapes=bool(strict_shapes),
         )
         spec = configs.parse(feature_configs)
         template = spec.structure.template
@@ -164,13 +167,15 @@ class DistributedEmbedding(TableLayer):
         replicas = self._strategy.num_replicas_in_sync
         spec = dataclasses.replace(
             spec,
-            features=tuple(_combined(f, replicas) for f in spec.features),
+            features=tuple(
+                with_output_shape(f, replicas) for f in spec.features
+            ),
         )
         routes = placement.route_to_engines(
-            spec, settings.size_threshold, self._strategy, embedding_feature
+            spec, arguments.size_threshold, self._strategy, embedding_feature
         )
         self._place(
-            spec, routes, settings, stacking=Stacking.of(table_stacking)
+            spec, routes, arguments, stacking=Stacking.of(table_stacking)
         )
 
     if not TYPE_CHECKING:
@@ -261,10 +266,10 @@ class DistributedEmbedding(TableLayer):
             [self._spec.features[i] for i in given],
             [ids[i] for i in given],
             [flat_weights[i] for i in given],
-            self._settings.invalid_ids,
+            self._arguments.invalid_ids,
             input_shapes=[shapes[i] for i in given],
         )
-        if training and self._own.update_stats:
+        if training and self._arguments.update_stats:
             if not tf.executing_eagerly():
                 raise RuntimeError(
                     f"Layer '{self.name}' has update_stats set, but can't "
@@ -361,16 +366,6 @@ class DistributedEmbedding(TableLayer):
         ids, _ = self._flatten(inputs, None, partial=True)
         return self._compute_masks(ids)
 
-    def get_config(self) -> dict[str, Any]:
-        """See the base class."""
-        config = super().get_config()
-        config.update(
-            table_stacking=copy.deepcopy(self._own.table_stacking),
-            update_stats=self._own.update_stats,
-            strict_shapes=self._own.strict_shapes,
-        )
-        return config
-
     def _flatten(
         self, inputs: Any, weights: Any, partial: bool
     ) -> tuple[list[Any], list[Any]]:
@@ -409,7 +404,7 @@ class DistributedEmbedding(TableLayer):
         inside = strategies.in_replica(self._strategy)
         shapes: list[InputShape | None] = []
         for feature in self._spec.features:
-            declared = _declared(feature)
+            declared = declared_shape(feature)
             if declared is None:
                 shapes.append(None)
                 continue
@@ -417,7 +412,9 @@ class DistributedEmbedding(TableLayer):
             # The declared batch is the global one.
             if inside and batch is not None:
                 batch //= self._strategy.num_replicas_in_sync
-            shapes.append(InputShape((batch, *rest), self._own.strict_shapes))
+            shapes.append(
+                InputShape((batch, *rest), self._arguments.strict_shapes)
+            )
         return shapes
 
     def _check_shapes(self, input_shapes: Any) -> list[tf.TensorShape | None]:
@@ -442,81 +439,19 @@ class DistributedEmbedding(TableLayer):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Own:
-    """The arguments that no other layer has, out of reach of Keras."""
+class _Arguments(TableArguments):
+    """The layer's arguments; see the class."""
 
     table_stacking: Any
     update_stats: bool
     strict_shapes: bool
 
+    def to_config(self, optimizer: TableOptimizer | None) -> dict[str, Any]:
+        """See the base class."""
+        config = super().to_config(optimizer)
+        config["table_stacking"] = copy.deepcopy(self.table_stacking)
+        return config
+
 
 def _is_preprocessed(inputs: Any) -> bool:
     return isinstance(inputs, Mapping) and _PREPROCESSED in inputs
-
-
-def _declared(feature: FeatureSpec) -> tuple[int | None, ...] | None:
-    """The input_shape that a feature was declared with."""
-    return getattr(feature.source, "input_shape", None)
-
-
-def _combined(feature: FeatureSpec, replicas: int) -> FeatureSpec:
-    """The feature with an output_shape, so that dense ids are combined.
-
-    Args:
-        feature: the feature.
-        replicas: the number of replicas that divide a batch.
-
-    Returns:
-        The feature, with its batch on one replica.
-
-    Raises:
-        ValueError: the declared shapes contradict each other, or the batch
-            can't be divided.
-    """
-    declared, output = _declared(feature), feature.output_shape
-    if output is None and feature.max_sequence_length:
-        output = (None, feature.max_sequence_length)
-    elif output is None:
-        output = (None, *(declared or ())[1:-1])
-    combined = dataclasses.replace(feature, output_shape=output)
-    if not isinstance(feature.source, FeatureConfig):
-        return combined
-    shape = feature.source.output_shape or (None,)
-    bags = (shape[0], *output[1:])
-    if declared is not None:
-        batch = _common_batch(declared, bags, feature.max_sequence_length)
-        if batch == 0:
-            raise ValueError(
-                f"{feature}: ids of input_shape {list(declared)} can't become "
-                f"an output of shape {[*bags, feature.table.dim]}."
-            )
-        bags = (batch, *bags[1:])
-    batch = bags[0]
-    if batch is not None and batch % replicas:
-        raise ValueError(
-            f"{feature}: a batch of {batch} can't be divided among {replicas} "
-            "replicas."
-        )
-    # Each id by itself: then a row of ragged ids is a sequence of them.
-    alone = declared is None or len(declared) == len(output)
-    return dataclasses.replace(
-        combined,
-        batch_size=batch and batch // replicas,
-        sequences=alone or feature.max_sequence_length > 0,
-    )
-
-
-def _common_batch(
-    ids: tuple[int | None, ...], bags: tuple[int | None, ...], length: int
-) -> int | None:
-    """The batch of ids that become bags; 0 if they can't."""
-    wanted = tf.TensorShape(bags)
-    # Ids each by itself, combined over the last dimension, or in a sequence.
-    for shape in (ids, ids[:-1], (*ids[:-1], length)):
-        if shape and wanted.is_compatible_with(shape):
-            return wanted.merge_with(shape).as_list()[0]
-    # Ragged and sparse ids may have a row for each vector of a sample.
-    count = wanted.num_elements()
-    if len(ids) == 2 and (None in (ids[0], count) or ids[0] == count):
-        return bags[0]
-    return 0

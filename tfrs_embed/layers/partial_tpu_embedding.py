@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,8 @@ from tfrs_embed.arguments import named
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
-from tfrs_embed.layers.table_layer import (
-    Settings,
-    TableLayer,
-    check_integer,
-)
+from tfrs_embed.layers.table_arguments import TableArguments, check_integer
+from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.types import InvalidIds, LayerArguments, Optimizer
 
 if TYPE_CHECKING:
@@ -126,20 +124,22 @@ class PartialTPUEmbedding(TableLayer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        batch_size = check_integer(batch_size, "batch_size", minimum=1)
-        settings = Settings(
-            optimizer,
-            bool(pipeline_execution_with_tensor_core),
-            size_threshold,
-            sparse_core_embedding_config,
-            embedding_feature,
-            invalid_ids,
+        arguments = _Arguments(
+            optimizer=optimizer,
+            pipeline_execution_with_tensor_core=bool(
+                pipeline_execution_with_tensor_core
+            ),
+            size_threshold=size_threshold,
+            sparse_core_embedding_config=sparse_core_embedding_config,
+            embedding_feature=embedding_feature,
+            invalid_ids=invalid_ids,
+            batch_size=batch_size,
         )
         spec = configs.parse(feature_config)
         routes = placement.route(
-            spec, settings.size_threshold, self._strategy, embedding_feature
+            spec, arguments.size_threshold, self._strategy, embedding_feature
         )
-        self._place(spec, routes, settings, batch_size)
+        self._place(spec, routes, arguments, arguments.batch_size)
 
     @errors.without_input_dump
     def call(
@@ -215,6 +215,19 @@ class PartialTPUEmbedding(TableLayer):
             if (layer := self._keras_layer(feature.table.name)) is not None
         }
 
-    def get_config(self) -> dict[str, Any]:
-        """See the base class."""
-        return {**super().get_config(), "batch_size": self._batch_size}
+
+@dataclasses.dataclass(frozen=True)
+class _Arguments(TableArguments):
+    """The layer's arguments.
+
+    Attributes:
+        batch_size: the largest batch of one replica, or None.
+    """
+
+    batch_size: int | None
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        batch_size = check_integer(self.batch_size, "batch_size", minimum=1)
+        object.__setattr__(self, "batch_size", batch_size)
+        super().__post_init__()

@@ -1,0 +1,77 @@
+"""The shapes that a feature is declared with, of ids and of activations."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfrs_embed.configs import FeatureConfig, FeatureSpec
+
+
+def declared_shape(feature: FeatureSpec) -> tuple[int | None, ...] | None:
+    """The input_shape that a feature was declared with."""
+    return getattr(feature.source, "input_shape", None)
+
+
+def with_output_shape(feature: FeatureSpec, replicas: int) -> FeatureSpec:
+    """Gives a feature an output_shape, so that dense ids are combined.
+
+    Args:
+        feature: the feature.
+        replicas: the number of replicas that divide a batch.
+
+    Returns:
+        The feature, with its batch on one replica.
+
+    Raises:
+        ValueError: the declared shapes contradict each other, or the batch
+            can't be divided.
+    """
+    declared, output = declared_shape(feature), feature.output_shape
+    if output is None and feature.max_sequence_length:
+        output = (None, feature.max_sequence_length)
+    elif output is None:
+        output = (None, *(declared or ())[1:-1])
+    combined = dataclasses.replace(feature, output_shape=output)
+    if not isinstance(feature.source, FeatureConfig):
+        return combined
+    shape = feature.source.output_shape or (None,)
+    bags = (shape[0], *output[1:])
+    if declared is not None:
+        batch = _common_batch(declared, bags, feature.max_sequence_length)
+        if batch == 0:
+            raise ValueError(
+                f"{feature}: ids of input_shape {list(declared)} can't become "
+                f"an output of shape {[*bags, feature.table.dim]}."
+            )
+        bags = (batch, *bags[1:])
+    batch = bags[0]
+    if batch is not None and batch % replicas:
+        raise ValueError(
+            f"{feature}: a batch of {batch} can't be divided among {replicas} "
+            "replicas."
+        )
+    # Each id by itself: then a row of ragged ids is a sequence of them.
+    alone = declared is None or len(declared) == len(output)
+    return dataclasses.replace(
+        combined,
+        batch_size=batch and batch // replicas,
+        sequences=alone or feature.max_sequence_length > 0,
+    )
+
+
+def _common_batch(
+    ids: tuple[int | None, ...], bags: tuple[int | None, ...], length: int
+) -> int | None:
+    """The batch of ids that become bags; 0 if they can't."""
+    wanted = tf.TensorShape(bags)
+    # Ids each by itself, combined over the last dimension, or in a sequence.
+    for shape in (ids, ids[:-1], (*ids[:-1], length)):
+        if shape and wanted.is_compatible_with(shape):
+            return wanted.merge_with(shape).as_list()[0]
+    # Ragged and sparse ids may have a row for each vector of a sample.
+    count = wanted.num_elements()
+    if len(ids) == 2 and (None in (ids[0], count) or ids[0] == count):
+        return bags[0]
+    return 0

@@ -1,0 +1,75 @@
+"""Small tables, which Keras layers hold and the model's optimizer trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.configs import TableSpec
+from tfrs_embed.initial_values import initial_blocks
+from tfrs_embed.layers.embedding import Embedding
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.lookup import combine, gather_densely
+from tfrs_embed.ops.samples import Matrix
+from tfrs_embed.strategies import is_tpu, on_host
+
+
+def make_layer(table: TableSpec, dtype: Any, trainable: bool) -> Embedding:
+    """Makes the Keras layer that will hold a table.
+
+    Args:
+        table: the table.
+        dtype: the dtype or policy of the layer that looks it up.
+        trainable: whether the model's optimizer trains it.
+    """
+    return Embedding(
+        table.vocabulary_size,
+        table.dim,
+        embeddings_initializer=table.initializer,
+        name=table.name,
+        dtype=dtype,
+        trainable=trainable,
+    )
+
+
+def build(layer: Embedding, table: TableSpec) -> None:
+    """Creates a layer's table with the rows that an engine would give it."""
+    given = layer.embeddings_initializer
+
+    def initializer(_: Any, dtype: Any = None, **__: Any) -> tf.Tensor:
+        rows = tf.concat([rows for _, rows in initial_blocks(table)], 0)
+        return tf.cast(rows, dtype or tf.float32)
+
+    layer.embeddings_initializer = initializer
+    try:
+        layer.build(None)
+    finally:
+        # Keras stores it in a SavedModel, where it can't store ours.
+        layer.embeddings_initializer = given
+
+
+def lookup(
+    table: tf.Variable, bags: BaggedIds, strategy: tf.distribute.Strategy
+) -> tf.Tensor:
+    """Looks up in a small table.
+
+    Args:
+        table: the table, [vocabulary_size, dim].
+        bags: the ids.
+        strategy: the strategy that the table was made under.
+
+    Returns:
+        [count, dim] float32, or float64 if the table is.
+    """
+    # Half precision is summed in float32.
+    wide = tf.float64 if table.dtype == tf.float64 else tf.float32
+    if is_tpu(strategy) and bags.bag_size != 1:
+        # A compiled program takes no number of ids that changes.
+        known = bags.static_count
+        count = bags.count if known is None else known
+        matrix = on_host(Matrix.of, bags, count)
+        return matrix.combine(tf.cast(tf.gather(table, matrix.ids), wide))
+    workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    gather = gather_densely if workers else tf.gather
+    return combine(tf.cast(gather(table, bags.ids), wide), None, bags)

@@ -1,0 +1,389 @@
+"""A layer's tables: where they are, their variables, their checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tfrs_embed import descriptions, placement, serialization, strategies
+from tfrs_embed.checkpoint import slot_order
+from tfrs_embed.checkpoint.names import in_saved_model
+from tfrs_embed.configs import EmbeddingSpec
+from tfrs_embed.distribution import handshake
+from tfrs_embed.engines import factory
+from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.options import EngineOptions
+from tfrs_embed.engines.tables.state import Tables, TableState
+from tfrs_embed.layers import keras_tables
+from tfrs_embed.layers.base import Layer
+from tfrs_embed.layers.copies import copy_layer, copy_state
+from tfrs_embed.layers.embedding import Embedding
+from tfrs_embed.layers.engine_layer import EngineLayer
+from tfrs_embed.layers.table_arguments import (
+    TableArguments,
+    convert_optimizers,
+)
+from tfrs_embed.layers.table_values import check_values
+from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.placement import EngineKind, Placement, TableRoute
+from tfrs_embed.sparsecore.stacking import Stacking
+from tfrs_embed.strategies import is_tpu
+
+
+class TableHolder(Layer):
+    """Holds a configuration's tables, in engines and in Keras layers.
+
+    A layer made of it says where each table goes, with `_place`.
+
+    Args:
+        **kwargs: those of every Keras layer.
+    """
+
+    #: The argument that is the feature configuration.
+    _FEATURES: str
+    _arguments: TableArguments
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._strategy = tf.distribute.get_strategy()
+
+    def _place(
+        self,
+        spec: EmbeddingSpec,
+        routes: Mapping[str, TableRoute],
+        arguments: TableArguments,
+        batch_size: int | None = None,
+        stacking: Stacking | None = None,
+    ) -> None:
+        """Makes the engines and Keras layers that will hold the tables.
+
+        Args:
+            spec: the configuration.
+            routes: each table's route, by its name.
+            arguments: the layer's arguments.
+            batch_size: the largest batch of one replica, where features don't
+                say, or None.
+            stacking: which tables SparseCores hold as one; None: TensorFlow's
+                choice.
+        """
+        self._spec = spec
+        self._arguments = arguments
+        large = [
+            t
+            for t in spec.tables
+            if routes[t.name].kind is not EngineKind.KERAS
+        ]
+        # Those of small tables too: a config is valid wherever its tables are.
+        converted = convert_optimizers(
+            spec.tables, arguments.optimizer, type(self).__name__
+        )
+        if stacking is not None:
+            converted = stacking.check(spec.tables, converted)
+        optimizers = {t.name: converted[t.name] for t in large}
+        self.supports_masking = any(
+            f.max_sequence_length for f in spec.features
+        )
+        # Both come of one reading of the ids.
+        self._compute_output_and_mask_jointly = True
+        self._placement = placement.describe(spec, routes, optimizers)
+        self._has_tables = False
+        self.tables = Tables()
+        self._engine_layer: EngineLayer | None = None
+        if large:
+            self._engine_layer = EngineLayer(
+                self._make_engine(routes, optimizers, batch_size, stacking),
+                name="tpu_embedding",
+                dtype=self._dtype_policy,
+                trainable=self.trainable,
+            )
+            for state in self._engine_layer.engine.states.values():
+                self.tables.add(state)
+        self._keras_layers: dict[str, Embedding] = {}
+        for table in spec.tables:
+            if table in large:
+                continue
+            self._keras_layers[in_saved_model(table.name)] = (
+                keras_tables.make_layer(
+                    table, self._dtype_policy, self.trainable
+                )
+            )
+            self.tables.add(TableState(table))
+
+    def _make_engine(
+        self,
+        routes: Mapping[str, TableRoute],
+        optimizers: dict[str, TableOptimizer | None],
+        batch_size: int | None,
+        stacking: Stacking | None,
+    ) -> Engine:
+        """Makes the engine for all tables that no Keras layer holds."""
+        arguments, strategy = self._arguments, self._strategy
+        return factory.make_engine(
+            [f for f in self._spec.features if f.table.name in optimizers],
+            optimizers,
+            {name: route.kind for name, route in routes.items()},
+            EngineOptions(
+                strategy,
+                f"Layer '{self.name}'",
+                pipelined=arguments.pipeline_execution_with_tensor_core,
+                device=_device(strategy),
+                batch_size=batch_size,
+                sparse_core_config=arguments.sparse_core_embedding_config,
+                stacking=stacking,
+            ),
+        )
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates all tables, unless they wait for the size of a batch."""
+        strategies.check(self.name, self._strategy)
+        # A call with no features has no use for tables: see
+        # `PartialTPUEmbedding.call`.
+        if not (isinstance(input_shape, Mapping) and not input_shape):
+            self._make_tables_if_ready()
+        super().build(input_shape)
+
+    def _make_tables_if_ready(self) -> None:
+        if self._engine_layer is None or self._engine_layer.engine.can_build:
+            self._ensure_tables()
+
+    def _ensure_tables(self) -> None:
+        """Creates the tables' variables if they aren't there yet."""
+        if self._has_tables:
+            return
+        if is_tpu(self._strategy) and strategies.in_replica(self._strategy):
+            # Once for all replicas, and where their variables are made.
+            tf.distribute.get_replica_context().merge_call(
+                lambda _: self._make_tables()
+            )
+        else:
+            self._make_tables()
+
+    def _describe(self) -> handshake.Facts:
+        """The facts about the tables that all workers must share."""
+        spec, engine = self._spec, self._engine_layer
+        facts: handshake.Facts = {
+            "": {
+                "class": type(self).__name__,
+                "invalid_ids": self._arguments.invalid_ids,
+                "dtype": self.compute_dtype,
+                "trainable": self.trainable,
+                "tables": [t.name for t in spec.tables],
+                "features": [f.name for f in spec.features],
+            },
+            **descriptions.of_tables(
+                spec.tables, engine.engine.optimizers if engine else {}
+            ),
+            **descriptions.of_features(spec.features),
+        }
+        for entry in self._placement.tables:
+            facts[f"Table '{entry.table}'"]["engine"] = entry.engine
+        return facts
+
+    def _make_tables(self) -> None:
+        # First: variables of several workers are made together.
+        handshake.compare_workers_under(
+            self._strategy, f"Layer '{self.name}'", self._describe
+        )
+        with tf.init_scope(), strategies.scope(self._strategy):
+            if self._engine_layer is not None:
+                self._engine_layer.ensure_built()
+                # Not as an attribute: Keras would list it before the tables.
+                self._track_trackable(
+                    self._engine_layer.step, "step", overwrite=True
+                )
+            for table in self._spec.tables:
+                layer = self._keras_layer(table.name)
+                if layer is None:
+                    continue
+                if not layer.built:
+                    with tf.name_scope(table.name):
+                        keras_tables.build(layer, table)
+                self.tables[table.name].add("parameters", layer.embeddings)
+                slot_order.mark(layer.embeddings, table.name)
+            slot_order.install()
+        self._has_tables = True
+
+    def _keras_layer(self, table: str) -> Embedding | None:
+        """The layer that holds a small table; None: the table is large."""
+        return self._keras_layers.get(in_saved_model(table))
+
+    @property
+    def embedding_tables(self) -> dict[str, tf.Variable]:
+        """All tables by name, whatever holds them; deferred updates applied.
+
+        Shapes are [vocabulary_size, dim].
+        """
+        self._ensure_tables()
+        if tf.executing_eagerly():
+            self.drain()
+        return {
+            table.name: self.tables[table.name].table
+            for table in self._spec.tables
+        }
+
+    def load_tables(self, tables: Mapping[str, Any]) -> None:
+        """Sets tables' values, wherever they are, small and large alike.
+
+        Their slots and the step stay what they are. Deferred updates are
+        applied before.
+
+        Args:
+            tables: for each table's name an array, a tensor or a variable
+                [vocabulary_size, dim] of numbers, or a Keras `Embedding` layer
+                that has one. The layer's other tables keep their values. With
+                several workers, the same on all.
+
+        Raises:
+            TypeError: something is no numbers; then no table is set.
+            ValueError: there is no such table, or it has another shape, or a
+                Keras layer has none yet; then no table is set.
+        """
+        values = check_values(tables, self._spec.tables, self.name)
+        known = self.embedding_tables
+        for name, rows in values.items():
+            with tf.init_scope(), tf.device("CPU:0"):
+                rows = tf.cast(rows, known[name].dtype)
+            known[name].assign(rows)
+
+    def count_params(self) -> int:
+        """The number of the tables' parameters: rows times dim.
+
+        Optimizers' slots, the step and the scalar that stands for large tables
+        among the trainable weights are none.
+        """
+        return sum(t.vocabulary_size * t.dim for t in self._spec.tables)
+
+    def __repr__(self) -> str:
+        """The tables, and where they are."""
+        if not hasattr(self, "_keras_layers"):
+            return super().__repr__()  # It is being made.
+        tables = ", ".join(
+            f"{t.table} [{t.rows}, {t.dim}] {t.engine}"
+            for t in self._placement.tables[:4]
+        )
+        more = len(self._placement.tables) - 4
+        return (
+            f"<{type(self).__name__} '{self.name}': "
+            f"{len(self._spec.features)} features, tables {tables}"
+            f"{f' and {more} more' if more > 0 else ''}>"
+        )
+
+    @property
+    def table_optimizers(self) -> dict[str, TableOptimizer]:
+        """The engines' tables' optimizers by table name.
+
+        Assigning an optimizer's `learning_rate` takes effect at the next step.
+        """
+        if self._engine_layer is None:
+            return {}
+        return {
+            name: optimizer
+            for name, optimizer in self._engine_layer.engine.optimizers.items()
+            if optimizer is not None
+        }
+
+    @property
+    def placement(self) -> Placement:
+        """Where each table is and why; prints as a readable table."""
+        return self._placement
+
+    @property
+    def step(self) -> Any:
+        """The number of updates made, a scalar int64 variable, or like one.
+
+        None without tables that an engine holds, or before these are made.
+        """
+        if self._engine_layer is None or not self._engine_layer.built:
+            return None
+        return self._engine_layer.step
+
+    def drain(self) -> None:
+        """Applies the updates that pipelining has deferred."""
+        if self._engine_layer is not None:
+            self._engine_layer.drain()
+
+    def save_own_variables(self, store: Any) -> None:
+        """Nothing: the tables' own layers store them."""
+
+    def load_own_variables(self, store: Any) -> None:
+        """Nothing: the tables' own layers load them."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, JSON-able.
+
+        Raises:
+            ValueError: an optimizer's learning rate can't be stored.
+        """
+        optimizers = self.table_optimizers
+        of_layer = (
+            optimizers[table.name]
+            for table in self._spec.tables
+            if table.optimizer is None and table.name in optimizers
+        )
+        config = super().get_config()
+        config.update(self._arguments.to_config(next(of_layer, None)))
+        config["activity_regularizer"] = tf_keras.regularizers.serialize(
+            self.activity_regularizer
+        )
+        config[self._FEATURES] = serialization.features_to_config(
+            self._spec, optimizers
+        )
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TableHolder:
+        """Makes the layer of what `get_config` returned; leaves that alone."""
+        arguments = TableArguments.from_config(config)
+        arguments[cls._FEATURES] = serialization.features_from_config(
+            config[cls._FEATURES]
+        )
+        return cls(**arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableHolder:
+        """Copies the layer with its tables, slots and step.
+
+        Raises:
+            ValueError: an optimizer's learning rate can't be stored.
+        """
+        copied = copy_layer(self, self._strategy, memo)
+        if self._has_tables:
+            self.drain()
+            copied.build(None)
+            names = [table.name for table in self._spec.tables]
+            copy_state(
+                [(self.tables[name], copied.tables[name]) for name in names],
+                (self.step, copied.step),
+            )
+        return copied
+
+    def get_build_config(self) -> dict[str, Any]:
+        """Nothing: the variables do not depend on the inputs."""
+        return {}
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Creates all tables."""
+        self.build(None)
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        if tf.executing_eagerly():
+            self.drain()
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "checkpoint":
+            # Tables and slots by name: the same keys whatever the route.
+            children = {
+                k: v for k, v in children.items() if k in ("tables", "step")
+            }
+        return children
+
+
+def _device(strategy: tf.distribute.Strategy) -> str | None:
+    if tf.distribute.get_strategy() is strategy and (
+        tf.distribute.has_strategy()
+    ):
+        return strategy.extended.worker_devices[0]
+    return None
