@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import operator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tf_keras
 from tensorflow.python.eager import record
 
-from tfrs_embed import configs, placement, serialization, strategies
+from tfrs_embed import configs, placement, strategies
 from tfrs_embed.arguments import named
 from tfrs_embed.distribution import handshake
 from tfrs_embed.engines import factory
@@ -21,10 +19,9 @@ from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.copies import copy_layer, copy_state
 from tfrs_embed.layers.engine_layer import EngineLayer
-from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.checks import Checks, first, message
+from tfrs_embed.layers.key_arguments import KeyArguments
+from tfrs_embed.layers.keys import checked_shape, to_bags
 from tfrs_embed.ops.lookup import reshape_output
-from tfrs_embed.ops.parsed_ids import valid
 from tfrs_embed.optimizers import TableOptimizer, conversion
 from tfrs_embed.placement import EngineKind
 from tfrs_embed.serving import tables as served_tables
@@ -33,8 +30,6 @@ from tfrs_embed.types import LayerArguments, Optimizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-KEY_DTYPES = (tf.int32, tf.int64, tf.uint32, tf.uint64)
 
 
 @tf_keras.saving.register_keras_serializable("tfrs_embed")
@@ -128,19 +123,16 @@ class All2AllDenseEmbedding(Layer):
     ) -> None:
         super().__init__(**kwargs)
         self._where = f"Layer '{self.name}'"
-        self._arguments = _Arguments(
-            max_vocabulary_size_per_gpu=self._positive(
-                max_vocabulary_size_per_gpu, "max_vocabulary_size_per_gpu"
-            ),
-            embedding_vec_size=self._positive(
-                embedding_vec_size, "embedding_vec_size"
-            ),
-            slot_num=self._positive(slot_num, "slot_num"),
-            nnz_per_slot=self._positive(nnz_per_slot, "nnz_per_slot"),
-            dynamic_input=self._flag(dynamic_input, "dynamic_input"),
-            use_hashtable=self._flag(use_hashtable, "use_hashtable"),
-            key_dtype=self._checked_key_dtype(key_dtype),
-            embedding_initializer=self._initializer(embedding_initializer),
+        self._arguments = KeyArguments(
+            where=self._where,
+            max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
+            embedding_vec_size=embedding_vec_size,
+            slot_num=slot_num,
+            nnz_per_slot=nnz_per_slot,
+            dynamic_input=dynamic_input,
+            use_hashtable=use_hashtable,
+            key_dtype=key_dtype,
+            embedding_initializer=embedding_initializer,
             optimizer=optimizer,
         )
         self._strategy = tf.distribute.get_strategy()
@@ -246,7 +238,13 @@ class All2AllDenseEmbedding(Layer):
         if training is None:
             # Such a call is a training step: its gradient updates the table.
             training = record.could_possibly_record()
-        bags = self._to_bags(inputs, training)
+        bags = to_bags(
+            inputs,
+            bool(training),
+            self._arguments,
+            self._engine,
+            self._where,
+        )
         served = served_tables.current()
         if served is not None:
             vectors = served.gather(self, self.table, bags.ids)
@@ -256,93 +254,12 @@ class All2AllDenseEmbedding(Layer):
         [output] = self._engine_layer([bags], training=training)
         return output
 
-    def _to_bags(self, inputs: Any, training: bool) -> BaggedIds:
-        """Checks the keys, and brings them to the engine's form."""
-        arguments = self._arguments
-        if isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
-            raise TypeError(
-                f"{self._where}: keys must be a Tensor, got "
-                f"{type(inputs).__name__}."
-            )
-        keys = tf.convert_to_tensor(inputs)
-        if keys.dtype != arguments.key_dtype:
-            raise TypeError(
-                f"{self._where}: keys must be of key_dtype="
-                f"{arguments.key_dtype.name}, got {keys.dtype.name}."
-            )
-        static_shape = self._checked_shape(keys.shape)
-        signed = (
-            tf.bitcast(keys, tf.int64)
-            if keys.dtype == tf.uint64
-            else tf.cast(keys, tf.int64)
-        )
-        checks = Checks(self._engine.consensus(bool(training)))
-        if not keys.shape[1:].is_fully_defined():
-            checks.require(
-                tf.reduce_all(tf.equal(tf.shape(keys)[1:], static_shape[1:])),
-                lambda: message(
-                    f"{self._where}: keys must have the shape "
-                    f"{self._layout()}, got ",
-                    tf.shape(signed),
-                    ".",
-                ),
-            )
-        if not arguments.use_hashtable:
-            self._require_rows(signed, checks)
-        [signed] = checks.guard([signed])
-        ids = tf.reshape(signed, [-1])
-        return BaggedIds(
-            ids, None, None, None, tf.size(ids), tf.shape(signed), static_shape
-        )
-
-    def _require_rows(self, signed: tf.Tensor, checks: Checks) -> None:
-        """Requires all keys to be rows."""
-        arguments = self._arguments
-        world = self._strategy.num_replicas_in_sync
-        rows = arguments.max_vocabulary_size_per_gpu * world
-        inside = valid(signed, rows)
-
-        def text() -> tf.Tensor:
-            key = first(signed, ~inside)
-            if arguments.key_dtype == tf.uint64:
-                key = tf.bitcast(key, tf.uint64)
-            return message(
-                f"{self._where}: key ",
-                key,
-                f" is out of range; with use_hashtable=False valid keys are 0 "
-                f"to {rows - 1}: max_vocabulary_size_per_gpu="
-                f"{arguments.max_vocabulary_size_per_gpu} on each of {world} "
-                "replicas.",
-            )
-
-        checks.require(tf.reduce_all(inside), text)
-
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         """The shape of the output for keys of `input_shape`."""
-        shape = self._checked_shape(tf.TensorShape(input_shape))
-        return shape + tf.TensorShape([self._arguments.embedding_vec_size])
-
-    def _checked_shape(self, shape: tf.TensorShape) -> tf.TensorShape:
-        """The keys' static shape with the known sizes filled in."""
-        arguments = self._arguments
-        wanted = tf.TensorShape([None])
-        if not arguments.dynamic_input:
-            wanted += [arguments.slot_num, arguments.nnz_per_slot]
-        if shape.rank is None or not shape.is_compatible_with(wanted):
-            raise ValueError(
-                f"{self._where}: keys must have the shape {self._layout()}, "
-                f"got {shape}."
-            )
-        return shape.merge_with(wanted)
-
-    def _layout(self) -> str:
-        arguments = self._arguments
-        if arguments.dynamic_input:
-            return "[k], as dynamic_input=True says"
-        return (
-            f"[batch, slot_num={arguments.slot_num}, "
-            f"nnz_per_slot={arguments.nnz_per_slot}]"
+        shape = checked_shape(
+            tf.TensorShape(input_shape), self._arguments, self._where
         )
+        return shape + tf.TensorShape([self._arguments.embedding_vec_size])
 
     @property
     def table_optimizer(self) -> TableOptimizer | None:
@@ -419,35 +336,17 @@ class All2AllDenseEmbedding(Layer):
         Raises:
             ValueError: the optimizer's learning rate can't be stored.
         """
-        arguments = self._arguments
         config = super().get_config()
-        config.update(
-            {
-                field.name: getattr(arguments, field.name)
-                for field in dataclasses.fields(arguments)
-            },
-            key_dtype=arguments.key_dtype.name,
-            embedding_initializer=serialization.initializer_to_config(
-                arguments.embedding_initializer
-            ),
-            optimizer=conversion.serialize(
-                arguments.optimizer, self.table_optimizer
-            ),
-            activity_regularizer=tf_keras.regularizers.serialize(
-                self.activity_regularizer
-            ),
+        config.update(self._arguments.to_config(self.table_optimizer))
+        config["activity_regularizer"] = tf_keras.regularizers.serialize(
+            self.activity_regularizer
         )
         return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> All2AllDenseEmbedding:
         """Makes the layer of what `get_config` returned; leaves that alone."""
-        config = dict(config)
-        config["embedding_initializer"] = serialization.initializer_from_config(
-            config["embedding_initializer"]
-        )
-        config["optimizer"] = conversion.deserialize(config["optimizer"])
-        return cls(**config)
+        return cls(**KeyArguments.from_config(config))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> All2AllDenseEmbedding:
         """Copies the layer with its table, slots and step.
@@ -468,45 +367,6 @@ class All2AllDenseEmbedding(Layer):
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Creates the table."""
         self.build(None)
-
-    def _positive(self, value: Any, field: str) -> int:
-        try:
-            number = -1 if isinstance(value, bool) else operator.index(value)
-        except TypeError:
-            number = -1
-        if number < 1:
-            raise ValueError(
-                f"{self._where}: {field} must be an integer >= 1, got "
-                f"{value!r}."
-            )
-        return number
-
-    def _flag(self, value: Any, field: str) -> bool:
-        if not isinstance(value, bool):
-            raise TypeError(
-                f"{self._where}: {field} must be True or False, got {value!r}."
-            )
-        return value
-
-    def _initializer(self, value: Any) -> Any:
-        try:
-            return tf_keras.initializers.get(value)
-        except (TypeError, ValueError) as error:
-            raise type(error)(
-                f"{self._where}: embedding_initializer: {error}"
-            ) from error
-
-    def _checked_key_dtype(self, value: Any) -> tf.DType:
-        try:
-            dtype = tf.as_dtype(value)
-        except TypeError:
-            dtype = None
-        if dtype not in KEY_DTYPES:
-            raise ValueError(
-                f"{self._where}: key_dtype must be one of "
-                f"{[d.name for d in KEY_DTYPES]}, got {value!r}."
-            )
-        return dtype
 
     def _check_support(self) -> None:
         strategy = self._strategy
@@ -534,18 +394,3 @@ class All2AllDenseEmbedding(Layer):
                 k: v for k, v in children.items() if k in ("table", "step")
             }
         return children
-
-
-@dataclasses.dataclass(frozen=True)
-class _Arguments:
-    """The constructor's arguments, out of reach of Keras's tracking."""
-
-    max_vocabulary_size_per_gpu: int
-    embedding_vec_size: int
-    slot_num: int
-    nnz_per_slot: int
-    dynamic_input: bool
-    use_hashtable: bool
-    key_dtype: tf.DType
-    embedding_initializer: Any
-    optimizer: Any

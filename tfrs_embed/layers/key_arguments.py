@@ -1,0 +1,150 @@
+"""The constructor arguments of a layer of keys, checked and stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tfrs_embed import serialization
+from tfrs_embed.optimizers import conversion
+from tfrs_embed.optimizers.rules import TableOptimizer
+
+KEY_DTYPES = (tf.int32, tf.int64, tf.uint32, tf.uint64)
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyArguments:
+    """The arguments of a layer of keys, out of reach of Keras's tracking.
+
+    Args:
+        where: the layer, for errors.
+    """
+
+    max_vocabulary_size_per_gpu: int
+    embedding_vec_size: int
+    slot_num: int
+    nnz_per_slot: int
+    dynamic_input: bool
+    use_hashtable: bool
+    key_dtype: tf.DType
+    embedding_initializer: Any
+    optimizer: Any
+    where: dataclasses.InitVar[str]
+
+    def __post_init__(self, where: str) -> None:
+        """Checks the values."""
+        for field, check in _CHECKS.items():
+            value = check(getattr(self, field), field, where)
+            object.__setattr__(self, field, value)
+
+    @property
+    def keys_shape(self) -> tf.TensorShape:
+        """The shape that keys must have, as far as it is known."""
+        if self.dynamic_input:
+            return tf.TensorShape([None])
+        return tf.TensorShape([None, self.slot_num, self.nnz_per_slot])
+
+    @property
+    def keys_shape_text(self) -> str:
+        """The same for errors, with the arguments that it comes from."""
+        if self.dynamic_input:
+            return "[k], as dynamic_input=True says"
+        return (
+            f"[batch, slot_num={self.slot_num}, "
+            f"nnz_per_slot={self.nnz_per_slot}]"
+        )
+
+    def to_config(self, optimizer: TableOptimizer | None) -> dict[str, Any]:
+        """The arguments by name, JSON-able.
+
+        Args:
+            optimizer: what `optimizer` was converted to.
+
+        Raises:
+            ValueError: the optimizer's learning rate can't be stored.
+        """
+        config = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+        }
+        config.update(
+            key_dtype=self.key_dtype.name,
+            embedding_initializer=serialization.initializer_to_config(
+                self.embedding_initializer
+            ),
+            optimizer=conversion.serialize(self.optimizer, optimizer),
+        )
+        return config
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by name, of a config with what `to_config` returned.
+
+        Args:
+            config: the config; its other entries are left as they are.
+        """
+        arguments = dict(config)
+        arguments["embedding_initializer"] = (
+            serialization.initializer_from_config(
+                config["embedding_initializer"]
+            )
+        )
+        arguments["optimizer"] = conversion.deserialize(config["optimizer"])
+        return arguments
+
+
+def _positive(value: Any, field: str, where: str) -> int:
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 1:
+        raise ValueError(
+            f"{where}: {field} must be an integer >= 1, got {value!r}."
+        )
+    return number
+
+
+def _flag(value: Any, field: str, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(
+            f"{where}: {field} must be True or False, got {value!r}."
+        )
+    return value
+
+
+def _initializer(value: Any, field: str, where: str) -> Any:
+    try:
+        return tf_keras.initializers.get(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {field}: {error}") from error
+
+
+def _key_dtype(value: Any, field: str, where: str) -> tf.DType:
+    try:
+        dtype = tf.as_dtype(value)
+    except TypeError:
+        dtype = None
+    if dtype not in KEY_DTYPES:
+        raise ValueError(
+            f"{where}: {field} must be one of "
+            f"{[d.name for d in KEY_DTYPES]}, got {value!r}."
+        )
+    return dtype
+
+
+_CHECKS = {
+    "max_vocabulary_size_per_gpu": _positive,
+    "embedding_vec_size": _positive,
+    "slot_num": _positive,
+    "nnz_per_slot": _positive,
+    "dynamic_input": _flag,
+    "use_hashtable": _flag,
+    "key_dtype": _key_dtype,
+    "embedding_initializer": _initializer,
+}
