@@ -10,7 +10,7 @@ from tfrs_embed.engines.engine import Engine
 from tfrs_embed.layers.key_arguments import KeyArguments
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Checks, first, message
-from tfrs_embed.ops.parsed_ids import valid
+from tfrs_embed.ops.id_range import valid
 
 
 def to_bags(

@@ -16,16 +16,14 @@ import tensorflow as tf
 from tfrs_embed import kernels
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.ops.checks import Checks, Consensus
-from tfrs_embed.ops.input_shapes import InputShape
-from tfrs_embed.ops.parsed_ids import (
-    ParsedIds,
-    bag_of_id,
+from tfrs_embed.ops.id_range import (
     checking_kernels,
-    parse_ids,
     require_valid,
     require_valid_in_kernel,
     valid,
 )
+from tfrs_embed.ops.input_shapes import InputShape
+from tfrs_embed.ops.parsed_ids import ParsedIds, bag_of_id, parse_ids
 from tfrs_embed.ops.validity import Validity, judge
 from tfrs_embed.strategies import in_xla
 

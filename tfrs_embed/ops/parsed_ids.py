@@ -1,23 +1,29 @@
-"""The ids and weights of one feature: what is given, checked.
+"""The ids and weights of one feature, of any kind, in one form.
 
-All kinds of ids get one form: ids in a row, the bag of each, their
-weights, and the shape that the bags are laid out in.
+All kinds of ids are checked and get one form: ids in a row, the bag of each,
+their weights, and the shape that the bags are laid out in.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import kernels
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.kernels import portable_call
 from tfrs_embed.ops.checks import Checks, first, message
+from tfrs_embed.ops.input_checks import (
+    as_float32,
+    check_ids_dtype,
+    check_rank_2,
+    refuse_weights,
+    require_equal,
+    require_output_shape,
+    to_tensor,
+)
 from tfrs_embed.strategies import refuse_in_xla
 
 
@@ -89,20 +95,18 @@ def parse_ids(
 def _parse_dense(
     feature: FeatureSpec, ids: Any, weights: Any, checks: Checks
 ) -> ParsedIds:
-    ids = _to_tensor(ids, f"{feature}: ids")
-    _check_ids_dtype(feature, ids.dtype)
+    ids = to_tensor(ids, f"{feature}: ids")
+    check_ids_dtype(feature, ids.dtype)
     if weights is not None:
         if isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
-            _refuse_weights(feature, "a Tensor", weights)
-        weights = _as_float32(
-            feature, _to_tensor(weights, f"{feature}: weights")
-        )
+            refuse_weights(feature, "a Tensor", weights)
+        weights = as_float32(feature, to_tensor(weights, f"{feature}: weights"))
         if not ids.shape.is_compatible_with(weights.shape):
             raise ValueError(
                 f"{feature}: weights have the shape {weights.shape}, ids "
                 f"{ids.shape}; they must be equal."
             )
-        _require_equal(
+        require_equal(
             feature,
             checks,
             tf.shape(ids),
@@ -133,7 +137,7 @@ def _parse_dense(
         )
     combine = rank == len(wanted) + 1
     prefix, prefix_static = shape[: len(wanted)], static[: len(wanted)]
-    _require_output_shape(feature, checks, prefix, prefix_static)
+    require_output_shape(feature, checks, prefix, prefix_static)
     prefix_static = prefix_static.merge_with(tf.TensorShape(wanted))
     if not combine:
         layout = _layout(prefix)
@@ -159,7 +163,7 @@ def _parse_sequence(
     wanted = feature.output_shape
     if wanted is not None:
         prefix = tf.stack([rows, length])
-        _require_output_shape(feature, checks, prefix, laid_out)
+        require_output_shape(feature, checks, prefix, laid_out)
         laid_out = laid_out.merge_with(wanted)
     shape = (
         laid_out.as_list()
@@ -189,19 +193,19 @@ def _parse_ragged(
     weights: Any,
     checks: Checks,
 ) -> ParsedIds:
-    _check_ids_dtype(feature, ids.dtype)
-    _check_rank_2(feature, ids.shape, "ragged ids", "[batch, None]")
+    check_ids_dtype(feature, ids.dtype)
+    check_rank_2(feature, ids.shape, "ragged ids", "[batch, None]")
     values = None
     if weights is not None:
         if not isinstance(weights, tf.RaggedTensor):
-            _refuse_weights(feature, "a RaggedTensor", weights)
+            refuse_weights(feature, "a RaggedTensor", weights)
         if weights.shape.rank != 2:
             raise ValueError(
                 f"{feature}: ragged weights must have rank 2, got shape "
                 f"{weights.shape}."
             )
         if weights.row_splits is not ids.row_splits:
-            _require_equal(
+            require_equal(
                 feature,
                 checks,
                 tf.cast(ids.row_splits, tf.int64),
@@ -209,7 +213,7 @@ def _parse_ragged(
                 "row splits of the weights",
                 "row splits of the ids",
             )
-        values = _as_float32(feature, weights.values)
+        values = as_float32(feature, weights.values)
     rows = tf.cast(ids.nrows(), tf.int32)
     bag = tf.cast(ids.value_rowids(), tf.int32)
     splits = tf.cast(ids.row_splits, tf.int32)
@@ -231,8 +235,8 @@ def _parse_sparse(
     weights: Any,
     checks: Checks,
 ) -> ParsedIds:
-    _check_ids_dtype(feature, ids.dtype)
-    _check_rank_2(feature, ids.shape, "sparse ids", "[batch, columns]")
+    check_ids_dtype(feature, ids.dtype)
+    check_rank_2(feature, ids.shape, "sparse ids", "[batch, columns]")
     indices = ids.indices
     row, column = indices[:, 0], indices[:, 1]
     later_row = row[1:] > row[:-1]
@@ -257,9 +261,9 @@ def _parse_sparse(
     values = None
     if weights is not None:
         if not isinstance(weights, tf.SparseTensor):
-            _refuse_weights(feature, "a SparseTensor", weights)
+            refuse_weights(feature, "a SparseTensor", weights)
         if weights.indices is not indices:
-            _require_equal(
+            require_equal(
                 feature,
                 checks,
                 indices,
@@ -268,7 +272,7 @@ def _parse_sparse(
                 "indices of the ids",
             )
         if weights.dense_shape is not ids.dense_shape:
-            _require_equal(
+            require_equal(
                 feature,
                 checks,
                 ids.dense_shape,
@@ -276,7 +280,7 @@ def _parse_sparse(
                 "dense shape of the weights",
                 "dense shape of the ids",
             )
-        values = _as_float32(feature, weights.values)
+        values = as_float32(feature, weights.values)
     return _by_rows(
         feature,
         checks,
@@ -310,7 +314,7 @@ def _by_rows(
         wanted = (static_rows, length)
     if _is_sequence(feature, wanted, static_rows):
         length = wanted[1] or 0
-        _require_output_shape(
+        require_output_shape(
             feature,
             checks,
             tf.stack([rows, length]),
@@ -379,157 +383,11 @@ def bag_of_id(splits: tf.Tensor) -> tf.Tensor:
     return tf.repeat(tf.range(tf.size(splits) - 1), splits[1:] - splits[:-1])
 
 
-def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
-    """[n] bool: which ids are in [0, vocabulary_size)."""
-    if ids.dtype.is_unsigned or ids.dtype.size < 4:
-        # uint64's upper half becomes negative, and stays invalid.
-        ids = tf.cast(ids, tf.int64)
-    if vocabulary_size > ids.dtype.max:
-        return ids >= 0
-    return (ids >= 0) & (ids < vocabulary_size)
-
-
 def of_one_dtype(ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Ids of several features, int32 or int64, in the widest dtype of them."""
     if any(i.dtype == tf.int64 for i in ids):
         return [tf.cast(i, tf.int64) for i in ids]
     return list(ids)
-
-
-def checking_kernels(parsed: Sequence[ParsedIds]) -> Any:
-    """The kernels' operations if they can check the ids of parsed, or None."""
-    # Eagerly it is one condition after the other, as they are found.
-    if tf.executing_eagerly() or not parsed:
-        return None
-    if any(d.ids.dtype not in (tf.int32, tf.int64) for d in parsed):
-        return None
-    # Wherever the tables are: checks read the ids alone.
-    return kernels.portable_operations(None)
-
-
-def require_valid(
-    features: Sequence[FeatureSpec],
-    parsed: Sequence[ParsedIds],
-    checks: Checks,
-    training: bool,
-) -> None:
-    """Adds the conditions that all ids are in their features' tables."""
-    sizes = [feature.table.vocabulary_size for feature in features]
-    texts = [
-        functools.partial(_range_message, feature, each.ids)
-        for feature, each in zip(features, parsed, strict=True)
-    ]
-    module = checking_kernels(parsed)
-    if module and training:
-        ids = of_one_dtype([each.ids for each in parsed])
-        checks.require_all(module.tfrs_embed_inside(ids=ids, rows=sizes), texts)
-        return
-    for each, size, text in zip(parsed, sizes, texts, strict=True):
-        checks.require(tf.reduce_all(valid(each.ids, size)), text)
-
-
-def require_valid_in_kernel(
-    module: Any,
-    features: Sequence[FeatureSpec],
-    parsed: Sequence[ParsedIds],
-    training: bool,
-) -> None:
-    """Lays ids out as [n], which exist only if they are in their tables.
-
-    One operation that fails by itself, however many features there are. A
-    branch, which replicas need to decide together, takes several for each.
-
-    Args:
-        module: the kernels' operations.
-        features: the features.
-        parsed: their parsed, of int32 or int64 ids.
-        training: whether this is part of a training step.
-    """
-
-    def kernel(*ids: tf.Tensor) -> list[tf.Tensor]:
-        return module.tfrs_embed_require(
-            ids=ids,
-            rows=[feature.table.vocabulary_size for feature in features],
-            names=[str(feature) for feature in features],
-        )
-
-    def stock(*ids: tf.Tensor) -> list[tf.Tensor]:
-        copies = [
-            dataclasses.replace(each, ids=i)
-            for each, i in zip(parsed, ids, strict=True)
-        ]
-        for each in copies:
-            each.flatten()
-        checks = Checks()
-        require_valid(features, copies, checks, training=False)
-        return checks.guard([each.ids for each in copies])
-
-    ids = of_one_dtype([each.ids for each in parsed])
-    rows = kernel(*ids) if training else portable_call.call(stock, kernel, ids)
-    for each, row in zip(parsed, rows, strict=True):
-        each.ids = row
-
-
-def _range_message(feature: FeatureSpec, ids: tf.Tensor) -> tf.Tensor:
-    size = feature.table.vocabulary_size
-    return message(
-        f"{feature}: id ",
-        first(ids, ~valid(ids, size)),
-        f" is out of range; the table has {size} rows, valid ids are 0 to "
-        f"{size - 1}.",
-    )
-
-
-def _require_output_shape(
-    feature: FeatureSpec,
-    checks: Checks,
-    shape: tf.Tensor,
-    static: tf.TensorShape,
-    wanted: tuple[int | None, ...] | None = None,
-) -> None:
-    wanted = feature.output_shape if wanted is None else wanted
-    assert wanted is not None
-    if not static.is_compatible_with(wanted):
-        raise ValueError(
-            f"{feature}: ids for an output of shape {static}, but output_shape "
-            f"is {list(wanted)}."
-        )
-    for i, dim in enumerate(wanted):
-        if dim is not None and static[i] is None:
-            checks.require(
-                tf.equal(shape[i], dim),
-                lambda: message(
-                    f"{feature}: ids for an output of shape ",
-                    shape,
-                    f", but output_shape is {list(wanted)}.",
-                ),
-            )
-
-
-def _require_equal(
-    feature: FeatureSpec,
-    checks: Checks,
-    expected: tf.Tensor,
-    actual: tf.Tensor,
-    actual_name: str,
-    expected_name: str,
-) -> None:
-    # Cut to one length, so that the comparison itself can't fail.
-    lengths = tf.shape(expected)[0], tf.shape(actual)[0]
-    length = tf.minimum(*lengths)
-    equal = tf.equal(*lengths) & tf.reduce_all(
-        tf.equal(expected[:length], actual[:length])
-    )
-    checks.require(
-        equal,
-        lambda: message(
-            f"{feature}: the {actual_name} ",
-            actual,
-            f" differ from the {expected_name} ",
-            expected,
-            ".",
-        ),
-    )
 
 
 def _order_message(
@@ -541,49 +399,4 @@ def _order_message(
         " follows ",
         first(indices[:-1], ~ascending),
         ". tf.sparse.reorder sorts them.",
-    )
-
-
-def _to_tensor(value: Any, what: str) -> tf.Tensor:
-    if tf.is_tensor(value):
-        return value
-    try:
-        return tf.convert_to_tensor(value)
-    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-        raise TypeError(
-            f"{what} must be a Tensor, RaggedTensor or SparseTensor, or "
-            f"convert to a Tensor; got {type(value).__name__}: {error}"
-        ) from error
-
-
-def _check_rank_2(
-    feature: FeatureSpec, shape: tf.TensorShape, what: str, layout: str
-) -> None:
-    if shape.rank != 2:
-        raise ValueError(
-            f"{feature}: {what} must have rank 2, {layout}, got shape {shape}."
-        )
-
-
-def _check_ids_dtype(feature: FeatureSpec, dtype: tf.DType) -> None:
-    if not dtype.is_integer:
-        raise TypeError(
-            f"{feature}: ids must be integers, got {dtype.name}. Cast them "
-            "where they are made: a float32 can't hold every id above 2^24."
-        )
-
-
-def _as_float32(feature: FeatureSpec, weights: tf.Tensor) -> tf.Tensor:
-    if not (weights.dtype.is_floating or weights.dtype.is_integer):
-        raise TypeError(
-            f"{feature}: weights must be numbers, got {weights.dtype.name}."
-        )
-    # Weights are data, on every engine: the TPU's give them no gradient.
-    return tf.stop_gradient(tf.cast(weights, tf.float32))
-
-
-def _refuse_weights(feature: FeatureSpec, wanted: str, weights: Any) -> None:
-    raise TypeError(
-        f"{feature}: weights must be {wanted} like the ids, got "
-        f"{type(weights).__name__}."
     )

@@ -1,0 +1,116 @@
+"""The graph of an exported model: a SavedModel without tables' values."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.saved_model import save_context
+
+from tfrs_embed.serving.functions import DEFAULT_SIGNATURE, ServedFunction
+from tfrs_embed.serving.names import rename_inputs
+from tfrs_embed.serving.tables import ServedTable, ServedTables
+
+
+class _Policy:
+    """TensorFlow's default policy, as an object that no other export has.
+
+    By it TensorFlow finds the traces of functions: one that the model calls and
+    an earlier export traced would read the tables of that.
+    """
+
+    def _save_variable_devices(self) -> bool:
+        return False
+
+    def _expand_distributed_variables(self) -> bool:
+        return False
+
+
+def save_graph(
+    model: Any,
+    functions: Mapping[str, ServedFunction],
+    tables: ServedTables,
+    folder: str,
+) -> None:
+    """Writes a SavedModel without its tables' values.
+
+    Args:
+        model: the model.
+        functions: its functions by their signatures' names.
+        tables: takes the tables that they look up in.
+        folder: the folder to write.
+    """
+    options = tf.saved_model.SaveOptions()
+    options.experimental_variable_policy = _Policy()
+    root: Any = tf.__internal__.tracking.AutoTrackable()
+    concrete = {}
+    # As TensorFlow traces what it saves: without replicas and kernels.
+    with save_context.save_context(options):
+        for name, function in functions.items():
+            with _no_new_variables(name):
+                served, concrete[name] = function.trace(tables)
+            if name == DEFAULT_SIGNATURE:
+                root.serve = served
+    by_layer: dict[str, dict[str, ServedTable]] = {n: {} for n in tables.layers}
+    for table in tables:
+        by_layer[table.layer][table.name] = table
+    root.tables = by_layer
+    roots = [model, *(f.owner for f in functions.values() if f.owner)]
+    root.resources = _resources(roots, concrete.values(), tables)
+    tf.saved_model.save(root, folder, concrete, options)
+    renamed = {name: f.renamed for name, f in functions.items() if f.renamed}
+    if renamed:
+        rename_inputs(folder, renamed)
+
+
+@contextlib.contextmanager
+def _no_new_variables(signature: str) -> Iterator[None]:
+    """Refuses variables, which would be served untrained."""
+
+    def refuse(_: Any, **kwargs: Any) -> tf.Variable:
+        raise ValueError(
+            f"Signature '{signature}' calls what isn't built: it would make "
+            f"the variable '{kwargs.get('name')}', which was never trained."
+        )
+
+    with tf.variable_creator_scope(refuse):
+        yield
+
+
+def _resources(
+    roots: Iterable[Any], functions: Iterable[Any], tables: ServedTables
+) -> list[Any]:
+    """The variables and lookup tables that functions read, but for ours.
+
+    Args:
+        roots: what may hold them.
+        functions: the functions, concrete.
+        tables: ours.
+    """
+    owners: dict[int, Any] = {}
+    for owner in itertools.chain.from_iterable(
+        tf.train.TrackableView(root).descendants() for root in roots
+    ):
+        parts = getattr(owner, "values", None) if _is_variable(owner) else None
+        for part in parts if isinstance(parts, tuple) else (owner,):
+            for handle in ("handle", "resource_handle"):
+                found = getattr(part, handle, None)
+                if tf.is_tensor(found):
+                    owners.setdefault(id(found), owner)
+    ours = {id(v.handle) for t in tables for v in t.variables.values()}
+    read: dict[int, Any] = {}
+    for function in functions:
+        by_handle = {id(v.handle): v for v in function.graph.variables}
+        for captured, _ in function.graph.captures:
+            key = id(captured)
+            owner = owners.get(key, by_handle.get(key))
+            if key not in ours and owner is not None:
+                read[id(owner)] = owner
+    return list(read.values())
+
+
+def _is_variable(owner: Any) -> bool:
+    return isinstance(owner, tf.Variable)

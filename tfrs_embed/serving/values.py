@@ -1,0 +1,71 @@
+"""The values of an exported model's tables, written block after block."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+from tfrs_embed.checkpoint import bundle
+from tfrs_embed.serving.tables import ServedTables
+
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+def save_tables(tables: ServedTables, folder: str, writes: bool) -> None:
+    """Writes the tables' values to where the graph restores them from.
+
+    Args:
+        tables: the tables.
+        folder: the SavedModel's folder.
+        writes: whether this worker writes; others take part in reading.
+    """
+    variables = f"{folder}/variables/variables"
+    keys = _keys(variables)
+    writer = bundle.BundleWriter(f"{folder}/variables/tables")
+    failed: Exception | None = None
+    for table in tables:
+        for name, variable in table.variables.items():
+            if variable.shape[0] == 0:  # There will be no block.
+                empty = tf.zeros(variable.shape, variable.dtype)
+                writer.add(keys[table.layer, table.name, name], empty)
+        for start, block in table.blocks():
+            if not writes or failed is not None:
+                continue  # Other workers need this one to read.
+            try:
+                for name, rows in block.items():
+                    writer.add_rows(
+                        keys[table.layer, table.name, name],
+                        table.variables[name].shape,
+                        start,
+                        rows,
+                    )
+            except tf.errors.OpError as error:
+                failed = error
+    if failed is not None:
+        raise failed
+    if not writes:
+        return
+    parts = writer.finish()
+    graph = f"{folder}/variables/graph"
+    for file in tf.io.gfile.glob(f"{variables}.*"):
+        tf.io.gfile.rename(file, graph + file[len(variables) :])
+    bundle.merge([graph, *parts], variables)
+
+
+def _keys(prefix: str) -> dict[tuple[str, ...], str]:
+    """The checkpoint's key of each table's variable, by its path."""
+    reader = tf.train.load_checkpoint(prefix)
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    graph.ParseFromString(reader.get_tensor(_OBJECT_GRAPH))
+    keys = {}
+
+    def visit(node: int, path: tuple[str, ...]) -> None:
+        for attribute in graph.nodes[node].attributes:
+            keys[path] = attribute.checkpoint_key
+        for child in graph.nodes[node].children:
+            visit(child.node_id, (*path, child.local_name))
+
+    for child in graph.nodes[0].children:
+        if child.local_name == "tables":
+            visit(child.node_id, ())
+    return keys
