@@ -10,12 +10,13 @@ import tensorflow as tf
 import tf_keras
 from tensorflow.python.saved_model import save_context
 
-from tfrs_embed import backward_passes, strategies
+from tfrs_embed import backward_passes
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.tables.state import Tables
-from tfrs_embed.layers import errors, loss_scaling, updates
+from tfrs_embed.layers import errors, loss_scaling
+from tfrs_embed.layers.engine_gradient import EngineGradient, ForwardPass
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import reshape_output
 from tfrs_embed.weak_gradients import custom_gradient
@@ -45,8 +46,7 @@ class EngineLayer(tf_keras.layers.Layer):
         self._supports_ragged_inputs = True
         self._engine = engine
         self.tables = Tables(list(engine.states.values()))
-        # Of the last SavedModel that holds it.
-        self._saved_with: Any = None
+        self._gradient: EngineGradient | None = None
         self._learns = any(o is not None for o in engine.optimizers.values())
         backward_passes.install()
         loss_scaling.install()
@@ -97,11 +97,11 @@ class EngineLayer(tf_keras.layers.Layer):
                 experimental_autocast=False,
             )
             slot_order.mark(self.gradient_trigger, "gradient_trigger")
-            self._switch = backward_passes.Switch(
-                self.name, self.gradient_trigger, self._engine.local_replicas
+            self._gradient = EngineGradient(
+                self.name, self._engine, self.gradient_trigger
             )
             # A SavedModel must find all that its functions read.
-            for i, variable in enumerate(self._switch.variables):
+            for i, variable in enumerate(self._gradient.switch.variables):
                 self._track_trackable(variable, f"backward_{i}")
         slot_order.install()
         super().build(input_shape)
@@ -127,7 +127,7 @@ class EngineLayer(tf_keras.layers.Layer):
             vectors, _ = self._engine.lookup(bags, False, dtype)
             return self._outputs(vectors, bags)
 
-        call = _Call(backward_passes.graph())
+        call = ForwardPass(backward_passes.graph())
         # A graph may stay when nothing else does: TensorFlow keeps those that
         # have a custom gradient, of whatever kind. Tables must not stay too.
         this = weakref.ref(self) if call.graph != "eager" else lambda: self
@@ -178,150 +178,14 @@ class EngineLayer(tf_keras.layers.Layer):
 
     def _differentiate(
         self,
-        call: _Call,
+        call: ForwardPass,
         residuals: Any,
-        given: Sequence[Any],
+        gradients: Sequence[Any],
         trigger: tf.Tensor,
     ) -> tf.Tensor:
-        """Updates the tables if this backward pass is to.
-
-        Args:
-            call: the forward pass.
-            residuals: what the engine's lookup returned.
-            given: the outputs' gradients.
-            trigger: the scalar weight's value.
-
-        Returns:
-            The scalar weight's gradient.
-
-        Raises:
-            RuntimeError: the call's gradient has updated the tables before.
-            NotImplementedError: they can't be updated where this is.
-        """
-        graph = backward_passes.graph()
-        passes = backward_passes.here()
-        branch = type(call.graph).__name__.startswith(("Cond", "While"))
-        in_branch = branch and call.graph is not graph
-        if in_branch and not passes:
-            # Its gradient is traced for the pass that asks for it.
-            passes = backward_passes.all_passes()
-        # The forward pass may be a tf.function of its own, whose gradient is
-        # traced once, for all passes.
-        apart = call.graph is not graph and not passes
-        if not apart and not (
-            backward_passes.updates_allowed()
-            and all(p.asks_for(self.gradient_trigger) for p in passes)
-        ):
-            return tf.zeros_like(trigger)
-        if save_context.in_save_context() and not self._is_saved():
-            # Keras's `model.export` brings what the forward pass reads.
-            text = f"Layer '{self.name}' was exported to serve, not to train."
-            with tf.control_dependencies([tf.debugging.Assert(False, [text])]):
-                return tf.zeros_like(trigger)
-        self._require_once(call, graph, in_branch)
-        gradients = [
-            _as_vectors(gradient, feature.table.dim)
-            for gradient, feature in zip(
-                given, self._engine.features, strict=True
-            )
-        ]
-        if apart:
-            # TensorFlow runs nothing in such a function that the gradients
-            # don't depend on, so the update has to be one operation that
-            # returns a gradient.
-            return tf.function(
-                lambda: self._update_apart(residuals, gradients, trigger),
-                autograph=False,
-            )()
-        if tf.executing_eagerly():
-            if call.updated:
-                raise backward_passes.too_often(self.name)
-            call.updated = True
-            return self._update(residuals, gradients, trigger)
-        with updates.recording(call, self.name) as update:
-            update.signal = self._update(residuals, gradients, trigger)
-        return update.signal
-
-    def _require_once(self, call: _Call, graph: Any, in_branch: bool) -> None:
-        """Requires that what a graph does is done once for each lookup.
-
-        Raises:
-            NotImplementedError: they don't.
-        """
-        if in_branch:
-            raise NotImplementedError(
-                f"Layer '{self.name}' is called inside a tf.cond or "
-                "tf.while_loop whose gradient is taken from outside; "
-                "TensorFlow can't run a table's update there. Call the "
-                "layer outside of it, or open the tape inside."
-            )
-        looped = type(graph).__name__.startswith("While")
-        if graph != "eager" and (
-            strategies.in_pfor() or (looped and call.graph is not graph)
-        ):
-            raise NotImplementedError(
-                f"Layer '{self.name}': a Jacobian with respect to its tables, "
-                "or a gradient taken in a loop, would update them many times. "
-                "Leave the layer's variables out of its sources, or call the "
-                "layer with training=False."
-            )
-
-    def _update(
-        self, residuals: Any, gradients: list[tf.Tensor], trigger: tf.Tensor
-    ) -> tf.Tensor:
-        """Updates the tables; returns the scalar weight's gradient."""
-        scaled_by = loss_scaling.current(f"Layer '{self.name}'")
-        if scaled_by is None:
-            self._engine.apply_gradients(residuals, gradients)
-            return tf.zeros_like(trigger)
-        finite = _unscale(gradients, scaled_by.loss_scale)
-        if scaled_by.dynamic:
-            return self._update_if(finite, residuals, gradients, trigger)
-        self._engine.apply_gradients(residuals, gradients)
-        return tf.zeros_like(trigger)
-
-    def _update_if(
-        self,
-        good: tf.Tensor,
-        residuals: Any,
-        gradients: list[tf.Tensor],
-        trigger: tf.Tensor,
-    ) -> tf.Tensor:
-        """The same if a scalar is true on all replicas."""
-
-        def update() -> tf.Tensor:
-            self._engine.apply_gradients(residuals, gradients)
-            return tf.zeros_like(trigger)
-
-        # Where the loss scale was too large Keras skips the step and lowers
-        # it. It has to know: an infinite gradient tells it.
-        infinite = tf.fill(tf.shape(trigger), float("inf"))
-        return tf.cond(self._engine.all_agree(good), update, lambda: infinite)
-
-    def _update_apart(
-        self, residuals: Any, gradients: list[tf.Tensor], trigger: tf.Tensor
-    ) -> tf.Tensor:
-        """The same in a function's own gradient, which many passes run."""
-        if strategies.in_tpu_replica():
-            self._engine.apply_gradients(residuals, gradients)
-            return tf.zeros_like(trigger)
-        # What pass it is will only show when it runs. What sets the switch in
-        # a function's gradient goes before the gradients that come from there.
-        gradients = [tf.identity(g) for g in gradients]
-        with tf.control_dependencies(gradients):
-            scale = self._switch.value()
-
-        def update() -> tf.Tensor:
-            finite = _unscale(gradients, scale)
-            return self._update_if(
-                finite | tf.equal(scale, 1.0), residuals, gradients, trigger
-            )
-
-        return tf.cond(
-            tf.equal(scale, backward_passes.OFF),
-            lambda: tf.zeros_like(trigger),
-            update,
-        )
+        """Differentiates a lookup; see `EngineGradient.update`."""
+        assert self._gradient is not None
+        return self._gradient.update(call, residuals, gradients, trigger)
 
     @property
     def non_trainable_weights(self) -> list[tf.Variable]:
@@ -376,37 +240,13 @@ class EngineLayer(tf_keras.layers.Layer):
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
         self._drain_eagerly()
-        if save_type == "savedmodel" and save_context.in_save_context():
-            self._saved_with = save_context.get_save_options()
+        if (
+            save_type == "savedmodel"
+            and save_context.in_save_context()
+            and self._gradient is not None
+        ):
+            self._gradient.saved_with = save_context.get_save_options()
         return super()._trackable_children(save_type, **kwargs)
-
-    def _is_saved(self) -> bool:
-        """Whether the SavedModel that is being made holds all of the layer."""
-        return self._saved_with is save_context.get_save_options()
-
-
-class _Call:
-    """A forward pass.
-
-    Args:
-        graph: where it is; see `backward_passes.graph`.
-
-    Attributes:
-        updated: whether its gradient has updated the tables, eagerly.
-    """
-
-    def __init__(self, graph: Any) -> None:
-        self.graph = graph
-        self.updated = False
-
-
-def _unscale(gradients: list[tf.Tensor], scale: Any) -> tf.Tensor:
-    """Divides gradients in place; returns whether all are finite."""
-    scale = tf.cast(tf.convert_to_tensor(scale), tf.float32)
-    gradients[:] = [g / scale for g in gradients]
-    return tf.reduce_all(
-        [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
-    )
 
 
 def _store_key(table: str, variable: str) -> str:
@@ -418,14 +258,3 @@ def _store_key(table: str, variable: str) -> str:
     if group in _STORED or group == ".":
         group = f"%{ord(group[0]):02X}{group[1:]}"
     return f"{group}/{variable}"
-
-
-def _as_vectors(gradient: Any, dim: int) -> tf.Tensor:
-    """An output's gradient as that of its vectors, [count, dim] float32."""
-    # That of a gather is of the rows that it took.
-    gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
-    if gradient.shape.rank != 2:
-        return tf.reshape(gradient, [-1, dim])
-    # That of a concatenation doesn't always say so.
-    gradient.set_shape([None, dim])
-    return gradient
