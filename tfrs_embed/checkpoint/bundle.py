@@ -25,7 +25,7 @@ PART_BYTES = 64 << 20
 #: is not read by TensorFlow, which would read all of it for some rows.
 LARGE_BYTES = 64 << 20
 
-# What TensorFlow puts into messages for itself.
+# The parts of messages that TensorFlow puts there for itself.
 _NOISE = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\]")
 
 

@@ -24,7 +24,7 @@ _POLYNOMIAL = 0x82F63B78
 _BEHIND = [bit + 1 for bit in range(32) if _POLYNOMIAL >> bit & 1]
 _NEAREST = 4
 _ROW = 1 << 13
-# What is copied at a time.
+# The bytes that are copied at a time.
 _PART = 8 << 20
 _WORD = 8
 

@@ -1,4 +1,4 @@
-"""Whether a table may be restored from a checkpoint of fewer rows."""
+"""Permission to restore a table from a checkpoint of fewer rows."""
 
 from __future__ import annotations
 

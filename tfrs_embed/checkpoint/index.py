@@ -22,7 +22,7 @@ _FOOTER = 48
 # Behind each block: how it is compressed, and a checksum.
 _TRAILER = 5
 _VARINT_BYTES = 10
-# What TensorFlow's shapes can have.
+# The limits of TensorFlow's shapes.
 _MOST_DIMS = 254
 _MOST = 2**63 - 1
 

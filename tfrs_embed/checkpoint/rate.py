@@ -85,7 +85,7 @@ class SavedRate(tf.__internal__.tracking.Trackable, Saved):
 
 
 class _Taken(tf.__internal__.tracking.Trackable, Saved):
-    """What a rate was when it was last taken."""
+    """A rate's value when it was last taken."""
 
     optional = True
 

@@ -1,4 +1,4 @@
-"""What a checkpoint needs of a table: to read and to write some rows."""
+"""The interface of a table to checkpoints, which read and write its rows."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def sibling(key: str, name: str) -> str:
 
 
 class Saved(abc.ABC):
-    """What is saved and restored in blocks.
+    """A value that is saved and restored in blocks.
 
     Attributes:
-        order: what is less is restored first.
+        order: values of a lower order are restored first.
         optional: whether there are checkpoints without it.
         initial: makes the rows that a smaller table doesn't have.
         growing: whether the restore that was last announced may grow tables.
@@ -204,11 +204,11 @@ def scatter(variable: tf.Variable, ids: tf.Tensor, rows: tf.Tensor) -> None:
 def copy_for_saving(
     saved: Any, object_map: Any, make_copy: Callable[[Any], Any]
 ) -> None:
-    """Copies what a checkpoint holds that is written while training goes on.
+    """Copies a value for a checkpoint that is written while training goes on.
 
     Args:
-        saved: what is copied.
-        object_map: TensorFlow's copies, by what they are of.
+        saved: the value.
+        object_map: TensorFlow's copies, by the objects that they are of.
         make_copy: makes a copy of it, whose `take` brings it up to date.
     """
     if saved not in object_map:

@@ -51,7 +51,7 @@ def _tell_exports(variable: Any, saved: Saved) -> None:
 
 
 def marked(variable: Any) -> Saved | None:
-    """What saves and restores an object, if it is marked."""
+    """The `Saved` of an object that is marked, else None."""
     # All objects of all checkpoints are asked: theirs may be any __getattr__.
     try:
         attributes = object.__getattribute__(variable, "__dict__")
@@ -111,7 +111,7 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
             )
             if key in reader.shapes or not saved.optional
         }
-        # What rows belong to comes first.
+        # Keys come before their rows.
         found = dict(sorted(found.items(), key=lambda f: f[1].order))
         for key, saved in found.items():
             if key not in reader.shapes:

@@ -13,15 +13,15 @@ from tfrs_embed.distribution.replicas import Replicas
 
 #: Seconds that workers wait for each other to save.
 TIMEOUT_S = 600
-# What parts are in until TensorFlow merges them.
+# The folder of the parts until TensorFlow merges them.
 _TEMP = "_temp"
 
 
 class Session:
-    """What a process writes of a checkpoint.
+    """A process's part in writing a checkpoint.
 
-    What only this process knows goes into its own checkpoint. What all workers
-    hold a part of goes into the chief's, wherever the others save to.
+    Values that only this process has go into its own checkpoint. Values of
+    which all workers have a part go into the chief's, wherever the others save.
 
     Args:
         prefix: what the paths of this process's parts begin with.

@@ -1,4 +1,4 @@
-"""One verdict on all replicas' inputs, and on what they do.
+"""One verdict of all replicas, on their inputs and on their actions.
 
 Each call of a layer begins with such a verdict, and all of a strategy's are the
 same collective. So replicas whose calls are in different orders meet here,

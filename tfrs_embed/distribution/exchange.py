@@ -1,4 +1,4 @@
-"""Keys to the shards that hold their rows, rows back, gradients there.
+"""The exchange of keys, rows and gradients between replicas and shards.
 
 Keys are made unique on the replica that looks them up, so that each row travels
 once in each direction. All replicas send each other messages of one capacity,
@@ -72,11 +72,11 @@ def route(
 
 
 class Received(NamedTuple):
-    """What one replica got from the others, and its own messages' layout.
+    """One replica's messages from the others, and the layout of its own.
 
     Attributes:
         rows: [world * capacity] int64, the rows asked for; padding is 0.
-        there: [world * capacity] bool, which of them are no padding.
+        mask: [world * capacity] bool, which of them are no padding.
         position: [u] int32, the place of each unique key's row among the
             [world * capacity] rows that come back.
         capacity: scalar int32.
@@ -84,7 +84,7 @@ class Received(NamedTuple):
     """
 
     rows: tf.Tensor
-    there: tf.Tensor
+    mask: tf.Tensor
     position: tf.Tensor
     capacity: tf.Tensor
     bucket: tf.Tensor

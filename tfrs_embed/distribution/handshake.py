@@ -1,7 +1,7 @@
-"""Workers make sure that they build the same tables in the same order.
+"""A comparison of the tables that workers build, and of their order.
 
-If they didn't, their collectives would wait for each other forever, or give
-one layer's rows to another, or each worker would train by rules of its own.
+If they differed, the workers' collectives would wait for each other forever, or
+give one layer's rows to another, or each worker would train by its own rules.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _LINGER_S = 5
 _MOST_LISTED = 5
 _MOST_CHARACTERS = 200
 
-#: What is to be equal, in values that JSON holds: settings and their values by
-#: what has them ("Table 'movies'"), or "" for what is built.
+#: Facts that must be equal, in values that JSON holds: settings and their
+#: values by their owner ("Table 'movies'"), which is "" for the layer itself.
 Facts = dict[str, dict[str, Any]]
 
 
 def compare_workers_under(
     strategy: tf.distribute.Strategy, name: str, facts: Callable[[], Facts]
 ) -> None:
-    """Compares what a strategy's workers are about to build, if it has some.
+    """Compares what a strategy's workers are about to build, if several do.
 
     Args:
         strategy: the strategy.
@@ -120,7 +120,7 @@ def _linger(replicas: Replicas, prefix: str) -> None:
 
 
 def _differences(mine: Any, theirs: Any) -> Iterator[str]:
-    """What differs between two workers' facts, each named by its path."""
+    """Yields the differences between two workers' facts, each with its path."""
     here, there = dict(_leaves(mine)), dict(_leaves(theirs))
     for path in {**here, **there}:
         one, other = (

@@ -1,4 +1,4 @@
-"""Texts that workers leave for each other."""
+"""Texts that workers send each other, in the coordination service's store."""
 
 from __future__ import annotations
 

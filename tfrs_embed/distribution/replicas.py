@@ -28,8 +28,9 @@ _MAX_LOCAL_CPUS = 11
 
 _of_strategy: Any = weakref.WeakKeyDictionary()
 
-# What is numbered for the process: strategies over the same devices have one
-# group key, with which one's collectives would be taken for the other's.
+# Counts are of the process, not of a strategy: strategies over the same devices
+# have one group key, with which one's collectives would be taken for the
+# other's.
 _numbers: Counter[str] = Counter()
 
 
@@ -69,7 +70,7 @@ class Replicas:
         self.world: int = strategy.num_replicas_in_sync
         self._strategy = weakref.ref(strategy)
         self._ranks: list[int] | None = None
-        self._verdict_slot: int | None = None
+        self._verdict_channel: int | None = None
         self._launchers = [None] if self.world == 1 else _launchers(strategy)
         self.local = len(self._launchers)
         self.devices: list[str | None] = [
@@ -88,7 +89,7 @@ class Replicas:
         return self._ids()[0] // self.local
 
     def task(self, worker: int) -> str:
-        """What TensorFlow calls a worker."""
+        """TensorFlow's name for a worker."""
         strategy: Any = self._strategy()
         spec = strategy.cluster_resolver.cluster_spec()
         tasks = [
@@ -153,13 +154,13 @@ class Replicas:
             for i, found in zip(ids, gathered, strict=True)
         ]
 
-    def enlist(self) -> int:
+    def count_layer(self) -> int:
         """Numbers a layer whose replicas will decide together.
 
         All workers must ask in the same order.
         """
-        if self._verdict_slot is None:
-            self._verdict_slot = self.allocate(2)
+        if self._verdict_channel is None:
+            self._verdict_channel = self.allocate(2)
         number = _numbers["layers"]
         _numbers["layers"] += 1
         return number
@@ -167,8 +168,8 @@ class Replicas:
     @property
     def verdict_channel(self) -> int:
         """The first of the channels of all layers' verdicts and their texts."""
-        assert self._verdict_slot is not None, "no layer is enlisted"
-        return self._verdict_slot
+        assert self._verdict_channel is not None, "no layer has a number"
+        return self._verdict_channel
 
     def allocate(self, channels: int) -> int:
         """Reserves instance keys for `channels` collectives; returns the first.

@@ -1,1 +1,1 @@
-"""Where tables live, and how they are looked up and updated."""
+"""Engines: they hold tables, look ids up in them, and train them."""

@@ -1,4 +1,4 @@
-"""A sharded table whose rows go to keys as they come.
+"""A sharded table that gives rows to keys as these come.
 
 A key's shard is the one that a row of that number would be on; which of the
 shard's rows it has is what the shard's key map says. A key gets its row in the
@@ -114,7 +114,7 @@ class HashedEngine(ShardedEngine):
     def key_counts(self) -> list[int]:
         """See the base class."""
         assert self._rows is not None
-        return self._rows.sizes()
+        return self._rows.key_counts()
 
     def _locate(
         self, replica: int, received: Received, training: bool
@@ -122,7 +122,7 @@ class HashedEngine(ShardedEngine):
         keys = self._keys(replica, received.rows)
         rows = self._maps[replica].find(keys)
         if training:
-            rows = self._insert(replica, keys, rows, received.there)
+            rows = self._insert(replica, keys, rows, received.mask)
         return received._replace(rows=rows)
 
     def _find(self, replica: int, keys: tf.Tensor) -> tf.Tensor:
@@ -135,7 +135,7 @@ class HashedEngine(ShardedEngine):
         return quotients if world == 1 else quotients * world + rank
 
     def _insert(
-        self, replica: int, keys: tf.Tensor, rows: tf.Tensor, there: tf.Tensor
+        self, replica: int, keys: tf.Tensor, rows: tf.Tensor, mask: tf.Tensor
     ) -> tf.Tensor:
         """Gives rows to the keys that have none, on all shards or on none.
 
@@ -143,20 +143,20 @@ class HashedEngine(ShardedEngine):
             replica: the local replica whose shard it is.
             keys: [n] int64, as they were asked for.
             rows: [n] int64, the rows that they have.
-            there: [n] bool, which of the keys are no padding.
+            mask: [n] bool, which of the keys are no padding.
 
         Returns:
             [n] int64, the rows that they have now.
         """
         key_map = self._maps[replica]
         size = key_map.size()
-        places = tf.where(there & tf.equal(rows, UNKNOWN))
+        places = tf.where(mask & tf.equal(rows, UNKNOWN))
         new, index = tf.unique(tf.gather_nd(keys, places))
-        together = self._together(NEW_KEYS)
-        if together is not None:
+        consensus = self._consensus_on(NEW_KEYS)
+        if consensus is not None:
             # The consensus is one collective more than a lookup has.
             self._traffic[replica].assign_add([1, 0, 0, 0])
-        checks = Checks(together)
+        checks = Checks(consensus)
         checks.require(
             size + tf.size(new, tf.int64) <= self._capacity,
             lambda: self._no_room(replica, size, new),
@@ -193,4 +193,4 @@ class HashedEngine(ShardedEngine):
         return tf.where(known[:, None], vectors, tf.zeros_like(vectors))
 
     def _trained(self, received: Received) -> tf.Tensor:
-        return received.there & (received.rows >= 0)
+        return received.mask & (received.rows >= 0)

@@ -2,8 +2,8 @@
 
 Lookups stay on their replica. An update is made of all replicas' gradients by
 each of them, from the same numbers in the same order, so that the copies stay
-equal bit for bit. Tables of one width travel together: their rows are numbered
-one table after the other, and exchanged as if they were one.
+equal bit for bit. Tables of one width are exchanged together: their rows are
+numbered one table after the other.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MirroredEngine(ReplicasEngine):
         ]
         super()._build()
 
-    def _rows_held(self, table: TableSpec) -> int:
+    def _rows_on_shard(self, table: TableSpec) -> int:
         return table.vocabulary_size
 
     def _fill(self, table: TableSpec) -> None:
@@ -70,7 +70,7 @@ class MirroredEngine(ReplicasEngine):
                 variable = shard.variables[table.name][PARAMETERS]
                 scatter_update(variable, rows, block)
 
-    def _whole(
+    def _make_composite(
         self, name: str, shape: tuple[int, int], shards: list[tf.Variable]
     ) -> MirroredTable:
         return MirroredTable(
@@ -142,8 +142,8 @@ class MirroredEngine(ReplicasEngine):
         device = self._shards[replica].device
         routed = exchange.route(group.keys(bags), 1, device, training=True)
         return routed.row, lookup_ops.spread(
-            group.of(gradients),
-            group.of(bags),
+            group.select(gradients),
+            group.select(bags),
             routed.index,
             tf.size(routed.row),
             device,

@@ -1,4 +1,4 @@
-"""What the engines have in common whose tables a strategy's replicas hold."""
+"""The base of engines whose tables are held by a strategy's replicas."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _LOOKUP = "a lookup"
 _TRAINING_LOOKUP = "a lookup for training"
 _UPDATE = "an update"
 NEW_KEYS = "the insertion of new keys"
-# What replicas may meet in.
-_DOINGS = (_LOOKUP, _TRAINING_LOOKUP, _UPDATE, NEW_KEYS)
+# The actions that replicas decide on together.
+_ACTIONS = (_LOOKUP, _TRAINING_LOOKUP, _UPDATE, NEW_KEYS)
 
 
 class Residuals(NamedTuple):
-    """What a replica's lookup leaves for the update.
+    """The results of a replica's lookup that its update needs.
 
     Attributes:
         replica: the local replica.
         bags: each feature's bags.
-        kept: what else the engine needs to know.
+        kept: further results, of a type of the engine's own.
         after: tensors that do not exist if the ids are bad.
     """
 
@@ -105,9 +105,9 @@ class ReplicasEngine(Engine):
 
     def _build(self) -> None:
         """Creates the variables, now that all workers are to."""
-        self._number = self._replicas.enlist()
+        self._number = self._replicas.count_layer()
         for shard in self._shards:
-            shard.build(self._rows_held, lambda table, variable: None)
+            shard.build(self._rows_on_shard, lambda table, variable: None)
         for state in self.states.values():
             self._fill(state.spec)
             self._expose(state)
@@ -123,7 +123,7 @@ class ReplicasEngine(Engine):
         self._follow_step()
 
     def _describe(self) -> handshake.Facts:
-        """What all workers must have in common."""
+        """The facts about the tables that all workers must share."""
         tables = [s.spec for s in self.states.values()]
         return {
             "": {
@@ -138,10 +138,10 @@ class ReplicasEngine(Engine):
 
     @abc.abstractmethod
     def _make_groups(self) -> list[TableGroup]:
-        """The tables that travel together."""
+        """Groups the tables whose rows are exchanged together."""
 
     @abc.abstractmethod
-    def _rows_held(self, table: TableSpec) -> int:
+    def _rows_on_shard(self, table: TableSpec) -> int:
         """The number of a table's rows on each shard."""
 
     @abc.abstractmethod
@@ -149,17 +149,17 @@ class ReplicasEngine(Engine):
         """Gives the shards a table's initial rows."""
 
     @abc.abstractmethod
-    def _whole(
+    def _make_composite(
         self, name: str, shape: tuple[int, int], shards: list[tf.Variable]
     ) -> CompositeTable:
-        """Makes one table, or slot, of those of this process's shards."""
+        """Makes one table, or slot, of the parts in this process's shards."""
 
     def _expose(self, state: TableState) -> None:
-        """Adds what is to be seen of a table's shards to its state."""
+        """Adds a table's variables, as one for all shards, to its state."""
         table = state.spec
         for key, variable in self._shards[0].variables[table.name].items():
             if self._replicas.world > 1:
-                variable = self._whole(
+                variable = self._make_composite(
                     f"{table.name}/{key}",
                     (table.vocabulary_size, table.dim),
                     [s.variables[table.name][key] for s in self._shards],
@@ -183,23 +183,23 @@ class ReplicasEngine(Engine):
 
     def consensus(self, training: bool = False) -> ReplicaConsensus | None:
         """See the base class."""
-        return self._together(_TRAINING_LOOKUP if training else _LOOKUP)
+        return self._consensus_on(_TRAINING_LOOKUP if training else _LOOKUP)
 
     def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
         """See the base class."""
-        together = self._together(_UPDATE)
-        return ok if together is None else together.holds(ok)
+        consensus = self._consensus_on(_UPDATE)
+        return ok if consensus is None else consensus.holds(ok)
 
-    def _together(self, doing: str) -> ReplicaConsensus | None:
-        """The replicas that do something together here, one of `_DOINGS`."""
+    def _consensus_on(self, action: str) -> ReplicaConsensus | None:
+        """The replicas that decide together on one of `_ACTIONS`, if any do."""
         replica = self._replicas.current(self._name)
         if replica is None or self._replicas.world == 1:
             return None
         return ReplicaConsensus(
             self._replicas,
             replica,
-            self._number * len(_DOINGS) + _DOINGS.index(doing),
-            f"{doing} of {self._name}",
+            self._number * len(_ACTIONS) + _ACTIONS.index(action),
+            f"{action} of {self._name}",
         )
 
     def lookup(
@@ -266,15 +266,15 @@ class ReplicasEngine(Engine):
     def _contributions(
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]
     ) -> dict[str, GradientContributions]:
-        """Gathers from all replicas what adds to the gradients of a shard.
+        """Gathers a shard's gradient contributions from all replicas.
 
         Args:
-            residuals: what `_lookup` returned.
+            residuals: the residuals of `_lookup`.
             gradients: each feature's, [count, dim] float32.
 
         Returns:
-            By table, what adds to the gradients of the replica's shard; at
-            least for the tables that are trained.
+            The contributions to the replica's shard, by table; at least those
+            of the tables that are trained.
         """
 
     @property

@@ -195,7 +195,8 @@ class Shard:
                 stored = deferred.ids[in_saved_model(name)]
                 stored.assign(tf.cast(ids, stored.dtype))
                 deferred.gradients[in_saved_model(name)].assign(gradients)
-        # What doesn't depend on the ids must not change either if they are bad.
+        # Variables that don't depend on the ids must not change either if these
+        # are bad.
         with tf.control_dependencies(after):
             bags = (
                 b for of_table in contributions.values() for b in of_table.bags

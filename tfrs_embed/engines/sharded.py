@@ -1,8 +1,8 @@
 """Tables whose rows are spread over the replicas of a strategy.
 
 Row i of a table is row i // world of shard i % world; a replica's shard is the
-one of its rank. Tables of one width travel together: their rows are numbered
-one table after the other on each shard, and exchanged as if they were one.
+one of its rank. Tables of one width are exchanged together: their rows are
+numbered one table after the other on each shard.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tfrs_embed.unmirrored import make_variable
 
 
 class _Kept(NamedTuple):
-    """What a lookup leaves for the update besides its bags, for each width.
+    """The results of a lookup that its update needs, besides the bags.
 
     Attributes:
-        positions: each feature's [n] int32, the places of its ids' rows among
-            those that came back.
-        received: what the replicas asked each other for.
+        positions: for each group, each feature's [n] int32: the places of its
+            ids' rows among those that came back.
+        received: for each group, the keys that this replica was asked for.
     """
 
     positions: list[list[tf.Tensor]]
@@ -69,7 +69,7 @@ class ShardedEngine(ReplicasEngine):
                     make_variable(tf.zeros([4], tf.int64), "traffic")
                 )
 
-    def _rows_held(self, table: TableSpec) -> int:
+    def _rows_on_shard(self, table: TableSpec) -> int:
         return rows_per_shard(table, self._replicas.world)
 
     def _fill(self, table: TableSpec) -> None:
@@ -78,7 +78,7 @@ class ShardedEngine(ReplicasEngine):
         for start, block in initial_blocks(table):
             write_shards(by_rank, self._replicas.world, start, block)
 
-    def _whole(
+    def _make_composite(
         self, name: str, shape: tuple[int, int], shards: list[tf.Variable]
     ) -> ShardedTable:
         return ShardedTable(name, shape, shards, self._replicas, self._strategy)
@@ -119,7 +119,7 @@ class ShardedEngine(ReplicasEngine):
             rows = swap.send_rows(
                 replica, asked, self._gather(shard, group, asked.rows)
             )
-            mine = group.of(bags)
+            mine = group.select(bags)
             index = tf.split(
                 tf.gather(asked.position, routed.index),
                 [tf.size(b.ids) for b in mine],
@@ -152,8 +152,8 @@ class ShardedEngine(ReplicasEngine):
             strict=True,
         ):
             sent = lookup_ops.spread(
-                group.of(gradients),
-                group.of(residuals.bags),
+                group.select(gradients),
+                group.select(residuals.bags),
                 tf.concat(positions, 0),
                 self._replicas.world * asked.capacity,
                 self._shards[replica].device,
@@ -199,7 +199,7 @@ class ShardedEngine(ReplicasEngine):
 
     def _trained(self, received: Received) -> tf.Tensor:
         """Which of the rows asked for are to be trained: [n] bool."""
-        return received.there
+        return received.mask
 
     def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
         # The shards must all be of this process.

@@ -1,4 +1,4 @@
-"""Tables of one width, which travel together as if they were one."""
+"""Tables of one width, exchanged between replicas as if they were one."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class TableGroup:
             first_row[features[i].table.name] for i in self.features
         ]
 
-    def of(self, values: Sequence[Any]) -> list[Any]:
-        """Picks this group's features' values from those of all features."""
+    def select(self, values: Sequence[Any]) -> list[Any]:
+        """Selects this group's features' values from those of all features."""
         return [values[i] for i in self.features]
 
     def keys(self, bags: Sequence[BaggedIds]) -> tf.Tensor:
@@ -69,7 +69,9 @@ class TableGroup:
             the rows of all tables, of shard k % world.
         """
         keys = []
-        for b, first in zip(self.of(bags), self._first_of_feature, strict=True):
+        for b, first in zip(
+            self.select(bags), self._first_of_feature, strict=True
+        ):
             ids = tf.cast(b.ids, tf.int64)
             keys.append(ids + self._world * first if first else ids)
         return keys[0] if len(keys) == 1 else tf.concat(keys, 0)
@@ -96,7 +98,7 @@ class TableGroup:
     def contributions(
         self, rows: tf.Tensor, places: tf.Tensor, gradients: tf.Tensor
     ) -> dict[str, GradientContributions]:
-        """What adds to the gradients of each table's rows.
+        """Gradient contributions to each table's rows.
 
         Args:
             rows: [n] int64, rows of all tables.

@@ -215,7 +215,7 @@ class All2AllDenseEmbedding(Layer):
             """Looks keys up; see the class."""
 
     def _describe(self) -> handshake.Facts:
-        """What all workers must have in common besides the table."""
+        """The facts, besides the table, that all workers must share."""
         arguments = self._arguments
         return {
             "": {

@@ -1,4 +1,4 @@
-"""What all layers of this library have in common as Keras layers."""
+"""The base of all layers of this library, as Keras layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tf_keras
 from tfrs_embed import arguments
 from tfrs_embed.layers import keras_3
 
-# What Keras takes out of a call's arguments, and what most calls have.
+# The arguments that Keras takes out of a call, and that most calls have.
 _OF_CALLS = ("training", "mask", "weights")
 
 

@@ -27,7 +27,7 @@ from tfrs_embed.types import InvalidIds, LayerArguments, Optimizer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# What `preprocess` returns is known by this key.
+# The key by which results of `preprocess` are known.
 _PREPROCESSED = "preprocessed_inputs"
 
 

@@ -181,8 +181,8 @@ class EngineGradient:
         if strategies.in_tpu_replica():
             self._engine.apply_gradients(residuals, gradients)
             return tf.zeros_like(trigger)
-        # What pass it is will only show when it runs. What sets the switch in
-        # a function's gradient goes before the gradients that come from there.
+        # Only the running pass shows which one it is. The operation that sets
+        # the switch runs before the gradients that this function receives.
         gradients = [tf.identity(g) for g in gradients]
         with tf.control_dependencies(gradients):
             scale = self.switch.value()

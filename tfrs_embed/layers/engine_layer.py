@@ -21,7 +21,7 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import reshape_output
 from tfrs_embed.weak_gradients import custom_gradient
 
-# What is stored beside the tables.
+# The names that are stored beside the tables'.
 _STORED = ("step",)
 
 

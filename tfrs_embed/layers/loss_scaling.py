@@ -1,4 +1,4 @@
-"""Knowing the loss scale in a backward pass.
+"""The loss scale, as a backward pass knows it.
 
 Under mixed_float16 Keras multiplies the loss by a scale and divides the
 variables' gradients by it before they are applied. A table's update happens in

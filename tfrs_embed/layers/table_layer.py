@@ -11,7 +11,7 @@ from tfrs_embed import strategies
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.layers import keras_tables
 from tfrs_embed.layers.table_holder import TableHolder
-from tfrs_embed.ops.bags import BaggedIds, held, to_bags
+from tfrs_embed.ops.bags import BaggedIds, position_mask, to_bags
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.lookup import combine, reshape_output
 from tfrs_embed.ops.tpu_inputs import require_given, require_known
@@ -202,8 +202,8 @@ class TableLayer(TableHolder):
         self._ensure_tables()
         if all(i is None for i in by_engine):
             return outputs
-        # What is left out takes part without an id: all replicas, and the
-        # forward and backward pass, exchange the same tables' rows.
+        # Features that are left out take part without ids: all replicas, and
+        # the forward and backward pass, exchange the same tables' rows.
         found = self._engine_layer(
             [
                 BaggedIds.none(f) if b is None else b
@@ -229,7 +229,7 @@ class TableLayer(TableHolder):
                     [None],
                     self._arguments.invalid_ids,
                 )
-                mask = on_host(held, bags)
+                mask = on_host(position_mask, bags)
             masks.append(mask)
         return self._spec.structure.pack(masks, [i is not None for i in ids])
 
@@ -272,4 +272,4 @@ def _mask(
     """Gives sequences their masks, as Keras passes them on."""
     for feature, output, b in zip(features, outputs, bags, strict=True):
         if feature.max_sequence_length:
-            output._keras_mask = on_host(held, b)
+            output._keras_mask = on_host(position_mask, b)

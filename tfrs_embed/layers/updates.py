@@ -1,4 +1,4 @@
-"""Updates in a graph, of which those remain that somebody asks for.
+"""Updates in a graph, of which unused ones are left out.
 
 A layer's update of its tables is a part of the graph that stands beside the
 gradient of one scalar weight: nothing follows from it. It is to be made where
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfrs_embed import backward_passes
 
-# What a graph's updates are kept as.
+# The attribute of a graph that holds its updates.
 _ATTRIBUTE = "_tfrs_embed_updates"
 
 

@@ -24,7 +24,7 @@ from tfrs_embed.ops.id_range import (
 )
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.parsed_ids import ParsedIds, bag_of_id, parse_ids
-from tfrs_embed.ops.validity import Validity, judge
+from tfrs_embed.ops.validity import Validity, make_validities
 from tfrs_embed.strategies import in_xla
 
 
@@ -179,7 +179,7 @@ def to_bags(
             valid(each.ids, feature.table.vocabulary_size)
             for feature, each in zip(features, parsed, strict=True)
         ]
-        validity = judge(inside, checks.hold(), invalid_ids)
+        validity = make_validities(inside, checks.hold(), invalid_ids)
         return [
             _finish(feature, each, invalid_ids, of_feature)
             for feature, each, of_feature in zip(
@@ -202,7 +202,7 @@ def to_bags(
     ]
 
 
-def held(bags: BaggedIds) -> tf.Tensor:
+def position_mask(bags: BaggedIds) -> tf.Tensor:
     """Tells which of a sequence's positions hold an id.
 
     Args:

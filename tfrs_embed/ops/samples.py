@@ -41,12 +41,12 @@ class Matrix(NamedTuple):
     Attributes:
         ids: [samples, width] int32; 0 where there is none.
         gains: [samples, width] float32, what each row is multiplied by.
-        there: [samples, width] float32, 1 where there is an id, else 0.
+        mask: [samples, width] float32, 1 where there is an id, else 0.
     """
 
     ids: tf.Tensor
     gains: tf.Tensor
-    there: tf.Tensor
+    mask: tf.Tensor
 
     @classmethod
     def of(cls, bags: BaggedIds, samples: int | tf.Tensor) -> Matrix:

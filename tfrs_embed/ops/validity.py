@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 class Validity(NamedTuple):
-    """What is wrong with a feature's ids, where that can't raise.
+    """The validity of a feature's ids, where nothing can raise.
 
     Attributes:
         mask: [n] bool, the ids that are in the table.
@@ -38,10 +38,10 @@ class Validity(NamedTuple):
         return tf.cast(self.mask, tf.float32) if combined else None
 
 
-def judge(
+def make_validities(
     inside: Sequence[tf.Tensor], shapes_fit: tf.Tensor, invalid_ids: str
 ) -> list[Validity]:
-    """Judges a call's ids.
+    """Says which of a call's ids are valid.
 
     Args:
         inside: each feature's [n] bool: whether an id is in the table.

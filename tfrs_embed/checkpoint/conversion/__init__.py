@@ -1,1 +1,1 @@
-"""Looking into checkpoints, of other libraries too, and converting them."""
+"""The inspection and conversion of checkpoints, other libraries' too."""

@@ -19,7 +19,7 @@ from tfrs_embed.checkpoint.conversion.statistics import Statistics, measure
 from tfrs_embed.text_table import format_bytes, text_table
 
 _MOST_OTHERS = 20
-# What a shell has for a command that SIGINT ended.
+# A shell's exit status of a command that SIGINT ended.
 _INTERRUPTED = 130
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, whoever wrote it: tables as rows by name."""
+"""The contents of a checkpoint, whoever wrote it: tables as rows by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """What a checkpoint has of a table's rows: parameters or a slot.
+    """A table's parameters, or a slot, in a checkpoint.
 
     Attributes:
         shape: [rows, dim].
@@ -73,7 +73,7 @@ class Other:
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     Attributes:
         path: where it is.

@@ -1,4 +1,4 @@
-"""Writes the tables of any checkpoint as one of this package, or as SOK's."""
+"""The conversion of any checkpoint's tables to this package's, or SOK's."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def _leaf(saved: Saved) -> tf.__internal__.tracking.Trackable:
 
 
 class _Imported(Saved):
-    """What is only ever saved."""
+    """A value that is only ever saved."""
 
     def check(self, key: str, reader: BundleReader) -> None:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""How much of a long read has been done, on a terminal."""
+"""The progress of a long read, on a terminal."""
 
 from __future__ import annotations
 

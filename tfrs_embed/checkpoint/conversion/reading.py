@@ -1,4 +1,4 @@
-"""Finds out what a path holds, and reads it as tables."""
+"""The reading of a path of any format as tables."""
 
 from __future__ import annotations
 

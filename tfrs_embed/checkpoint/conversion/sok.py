@@ -35,7 +35,7 @@ _NAME_BYTES, _SLOT_BYTES = 256, 32
 _HEADER = _NAME_BYTES + 4 + _SLOT_BYTES + 4
 _HOLDS_KEYS, _HOLDS_ROWS, _HOLDS_SLOT = range(3)
 _DTYPES = ("i4", "i8", "u4", "u8", "f2", "f4", "f8")
-# What SOK's optimizers call the slots of ours.
+# The names of our optimizers' slots in SOK's optimizers.
 _OPTIMIZERS: Mapping[frozenset[str], tuple[str, Mapping[str, str]]] = {
     frozenset({"accumulators"}): ("Adagrad", {"accumulators": "accumulator"}),
     frozenset({"momenta", "velocities"}): (

@@ -1,4 +1,4 @@
-"""What is worth knowing about a table's values."""
+"""Statistics of a table's values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfrs_embed.checkpoint.conversion.contents import Column
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """What a column's values are like.
+    """Statistics of a column's values.
 
     The norms are those of the finite values.
 

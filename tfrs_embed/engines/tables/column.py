@@ -84,7 +84,7 @@ class Column(CompositeVariable, Saved):
     @property
     def _exported_whole(self) -> bool:
         # Keras loads it from there, into a layer that it makes anew.
-        return self._rows.alone
+        return self._rows.has_one_shard
 
     def save(self, key: str, session: Session) -> None:
         """See the base class."""
@@ -95,14 +95,14 @@ class Column(CompositeVariable, Saved):
         where = f"'{self.name}' can't be restored from '{reader.prefix}'"
         there = reader.shapes[key]
         if self._which == KEYS:
-            self._rows.announce(key, reader)
+            self._rows.read_new_keys(key, reader)
             return
         if self._rows.source != reader.prefix:
             raise ValueError(
                 f"{where}: the checkpoint has no keys for its rows. It is of a "
                 "layer with use_hashtable=False."
             )
-        here = [self._rows.announced, self.shape[1]]
+        here = [self._rows.num_new_keys, self.shape[1]]
         if there != here:
             raise ValueError(
                 f"{where}: with its keys it has the shape {here} here, and "
@@ -128,7 +128,7 @@ class Column(CompositeVariable, Saved):
 
 
 class _Taken(tf.__internal__.tracking.Trackable, Saved):
-    """What a column was when it was last taken."""
+    """A column's value when it was last taken."""
 
     def __init__(self, column: Column) -> None:
         self.name = column.name

@@ -1,4 +1,4 @@
-"""What is kept in parts, seen as one variable."""
+"""A value that is kept in parts, seen as one variable."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CompositeVariable(tf.__internal__.tracking.Trackable):
 
     @property
     def _shared_name(self) -> str:
-        """What a variable is called in a checkpoint's description."""
+        """The variable's name in a checkpoint's description."""
         return self.name.split(":")[0]
 
     @property

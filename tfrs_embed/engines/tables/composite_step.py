@@ -1,4 +1,4 @@
-"""The number of updates, which parts of an engine count alike, seen as one."""
+"""The number of updates, counted by all parts of an engine, as one variable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CompositeStep(CompositeVariable):
     Restoring it drops deferred updates, as a one-device engine's step does.
 
     Args:
-        steps: what each part counts with: a variable, or what is like one.
+        steps: each part's step: a variable, or an object like one.
         strategy: the strategy they were made under.
         drop_deferred: drops the updates that pipelining has deferred.
     """

@@ -20,11 +20,11 @@ class HashedTable(TableState):
 
     Args:
         spec: the table.
-        optimizer: what trains it; None: nothing.
+        optimizer: the table's optimizer; None: it is not trained.
     """
 
     def expose(self, rows: KeyedRows, strategy: tf.distribute.Strategy) -> None:
-        """Adds what there is to see; what was restored before is written."""
+        """Adds keys, rows and slots; those restored before are written now."""
         table, dim = self.spec.name, self.spec.dim
         # The others are written in the order of the keys that are there, so
         # these come first: here, in checkpoints, among Keras's weights.

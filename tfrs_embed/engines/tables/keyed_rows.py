@@ -56,15 +56,15 @@ class KeyedRows:
         # Of the sizes, the keys and the rows.
         self._channel = replicas.allocate(3)
         self._written = np.zeros([0], np.int64)
-        #: The checkpoint that keys were last read from, and their number.
+        #: The checkpoint that new keys were last read from, and their number.
         self.source: str | None = None
-        self.announced = 0
-        # These keys, in its order, and once they are restored their shards.
-        self._announced = np.zeros([0], np.int64)
+        self.num_new_keys = 0
+        # New keys in the checkpoint's order, and once restored their shards.
+        self._new_keys = np.zeros([0], np.int64)
         self._shard_of = np.zeros([0], np.int32)
 
     @property
-    def alone(self) -> bool:
+    def has_one_shard(self) -> bool:
         """Whether there is one shard."""
         return self._replicas.world == 1
 
@@ -91,7 +91,7 @@ class KeyedRows:
         keys = np.concatenate(self._all_keys())
         return np.concatenate(self._all_rows(name))[np.argsort(keys)]
 
-    def sizes(self) -> list[int]:
+    def key_counts(self) -> list[int]:
         """The number of keys of each shard.
 
         With several workers all must ask.
@@ -158,7 +158,7 @@ class KeyedRows:
             key: the checkpoint's key.
             session: where to.
         """
-        writer, sizes = session.writer(self._replicas), self.sizes()
+        writer, sizes = session.writer(self._replicas), self.key_counts()
         row = [] if name == KEYS else [self._dim]
         shape = [sum(sizes), *row]
         if shape[0] == 0:
@@ -177,8 +177,8 @@ class KeyedRows:
                 block = rows.read_rows(start, size)
                 writer.add_rows(key, shape, first + start, block)
 
-    def announce(self, key: str, reader: BundleReader) -> None:
-        """Reads keys that are to replace those that there are.
+    def read_new_keys(self, key: str, reader: BundleReader) -> None:
+        """Reads the keys that `restore_keys` is to put in the place of all.
 
         Args:
             key: the checkpoint's key.
@@ -201,16 +201,16 @@ class KeyedRows:
         if len(np.unique(keys)) != len(keys):
             raise ValueError(f"{where} must all differ.")
         self._require_room(keys)
-        self.source, self.announced = reader.prefix, len(keys)
-        self._announced = keys
+        self.source, self.num_new_keys = reader.prefix, len(keys)
+        self._new_keys = keys
 
     def restore_keys(self) -> None:
-        """Replaces all keys by those announced.
+        """Replaces all keys by the new ones that were read.
 
         Their rows and slots are initial ones.
         """
-        self._shard_of = self._replace(self._announced)
-        self._announced = self._announced[:0]
+        self._shard_of = self._replace(self._new_keys)
+        self._new_keys = self._new_keys[:0]
 
     def restore(self, name: str, key: str, reader: BundleReader) -> None:
         """Reads the parameters or a slot of the keys last restored.
@@ -277,45 +277,45 @@ class KeyedRows:
 
     def _all_keys(self) -> list[np.ndarray]:
         """Each shard's keys by row, in the order of the ranks."""
-        held = [key_map.keys() for key_map in self._maps]
+        values = [key_map.keys() for key_map in self._maps]
         if self._replicas.workers == 1:
-            return self._by_rank(held)
+            return self._by_rank(values)
 
         def block(start: int, size: int) -> list[np.ndarray]:
-            parts = [keys[start : start + size] for keys in held]
+            parts = [keys[start : start + size] for keys in values]
             return [np.pad(p, (0, size - len(p))) for p in parts]
 
         return self._in_blocks(block, self._channel + 1)
 
     def _all_rows(self, name: str) -> list[np.ndarray]:
         """Each shard's rows that keys have, in the order of the ranks."""
-        held = self.variables(name)
+        values = self.variables(name)
         if self._replicas.workers == 1:
             sizes = [int(key_map.size()) for key_map in self._maps]
             return self._by_rank(
                 [
                     tf.gather(v, tf.range(n)).numpy()
-                    for v, n in zip(held, sizes, strict=True)
+                    for v, n in zip(values, sizes, strict=True)
                 ]
             )
 
         def block(start: int, size: int) -> list[tf.Tensor]:
-            # What is beyond the last row is cut off again.
+            # Rows beyond the last are cut off again.
             rows = tf.minimum(start + tf.range(size), self._capacity - 1)
-            return [tf.gather(v, rows) for v in held]
+            return [tf.gather(v, rows) for v in values]
 
         return self._in_blocks(block, self._channel + 2)
 
-    def _by_rank(self, held: Sequence[Any]) -> list[Any]:
-        """Sorts what all shards hold, where all are here."""
+    def _by_rank(self, values: Sequence[Any]) -> list[Any]:
+        """Orders shards' values by rank, where this process has all shards."""
         ranks = self._replicas.ranks
-        return [held[ranks.index(rank)] for rank in range(len(ranks))]
+        return [values[ranks.index(rank)] for rank in range(len(ranks))]
 
     def _in_blocks(
         self, block: Callable[[int, int], list[Any]], channel: int
     ) -> list[np.ndarray]:
         """Gathers all shards' values, each as long as it has keys."""
-        sizes = self.sizes()
+        sizes = self.key_counts()
         size = min(self._capacity, max(1, BLOCK_ELEMENTS // self._dim))
         parts: list[list[np.ndarray]] = [[] for _ in sizes]
         # Once at least, for the shape of no rows.

@@ -47,10 +47,10 @@ class ShardedTable(CompositeTable):
             shards[0].shape[0],
             max(1, BLOCK_ELEMENTS // shape[1] // replicas.world),
         )
-        self._slot = replicas.allocate(2)
+        self._channel = replicas.allocate(2)
         # Traced when they are needed.
-        self._gather = _OfStart(self._gather_block)
-        self._swap = _OfStart(self._swap_block)
+        self._gather = _BlockFunction(self._gather_block)
+        self._swap = _BlockFunction(self._swap_block)
 
     @property
     def _workers(self) -> int:
@@ -140,7 +140,9 @@ class ShardedTable(CompositeTable):
         """A block of rows of all shards, one shard after the other."""
         rows = [
             self._replicas.gather(
-                i, tf.gather(shard, start + tf.range(self._block)), self._slot
+                i,
+                tf.gather(shard, start + tf.range(self._block)),
+                self._channel,
             )
             for i, shard in enumerate(self.shards)
         ]
@@ -155,16 +157,16 @@ class ShardedTable(CompositeTable):
         world, dim = self._replicas.world, self.shape[1]
         swapped = []
         for i, shard in enumerate(self.shards):
-            # What is beyond the last row is cut off by whoever gets it.
+            # Rows beyond the last are cut off by the receiver.
             rows = start + tf.range(world * self._block)
             rows = tf.minimum(rows, shard.shape[0] - 1)
             mine = tf.reshape(tf.gather(shard, rows), [world, -1, dim])
-            got = self._replicas.all_to_all(i, mine, self._slot + 1)
+            got = self._replicas.all_to_all(i, mine, self._channel + 1)
             swapped.append(tf.reshape(tf.transpose(got, [1, 0, 2]), [-1, dim]))
         return swapped
 
 
-class _OfStart:
+class _BlockFunction:
     """A function of the first row of a block, in a graph of its own.
 
     TensorFlow warns of a tf.function that is traced for each table.

@@ -1,4 +1,4 @@
-"""The state of a table: what its checkpoint holds."""
+"""The state of a table, as its checkpoint holds it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 
 
 class TableState(tf.__internal__.tracking.Trackable):
-    """A table's variables, or what is like them: parameters and slots by name.
+    """A table's parameters and slots by name: variables, or objects like them.
 
     A checkpoint holds them as `<table>/parameters` and `<table>/<slot>`, and
     restores them when they are created if it was read before. Beside them it
@@ -27,7 +27,7 @@ class TableState(tf.__internal__.tracking.Trackable):
 
     Args:
         spec: the table.
-        optimizer: what trains it; None: nothing here.
+        optimizer: the table's optimizer; None: no engine trains it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TableState(tf.__internal__.tracking.Trackable):
         saved.growing = self._growing
         self._saved[name] = saved
         saver.mark(variable, saved)
-        # What was restored before is written now.
+        # A value that was restored before is written now.
         self._track_trackable(variable, name, overwrite=True)
 
     def _initial(
@@ -101,7 +101,7 @@ class TableState(tf.__internal__.tracking.Trackable):
 
 
 class Tables(tf.__internal__.tracking.Trackable):
-    """The states of a layer's tables by name: what its checkpoint holds.
+    """The states of a layer's tables by name, as its checkpoint holds them.
 
     Args:
         states: the states to begin with.

@@ -1,4 +1,4 @@
-"""What the engines for all generations of TPUs have in common."""
+"""The base of the engines for all generations of TPUs."""
 
 from __future__ import annotations
 

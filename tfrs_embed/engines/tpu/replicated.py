@@ -81,7 +81,7 @@ class ReplicatedEngine(TPUEngine):
                     tf.reshape(per_id, [-1, state.spec.dim]), ids, rows
                 )
                 uses += tf.math.unsorted_segment_sum(
-                    tf.reshape(matrix.there, [-1]), ids, rows
+                    tf.reshape(matrix.mask, [-1]), ids, rows
                 )
             total, uses = replicas.all_reduce(
                 tf.distribute.ReduceOp.SUM, [total, uses]
