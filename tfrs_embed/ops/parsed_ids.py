@@ -239,25 +239,7 @@ def _parse_sparse(
     check_rank_2(feature, ids.shape, "sparse ids", "[batch, columns]")
     indices = ids.indices
     row, column = indices[:, 0], indices[:, 1]
-    later_row = row[1:] > row[:-1]
-    later_column = (row[1:] == row[:-1]) & (column[1:] > column[:-1])
-    ascending = later_row | later_column
-    checks.require(
-        tf.reduce_all(ascending),
-        lambda: _order_message(feature, indices, ascending),
-    )
-    size = ids.dense_shape
-    inside = (row >= 0) & (row < size[0]) & (column >= 0) & (column < size[1])
-    checks.require(
-        tf.reduce_all(inside),
-        lambda: message(
-            f"{feature}: sparse ids have the index ",
-            first(indices, ~inside),
-            " outside their dense shape ",
-            size,
-            ".",
-        ),
-    )
+    _require_sparse_order(feature, ids, row, column, checks)
     values = None
     if weights is not None:
         if not isinstance(weights, tf.SparseTensor):
@@ -288,8 +270,38 @@ def _parse_sparse(
         tf.cast(row, tf.int32),
         lambda: tf.cast(column, tf.int32),
         values,
-        tf.cast(size[0], tf.int32),
+        tf.cast(ids.dense_shape[0], tf.int32),
         ids.shape[0],
+    )
+
+
+def _require_sparse_order(
+    feature: FeatureSpec,
+    ids: tf.SparseTensor,
+    row: tf.Tensor,
+    column: tf.Tensor,
+    checks: Checks,
+) -> None:
+    """Requires indices that ascend and are within the dense shape."""
+    indices = ids.indices
+    later_row = row[1:] > row[:-1]
+    later_column = (row[1:] == row[:-1]) & (column[1:] > column[:-1])
+    ascending = later_row | later_column
+    checks.require(
+        tf.reduce_all(ascending),
+        lambda: _order_message(feature, indices, ascending),
+    )
+    size = ids.dense_shape
+    inside = (row >= 0) & (row < size[0]) & (column >= 0) & (column < size[1])
+    checks.require(
+        tf.reduce_all(inside),
+        lambda: message(
+            f"{feature}: sparse ids have the index ",
+            first(indices, ~inside),
+            " outside their dense shape ",
+            size,
+            ".",
+        ),
     )
 
 
@@ -313,25 +325,16 @@ def _by_rows(
     if wanted is None:
         wanted = (static_rows, length)
     if _is_sequence(feature, wanted, static_rows):
-        length = wanted[1] or 0
-        require_output_shape(
+        return _sequences(
             feature,
             checks,
-            tf.stack([rows, length]),
-            tf.TensorShape([static_rows, length]),
-            wanted,
-        )
-        position = column()
-        kept = tf.where(position < length)[:, 0]
-        return ParsedIds(
-            tf.gather(ids, kept),
-            tf.gather(row * length + position, kept),
+            ids,
+            row,
+            column(),
             weights,
-            tf.stack([rows, length]),
-            tf.TensorShape([static_rows]).merge_with([wanted[0]])
-            + tf.TensorShape([length]),
-            False,
-            None if weights is None else kept,
+            rows,
+            static_rows,
+            wanted,
         )
     # The rows fill output_shape in order; one unknown dimension is inferred.
     shape = tf.stack([-1 if d is None else d for d in wanted])
@@ -357,6 +360,39 @@ def _by_rows(
         ),
     )
     return ParsedIds(ids, row, weights, shape, tf.TensorShape(wanted), True)
+
+
+def _sequences(
+    feature: FeatureSpec,
+    checks: Checks,
+    ids: tf.Tensor,
+    row: tf.Tensor,
+    position: tf.Tensor,
+    weights: tf.Tensor | None,
+    rows: tf.Tensor,
+    static_rows: int | None,
+    wanted: tuple[int | None, ...],
+) -> ParsedIds:
+    """Rows of ragged or sparse ids as sequences: a bag for each position."""
+    length = wanted[1] or 0
+    require_output_shape(
+        feature,
+        checks,
+        tf.stack([rows, length]),
+        tf.TensorShape([static_rows, length]),
+        wanted,
+    )
+    kept = tf.where(position < length)[:, 0]
+    return ParsedIds(
+        tf.gather(ids, kept),
+        tf.gather(row * length + position, kept),
+        weights,
+        tf.stack([rows, length]),
+        tf.TensorShape([static_rows]).merge_with([wanted[0]])
+        + tf.TensorShape([length]),
+        False,
+        None if weights is None else kept,
+    )
 
 
 def _is_sequence(
