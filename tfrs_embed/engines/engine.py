@@ -54,7 +54,10 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def build(self) -> None:
-        """Creates the variables; where they are there, does nothing.
+        """Creates the variables.
+
+        Where a strategy's replicas build a layer, each of them calls this: the
+        first call creates the variables, the others do nothing.
 
         Raises:
             ValueError: `can_build` is False.
