@@ -572,7 +572,7 @@ def test_an_exported_model_predicts_the_same(tmp_path):
     )
 
 
-# The defects of keras_rs, by their numbers in the notes on it.
+# What keras_rs's layer of this name gets wrong.
 
 
 @pytest.mark.parametrize(
@@ -590,7 +590,7 @@ def test_an_exported_model_predicts_the_same(tmp_path):
     ids=str,
 )
 @pytest.mark.parametrize("graph", [False, True])
-def test_1_ids_of_another_shape_are_an_error(ids, graph):
+def test_ids_of_another_shape_are_an_error(ids, graph):
     layer = make_layer()
 
     def known(x):
@@ -618,12 +618,12 @@ def test_1_ids_of_another_shape_are_an_error(ids, graph):
         ((BATCH,), (BATCH, WIDTH, DIM)),
     ],
 )
-def test_1_an_output_shape_that_ids_cannot_have_is_an_error(ids, output):
+def test_an_output_shape_that_ids_cannot_have_is_an_error(ids, output):
     with pytest.raises(ValueError, match=r"'f'.*input_shape .*can't become"):
         DistributedEmbedding(FeatureConfig("f", make_table(), ids, output))
 
 
-def test_2_each_table_is_trained_by_its_own_optimizer():
+def test_each_table_is_trained_by_its_own_optimizer():
     frozen = make_table("frozen", optimizer=tf_keras.optimizers.SGD(0.0))
     sgd = make_table("sgd", optimizer=tf_keras.optimizers.SGD(0.5))
     layer = DistributedEmbedding([make_feature(frozen), make_feature(sgd)])
@@ -638,7 +638,7 @@ def test_2_each_table_is_trained_by_its_own_optimizer():
     np.testing.assert_array_equal(after["sgd"][1:], before["sgd"][1:])
 
 
-def test_2_an_unknown_optimizer_is_an_error():
+def test_an_unknown_optimizer_is_an_error():
     with pytest.raises(ValueError, match=r"'t'.*zzz"):
         make_layer(make_table(optimizer="zzz"))
 
@@ -653,20 +653,20 @@ def test_2_an_unknown_optimizer_is_an_error():
     ],
     ids=str,
 )
-def test_2_an_optimizers_setting_that_no_rule_has_is_an_error(setting):
+def test_an_optimizers_setting_that_no_rule_has_is_an_error(setting):
     optimizer = tf_keras.optimizers.SGD(0.1, **setting)
     with pytest.raises(ValueError, match=rf"'t'.*{next(iter(setting))}"):
         make_layer(make_table(optimizer=optimizer))
 
 
-def test_2_tables_without_an_optimizer_have_adam():
+def test_tables_without_an_optimizer_have_adam():
     layer = make_layer()
     [placed] = layer.placement.tables
     assert placed.optimizer == "Adam"
     assert layer.table_optimizers["t"].learning_rate == pytest.approx(1e-3)
 
 
-def test_2_a_shared_optimizer_has_slots_for_each_table():
+def test_a_shared_optimizer_has_slots_for_each_table():
     shared = tf_keras.optimizers.Adagrad(0.1)
     tables = [make_table(name, optimizer=shared) for name in "ab"]
     layer = DistributedEmbedding([make_feature(t) for t in tables])
@@ -679,13 +679,13 @@ def test_2_a_shared_optimizer_has_slots_for_each_table():
     assert optimizers["a"].learning_rate == pytest.approx(0.025)
 
 
-def test_3_tables_of_one_shape_start_different():
+def test_tables_of_one_shape_start_different():
     layer = DistributedEmbedding([make_feature(make_table(n)) for n in "ab"])
     a, b = layer.get_embedding_tables().values()
     assert not np.array_equal(a, b)
 
 
-def test_3_tables_of_one_seed_start_equal():
+def test_tables_of_one_seed_start_equal():
     initializer = tf_keras.initializers.RandomNormal(seed=3)
     layer = DistributedEmbedding(
         [make_feature(make_table(n, initializer=initializer)) for n in "ab"]
@@ -694,12 +694,9 @@ def test_3_tables_of_one_seed_start_equal():
     np.testing.assert_array_equal(a, b)
 
 
-def test_4_a_schedule_advances():
+def test_a_schedule_advances():
     schedule = tf_keras.optimizers.schedules.PiecewiseConstantDecay(
         [0, 1], [1.0, 0.5, 0.0]
-    )
-    layer = make_layer(
-        make_table(optimizer=tf_keras.optimizers.SGD(schedule), combiner="sum")
     )
     ids = np.zeros((1, 1), int)
     layer = make_layer(
@@ -713,7 +710,7 @@ def test_4_a_schedule_advances():
     np.testing.assert_allclose(moved, [1.0, 0.5, 0.0], atol=1e-6)
 
 
-def test_5_from_config_leaves_its_argument_alone():
+def test_from_config_leaves_its_argument_alone():
     config = make_config()
     before = copy.deepcopy(config)
     DistributedEmbedding.from_config(config)
@@ -735,7 +732,7 @@ def make_config(**options):
     return layer.get_config()
 
 
-def test_5_what_was_shared_is_shared_again():
+def test_what_was_shared_is_shared_again():
     layer = DistributedEmbedding.from_config(make_config())
     assert [t.table for t in layer.placement.tables] == ["a", "b"]
     assert layer.placement.tables[0].features == ("x", "y/1")
@@ -744,7 +741,7 @@ def test_5_what_was_shared_is_shared_again():
     assert optimizers["a"].learning_rate == pytest.approx(0.1)
 
 
-def test_6_two_tables_of_one_name_are_an_error():
+def test_two_tables_of_one_name_are_an_error():
     with pytest.raises(ValueError, match="named 't'"):
         DistributedEmbedding(
             [make_feature(make_table()), make_feature(make_table())]
@@ -760,13 +757,13 @@ def test_6_two_tables_of_one_name_are_an_error():
         ("float64", "float64"),
     ],
 )
-def test_7_the_layers_dtype_reaches_its_outputs(dtype, expected):
+def test_the_layers_dtype_reaches_its_outputs(dtype, expected):
     layer = make_layer(dtype=dtype)
     assert layer(dense()).dtype == expected
     assert layer.get_embedding_tables()["t"].dtype == tf.float32
 
 
-def test_8_holes_in_sparse_ids_are_no_row():
+def test_holes_in_sparse_ids_are_no_row():
     layer = make_layer(make_table(combiner="sum"))
     sparse = tf.SparseTensor([[0, 2], [3, 0]], [5, 6], [BATCH, WIDTH])
     expected = layer(sparse).numpy()
@@ -777,7 +774,7 @@ def test_8_holes_in_sparse_ids_are_no_row():
     np.testing.assert_array_equal(layer(sparse), expected)
 
 
-def test_9_sparse_weights_have_the_indices_of_their_ids():
+def test_sparse_weights_have_the_indices_of_their_ids():
     layer = make_layer()
     ids = tf.SparseTensor([[0, 0], [1, 1]], [5, 6], [BATCH, WIDTH])
     weights = tf.SparseTensor([[0, 0], [2, 1]], [1.0, 1.0], [BATCH, WIDTH])
@@ -789,7 +786,7 @@ def test_9_sparse_weights_have_the_indices_of_their_ids():
 
 @pytest.mark.parametrize("bad", [-1, ROWS])
 @pytest.mark.parametrize("graph", [False, True])
-def test_10_an_id_outside_the_table_is_an_error_and_changes_nothing(bad, graph):
+def test_an_id_outside_the_table_is_an_error_and_changes_nothing(bad, graph):
     layer = make_layer()
     layer(dense())
     before = state(layer)
@@ -804,10 +801,7 @@ def test_10_an_id_outside_the_table_is_an_error_and_changes_nothing(bad, graph):
     assert_unchanged(layer, before)
 
 
-# 11, max_ids_per_partition, and 12, no sharding, are tested under strategies.
-
-
-def test_13_features_share_operations_and_no_matrix_of_rows(needs_kernels):
+def test_features_share_operations_and_no_matrix_of_rows(needs_kernels):
     tables = [make_table(n) for n in "abc"]
     layer = DistributedEmbedding([make_feature(t) for t in tables])
     lookup = tf.function(lambda ids: layer(ids))
@@ -830,7 +824,7 @@ def graphs_of(graph):
     )
 
 
-def test_14_the_config_has_every_argument():
+def test_the_config_has_every_argument():
     given = {
         "table_stacking": [["a", "b"]],
         "update_stats": True,

@@ -58,7 +58,7 @@ def predict(model, samples):
     return model(inputs).numpy()
 
 
-def test_12_replicas_share_large_tables_and_copy_small_ones(strategy):
+def test_replicas_share_large_tables_and_copy_small_ones(strategy):
     with strategy.scope():
         _, layer = make()
     tables, world = layer.embedding_tables, strategy.num_replicas_in_sync

@@ -103,7 +103,7 @@ def ids_of_one_shard(strategy):
 
 
 @pytest.mark.parametrize("measured", [False, True])
-def test_11_partition_limits_reach_tensorflow(strategy, measured):
+def test_partition_limits_reach_tensorflow(strategy, measured):
     tables = make_tables(
         "a", max_ids_per_partition=1, max_unique_ids_per_partition=1
     )
@@ -134,7 +134,7 @@ def test_batches_are_measured_eagerly(strategy):
         tf.function(prepare, autograph=False)(ids)
 
 
-def test_4_a_schedule_advances_on_the_sparse_cores(strategy):
+def test_a_schedule_advances_on_the_sparse_cores(strategy):
     schedule = tf_keras.optimizers.schedules.PiecewiseConstantDecay(
         [0, 1], [1.0, 0.5, 0.0]
     )
