@@ -1,4 +1,10 @@
-"""Set before anything imports tensorflow."""
+"""What is set before anything imports tensorflow, and fixtures.
+
+Tests that need several replicas run in processes of their own, as TensorFlow's
+devices are set before its first operation. tests/processes.py starts these, and
+names the strategy in an environment variable. Under several workers each of
+them runs the same tests in the same order, and asserts about its own replicas.
+"""
 
 import os
 
@@ -9,6 +15,52 @@ os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # A test works on little data: more threads only cost.
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "2")
+
+KIND, _, COUNT = os.environ.get("TFRS_EMBED_TEST_STRATEGY", "").partition(":")
+
+
+def make_strategy():
+    import tensorflow as tf
+
+    if KIND == "workers":
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    if KIND == "tpu":
+        from tfrs_embed.testing import EmulatedTPUStrategy
+
+        chips, sparse_cores = COUNT.split("x")
+        return EmulatedTPUStrategy((int(chips), int(sparse_cores)))
+    [cpu] = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * int(COUNT)
+    )
+    return tf.distribute.MirroredStrategy(
+        [f"CPU:{i}" for i in range(int(COUNT))]
+    )
+
+
+# Before the tests are imported, which may make tensors.
+STRATEGY = make_strategy() if KIND else None
+
+
+# Each of their tests runs many in processes of its own.
+LONG = (
+    "test_checkpoint_matrix.py",
+    "test_strategies.py",
+    "test_tpu_strategies.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Begins with what takes longest, which no worker waits for at the end."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
+@pytest.fixture(scope="session")
+def strategy():
+    """The strategy of this process: one, as a second would share its keys."""
+    import tensorflow as tf
+
+    return STRATEGY or tf.distribute.get_strategy()
 
 
 @pytest.fixture(scope="session")

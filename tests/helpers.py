@@ -1,70 +1,8 @@
-"""What tests share: random ids of every kind, training, a layer's state."""
+"""What tests share: training, a layer's state, what operations ran."""
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
-
-from reference import Ragged, Sparse
-
-#: Each kind of ids, and the options of a feature that takes them.
-KINDS = {
-    "scalar": lambda batch: {},
-    "dense": lambda batch: {},
-    "matrix": lambda batch: {},
-    "combined": lambda batch: {"output_shape": (batch,)},
-    "combined_cube": lambda batch: {"output_shape": (batch, 2)},
-    "ragged": lambda batch: {},
-    "sparse": lambda batch: {},
-    "ragged_sequence": lambda batch: {"max_sequence_length": 3},
-    "sparse_sequence": lambda batch: {"max_sequence_length": 3},
-    "ragged_shaped": lambda batch: {"output_shape": (batch,)},
-    "ragged_positions": lambda batch: {"output_shape": (batch, 4)},
-}
-
-_DENSE_SHAPES = {
-    "scalar": lambda batch: (),
-    "dense": lambda batch: (batch,),
-    "matrix": lambda batch: (batch, 4),
-    "combined": lambda batch: (batch, 4),
-    "combined_cube": lambda batch: (batch, 2, 3),
-}
-
-
-def make_ids(rng, kind, batch, rows, low=0):
-    """Random ids in [low, rows): duplicates and empty rows included."""
-
-    def draw(*size):
-        return rng.integers(low, rows, size)
-
-    if kind in _DENSE_SHAPES:
-        shape = _DENSE_SHAPES[kind](batch)
-        dtype = np.int32 if kind == "matrix" else np.int64
-        return np.asarray(draw(*shape), dtype)
-    lengths = rng.integers(0, 6, batch)
-    lengths[rng.integers(batch)] = 0
-    if kind.startswith("ragged"):
-        return Ragged([draw(n).tolist() for n in lengths])
-    cells = {}
-    for row, length in enumerate(lengths):
-        for column in rng.choice(6, size=length, replace=False):
-            cells[row, int(column)] = int(draw())
-    return Sparse(cells, (batch, 6))
-
-
-def make_weights(rng, ids):
-    """Random weights for ids: some negative, some zero."""
-
-    def draw(*size):
-        values = rng.uniform(-0.5, 2.0, size)
-        return np.where(rng.random(size) < 0.1, 0.0, values)
-
-    if isinstance(ids, np.ndarray):
-        return np.asarray(draw(*ids.shape), np.float32)
-    if isinstance(ids, Ragged):
-        rows = [draw(len(row)).tolist() for row in ids.rows]
-        return Ragged(rows, "float32")
-    cells = {key: float(draw()) for key in ids.cells}
-    return Sparse(cells, ids.shape, "float32")
 
 
 def differentiate(tape, loss, variables):
@@ -90,24 +28,40 @@ def train(layer, inputs, gradients, weights=None):
     differentiate(tape, loss, layer.trainable_variables)
 
 
+def tables_of(layer):
+    """Copies of a layer's tables, by name."""
+    return {k: table.numpy() for k, table in layer.embedding_tables.items()}
+
+
 def state(layer):
-    """Copies of all that training may change: tables, slots, the step."""
-    copies = {
-        f"{table}/{name}": variable.numpy()
-        for table in layer.embedding_tables
-        for name, variable in layer.tables[table].variables.items()
-    }
+    """Copies of all that training may change: tables, slots, the step.
+
+    What is pending is applied before. All2AllDenseEmbedding has one table,
+    whose variables go by their own names.
+    """
+    if hasattr(layer, "embedding_tables"):
+        copies = {
+            f"{table}/{name}": variable.numpy()
+            for table in layer.embedding_tables
+            for name, variable in layer.tables[table].variables.items()
+        }
+    else:
+        copies = {k: v.numpy() for k, v in layer.table.variables.items()}
     if layer.step is not None:
         copies["step"] = layer.step.numpy()
     return copies
 
 
+def assert_same(found, expected):
+    """Asserts that two states are equal, bit for bit."""
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
 def assert_unchanged(layer, before):
     """Asserts that a layer's state is what it was, bit for bit."""
-    after = state(layer)
-    assert list(after) == list(before)
-    for name, value in before.items():
-        np.testing.assert_array_equal(after[name], value, err_msg=name)
+    assert_same(state(layer), before)
 
 
 def change_byte(path, at):

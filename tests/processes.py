@@ -1,4 +1,4 @@
-"""Running tests/strategies in processes that have several replicas."""
+"""Running tests in processes that have several replicas."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ from tfrs_embed.testing import LocalCluster
 
 #: Whether to run what finds little that the rest does not: `make nightly`.
 ALL = bool(os.environ.get("TFRS_EMBED_NIGHTLY"))
-FOLDER = pathlib.Path(__file__).parent / "strategies"
+TESTS = pathlib.Path(__file__).parent
 
 
 def environment(strategy):
@@ -25,15 +25,24 @@ def environment(strategy):
     }
 
 
-def run(files, strategy, select=None, **env):
-    """Runs test files under a strategy; fails with what they print.
+def run(tests, strategy, **env):
+    """Runs test files under a strategy, in one process or one for each worker.
 
-    `select` is pytest's expression of what to run in them.
+    Args:
+        tests: files in this folder, each with pytest's expression of what to
+            run in it; None: all.
+        strategy: "mirrored:2", "workers:3", "tpu:2x4", ...
+        **env: further variables.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-x"]
+    command = [sys.executable, "-m", "pytest", "-q"]
     command += ["-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += [str(FOLDER / f) for f in files]
-    command += [] if select is None else ["-k", select]
+    command += [str(TESTS / file) for file in tests]
+    # A file's name is a keyword of its tests.
+    chosen = [
+        f"({file.rpartition('/')[2]} and ({select or file.rpartition('/')[2]}))"
+        for file, select in tests.items()
+    ]
+    command += ["-k", " or ".join(chosen)]
     kind, count = strategy.split(":")
     env = {**environment(strategy), **env}
     if kind != "workers":
@@ -42,11 +51,12 @@ def run(files, strategy, select=None, **env):
             env={**os.environ, **env},
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=1800,
         )
         assert done.returncode == 0, done.stdout[-5000:]
         return
-    with LocalCluster(command, int(count), env) as cluster:
-        codes = cluster.wait(900)
+    # Workers wait for one that has failed.
+    with LocalCluster([*command, "-x"], int(count), env) as cluster:
+        codes = cluster.wait(1800)
         output = "\n".join(cluster.output(i)[-5000:] for i in range(len(codes)))
         assert codes == [0] * len(codes), output

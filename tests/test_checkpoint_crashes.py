@@ -23,12 +23,14 @@ import tensorflow as tf
 import tf_keras
 
 from crashes.job import EPOCHS, ROWS, Job
-from processes import ALL, FOLDER, environment
+from processes import ALL, TESTS, environment
 from tfrs_embed.checkpoint import bundle, session
 from tfrs_embed.kernels import build
 from tfrs_embed.testing import LocalCluster
 
-CRASHES = FOLDER.parent / "crashes"
+pytestmark = pytest.mark.xdist_group("crashes")
+
+CRASHES = TESTS / "crashes"
 #: Seconds within which a worker notices that another has ended.
 WITHIN_S = 20
 

@@ -18,9 +18,8 @@ PROCESSES = {
 def test_save_anywhere_restore_anywhere(tmp_path):
     def in_process(strategy, restored, select=None):
         run(
-            ["test_checkpoints.py"],
+            {"strategies/test_checkpoints.py": select},
             strategy,
-            select,
             TFRS_EMBED_TEST_CHECKPOINTS=str(tmp_path),
             TFRS_EMBED_TEST_SAVED=" ".join(PROCESSES[strategy]),
             TFRS_EMBED_TEST_RESTORED=" ".join(restored),

@@ -1,4 +1,7 @@
-"""Layers inside tf.function(jit_compile=True), against the reference."""
+"""What is special inside tf.function(jit_compile=True).
+
+tests/conformance compares what it computes with the reference.
+"""
 
 import numpy as np
 import pytest
@@ -6,79 +9,14 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from helpers import (
-    assert_unchanged,
-    differentiate,
-    make_ids,
-    make_weights,
-    state,
-)
-from test_conformance import (
-    BATCH,
-    OPTIMIZERS,
-    ROWS,
-    assert_tables,
-    build,
-    make_step,
-    tensors,
-)
+from conformance.harness import tensors
+from helpers import assert_unchanged, differentiate, state
 from tfrs_embed import strategies
 from tfrs_embed.ops import xla
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.validity import Validity
 
 tpu = tf.tpu.experimental.embedding
-DENSE = ("scalar", "dense", "matrix", "combined", "combined_cube")
-
-
-def training_step(layer):
-    """A training step as a Python function, for tf.function."""
-
-    def step(ids, weights, gradients):
-        with tf.GradientTape() as tape:
-            outputs = layer(ids, weights=weights, training=True)
-            loss = tf.add_n(
-                [tf.reduce_sum(outputs[k] * gradients[k]) for k in outputs]
-            )
-        differentiate(tape, loss, layer.trainable_variables)
-        return outputs
-
-    return step
-
-
-def assert_outputs(outputs, expected):
-    """XLA adds up in an order of its own."""
-    for name, output in outputs.items():
-        np.testing.assert_allclose(
-            output, expected[name], rtol=2e-4, atol=2e-5, err_msg=name
-        )
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_lookup(weighted):
-    layer, reference = build("mean", "sgd", kinds=DENSE, size_threshold=20)
-    ids, weights, _ = make_step(np.random.default_rng(0), reference, weighted)
-    lookup = tf.function(layer, jit_compile=True)
-    outputs = lookup(tensors(ids), weights=tensors(weights))
-    assert_outputs(outputs, reference.lookup(ids, weights))
-
-
-def test_distributed_embedding():
-    layer, reference = build(
-        "mean",
-        *OPTIMIZERS["adam"],
-        kinds=("dense", "matrix", "combined_cube"),
-        size_threshold=0,
-        make=tfrs_embed.DistributedEmbedding,
-    )
-    step = tf.function(training_step(layer), jit_compile=True)
-    rng = np.random.default_rng(3)
-    for _ in range(2):
-        ids, weights, gradients = make_step(rng, reference, True)
-        outputs = step(tensors(ids), tensors(weights), gradients)
-        assert_outputs(outputs, reference.lookup(ids, weights))
-        reference.update(reference.row_gradients(ids, weights, gradients))
-    assert_tables(layer, reference)
 
 
 def test_a_larger_batch_than_declared_is_nan():
@@ -96,90 +34,6 @@ def test_a_larger_batch_than_declared_is_nan():
     )
     assert np.isfinite(lookup(tf.zeros([3, 2], tf.int64))).all()
     assert np.isnan(lookup(tf.zeros([5, 2], tf.int64))).all()
-
-
-def check_training(name, combiner, weighted, kinds):
-    optimizer, rule, settings = OPTIMIZERS[name]
-    layer, reference = build(
-        combiner, optimizer, rule, settings, kinds=kinds, size_threshold=0
-    )
-    rng = np.random.default_rng(1)
-    step = tf.function(training_step(layer), jit_compile=True)
-    for _ in range(3):
-        ids, weights, gradients = make_step(rng, reference, weighted)
-        outputs = step(tensors(ids), tensors(weights), gradients)
-        assert_outputs(outputs, reference.lookup(ids, weights))
-        reference.update(reference.row_gradients(ids, weights, gradients))
-    assert_tables(layer, reference)
-    assert layer.tpu_embedding.step.numpy() == 3
-
-
-@pytest.mark.parametrize(
-    ("combiner", "weighted"), [("mean", True), ("sqrtn", False)]
-)
-def test_training(combiner, weighted):
-    check_training("adagrad", combiner, weighted, DENSE)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers(name):
-    check_training(name, "sum", False, ("matrix", "combined"))
-
-
-def test_gradients_of_small_tables():
-    layer, reference = build("mean", None, kinds=DENSE, size_threshold=None)
-    rng = np.random.default_rng(3)
-    ids, weights, gradients = make_step(rng, reference, True)
-
-    @tf.function(jit_compile=True)
-    def step(ids, weights):
-        with tf.GradientTape() as tape:
-            outputs = layer(ids, weights=weights)
-            loss = tf.add_n(
-                [tf.reduce_sum(outputs[k] * gradients[k]) for k in outputs]
-            )
-        tables = layer.embedding_tables
-        found = tape.gradient(loss, tables)
-        return {k: tf.convert_to_tensor(g) for k, g in found.items()}
-
-    found = step(tensors(ids), tensors(weights))
-    sums = reference.row_gradients(ids, weights, gradients)
-    for name, table in reference.tables.items():
-        expected = np.zeros(table.rows.shape)
-        for row, gradient in sums[name].items():
-            expected[row] = gradient
-        np.testing.assert_allclose(
-            found[name], expected, rtol=2e-4, atol=2e-5, err_msg=name
-        )
-
-
-@pytest.mark.parametrize(("threshold", "weighted"), [(None, True), (0, False)])
-def test_invalid_ids_count_as_absent(threshold, weighted):
-    layer, reference = build(
-        "mean",
-        tpu.Adam(0.3),
-        "Adam" if threshold == 0 else None,
-        kinds=DENSE,
-        size_threshold=threshold,
-        invalid_ids="zero",
-    )
-    reference.invalid_ids = "zero"
-    rng = np.random.default_rng(4)
-    step = tf.function(training_step(layer), jit_compile=True)
-    for _ in range(2):
-        ids, weights, gradients = {}, {}, {}
-        for name, feature in reference.features.items():
-            kind, rows = name.split("_", 1)[1], ROWS[feature.table]
-            ids[name] = make_ids(rng, kind, BATCH, rows + 4, low=-3)
-            weights[name] = make_weights(rng, ids[name]) if weighted else None
-        expected = reference.lookup(ids, weights)
-        for name, output in expected.items():
-            gradients[name] = rng.normal(size=output.shape).astype(np.float32)
-        outputs = step(tensors(ids), tensors(weights), gradients)
-        assert_outputs(outputs, expected)
-        if threshold == 0:
-            reference.update(reference.row_gradients(ids, weights, gradients))
-            assert_tables(layer, reference)
 
 
 IDS = {

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
+from helpers import tables_of
 from tfrs_embed import FeatureConfig, PartialTPUEmbedding, TableConfig, configs
 from tfrs_embed.sparsecore.topology import Topology
 
@@ -37,10 +38,6 @@ def feature(**changes):
 
 def make_layer(feature_config, threshold=0):
     return PartialTPUEmbedding(feature_config, "sgd", size_threshold=threshold)
-
-
-def values(layer):
-    return {k: v.numpy() for k, v in layer.embedding_tables.items()}
 
 
 # A table.
@@ -574,7 +571,7 @@ def features_of(tables):
 @BOTH_ROUTES
 def test_tables_without_an_initializer_start_different(threshold):
     tables = [TableConfig(name, 10, 4) for name in "ab"]
-    found = values(make_layer(features_of(tables), threshold))
+    found = tables_of(make_layer(features_of(tables), threshold))
     assert not np.allclose(found["a"], found["b"])
 
 
@@ -589,7 +586,7 @@ def test_tables_that_share_an_unseeded_initializer_start_different(
 ):
     shared = make()
     tables = [TableConfig(name, 10, 4, shared) for name in "ab"]
-    found = values(make_layer(features_of(tables), threshold))
+    found = tables_of(make_layer(features_of(tables), threshold))
     assert not np.allclose(found["a"], found["b"])
 
 
@@ -599,7 +596,7 @@ def test_a_shared_unseeded_initializer_gives_different_values_on_two_routes():
         TableConfig("a", 10, 4, shared),
         TableConfig("b", 10, 4, shared, placement="default_device"),
     ]
-    found = values(make_layer(features_of(tables)))
+    found = tables_of(make_layer(features_of(tables)))
     assert not np.allclose(found["a"], found["b"])
 
 
@@ -607,7 +604,7 @@ def test_a_shared_unseeded_initializer_gives_different_values_on_two_routes():
 def test_tables_that_share_a_seeded_initializer_start_equal(threshold):
     shared = initializers.RandomNormal(seed=1)
     tables = [TableConfig(name, 10, 4, shared) for name in "ab"]
-    found = values(make_layer(features_of(tables), threshold))
+    found = tables_of(make_layer(features_of(tables), threshold))
     np.testing.assert_array_equal(found["a"], found["b"])
     assert found["a"].std() > 0
 
@@ -615,7 +612,7 @@ def test_tables_that_share_a_seeded_initializer_start_equal(threshold):
 def test_initial_values_do_not_depend_on_the_route():
     config = table(initializer=initializers.RandomNormal(seed=1))
     by_route = [
-        values(make_layer(FeatureConfig("id", config), threshold))["user"]
+        tables_of(make_layer(FeatureConfig("id", config), threshold))["user"]
         for threshold in (0, None)
     ]
     np.testing.assert_array_equal(*by_route)
@@ -636,14 +633,14 @@ def test_initial_values_do_not_depend_on_the_route():
 def test_any_function_of_a_shape_initializes_a_table(initializer, threshold):
     config = FeatureConfig("id", table(initializer=initializer))
     np.testing.assert_array_equal(
-        values(make_layer(config, threshold))["user"], np.full([10, 4], 3.0)
+        tables_of(make_layer(config, threshold))["user"], np.full([10, 4], 3.0)
     )
 
 
 def test_an_initializer_may_be_a_name():
     config = FeatureConfig("id", table(initializer="ones"))
     np.testing.assert_array_equal(
-        values(make_layer(config))["user"], np.ones([10, 4])
+        tables_of(make_layer(config))["user"], np.ones([10, 4])
     )
 
 

@@ -7,14 +7,16 @@ import time
 
 import pytest
 
-from processes import FOLDER, environment
+from processes import TESTS, environment
 from tfrs_embed.testing import LocalCluster
+
+pytestmark = pytest.mark.xdist_group("faults")
 
 WITHIN_S = 30
 
 
 def start(folder, fault="none", **kwargs):
-    command = [sys.executable, str(FOLDER / "train_worker.py")]
+    command = [sys.executable, str(TESTS / "strategies/train_worker.py")]
     command += ["--folder", str(folder), "--fault", fault]
     return LocalCluster(command, 2, environment("workers:2"), **kwargs)
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
+from helpers import tables_of
 from tfrs_embed import FeatureConfig, PartialTPUEmbedding, TableConfig
 
 
@@ -85,10 +86,6 @@ class Subclassed(tf_keras.Model):
 
 
 MODELS = pytest.mark.parametrize("model_of", [functional, Subclassed])
-
-
-def tables_of(layer):
-    return {k: v.numpy() for k, v in layer.embedding_tables.items()}
 
 
 def assert_equal(a, b, **kwargs):

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
+from helpers import state
 from strategies.replicas import distribute
 from tfrs_embed.testing import EmulatedTPUStrategy
 
@@ -117,17 +118,7 @@ class Trained:
 
     def state(self):
         """All tables and slots by name, and the step."""
-        self.layer.drain()
-        tables = {
-            f"{table}/{name}": np.array(
-                tf.convert_to_tensor(variable)
-                if not hasattr(variable, "numpy")
-                else variable.numpy()
-            )
-            for table in ROWS
-            for name, variable in self.layer.tables[table].variables.items()
-        }
-        return {**tables, "step": int(self.layer.step.numpy())}
+        return state(self.layer)
 
 
 @functools.cache

@@ -6,21 +6,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from test_sharded_conformance import check_step, make_steps, trainer
 
 import tfrs_embed
-from helpers import differentiate, make_ids
-from reference import Feature, Reference, Table, to_tf
-from strategies.replicas import local_ids, of_chief
-from test_conformance import (
-    BATCH,
-    OPTIMIZERS,
+from conformance.descriptors import OPTIMIZERS, TableCase
+from conformance.harness import (
     assert_outputs,
     assert_tables,
-    make_step,
+    check_step,
+    make_ids,
+    make_steps,
     tensors,
+    train,
+    trainer,
 )
-from test_conformance import trainer as trainer_alone
+from helpers import assert_same, differentiate, state
+from reference import Feature, Reference, to_tf
+from strategies.replicas import local_ids, of_chief
 from tfrs_embed import configs, initial_values
 from tfrs_embed.distribution import replicas
 from tfrs_embed.engines.composite import CompositeEngine
@@ -32,12 +33,11 @@ from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.ops.bags import to_bags
 from tfrs_embed.optimizers import conversion
 
-#: Rows, width, combiner and optimizer, or None for a table that is not trained.
 TABLES = {
-    "x": (50, 5, "mean", "adagrad"),
-    "y": (7, 3, "sum", "adam"),
-    "fixed": (9, 3, "mean", None),
-    "z": (20, 5, "sqrtn", "ftrl"),
+    "x": TableCase(50, 5, "mean", "adagrad"),
+    "y": TableCase(7, 3, "sum", "adam"),
+    "fixed": TableCase(9, 3, "mean"),  # Not trained.
+    "z": TableCase(20, 5, "sqrtn", "ftrl"),
 }
 #: Those that a sharded engine holds where there are two engines.
 LARGE = ("x", "fixed")
@@ -76,13 +76,21 @@ class Lookup(tf_keras.layers.Layer):
         tables = self.inner.embedding_tables
         return {config.name: table for config, table in tables.items()}
 
+    @property
+    def step(self):
+        return self.engine.step
+
 
 def make_features(kinds, names, initializer=tf.random_normal_initializer):
     tables = {
         name: tfrs_embed.TableConfig(
-            name, rows, dim, initializer(seed=i), combiner=combiner
+            name,
+            case.rows,
+            case.dim,
+            initializer(seed=i),
+            combiner=case.combiner,
         )
-        for i, (name, (rows, dim, combiner, _)) in enumerate(TABLES.items())
+        for i, (name, case) in enumerate(TABLES.items())
     }
     spec = configs.parse(
         {
@@ -98,9 +106,10 @@ def make_features(kinds, names, initializer=tf.random_normal_initializer):
 
 def make_optimizers(names):
     return {
-        name: conversion.convert(OPTIMIZERS[TABLES[name][3]][0], name)
-        if TABLES[name][3]
-        else None
+        name: TABLES[name].optimizer
+        and conversion.convert(
+            OPTIMIZERS[TABLES[name].optimizer].optimizer, name
+        )
         for name in names
     }
 
@@ -134,36 +143,23 @@ def make_layer(
 
 
 def make_reference(layer):
-    tables = {}
-    for name in layer.engine.states:
-        _, _, combiner, optimizer = TABLES[name]
-        rows = layer.embedding_tables[name].numpy()
-        rule, settings = OPTIMIZERS[optimizer][1:] if optimizer else (None, {})
-        tables[name] = Table(
-            rows, combiner, rule, settings, rate=lambda step: 0.3
-        )
+    tables = {
+        name: TABLES[name].reference(layer.embedding_tables[name].numpy())
+        for name in layer.engine.states
+    }
     features = layer.engine.features
     return Reference({f.name: Feature(f.table.name) for f in features}, tables)
 
 
-def state(layer):
+def state_of_replicas(layer):
     """Copies of all that a step may change, the replicas' own included."""
     layer.inner.drain()
-    values = {}
-    for of_table in layer.engine.states.values():
-        for key, variable in of_table.variables.items():
-            name = f"{of_table.spec.name}/{key}"
-            values[name] = variable.numpy()
+    values = state(layer)
+    for name in layer.embedding_tables:
+        for key, variable in layer.tables[name].variables.items():
             for i, part in enumerate(getattr(variable, "_variables", [])):
-                values[f"{name}/{i}"] = part.numpy()
-    values["step"] = layer.engine.step.numpy()
+                values[f"{name}/{key}/{i}"] = part.numpy()
     return values
-
-
-def assert_same(found, expected):
-    assert list(found) == list(expected)
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 def logical(values):
@@ -222,15 +218,14 @@ def workers(strategy):
 def test_training(strategy):
     layer = make_layer("mirrored", strategy, ["dense", "ragged"])
     reference = make_reference(layer)
-    rng = np.random.default_rng(1)
-    step = trainer(strategy, layer)
-    for i in range(3):
-        batches = make_steps(rng, reference, True, strategy)
+
+    def change(i, batches):
         if i == 2:
             # Momenta move a row that is looked up, and has no gradient.
             for gradient in tf.nest.flatten([b[2] for b in batches]):
                 gradient[:] = 0.0
-        reference.update(check_step(step, reference, batches))
+
+    train(trainer(strategy, layer), reference, strategy, 3, change=change)
     assert_tables(layer, reference)
     assert layer.engine.step.numpy() == 3
     assert_equal_copies(strategy, layer)
@@ -239,20 +234,15 @@ def test_training(strategy):
 def test_pipelined_training_beside_sharded_tables(strategy):
     layer = make_layer("combined", strategy, pipelined=True)
     reference = make_reference(layer)
-    rng = np.random.default_rng(3)
-    step = trainer(strategy, layer)
-    put_off = None
-    for i in range(4):
-        batches = make_steps(rng, reference, True, strategy)
+
+    def change(i, batches):
         if i == 2:
             # A replica may have no ids at all.
             for ragged in tf.nest.flatten(batches[0][:2]):
                 ragged.rows = [[] for _ in ragged.rows]
-        sums = check_step(step, reference, batches)
-        if put_off is not None:
-            reference.update(put_off)
-        put_off = sums
-    reference.update(put_off)
+
+    step = trainer(strategy, layer)
+    batches = train(step, reference, strategy, 4, pipelined=True, change=change)
     # Evaluating applies what is pending, before it looks up.
     check_step(trainer(strategy, layer, training=False), reference, batches)
     assert_tables(layer, reference)
@@ -270,14 +260,14 @@ def test_an_invalid_id_of_one_replica_changes_nothing(
     batches = make_steps(np.random.default_rng(6), reference, True, strategy)
     sums = check_step(step, reference, batches)
     reference.update(sums)
-    before = state(layer)
+    before = state_of_replicas(layer)
     # An id of the last table, so that all others could have been updated.
     row = next(row for row in batches[-1][0]["z_ragged"].rows if row)
-    good, row[0] = row[0], TABLES["z"][0]
+    good, row[0] = row[0], TABLES["z"].rows
     for _ in range(2):
         with pytest.raises(tf.errors.InvalidArgumentError, match="id 20 is"):
             step(batches)
-    assert_same(state(layer), before)
+    assert_same(state_of_replicas(layer), before)
     # The step after it is as if nothing had been.
     row[0] = good
     reference.update(check_step(step, reference, batches))
@@ -288,10 +278,10 @@ def test_an_invalid_id_of_one_replica_changes_nothing(
 def test_initial_values_are_those_of_one_device(strategy, monkeypatch):
     # Blocks of three sizes: of a part of the table, of what is left, of all.
     monkeypatch.setattr(initial_values, "BLOCK_ELEMENTS", 60)
-    expected = logical(state(make_layer("one device", strategy)))
+    expected = logical(state_of_replicas(make_layer("one device", strategy)))
     for kind in ("mirrored", "combined"):
         layer = make_layer(kind, strategy)
-        assert_same(logical(state(layer)), expected)
+        assert_same(logical(state_of_replicas(layer)), expected)
         if kind == "mirrored":
             assert_equal_copies(strategy, layer)
 
@@ -309,22 +299,23 @@ def test_initial_values_without_a_seed_are_equal(strategy):
 def test_checkpoints_move_between_engines(strategy, kind):
     layer = make_layer(kind, strategy)
     randomize(layer)
-    expected = logical(state(layer))
+    expected = logical(state_of_replicas(layer))
     folder = tempfile.mkdtemp()
     path = tf.train.Checkpoint(layer=layer.inner).save(f"{folder}/0")
     found = dict(tf.train.list_variables(of_chief(strategy, path)))
     prefix, suffix = "layer/tables/", "/.ATTRIBUTES/VARIABLE_VALUE"
-    for name, (rows, dim, _, _) in TABLES.items():
-        assert found[f"{prefix}{name}/parameters{suffix}"] == [rows, dim]
+    for name, case in TABLES.items():
+        shape = found[f"{prefix}{name}/parameters{suffix}"]
+        assert shape == [case.rows, case.dim]
     assert sum("step" in key for key in found) == 1
     for i, other in enumerate(("one device", "sharded", "combined"), 1):
         through = make_layer(other, strategy)
         restore(strategy, through, path)
-        assert_same(logical(state(through)), expected)
+        assert_same(logical(state_of_replicas(through)), expected)
         back = tf.train.Checkpoint(layer=through.inner).save(f"{folder}/{i}")
         fresh = make_layer(kind, strategy)
         restore(strategy, fresh, back)
-        assert_same(state(fresh), state(layer))
+        assert_same(state_of_replicas(fresh), state_of_replicas(layer))
 
 
 def test_restoring_drops_pending_updates(strategy):
@@ -334,15 +325,15 @@ def test_restoring_drops_pending_updates(strategy):
     path = checkpoint.save(f"{tempfile.mkdtemp()}/0")
     store = {}
     layer.inner.save_own_variables(store)
-    before = state(layer)
+    before = state_of_replicas(layer)
     step = trainer(strategy, layer)
     batches = make_steps(np.random.default_rng(8), reference, True, strategy)
     step(batches)
     checkpoint.restore(of_chief(strategy, path))
-    assert_same(state(layer), before)
+    assert_same(state_of_replicas(layer), before)
     step(batches)
     layer.inner.load_own_variables(store)
-    assert_same(state(layer), before)
+    assert_same(state_of_replicas(layer), before)
 
 
 def test_variables_of_a_combined_engine(strategy):
@@ -384,10 +375,10 @@ def test_lookup_outside_of_replicas(strategy):
         loss = tf.add_n([tf.reduce_sum(v) for v in outputs.values()])
     # It applied the update that was put off.
     assert_outputs(outputs, reference.lookup(ids, weights))
-    before = state(layer)
+    before = state_of_replicas(layer)
     with pytest.raises(RuntimeError, match=r"inside strategy\.run"):
         differentiate(tape, loss, layer.trainable_variables)
-    assert_same(state(layer), before)
+    assert_same(state_of_replicas(layer), before)
     with pytest.raises(tf.errors.InvalidArgumentError, match="id 7 is out"):
         layer({**tensors(ids), "y_ragged": tf.ragged.constant([[7]])})
 
@@ -398,7 +389,7 @@ def test_saved_model(strategy):
     layer = make_layer("combined", strategy, names="xy", pipelined=True)
     randomize(layer)
     ids = {
-        name: to_tf(make_ids(np.random.default_rng(10), "ragged", BATCH, 7))
+        name: to_tf(make_ids(np.random.default_rng(10), "ragged", 7))
         for name in "xy"
     }
     signature = {k: tf.RaggedTensorSpec([None, None], tf.int64) for k in ids}
@@ -417,15 +408,10 @@ def test_saved_model(strategy):
 
 
 def test_one_replica_needs_no_collectives():
-    layer = make_layer("mirrored", tf.distribute.get_strategy())
+    alone = tf.distribute.get_strategy()
+    layer = make_layer("mirrored", alone)
     reference = make_reference(layer)
     assert layer.engine.has_whole_tables
     assert layer.engine.consensus() is None
-    rng = np.random.default_rng(11)
-    step = trainer_alone(layer, graph=False)
-    for _ in range(2):
-        ids, weights, gradients = make_step(rng, reference, True)
-        outputs = step(tensors(ids), tensors(weights), gradients)
-        assert_outputs(outputs, reference.lookup(ids, weights))
-        reference.update(reference.row_gradients(ids, weights, gradients))
+    train(trainer(alone, layer, mode="eager"), reference, alone, 2)
     assert_tables(layer, reference)

@@ -12,7 +12,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import tfrs_embed
 from helpers import differentiate
-from strategies.test_sharded_keras import (
+from strategies.keras_models import (
     PER_REPLICA,
     compile_model,
     distribute,

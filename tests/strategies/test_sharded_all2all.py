@@ -10,25 +10,23 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from helpers import differentiate
-from strategies.replicas import distribute, local, local_ids, of_chief
-from test_all2all import (
+from helpers import assert_same, differentiate, state
+from keyed import (
     BOTH,
     DIM,
     NNZ,
     ROWS,
     SLOTS,
     Keyed,
-    assert_same,
     check_checkpoints,
     checkpoint_layer,
     initializer,
     make,
     make_model,
-    state,
     train,
     write_checkpoint,
 )
+from strategies.replicas import distribute, local, local_ids, of_chief
 from tfrs_embed import All2AllDenseEmbedding
 
 

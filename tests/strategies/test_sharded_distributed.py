@@ -9,8 +9,7 @@ import tf_keras
 
 import tfrs_embed
 from helpers import differentiate
-from strategies.replicas import distribute as distribute_each
-from strategies.test_sharded_keras import (
+from strategies.keras_models import (
     ITEMS,
     PER_REPLICA,
     USERS,
@@ -21,6 +20,7 @@ from strategies.test_sharded_keras import (
     make_model,
     make_samples,
 )
+from strategies.replicas import distribute as distribute_each
 
 TABLES = {"user": USERS, "item": ITEMS, "hour": 5}
 

@@ -6,133 +6,50 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-
-PER_REPLICA, DIM, USERS, ITEMS = 4, 3, 40, 60
-
-
-def make_model(
-    optimizer=None, policy=None, make=tfrs_embed.PartialTPUEmbedding, **kwargs
-):
-    """A functional model with two sharded tables and a mirrored one."""
-    tables = {
-        name: tfrs_embed.TableConfig(
-            name,
-            rows,
-            DIM,
-            combiner="sum",
-            initializer=tf_keras.initializers.RandomNormal(seed=seed),
-        )
-        for seed, (name, rows) in enumerate(
-            {"user": USERS, "item": ITEMS, "hour": 5}.items()
-        )
-    }
-    inputs = {
-        "user": tf_keras.Input([], dtype=tf.int64, name="user"),
-        "items": tf_keras.Input(
-            [None], dtype=tf.int64, ragged=True, name="items"
-        ),
-        "hour": tf_keras.Input([], dtype=tf.int64, name="hour"),
-    }
-    layer = make(
-        {
-            "user": tfrs_embed.FeatureConfig("user", tables["user"]),
-            "items": tfrs_embed.FeatureConfig("items", tables["item"]),
-            "hour": tfrs_embed.FeatureConfig("hour", tables["hour"]),
-        },
-        optimizer="adagrad" if optimizer is None else optimizer,
-        size_threshold=20,
-        dtype=policy,
-        **kwargs,
-    )
-    vectors = layer(inputs)
-    product = vectors["user"] * vectors["items"] + vectors["hour"]
-    dense = tf_keras.layers.Dense(
-        1, kernel_initializer=tf_keras.initializers.RandomNormal(seed=7)
-    )
-    model = tf_keras.Model(inputs, dense(product))
-    return model, layer
+from helpers import tables_of
+from strategies.keras_models import (
+    DIM,
+    PER_REPLICA,
+    USERS,
+    as_batches,
+    assert_equal_heads,
+    assert_equal_tables,
+    compile_model,
+    distribute,
+    make_model,
+    make_samples,
+    one_device,
+)
 
 
-def sum_of_squares(labels, predictions):
-    return tf.square(labels - tf.cast(predictions, tf.float32))
-
-
-def compile_model(model, **kwargs):
-    model.compile(
-        optimizer=tf_keras.optimizers.SGD(0.05),
-        loss=tf_keras.losses.MeanSquaredError(
-            reduction=tf_keras.losses.Reduction.SUM
-        ),
-        **kwargs,
-    )
-
-
-def make_samples(number, seed=0):
-    rng = np.random.default_rng(seed)
-    items = [rng.integers(0, ITEMS, rng.integers(0, 4)) for _ in range(number)]
-    inputs = {
-        "user": rng.integers(0, USERS, number),
-        "items": tf.ragged.constant(
-            [i.tolist() for i in items], dtype=tf.int64, ragged_rank=1
-        ),
-        "hour": rng.integers(0, 5, number),
-    }
-    return inputs, rng.normal(size=(number, 1)).astype(np.float32)
-
-
-def as_batches(samples, size):
-    return tf.data.Dataset.from_tensor_slices(samples).batch(size)
-
-
-def distribute(strategy, samples):
-    """Gives replica r of step s the batch number s * replicas + r."""
-    batches = as_batches(samples, PER_REPLICA)
-
-    def mine(context):
-        local = strategy.num_replicas_in_sync // context.num_input_pipelines
-        worker = context.input_pipeline_id
-        return (
-            batches.enumerate()
-            .filter(
-                lambda i, _: i // local % context.num_input_pipelines == worker
-            )
-            .map(lambda _, batch: batch)
-        )
-
-    return strategy.distribute_datasets_from_function(mine)
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def steps(strategy):
     """Three steps of the global batch, and one of half a replica's."""
     whole = 3 * PER_REPLICA * strategy.num_replicas_in_sync
     return make_samples(whole + PER_REPLICA // 2)
 
 
-def one_device(steps, strategy, **kwargs):
-    """A model trained on the global batches without a strategy."""
-    model, layer = make_model(**kwargs)
-    compile_model(model)
-    batches = as_batches(steps, PER_REPLICA * strategy.num_replicas_in_sync)
-    model.fit(batches, epochs=2, verbose=0)
-    return model, layer
+@pytest.fixture(scope="module")
+def alone(steps, strategy):
+    """The model, and its layer, that one device trains; only to be read."""
+    trained = {}
+
+    def of(make=tfrs_embed.PartialTPUEmbedding):
+        if make not in trained:
+            trained[make] = one_device(steps, strategy, make=make)
+        return trained[make]
+
+    return of
+
+
+def sum_of_squares(labels, predictions):
+    return tf.square(labels - tf.cast(predictions, tf.float32))
 
 
 def fit(model, strategy, steps):
     """Trains until the data is out, which some replicas' is first; twice."""
     for _ in range(2):
         model.fit(distribute(strategy, steps), steps_per_epoch=4, verbose=0)
-
-
-def assert_equal_tables(layer, expected, **kwargs):
-    kwargs = {"rtol": 1e-4, "atol": 1e-5, **kwargs}
-    for name, table in expected.embedding_tables.items():
-        np.testing.assert_allclose(
-            layer.embedding_tables[name].numpy(),
-            table.numpy(),
-            err_msg=name,
-            **kwargs,
-        )
 
 
 @pytest.mark.parametrize(
@@ -143,19 +60,16 @@ def assert_equal_tables(layer, expected, **kwargs):
         (tfrs_embed.DistributedEmbedding, 3),
     ],
 )
-def test_fit_equals_one_device(strategy, steps, make, steps_per_execution):
+def test_fit_equals_one_device(
+    strategy, steps, alone, make, steps_per_execution
+):
     with strategy.scope():
         model, layer = make_model(make=make)
         compile_model(model, steps_per_execution=steps_per_execution)
-    single, expected = one_device(steps, strategy, make=make)
+    single, expected = alone(make)
     fit(model, strategy, steps)
     assert_equal_tables(layer, expected)
-    for ours, theirs in zip(
-        model.layers[-1].get_weights(),
-        single.layers[-1].get_weights(),
-        strict=True,
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert_equal_heads(model, single)
     assert layer.step.numpy() == 8
 
 
@@ -212,7 +126,7 @@ class _large:
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_mixed_float16(strategy, steps, scaled):
+def test_mixed_float16(strategy, steps, alone, scaled):
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         pytest.skip("the next test has all that is different there")
     optimizer = tf_keras.optimizers.SGD(0.05)
@@ -228,7 +142,7 @@ def test_mixed_float16(strategy, steps, scaled):
                 reduction=tf_keras.losses.Reduction.SUM
             ),
         )
-    _, expected = one_device(steps, strategy)
+    _, expected = alone()
     fit(model, strategy, steps)
     assert_equal_tables(layer, expected, rtol=0.05, atol=0.02)
 
@@ -242,7 +156,7 @@ def test_an_overflow_on_one_replica_skips_the_step_on_all(strategy):
         compile_model(model)
         model.optimizer = optimizer
         optimizer.build(model.trainable_variables)
-    before = {k: v.numpy() for k, v in layer.embedding_tables.items()}
+    before = tables_of(layer)
     samples = make_samples(PER_REPLICA * strategy.num_replicas_in_sync)
     # The last replica's labels are infinite.
     samples[1][-PER_REPLICA:] = np.inf
@@ -267,7 +181,7 @@ def test_an_overflow_on_one_replica_skips_the_step_on_all(strategy):
     assert float(optimizer.loss_scale) == 4.0
 
 
-def test_a_model_built_by_its_first_step(strategy, steps):
+def test_a_model_built_by_its_first_step(strategy, steps, alone):
     class Model(tf_keras.Model):
         def __init__(self):
             super().__init__()
@@ -285,6 +199,6 @@ def test_a_model_built_by_its_first_step(strategy, steps):
     with strategy.scope():
         model = Model()
         compile_model(model)
-    _, expected = one_device(steps, strategy)
+    _, expected = alone()
     fit(model, strategy, steps)
     assert_equal_tables(model.embed, expected)

@@ -8,7 +8,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 import tf_keras
-from test_sharded_keras import (
+
+import tfrs_embed
+from strategies.keras_models import (
     PER_REPLICA,
     assert_equal_tables,
     compile_model,
@@ -16,8 +18,6 @@ from test_sharded_keras import (
     make_model,
     make_samples,
 )
-
-import tfrs_embed
 from strategies.replicas import of_chief
 
 ROWS = 30

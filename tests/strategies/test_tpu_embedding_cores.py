@@ -5,14 +5,16 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from strategies.embedding_cores import EmbeddingCores
-from strategies.test_sharded_conformance import (
-    FEW,
+from conformance.descriptors import FEW, large_and_small
+from conformance.harness import (
+    assert_tables,
+    build,
     check_step,
     make_steps,
+    places_of,
     trainer,
 )
-from test_conformance import OPTIMIZERS, assert_tables, build
+from strategies.embedding_cores import EmbeddingCores
 
 
 @pytest.fixture
@@ -20,21 +22,15 @@ def cores(strategy, monkeypatch):
     return EmbeddingCores(strategy, monkeypatch)
 
 
-def build_on(strategy, optimizer, **kwargs):
+def build_on(strategy, optimizer, kinds=("dense",)):
     with strategy.scope():
-        return build(
-            "mean",
-            *OPTIMIZERS[optimizer],
-            size_threshold=0,
-            called=True,
-            **kwargs,
-        )
+        return build("cores", large_and_small("mean", optimizer, kinds))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 def test_training(strategy, cores, optimizer):
-    layer, reference = build_on(strategy, optimizer, kinds=FEW)
-    assert {t.engine for t in layer.placement.tables} == {"TPU embedding core"}
+    layer, reference = build_on(strategy, optimizer, FEW)
+    assert set(places_of(layer).values()) == {"TPU embedding core"}
     rng = np.random.default_rng(5)
     step = trainer(strategy, layer)
     for weighted in (True, False):
@@ -48,12 +44,12 @@ def test_training(strategy, cores, optimizer):
 
 
 def test_checkpoint_moves_to_one_device_and_back(strategy, cores, tmp_path):
-    layer, reference = build_on(strategy, "adam", kinds=("dense",))
+    layer, reference = build_on(strategy, "adam")
     step = trainer(strategy, layer)
     batches = make_steps(np.random.default_rng(0), reference, False, strategy)
     reference.update(check_step(step, reference, batches))
     path = tf.train.Checkpoint(layer=layer).write(str(tmp_path / "tpu"))
-    other, _ = build("mean", *OPTIMIZERS["adam"], ("dense",), size_threshold=0)
+    other, _ = build("partial", large_and_small("mean", "adam", ("dense",)))
     tf.train.Checkpoint(layer=other).restore(path).expect_partial()
     assert_tables(other, reference)
 
@@ -69,15 +65,15 @@ def test_checkpoint_moves_to_one_device_and_back(strategy, cores, tmp_path):
 
 
 def test_a_second_layer_is_an_error(strategy, cores):
-    build_on(strategy, "sgd", kinds=("dense",))
+    build_on(strategy, "sgd")
     with pytest.raises(
         RuntimeError, match="serve one layer, and another one has them"
     ):
-        build_on(strategy, "sgd", kinds=("dense",))
+        build_on(strategy, "sgd")
 
 
 def test_a_bad_id_is_an_error(strategy, cores):
-    layer, reference = build_on(strategy, "sgd", kinds=("dense",))
+    layer, reference = build_on(strategy, "sgd")
     step = trainer(strategy, layer)
     batches = make_steps(np.random.default_rng(0), reference, False, strategy)
     batches[0][0]["y_dense"][1] = 7

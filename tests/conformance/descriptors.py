@@ -1,0 +1,246 @@
+"""What the conformance tests go through: ids, optimizers, engines."""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+import tfrs_embed
+from reference import Table
+
+tpu = tf.tpu.experimental.embedding
+Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
+
+BATCH = 6
+RATE = 0.3
+
+#: Each kind of ids, and the options of a feature that takes them.
+KINDS = {
+    "scalar": {},
+    "dense": {},
+    "matrix": {},
+    "combined": {"output_shape": (BATCH,)},
+    "combined_cube": {"output_shape": (BATCH, 2)},
+    "ragged": {},
+    "sparse": {},
+    "ragged_sequence": {"max_sequence_length": 3},
+    "sparse_sequence": {"max_sequence_length": 3},
+    "ragged_shaped": {"output_shape": (BATCH,)},
+    "ragged_positions": {"output_shape": (BATCH, 4)},
+}
+#: Those that XLA compiles: of static shapes.
+DENSE = ("scalar", "dense", "matrix", "combined", "combined_cube")
+#: Three for all, where the kinds are not what is tested: tracing features is
+#: what most of these tests' time goes to.
+FEW = ("dense", "ragged", "sparse_sequence")
+
+DENSE_SHAPES = {
+    "scalar": (),
+    "dense": (BATCH,),
+    "matrix": (BATCH, 4),
+    "combined": (BATCH, 4),
+    "combined_cube": (BATCH, 2, 3),
+}
+
+
+class Optimizer(NamedTuple):
+    """An update rule, as TensorFlow has it and as the reference has it."""
+
+    optimizer: Any
+    rule: str
+    settings: dict[str, Any]
+
+
+def _optimizer(rule, **settings):
+    return Optimizer(getattr(tpu, rule)(RATE, **settings), rule, settings)
+
+
+def _momentum(**settings):
+    # As Keras stores it: each layer makes an optimizer of its own.
+    config = {"learning_rate": RATE, "momentum": settings["momentum"]}
+    config["nesterov"] = settings.get("use_nesterov", False)
+    stored = {"class_name": "SGD", "config": config}
+    return Optimizer(stored, "Momentum", settings)
+
+
+OPTIMIZERS = {
+    "sgd": _optimizer("SGD"),
+    "adagrad": _optimizer("Adagrad", initial_accumulator_value=0.2),
+    "adagrad_momentum": _optimizer(
+        "AdagradMomentum",
+        momentum=0.8,
+        use_nesterov=True,
+        exponent=3.0,
+        beta2=0.9,
+    ),
+    "adagrad_momentum_plain": _optimizer(
+        "AdagradMomentum", momentum=0.8, epsilon=1e-3
+    ),
+    "adam": _optimizer("Adam", epsilon=1e-3),
+    "adam_outside": _optimizer(
+        "Adam", beta_1=0.7, beta_2=0.8, sum_inside_sqrt=False
+    ),
+    "ftrl": _optimizer(
+        "FTRL",
+        l1_regularization_strength=0.01,
+        l2_regularization_strength=0.02,
+        beta=0.1,
+    ),
+    "ftrl_linear": _optimizer(
+        "FTRL",
+        learning_rate_power=-0.6,
+        l1_regularization_strength=0.01,
+        l2_regularization_strength=0.02,
+        beta=0.1,
+        multiply_linear_by_learning_rate=True,
+    ),
+    "momentum": _momentum(momentum=0.8),
+    "momentum_nesterov": _momentum(momentum=0.8, use_nesterov=True),
+}
+#: One setting of each update rule that TPUs have.
+RULES = ("sgd", "adagrad", "adagrad_momentum", "adam_outside", "ftrl_linear")
+
+
+class Engine(NamedTuple):
+    """A layer's class and options, and where they put two tables.
+
+    Attributes:
+        layer: the class.
+        options: arguments of it.
+        large: the place of the table of 50 rows.
+        small: that of the table of 7 rows.
+    """
+
+    layer: type
+    options: dict[str, Any]
+    large: str
+    small: str
+
+
+def _engine(layer, threshold, large, small, **options):
+    return Engine(layer, {"size_threshold": threshold, **options}, large, small)
+
+
+_PARTIAL = tfrs_embed.PartialTPUEmbedding
+_DISTRIBUTED = tfrs_embed.DistributedEmbedding
+
+_SPARSE = {"embedding_feature": Hardware.V2}
+_DENSE = {"embedding_feature": Hardware.UNSUPPORTED}
+_ON_TPU = "replicated on TPU"
+_CORE = "TPU embedding core"
+
+#: By the names that tests give them.
+ENGINES = {
+    # On one device.
+    "keras": _engine(_PARTIAL, None, "Keras", "Keras"),
+    "partial": _engine(_PARTIAL, 0, "one device", "one device"),
+    "partial_small": _engine(_PARTIAL, 20, "one device", "Keras"),
+    "distributed": _engine(_DISTRIBUTED, 0, "one device", "one device"),
+    # On several replicas.
+    "sharded": _engine(_PARTIAL, 0, "sharded", "sharded"),
+    "sharded_small": _engine(_PARTIAL, 20, "sharded", "Keras"),
+    "distributed_sharded": _engine(_DISTRIBUTED, 0, "sharded", "sharded"),
+    "distributed_both": _engine(_DISTRIBUTED, 20, "sharded", "mirrored"),
+    "distributed_mirrored": _engine(_DISTRIBUTED, None, "mirrored", "mirrored"),
+    # On a slice.
+    "sparse": _engine(_PARTIAL, 0, "SparseCore", "SparseCore", **_SPARSE),
+    "sparse_small": _engine(_PARTIAL, 20, "SparseCore", "Keras", **_SPARSE),
+    "dense": _engine(_PARTIAL, 0, _ON_TPU, _ON_TPU, **_DENSE),
+    "dense_keras": _engine(_PARTIAL, None, "Keras", "Keras", **_DENSE),
+    "distributed_sparse": _engine(
+        _DISTRIBUTED, 20, "SparseCore", _ON_TPU, **_SPARSE
+    ),
+    "distributed_dense": _engine(_DISTRIBUTED, 20, _ON_TPU, _ON_TPU, **_DENSE),
+    # Only while strategies.embedding_cores.EmbeddingCores are there.
+    "cores": _engine(_PARTIAL, 0, _CORE, _CORE),
+}
+
+
+class TableCase(NamedTuple):
+    """A table, and the kinds of ids that features look up in it."""
+
+    rows: int
+    dim: int
+    combiner: str = "mean"
+    optimizer: str | None = None
+    kinds: tuple[str, ...] = tuple(KINDS)
+    seed: int = 0
+
+    def config(self, name, optimizer=None):
+        """The table's config in TensorFlow's class."""
+        return tpu.TableConfig(
+            self.rows,
+            self.dim,
+            tf.random_normal_initializer(seed=self.seed),
+            optimizer,
+            self.combiner,
+            name,
+        )
+
+    def reference(self, rows, trained=True):
+        """The numpy table, of these rows; `trained` by the optimizer or not."""
+        rule, settings = None, {}
+        if trained and self.optimizer:
+            _, rule, settings = OPTIMIZERS[self.optimizer]
+        return Table(rows, self.combiner, rule, settings, lambda step: RATE)
+
+
+def large_and_small(combiner="mean", optimizer=None, kinds=tuple(KINDS)):
+    """The tables of most tests: "x" of 50 rows, and "y" of 7."""
+    return {
+        "x": TableCase(50, 5, combiner, optimizer, kinds, 1),
+        "y": TableCase(7, 3, combiner, optimizer, kinds, 1),
+    }
+
+
+def _own_optimizers(names, *cases):
+    return {
+        f"t{i}": case._replace(optimizer=name, seed=i)
+        for i, (name, case) in enumerate(zip(names, cases, strict=True))
+    }
+
+
+def _one_width(dim):
+    kinds = ("dense", "combined", "ragged", "sparse_sequence")
+    return _own_optimizers(
+        ("adagrad", "sgd", "adagrad", "adagrad"),
+        *(
+            TableCase(9 + 30 * i, dim, ("sum", "mean")[i % 2], kinds=kinds)
+            for i in range(4)
+        ),
+    )
+
+
+_COMBINERS = ("sum", "mean", "sqrtn")
+
+#: Tables that have optimizers of their own.
+TABLES = {
+    # Three have one rule and rate: these are updated together.
+    "width_4": _one_width(4),
+    "width_40": _one_width(40),
+    # One for each optimizer; those of a width travel together.
+    "two_widths": _own_optimizers(
+        OPTIMIZERS,
+        *(
+            TableCase(
+                20 + i,
+                (3, 5)[i % 2],
+                _COMBINERS[i % 3],
+                kinds=("dense", "ragged"),
+            )
+            for i in range(len(OPTIMIZERS))
+        ),
+    ),
+    # One for each rule, and two of one optimizer, which SparseCores stack.
+    "stacked": _own_optimizers(
+        ("adagrad", *RULES),
+        *(
+            TableCase(
+                20 + 13 * i,
+                5,
+                _COMBINERS[i % 3],
+                kinds=(("dense", "ragged")[i % 2],),
+            )
+            for i in range(1 + len(RULES))
+        ),
+    ),
+}

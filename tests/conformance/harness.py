@@ -1,0 +1,282 @@
+"""Layers beside the numpy reference: build both, train both, compare.
+
+All of it works on one device and under a strategy, where each step has a batch
+for each replica.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+import tfrs_embed
+from conformance.descriptors import (
+    BATCH,
+    DENSE_SHAPES,
+    ENGINES,
+    KINDS,
+    OPTIMIZERS,
+    large_and_small,
+)
+from helpers import differentiate
+from reference import Feature, Ragged, Reference, Sparse, to_tf
+from strategies.replicas import add, distribute, local
+from tfrs_embed.placement import KERAS
+from tfrs_embed.strategies import is_tpu
+
+tpu = tf.tpu.experimental.embedding
+
+
+# Layers and their references.
+
+
+def build(engine, tables=None, per_table=False, **options):
+    """A layer and its reference: a feature `<table>_<kind>` for each kind.
+
+    Args:
+        engine: a name in ENGINES.
+        tables: TableCases by name; None: `large_and_small()`.
+        per_table: whether each table names its optimizer, or the layer has the
+            one that all tables share.
+        **options: further arguments of the layer.
+    """
+    layer_class = ENGINES[engine].layer
+    options = {**ENGINES[engine].options, **options}
+    tables = tables or large_and_small()
+    optimizers = {
+        name: case.optimizer and OPTIMIZERS[case.optimizer].optimizer
+        for name, case in tables.items()
+    }
+    features, described = {}, {}
+    for table, case in tables.items():
+        config = case.config(table, optimizers[table] if per_table else None)
+        for kind in case.kinds:
+            name, shape = f"{table}_{kind}", KINDS[kind]
+            if layer_class is tfrs_embed.DistributedEmbedding:
+                if kind == "scalar":
+                    continue  # It has no batch.
+                if kind == "matrix":
+                    shape = {"output_shape": (BATCH,)}
+            features[name] = tpu.FeatureConfig(config, **KINDS[kind])
+            described[name] = Feature(table, **shape)
+    [shared] = {None} if per_table else set(optimizers.values())
+    layer = layer_class(features, optimizer=shared, **options)
+    if is_tpu(tf.distribute.get_strategy()):
+        # A TPU's tables are made by the first call.
+        rng = np.random.default_rng(0)
+        layer({n: to_tf(make_ids(rng, kind_of(n), 1)) for n in features})
+    rows = {n: table.numpy() for n, table in layer.embedding_tables.items()}
+    places = places_of(layer)
+    reference = Reference(
+        described,
+        {
+            name: case.reference(rows[name], trained=places[name] != KERAS)
+            for name, case in tables.items()
+        },
+        options.get("invalid_ids", "error"),
+    )
+    return layer, reference
+
+
+def places_of(layer):
+    """The place of each table."""
+    return {t.table: t.engine for t in layer.placement.tables}
+
+
+# Batches.
+
+
+def kind_of(feature):
+    """A feature's kind of ids."""
+    return feature.split("_", 1)[1]
+
+
+def make_ids(rng, kind, rows, low=0):
+    """Random ids in [low, rows): duplicates and empty rows included."""
+
+    def draw(*size):
+        return rng.integers(low, rows, size)
+
+    if kind in DENSE_SHAPES:
+        dtype = np.int32 if kind == "matrix" else np.int64
+        return np.asarray(draw(*DENSE_SHAPES[kind]), dtype)
+    lengths = rng.integers(0, 6, BATCH)
+    lengths[rng.integers(BATCH)] = 0
+    if kind.startswith("ragged"):
+        return Ragged([draw(n).tolist() for n in lengths])
+    cells = {}
+    for row, length in enumerate(lengths):
+        for column in rng.choice(6, size=length, replace=False):
+            cells[row, int(column)] = int(draw())
+    return Sparse(cells, (BATCH, 6))
+
+
+def make_weights(rng, ids):
+    """Random weights for ids: some negative, some zero."""
+
+    def draw(*size):
+        values = rng.uniform(-0.5, 2.0, size)
+        return np.where(rng.random(size) < 0.1, 0.0, values)
+
+    if isinstance(ids, np.ndarray):
+        return np.asarray(draw(*ids.shape), np.float32)
+    if isinstance(ids, Ragged):
+        rows = [draw(len(row)).tolist() for row in ids.rows]
+        return Ragged(rows, "float32")
+    cells = {key: float(draw()) for key in ids.cells}
+    return Sparse(cells, ids.shape, "float32")
+
+
+def make_step(rng, reference, weighted):
+    """Random ids, weights and gradients of the activations, by feature.
+
+    Some ids are outside of their tables where the reference takes these.
+    """
+    low, beyond = (-3, 4) if reference.invalid_ids == "zero" else (0, 0)
+    ids, weights, gradients = {}, {}, {}
+    for name, feature in reference.features.items():
+        rows = len(reference.tables[feature.table].rows) + beyond
+        ids[name] = make_ids(rng, kind_of(name), rows, low)
+        weights[name] = make_weights(rng, ids[name]) if weighted else None
+    for name, output in reference.lookup(ids, weights).items():
+        gradients[name] = rng.normal(size=output.shape).astype(np.float32)
+    return ids, weights, gradients
+
+
+def make_steps(rng, reference, weighted, strategy):
+    """A step's ids, weights and gradients for each replica."""
+    return [
+        make_step(rng, reference, weighted)
+        for _ in range(strategy.num_replicas_in_sync)
+    ]
+
+
+def tensors(values):
+    return {k: to_tf(v) for k, v in values.items()}
+
+
+# Training.
+
+
+def trainer(strategy, layer, training=True, mode="function"):
+    """A function that trains once, on all replicas' batches.
+
+    It returns the activations of this process's replicas, by replica.
+
+    Args:
+        strategy: the layer's.
+        layer: what maps ids and weights to activations, by feature.
+        training: whether to train, or only to look up.
+        mode: "eager", "function" or "compiled"; under a strategy "function".
+    """
+
+    def replica_step(ids, weights, gradients):
+        with tf.GradientTape() as tape:
+            outputs = layer(ids, weights=weights, training=training)
+            loss = tf.add_n(
+                [tf.reduce_sum(outputs[k] * gradients[k]) for k in outputs]
+            )
+        if training:
+            differentiate(tape, loss, layer.trainable_variables)
+        return outputs
+
+    if strategy is tf.distribute.get_strategy():  # TensorFlow's default.
+        run = replica_step
+        if mode != "eager":
+            run = tf.function(
+                replica_step,
+                reduce_retracing=True,
+                jit_compile=mode == "compiled" or None,
+            )
+
+        def step_alone(batches):
+            [(ids, weights, gradients)] = batches
+            return {0: run(tensors(ids), tensors(weights), gradients)}
+
+        return step_alone
+
+    assert mode == "function"
+    on_all = tf.function(
+        lambda *args: strategy.run(replica_step, args), reduce_retracing=True
+    )
+
+    def step(batches):
+        ids, weights, gradients = (
+            [batch[i] for batch in batches] for i in range(3)
+        )
+        given = [distribute(strategy, values) for values in (ids, gradients)]
+        if weights[0][next(iter(weights[0]))] is None:
+            spread = {k: None for k in weights[0]}
+        else:
+            spread = distribute(strategy, weights)
+        return local(strategy, on_all(given[0], spread, given[1]))
+
+    return step
+
+
+def check_step(step, reference, batches, **tolerance):
+    """Trains once, checks the outputs, returns the gradients by row."""
+    for replica, outputs in step(batches).items():
+        ids, weights, _ = batches[replica]
+        assert_outputs(outputs, reference.lookup(ids, weights), **tolerance)
+    return add([reference.row_gradients(*batch) for batch in batches])
+
+
+def train(
+    step,
+    reference,
+    strategy,
+    steps,
+    seed=1,
+    weighted=True,
+    pipelined=False,
+    change=None,
+    **tolerance,
+):
+    """Trains a layer and its reference side by side; returns the last batches.
+
+    Pipelined, lookup i sees the updates of steps 0 to i - 2, and the reference
+    is given the last one at the end, as a layer is when it is read.
+    `change(i, batches)` changes the random batches of step i.
+    """
+    rng = np.random.default_rng(seed)
+    deferred = None
+    for i in range(steps):
+        batches = make_steps(rng, reference, weighted, strategy)
+        if change:
+            change(i, batches)
+        sums = check_step(step, reference, batches, **tolerance)
+        if pipelined:
+            sums, deferred = deferred, sums
+        if sums is not None:
+            reference.update(sums)
+    if deferred is not None:
+        reference.update(deferred)
+    return batches
+
+
+# What must hold.
+
+
+def assert_outputs(outputs, expected, rtol=2e-5, atol=2e-6):
+    assert list(outputs) == list(expected)
+    for name, output in outputs.items():
+        np.testing.assert_allclose(
+            output, expected[name], rtol=rtol, atol=atol, err_msg=name
+        )
+
+
+def assert_tables(layer, reference):
+    tables = layer.embedding_tables
+    for name, table in reference.tables.items():
+        np.testing.assert_allclose(
+            tables[name], table.rows, rtol=2e-4, atol=2e-5, err_msg=name
+        )
+        slots = layer.tables[name].slots
+        assert sorted(slots) == sorted(table.slots)
+        for slot, value in table.slots.items():
+            np.testing.assert_allclose(
+                slots[slot],
+                value,
+                rtol=2e-4,
+                atol=2e-5,
+                err_msg=f"{name}/{slot}",
+            )

@@ -1,0 +1,377 @@
+"""Every way of looking up and training against the numpy reference.
+
+The same tests run on one device, and in processes that have several replicas or
+an emulated slice, each with the cases that are for it.
+"""
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conformance.descriptors import (
+    DENSE,
+    ENGINES,
+    FEW,
+    KINDS,
+    OPTIMIZERS,
+    TABLES,
+    large_and_small,
+)
+from conformance.harness import (
+    assert_tables,
+    build,
+    check_step,
+    make_step,
+    make_steps,
+    places_of,
+    tensors,
+    train,
+    trainer,
+)
+from helpers import assert_unchanged, state
+from tfrs_embed import kernels
+
+# XLA adds up in an order of its own.
+XLA = {"rtol": 2e-4, "atol": 2e-5}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What a test builds, and how it runs that.
+
+    Attributes:
+        engine: a name in ENGINES.
+        optimizer: a name in OPTIMIZERS.
+        combiner: the tables'.
+        weighted: whether ids have weights.
+        kinds: of ids.
+        mode: how a step runs: "eager", "function" or "compiled".
+        steps: how many are trained.
+        tables: a name in TABLES, whose tables have optimizers of their own;
+            None: `large_and_small()`.
+        kernels: whether the compiled kernels must be there, are turned off, or
+            None: it makes no difference here.
+    """
+
+    engine: str
+    optimizer: str | None = "adagrad"
+    combiner: str | None = "mean"
+    weighted: bool = True
+    kinds: tuple[str, ...] = tuple(KINDS)
+    mode: str = "function"
+    steps: int = 2
+    tables: str | None = None
+    kernels: bool | None = None
+
+    def __str__(self):
+        kinds = {tuple(KINDS): "all_kinds", DENSE: "dense", FEW: "few"}
+        words = [
+            self.engine,
+            self.optimizer,
+            self.combiner,
+            "weighted" if self.weighted else "unweighted",
+            self.tables or kinds.get(self.kinds, "+".join(self.kinds)),
+            self.mode,
+            {True: "kernels", False: "tensorflow"}.get(self.kernels),
+        ]
+        return "-".join(word for word in words if word)
+
+    def build(self, strategy, **options):
+        with strategy.scope():
+            if self.tables:
+                tables = TABLES[self.tables]
+                return build(self.engine, tables, per_table=True, **options)
+            tables = large_and_small(self.combiner, self.optimizer, self.kinds)
+            layer, reference = build(self.engine, tables, **options)
+        engine = ENGINES[self.engine]
+        assert places_of(layer) == {"x": engine.large, "y": engine.small}
+        return layer, reference
+
+    def train(self, strategy, layer, reference, **options):
+        """Trains both; returns the last step's batches."""
+        return train(
+            trainer(strategy, layer, mode=self.mode),
+            reference,
+            strategy,
+            self.steps,
+            weighted=self.weighted,
+            **self.tolerance,
+            **options,
+        )
+
+    @property
+    def tolerance(self):
+        return XLA if self.mode == "compiled" else {}
+
+
+def both(*cases):
+    """Cases with the compiled kernels, then without."""
+    return [
+        dataclasses.replace(case, kernels=used)
+        for used in (True, False)
+        for case in cases
+    ]
+
+
+PLATFORM = os.environ.get("TFRS_EMBED_TEST_STRATEGY", "device").split(":")[0]
+
+
+def cases(device=(), replicas=(), tpu=()):
+    """Gives a test its cases on this process's platform; none: no test."""
+    found = {"device": device, "tpu": tpu}.get(PLATFORM, replicas)
+    if not found:
+        return lambda test: None
+    return pytest.mark.parametrize("case", found, ids=str, indirect=True)
+
+
+@pytest.fixture
+def case(request):
+    if request.param.kernels is False:
+        with kernels.disabled():
+            yield request.param
+        return
+    if request.param.kernels:
+        request.getfixturevalue("needs_kernels")
+    yield request.param
+
+
+@cases(
+    device=[
+        *both(
+            *(
+                Case(engine, "sgd", combiner, weighted, mode="eager")
+                for engine in ("keras", "partial_small", "distributed")
+                for combiner in ("sum", "mean", "sqrtn")
+                for weighted in (False, True)
+            )
+        ),
+        *(
+            Case("partial_small", "sgd", "mean", w, DENSE, "compiled")
+            for w in (False, True)
+        ),
+    ],
+    replicas=[Case(e, "sgd", kinds=FEW) for e in ("keras", "sharded_small")],
+    tpu=[Case(e, "sgd", kinds=FEW) for e in ("sparse_small", "dense_keras")],
+)
+def test_lookup(case, strategy):
+    layer, reference = case.build(strategy)
+    look_up = trainer(strategy, layer, training=False, mode=case.mode)
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        batches = make_steps(rng, reference, case.weighted, strategy)
+        check_step(look_up, reference, batches, **case.tolerance)
+
+
+@cases(
+    device=[
+        *both(
+            *(
+                Case(
+                    engine,
+                    optimizer,
+                    combiner,
+                    weighted,
+                    # One optimizer for all kinds, one kind for all optimizers.
+                    tuple(KINDS) if optimizer == "adagrad" else FEW,
+                    mode,
+                    steps=3,
+                )
+                for optimizer in OPTIMIZERS
+                for engine, combiner, weighted, mode in (
+                    ("partial", "sum", False, "function"),
+                    ("partial", "mean", True, "eager"),
+                    ("distributed", "sqrtn", True, "function"),
+                )
+            )
+        ),
+        Case("partial", "adagrad", "mean", True, DENSE, "compiled", 3),
+        Case("partial", "adagrad", "sqrtn", False, DENSE, "compiled", 3),
+        *(
+            Case(
+                "partial",
+                optimizer,
+                "sum",
+                False,
+                ("matrix", "combined"),
+                "compiled",
+                3,
+            )
+            for optimizer in OPTIMIZERS
+        ),
+        Case(
+            "distributed",
+            "adam",
+            kinds=("dense", "matrix", "combined_cube"),
+            mode="compiled",
+        ),
+    ],
+    replicas=[
+        Case("sharded"),
+        Case("distributed_sharded", kinds=FEW, steps=3),
+        Case("distributed_both", steps=3),
+        Case("distributed_mirrored", kinds=FEW, steps=3),
+    ],
+    tpu=[
+        Case("sparse"),
+        # Its small table is replicated, so that both see all kinds.
+        Case("distributed_sparse"),
+        Case("dense", kinds=("scalar", "matrix")),
+        Case("distributed_dense", kinds=FEW),
+    ],
+)
+def test_training(case, strategy):
+    layer, reference = case.build(strategy)
+    case.train(strategy, layer, reference)
+    assert_tables(layer, reference)
+    assert layer.step.numpy() == case.steps
+
+
+@cases(
+    device=both(
+        Case("partial", None, None, True, tables="width_4"),
+        Case("partial", None, None, False, tables="width_4"),
+        Case("partial", None, None, False, tables="width_40"),
+    ),
+    replicas=both(Case("sharded", None, None, tables="two_widths", steps=3)),
+    tpu=[
+        Case(engine, None, None, tables="stacked", steps=3)
+        for engine in ("sparse", "dense")
+    ],
+)
+def test_tables_of_many_optimizers(case, strategy):
+    layer, reference = case.build(strategy)
+    case.train(strategy, layer, reference)
+    assert_tables(layer, reference)
+    assert layer.step.numpy() == case.steps
+
+
+PIPELINED = {"pipeline_execution_with_tensor_core": True}
+
+
+@cases(
+    device=both(
+        Case("partial", "sgd", mode="eager", steps=4),
+        Case("partial", "sgd", kinds=FEW, steps=4),
+        Case("distributed", "adam", mode="eager", steps=4),
+        Case("distributed", "adam", kinds=FEW, steps=4),
+    ),
+    replicas=both(Case("sharded", "adam", kinds=FEW, steps=4)),
+)
+def test_pipelined_training(case, strategy):
+    layer, reference = case.build(strategy, **PIPELINED)
+    batches = case.train(strategy, layer, reference, pipelined=True)
+    # Evaluating applies what is pending, before it looks up.
+    look_up = trainer(strategy, layer, training=False, mode=case.mode)
+    check_step(look_up, reference, batches)
+    assert_tables(layer, reference)
+
+
+@cases(
+    replicas=[
+        *both(Case("sharded", "sgd", "sum", False, FEW, steps=1)),
+        Case("distributed_both", "adam", kinds=FEW, steps=3),
+    ],
+)
+def test_reading_tables_applies_pending_updates(case, strategy):
+    layer, reference = case.build(strategy, **PIPELINED)
+    case.train(strategy, layer, reference, pipelined=True)
+    assert_tables(layer, reference)
+    assert layer.step.numpy() == case.steps
+
+
+@cases(
+    device=[
+        *both(
+            *(
+                Case("keras", combiner=combiner, mode="eager")
+                for combiner in ("sum", "mean", "sqrtn")
+            )
+        ),
+        Case("keras", kinds=DENSE, mode="compiled"),
+    ],
+)
+def test_gradients_of_keras_tables(case, strategy):
+    layer, reference = case.build(strategy)
+    rng = np.random.default_rng(3)
+    ids, weights, gradients = make_step(rng, reference, True)
+
+    def step(ids, weights):
+        with tf.GradientTape() as tape:
+            outputs = layer(ids, weights=weights)
+            loss = tf.add_n(
+                [tf.reduce_sum(outputs[k] * gradients[k]) for k in outputs]
+            )
+        found = tape.gradient(loss, layer.embedding_tables)
+        return {k: tf.convert_to_tensor(g) for k, g in found.items()}
+
+    if case.mode == "compiled":
+        step = tf.function(step, jit_compile=True)
+    found = step(tensors(ids), tensors(weights))
+    sums = reference.row_gradients(ids, weights, gradients)
+    tolerance = case.tolerance or {"rtol": 2e-5, "atol": 2e-5}
+    for name, table in reference.tables.items():
+        expected = np.zeros(table.rows.shape)
+        for row, gradient in sums[name].items():
+            expected[row] = gradient
+        np.testing.assert_allclose(
+            found[name], expected, err_msg=name, **tolerance
+        )
+
+
+@cases(
+    device=[
+        *both(
+            Case("keras", "adam", mode="eager"),
+            Case("distributed", "adam", mode="eager"),
+        ),
+        Case("keras", "adam", kinds=DENSE, mode="compiled"),
+        Case("partial", "adam", "mean", False, DENSE, "compiled"),
+    ],
+    replicas=[
+        Case(engine, "adam", kinds=FEW, steps=1)
+        for engine in ("sharded", "distributed_both")
+    ],
+    tpu=[
+        Case(engine, "adam", kinds=FEW, steps=1)
+        for engine in ("sparse", "dense")
+    ],
+)
+def test_invalid_ids_count_as_absent(case, strategy):
+    layer, reference = case.build(strategy, invalid_ids="zero")
+    case.train(strategy, layer, reference)
+    if case.engine != "keras":
+        assert_tables(layer, reference)
+
+
+@cases(
+    # Of the table that is not sharded, on one replica.
+    replicas=[Case("distributed_both", "adam", kinds=FEW)],
+    tpu=[
+        Case(engine, "adam", kinds=("dense",))
+        for engine in (
+            "sparse",
+            "dense",
+            "distributed_sparse",
+            "distributed_dense",
+        )
+    ],
+)
+def test_a_bad_id_of_one_replica_changes_nothing(case, strategy):
+    layer, reference = case.build(strategy)
+    step = trainer(strategy, layer)
+    batches = make_steps(np.random.default_rng(4), reference, False, strategy)
+    step(batches)
+    before = state(layer)
+    batches[-1][0]["y_dense"][2] = 7
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"y_dense.*: id 7 is out of range; the table has 7 rows",
+    ):
+        step(batches)
+    assert_unchanged(layer, before)
+    batches[-1][0]["y_dense"][2] = 0
+    step(batches)
+    assert layer.step.numpy() == 2

@@ -1,0 +1,174 @@
+"""All2AllDenseEmbedding, and its reference: keys of any value have rows."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from conformance.descriptors import OPTIMIZERS
+from helpers import assert_same, differentiate, state
+from reference import Feature, Reference, Table
+from tfrs_embed import All2AllDenseEmbedding
+
+DIM, SLOTS, NNZ, CAPACITY = 3, 2, 4, 12
+# What all shards together hold in tests with several replicas.
+ROWS = 24
+BOTH = pytest.mark.parametrize("hashed", [True, False], ids=["hash", "rows"])
+GRAPH = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+
+
+def initializer():
+    return tf_keras.initializers.RandomNormal(seed=5)
+
+
+def make(hashed=True, capacity=CAPACITY, optimizer="sgd", **kwargs):
+    kwargs.setdefault("embedding_initializer", initializer())
+    return All2AllDenseEmbedding(
+        capacity,
+        DIM,
+        SLOTS,
+        NNZ,
+        use_hashtable=hashed,
+        optimizer=optimizer,
+        **kwargs,
+    )
+
+
+class Keyed:
+    """The numpy reference: which row a key has shows in its first vector.
+
+    Where not all replicas' vectors are to be seen, make all rows begin equal.
+    """
+
+    def __init__(self, name, hashed=True, world=1, rows=CAPACITY, begin=None):
+        self.optimizer, rule, settings = OPTIMIZERS[name]
+        self.world = world
+        self.initial = (begin or initializer())((rows, DIM)).numpy()
+        self.row = {} if hashed else {k: k for k in range(rows)}
+        table = Table(self.initial, "sum", rule, settings, lambda step: 0.3)
+        self.reference = Reference({"keys": Feature("x")}, {"x": table})
+
+    def add(self, keys):
+        """Gives rows to new keys, where all rows begin equal."""
+        assert (self.initial == self.initial[0]).all()
+        for key in keys.ravel().tolist():
+            self.row.setdefault(key, len(self.row))
+
+    def add_by_vectors(self, keys, vectors):
+        """Finds the rows of new keys: each has its own, on the key's shard."""
+        for key, vector in zip(
+            keys.ravel().tolist(), vectors.reshape(-1, DIM), strict=True
+        ):
+            if key not in self.row:
+                [row] = np.flatnonzero((self.initial == vector).all(1))
+                assert row not in self.row.values()
+                assert row % self.world == key % self.world
+                self.row[key] = int(row)
+
+    def assert_output(self, keys, output):
+        assert output.shape == (*keys.shape, DIM)
+        if keys.size:
+            expected = self.reference.lookup(self.inputs(keys), {"keys": None})
+            np.testing.assert_allclose(
+                output, expected["keys"], rtol=2e-5, atol=2e-6
+            )
+
+    def inputs(self, keys):
+        rows = [self.row[key] for key in keys.ravel().tolist()]
+        return {"keys": np.array(rows, np.int64).reshape(keys.shape)}
+
+    def update(self, batches):
+        """Trains with all replicas' keys and gradients."""
+        keys = np.concatenate([k.ravel() for k, _ in batches])
+        gradients = np.concatenate([g.reshape(-1, DIM) for _, g in batches])
+        sums = {}
+        if keys.size:
+            sums = self.reference.row_gradients(
+                self.inputs(keys), {"keys": None}, {"keys": gradients}
+            )
+        self.reference.update(sums)
+
+    def assert_table(self, layer):
+        """Compares rows and slots of all keys."""
+        table, found = self.reference.tables["x"], dict(layer.table.variables)
+        keys = sorted(self.row)
+        if "keys" in found:
+            np.testing.assert_array_equal(found.pop("keys").numpy(), keys)
+        rows = [self.row[key] for key in keys]
+        expected = {"parameters": table.rows, **table.slots}
+        assert sorted(found) == sorted(expected)
+        for name, value in expected.items():
+            np.testing.assert_allclose(
+                found[name].numpy(),
+                value[rows],
+                rtol=2e-4,
+                atol=2e-5,
+                err_msg=name,
+            )
+
+
+def draw(rng, batch=5, low=0, high=CAPACITY):
+    return rng.integers(low, high, (batch, SLOTS, NNZ))
+
+
+def train(layer, keys, gradients=1.0, training=True):
+    with tf.GradientTape() as tape:
+        output = layer(keys, training=training)
+        loss = tf.reduce_sum(tf.cast(output, tf.float32) * gradients)
+    differentiate(tape, loss, layer.trainable_variables)
+    return output
+
+
+def trained(**kwargs):
+    layer = make(**kwargs)
+    train(layer, tf.constant(draw(np.random.default_rng(0), high=CAPACITY - 2)))
+    return layer
+
+
+def make_model(hashed=True, **kwargs):
+    inputs = tf_keras.Input([SLOTS, NNZ], dtype=tf.int64)
+    layer = make(hashed, **kwargs)
+    vectors = layer(inputs)
+    assert vectors.shape == layer.compute_output_shape(inputs.shape)
+    dense = tf_keras.layers.Dense(
+        1, kernel_initializer=tf_keras.initializers.GlorotUniform(seed=4)
+    )
+    model = tf_keras.Model(inputs, dense(tf_keras.layers.Flatten()(vectors)))
+    model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+    return model, layer
+
+
+def make_data():
+    keys = draw(np.random.default_rng(3), batch=10, high=CAPACITY - 3)
+    return tf.constant(keys), tf.reduce_sum(tf.cast(keys, tf.float32), [1, 2])
+
+
+def checkpoint_layer(world, hashed):
+    """A layer whose checkpoints replicas of any number can read."""
+    return make(hashed, ROWS if hashed else ROWS // world, "adagrad")
+
+
+def write_checkpoint(layer, folder, world):
+    """Writes a checkpoint, and beside it what should be in it."""
+    hashed = "keys" in layer.table.variables
+    path = folder / f"{'hash' if hashed else 'rows'}-{world}"
+    if not path.exists():
+        path.mkdir()
+        np.savez(path / "expected.npz", **state(layer))
+        tf.train.Checkpoint(layer=layer).write(str(path / "ckpt"))
+    return path
+
+
+def check_checkpoints(folder, hashed, world, scope=contextlib.nullcontext):
+    """Asserts that the checkpoints there hold what was written."""
+    written = sorted(folder.glob("hash-*" if hashed else "rows-*"))
+    for path in written:
+        with scope():
+            layer = checkpoint_layer(world, hashed)
+            tf.train.Checkpoint(layer=layer).read(str(path / "ckpt"))
+            layer.build(None)
+        with np.load(path / "expected.npz") as expected:
+            assert_same(state(layer), dict(expected))
+    return len(written)
