@@ -6,7 +6,7 @@ from tensorflow.python.tpu.embedding_context_utils import (
     SequentialEmbeddingContext,
 )
 
-from strategies.slices import Slice
+from strategies.slices import FEW, Slice
 
 TOPOLOGIES = [(1, 2), (1, 4), (2, 2), (2, 4), (4, 2), (4, 4)]
 
@@ -42,7 +42,7 @@ def test_pipelined_loops_train_as_the_reference(topology):
 
 
 def test_loops_that_are_not_pipelined_train_as_the_reference():
-    s = Slice((2, 2), pipelined=False)
+    s = Slice((2, 2), pipelined=False, features=FEW)
 
     @tf.function
     def loop(iterator):
@@ -56,7 +56,7 @@ def test_loops_that_are_not_pipelined_train_as_the_reference():
 
 
 def test_loops_in_sequence_start_from_drained_tables():
-    s = Slice((2, 2), pipelined=True)
+    s = Slice((2, 2), pipelined=True, features=FEW)
 
     @tf.function
     def loops(iterator):
@@ -73,7 +73,7 @@ def test_loops_in_sequence_start_from_drained_tables():
 
 
 def test_a_loop_in_a_loop_is_drained_each_time():
-    s = Slice((1, 2), pipelined=True)
+    s = Slice((1, 2), pipelined=True, features=FEW)
 
     @tf.function
     def loops(iterator):
@@ -90,7 +90,7 @@ def test_a_loop_in_a_loop_is_drained_each_time():
 
 @pytest.mark.parametrize("first", ["loop", "step"])
 def test_a_function_is_pipelined_in_loops_only(first):
-    s = Slice((1, 2), pipelined=True)
+    s = Slice((1, 2), pipelined=True, features=FEW)
 
     @tf.function
     def step(batch):
@@ -115,7 +115,7 @@ def test_a_function_is_pipelined_in_loops_only(first):
 
 
 def test_run_takes_a_function():
-    s = Slice((2, 2), pipelined=True)
+    s = Slice((2, 2), pipelined=True, features=FEW)
     replica_step = tf.function(s.replica_step)
 
     @tf.function
@@ -135,7 +135,7 @@ def test_run_takes_a_function():
 
 
 def test_the_sequential_context_turns_pipelining_off():
-    s = Slice((1, 2), pipelined=True)
+    s = Slice((1, 2), pipelined=True, features=FEW)
 
     @tf.function
     def loop(iterator):
@@ -151,7 +151,7 @@ def test_the_sequential_context_turns_pipelining_off():
 
 
 def test_recording_summaries_turns_pipelining_off(tmp_path):
-    s = Slice((1, 2), pipelined=True)
+    s = Slice((1, 2), pipelined=True, features=FEW)
     writer = tf.summary.create_file_writer(str(tmp_path))
 
     @tf.function
