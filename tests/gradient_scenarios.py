@@ -5,6 +5,7 @@ sums over the batch, so that replicas' shares of it add up.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -205,15 +206,16 @@ def initial():
     return np.random.default_rng(1).normal(size=(ROWS, DIM)).astype("f4")
 
 
-def expected(scenario, steps):
-    """The table and the head after steps on Keras's Embedding, eagerly."""
+@functools.cache
+def expected(scenario, count, size=BATCH):
+    """The variables after `batches(count, size)` on Keras's Embedding."""
     layer = tf_keras.layers.Embedding(ROWS, DIM)
     layer.build(None)
     layer.set_weights([initial()])
     program = Program(
         layer, lambda: layer.trainable_variables, optimizer(legacy=True)
     )
-    for ids, x in steps:
+    for ids, x in batches(count, size):
         scenario(program, tf.constant(ids), tf.constant(x))
     return layer.get_weights()[0], program.head.numpy(), program.other.numpy()
 

@@ -95,7 +95,8 @@ def test_a_table_is_as_a_variable_of_keras(strategy, scenario, nested):
     steps = steps_of(strategy)
     for batch in steps:
         run(strategy, lambda ids, x: scenario(program, ids, x), batch)
-    table, head, other = expected(scenario, steps)
+    size = BATCH * strategy.num_replicas_in_sync
+    table, head, other = expected(scenario, len(steps), size)
     found = layer.embedding_tables["table"].numpy()
     np.testing.assert_allclose(found, table, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(program.head, head, rtol=1e-3, atol=1e-4)
