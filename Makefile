@@ -79,10 +79,10 @@ serve: $(VENV)/.ready-examples $(VENV)/.movielens ## Serve it from C++
 	$(RUN) examples/serve.py $(ARGS)
 
 test: $(VENV)/.ready-test ## Run the tests; ARGS="-k ragged" picks some
-	$(RUN) -m pytest -n 2 $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadgroup $(ARGS)
 
 nightly: $(VENV)/.ready-test ## Run the tests, with all that make test leaves out
-	TFRS_EMBED_NIGHTLY=1 $(RUN) -m pytest -n 2 $(ARGS)
+	TFRS_EMBED_NIGHTLY=1 $(RUN) -m pytest -n 2 --dist loadgroup $(ARGS)
 
 # What held in which tier, for the table in docs/tpu.md.
 TIERS := $(CURDIR)/.tpu-tiers.jsonl
@@ -102,8 +102,7 @@ test-tpu-wheel: $(TPU_VENV)/.installed ## Test against SparseCore's own kernels
 	TFRS_EMBED_NIGHTLY=1 TFRS_EMBED_TIERS=$(TIERS) \
 		$(TPU_VENV)/bin/python -m pytest -n 2 $(ARGS) \
 		tests/tpu_wheel \
-		tests/test_tpu_strategies.py::test_emulated_slices \
-		tests/test_tpu_strategies.py::test_loops_on_every_slice
+		tests/test_tpu_strategies.py::test_emulated_slices
 
 # libtpu's compiler works without a TPU too; an older one beside the newest.
 $(COMPILER_VENV)/.installed: tests/tpu_wheel/compiler_requirements.txt

@@ -10,6 +10,8 @@ import pytest
 
 import tfrs_embed
 
+pytestmark = pytest.mark.xdist_group("keras_3")
+
 # What tf.keras is, is decided as tensorflow is imported: so in a process that
 # is told nothing. Each function is tried, and what it raises printed.
 SCRIPT = '''

@@ -17,6 +17,8 @@ from helpers import differentiate, train
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.serving import export
 
+pytestmark = pytest.mark.xdist_group("serving")
+
 ROWS, DIM = 50, 4
 KINDS = ("dense", "combined", "ragged", "sparse", "sequence", "small")
 WEIGHTED = ("ragged", "sparse")
