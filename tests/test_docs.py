@@ -1,77 +1,99 @@
-"""The code in docs runs as it stands."""
-
-import pathlib
-import re
+"""The code in the README, on the pages of docs and in docstrings runs."""
 
 import pytest
-import tensorflow as tf
-import tf_keras
 
-import tfrs_embed
+import documentation
+from documentation import ANYWHERE, IMPORTS, ON_SLICE, ON_TPU_WHEEL, PAGES
+from processes import run
 
-DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
-PAGE = DOCS / "migrating.md"
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Whose a block is, its first line says.
-NEW, OLD = "# New", "# Old"
+#: What is on the pages and can't run, as the pages' sources say.
+NOT_RUN = {
+    "docs/migrating.md": ["the other library's code"] * 5,
+}
+#: Its sections run by themselves, each after the blocks above the first.
+BY_SECTION = "docs/migrating.md"
+#: What holds after a page's code has run.
+HOLDS = {
+    "docs/checkpoints.md": lambda names: names["movies"].shape == (100, 8),
+    "docs/gradients.md": lambda names: int(names["layer"].step) == 3,
+}
+#: These show what the kernels say of themselves.
+OF_KERNELS = [
+    "tfrs_embed.kernels",
+    "tfrs_embed.kernels.Status",
+    "tfrs_embed.kernels.status",
+]
 
 
-def sections():
-    """The blocks of code before the first heading, and below each."""
-    parts = re.split(r"^## ", PAGE.read_text("utf-8"), flags=re.MULTILINE)
-    before, *below = [
-        (part.partition("\n")[0], BLOCK.findall(part)) for part in parts
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def runnable(page):
+    return [
+        block
+        for block in documentation.blocks(page)
+        if block.place == ANYWHERE and block.not_run is None
     ]
-    return before[1], {heading: found for heading, found in below if found}
 
 
-BEFORE, BELOW = sections()
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != BY_SECTION and runnable(page)]
+)
+def test_a_page_runs(page):
+    names = dict(IMPORTS)
+    for block in runnable(page):
+        block.run(names)
+    assert page not in HOLDS or HOLDS[page](names)
 
 
-def test_every_library_has_code():
-    assert len(BELOW) == 6
+SECTIONS = {}
+for each in runnable(BY_SECTION):
+    SECTIONS.setdefault(each.heading, []).append(each)
+BEFORE = SECTIONS.pop("")
 
 
-@pytest.mark.parametrize("heading", BELOW)
-def test_new_code_runs(heading):
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_a_section_runs_by_itself(heading):
     names = {}
-    for block in [*BEFORE, *BELOW[heading]]:
-        assert block.startswith((NEW, OLD)), block
-        if block.startswith(NEW):
-            exec(compile(block, f"{PAGE}: {heading}", "exec"), names)
+    for block in [*BEFORE, *SECTIONS[heading]]:
+        block.run(names)
 
 
-def make_model(rows=100):
-    movies = tfrs_embed.TableConfig("movie", rows, 8)
-    layer = tfrs_embed.PartialTPUEmbedding(
-        {"movie": tfrs_embed.FeatureConfig("movie", movies)},
-        "adagrad",
-        size_threshold=10,
-    )
-    inputs = {"movie": tf_keras.Input([], dtype=tf.int64, name="movie")}
-    return tf_keras.Model(inputs, layer(inputs))
+def test_what_does_not_run_says_why():
+    found = {}
+    for page in PAGES:
+        reasons = [b.not_run for b in documentation.blocks(page) if b.not_run]
+        if reasons:
+            found[page] = reasons
+    assert found == NOT_RUN
 
 
-def test_the_page_on_checkpoints(tmp_path):
-    page = DOCS / "checkpoints.md"
-    names = {
-        "tf": tf,
-        "tfrs_embed": tfrs_embed,
-        "make_model": make_model,
-        "folder": str(tmp_path),
-    }
-    blocks = BLOCK.findall(page.read_text("utf-8"))
-    for block in blocks:
-        exec(compile(block, str(page), "exec"), names)
-    assert names["movies"].shape == (100, 8)
-    assert len(blocks) == 3
+@pytest.mark.parametrize("page", PAGES)
+def test_all_blocks_are_found(page):
+    text = (documentation.ROOT / page).read_text("utf-8")
+    assert len(documentation.blocks(page)) == text.count("```python")
 
 
-def test_the_page_on_gradients():
-    page = DOCS / "gradients.md"
-    names = {}
-    blocks = BLOCK.findall(page.read_text("utf-8"))
-    for block in blocks:
-        exec(compile(block, str(page), "exec"), names)
-    assert int(names["layer"].step) == 3
-    assert len(blocks) == 6
+def test_every_other_library_has_code_that_runs():
+    assert len(SECTIONS) == 6
+
+
+EXAMPLES = [
+    name
+    for name in documentation.public_names()
+    if name not in (*ON_SLICE, *ON_TPU_WHEEL)
+]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(name, request):
+    if name in OF_KERNELS:
+        request.getfixturevalue("needs_kernels")
+    documentation.run_example(name)
+
+
+# Of several workers: in test_strategies.py, which has some for other tests.
+def test_code_that_needs_replicas():
+    run(["test_documentation.py"], "tpu:4x4")

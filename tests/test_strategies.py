@@ -58,5 +58,6 @@ def test_strategies(strategy, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["mirrored:2", "workers:2"])
-def test_two_strategies(strategy):
-    run({"strategies/test_sharded_notebook.py": None}, strategy)
+def test_two_strategies_and_the_documentation(strategy):
+    files = ("test_sharded_notebook.py", "test_documentation.py")
+    run({f"strategies/{file}": None for file in files}, strategy)

@@ -1,4 +1,15 @@
-"""Embedding layers: one configuration for every accelerator."""
+"""Embedding layers: one configuration for every accelerator.
+
+Example:
+    >>> import tensorflow as tf
+    >>> import tfrs_embed
+    >>> movies = tfrs_embed.TableConfig("movies", 20_000, 32)
+    >>> layer = tfrs_embed.PartialTPUEmbedding(
+    ...     tfrs_embed.FeatureConfig("movie", movies), "adagrad"
+    ... )
+    >>> layer(tf.constant([7, 42])).shape
+    TensorShape([2, 32])
+"""
 
 from tfrs_embed import (
     checkpoint,

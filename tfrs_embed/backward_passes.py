@@ -279,11 +279,15 @@ def no_updates() -> Iterator[None]:
     holds for this thread, and for a `tf.function` that is traced inside, for
     good.
 
-    ```python
-    with tfrs_embed.no_updates(), tf.GradientTape() as tape:
-        prediction = model(inputs)
-    tape.gradient(prediction, model.trainable_variables)  # Trains no table.
-    ```
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", table), "adagrad"
+        ... )
+        >>> with tfrs_embed.no_updates(), tf.GradientTape() as tape:
+        ...     vectors = layer(tf.constant([3, 5]))
+        >>> tape.gradient(vectors, layer.trainable_variables)
+        [None]
 
     Yields:
         Nothing.

@@ -35,6 +35,11 @@ class TableConfig:
     Two tables are the same table only if they are the same object: features
     share a table by naming one `TableConfig`.
 
+    Example:
+        >>> tfrs_embed.TableConfig("movies", 1000, 16, optimizer="adagrad")
+        TableConfig('movies', 1000, 16, combiner='mean', optimizer=adagrad,
+                    placement='auto')
+
     Attributes:
         name: the table's name, unique within a layer.
         vocabulary_size: number of rows; valid ids are 0 to one less.
@@ -108,6 +113,11 @@ class TableConfig:
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeatureConfig:
     """Declares a feature: ids that are looked up in a table.
+
+    Example:
+        >>> movies = tfrs_embed.TableConfig("movies", 1000, 16)
+        >>> tfrs_embed.FeatureConfig("history", movies, max_sequence_length=5)
+        FeatureConfig('history', table 'movies', max_sequence_length=5)
 
     Attributes:
         name: the feature's name.

@@ -52,6 +52,15 @@ _BY_FEATURE = {
 class TablePlacement:
     """Where a table is.
 
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", table), "adagrad"
+        ... )
+        >>> [movie] = layer.placement.tables
+        >>> movie.engine, movie.reason
+        ('one device', 'rows > size_threshold 10,000, one replica')
+
     Attributes:
         table: the table's name.
         rows: its vocabulary size.
@@ -79,6 +88,14 @@ class TablePlacement:
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """Where all tables of a layer are; prints as a table.
+
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", table), "adagrad"
+        ... )
+        >>> layer.placement.total_rows
+        20000
 
     Attributes:
         tables: one entry per table, in the order of the configuration.

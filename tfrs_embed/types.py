@@ -2,6 +2,12 @@
 
 TensorFlow and tf_keras have no types of their own, so that what is theirs is
 `Any` to a type checker, or what it has to have.
+
+Example:
+    >>> def make_table(name: str, combiner: tfrs_embed.types.Combiner):
+    ...     return tfrs_embed.TableConfig(name, 1000, 16, combiner=combiner)
+    >>> make_table("movies", "sum").combiner
+    'sum'
 """
 
 from __future__ import annotations
@@ -10,6 +16,17 @@ from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TypedDict
 
 from tfrs_embed.optimizers.rules import TableOptimizer
+
+__all__ = [
+    "Combiner",
+    "HasLearningRate",
+    "InvalidIds",
+    "KerasArguments",
+    "LayerArguments",
+    "Optimizer",
+    "OptimizerName",
+    "TablePlace",
+]
 
 #: How several ids of one sample become one vector.
 Combiner = Literal["sum", "mean", "sqrtn"]
@@ -25,7 +42,14 @@ OptimizerName = Literal["sgd", "adagrad", "adagrad_momentum", "adam", "ftrl"]
 
 
 class HasLearningRate(Protocol):
-    """An optimizer of `tf_keras` or `tf.tpu.experimental.embedding`."""
+    """An optimizer of `tf_keras` or `tf.tpu.experimental.embedding`.
+
+    Example:
+        >>> def rate_of(optimizer: tfrs_embed.types.HasLearningRate) -> float:
+        ...     return float(optimizer.learning_rate)
+        >>> rate_of(tf.tpu.experimental.embedding.SGD(0.5))
+        0.5
+    """
 
     @property
     def learning_rate(self) -> Any:
@@ -40,7 +64,20 @@ Optimizer = (
 
 
 class KerasArguments(TypedDict, total=False):
-    """The arguments that every layer has by being a Keras layer."""
+    """The arguments that every layer has by being a Keras layer.
+
+    Example:
+        >>> arguments: tfrs_embed.types.KerasArguments = {"name": "movies"}
+        >>> tfrs_embed.Embedding(1000, 16, **arguments).name
+        'movies'
+
+    Attributes:
+        name: the layer's name, which its checkpoints' keys may have.
+        dtype: the dtype of its activations, or a mixed precision policy.
+        trainable: whether training changes the layer's tables.
+        input_shape: the shape of a sample, for `tf_keras.Sequential`.
+        batch_input_shape: the shape of a batch, likewise.
+    """
 
     name: str | None
     dtype: Any
@@ -50,6 +87,20 @@ class KerasArguments(TypedDict, total=False):
 
 
 class LayerArguments(KerasArguments, total=False):
-    """These, and the regularizer of a layer's activations."""
+    """The arguments of a Keras layer whose activations may be regularized.
+
+    Example:
+        >>> arguments: tfrs_embed.types.LayerArguments = {
+        ...     "activity_regularizer": tf_keras.regularizers.L2(0.01)
+        ... }
+        >>> table = tfrs_embed.TableConfig("movies", 1000, 16)
+        >>> feature = tfrs_embed.FeatureConfig("movie", table)
+        >>> layer = tfrs_embed.DistributedEmbedding(feature, **arguments)
+
+    Attributes:
+        name, dtype, trainable, input_shape, batch_input_shape: see
+            `KerasArguments`.
+        activity_regularizer: adds a loss that depends on the activations.
+    """
 
     activity_regularizer: Any

@@ -1,4 +1,15 @@
-"""Checkpoints of tables: one format, whatever holds the tables."""
+"""Checkpoints of tables: one format, whatever holds the tables.
+
+Example:
+    >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
+    >>> layer = tfrs_embed.PartialTPUEmbedding(
+    ...     tfrs_embed.FeatureConfig("movie", table), "adagrad"
+    ... )
+    >>> _ = layer(tf.constant([3, 5]))
+    >>> path = tf.train.Checkpoint(layer=layer).save("checkpoints/movies")
+    >>> [key for key, _ in tf.train.list_variables(path) if "param" in key]
+    ['layer/tables/movie/parameters/.ATTRIBUTES/VARIABLE_VALUE']
+"""
 
 from tfrs_embed.checkpoint.growth import growing_tables
 

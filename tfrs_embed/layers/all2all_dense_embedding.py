@@ -47,17 +47,19 @@ class All2AllDenseEmbedding(Layer):
     whose keys don't all find room is an error on all replicas, and changes
     nothing. Without `use_hashtable` the key is the row.
 
-    ```python
-    layer = tfrs_embed.All2AllDenseEmbedding(
-        max_vocabulary_size_per_gpu=1_000_000,
-        embedding_vec_size=16,
-        slot_num=3,
-        nnz_per_slot=2,
-        optimizer=tf_keras.optimizers.Adagrad(0.05),
-    )
-    keys = tf.constant([[[7, 7], [-1, 5], [2**60, 0]]], tf.int64)
-    layer(keys, training=True)  # [1, 3, 2, 16]
-    ```
+    Example:
+        >>> layer = tfrs_embed.All2AllDenseEmbedding(
+        ...     max_vocabulary_size_per_gpu=10_000,
+        ...     embedding_vec_size=16,
+        ...     slot_num=3,
+        ...     nnz_per_slot=2,
+        ...     optimizer=tf_keras.optimizers.Adagrad(0.05),
+        ... )
+        >>> keys = tf.constant([[[7, 7], [-1, 5], [2**60, 0]]], tf.int64)
+        >>> layer(keys, training=True).shape
+        TensorShape([1, 3, 2, 16])
+        >>> layer.size
+        5
 
     Args:
         max_vocabulary_size_per_gpu: rows on each replica, on whatever device.

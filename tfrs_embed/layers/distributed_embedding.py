@@ -41,20 +41,23 @@ class DistributedEmbedding(TableLayer):
     one device, sharded or mirrored over the replicas of a GPU cluster, or on
     SparseCores.
 
-    ```python
-    movies = tfrs_embed.TableConfig("movies", 1_000_000, 64, optimizer="adam")
-    layer = tfrs_embed.DistributedEmbedding(
-        {
-            "movie": tfrs_embed.FeatureConfig(
-                "movie", movies, input_shape=(256,), output_shape=(256, 64)
-            ),
-            "history": tfrs_embed.FeatureConfig(
-                "history", movies, input_shape=(256, 50), output_shape=(256, 64)
-            ),
-        }
-    )
-    layer({"movie": movie_ids, "history": ragged_movie_ids})["movie"]
-    ```
+    Example:
+        >>> movies = tfrs_embed.TableConfig(
+        ...     "movies", 20_000, 64, optimizer="adam"
+        ... )
+        >>> layer = tfrs_embed.DistributedEmbedding(
+        ...     {
+        ...         "movie": tfrs_embed.FeatureConfig(
+        ...             "movie", movies, (2,), (2, 64)
+        ...         ),
+        ...         "history": tfrs_embed.FeatureConfig(
+        ...             "history", movies, (2, 50), (2, 64)
+        ...         ),
+        ...     }
+        ... )
+        >>> vectors = layer({"movie": [3, 5], "history": [[3, 7, 8], [5]]})
+        >>> vectors["history"].shape
+        TensorShape([2, 64])
 
     Tables go where their `placement` says:
 

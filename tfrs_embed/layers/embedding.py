@@ -27,10 +27,10 @@ class Embedding(Layer):
     ids and weights, checks ids, and gives optimizers gradients over sorted
     unique ids.
 
-    ```python
-    layer = tfrs_embed.Embedding(1000, 16, combiner="mean")
-    layer(tf.ragged.constant([[1, 2, 2], [], [7]]))  # [3, 16]
-    ```
+    Example:
+        >>> layer = tfrs_embed.Embedding(1000, 16, combiner="mean")
+        >>> layer(tf.ragged.constant([[1, 2, 2], [], [7]])).shape
+        TensorShape([3, 16])
 
     Args:
         input_dim: number of rows; valid ids are 0 to one less.

@@ -31,14 +31,14 @@ class PartialTPUEmbedding(TableLayer):
     by the model's optimizer. Shapes, combiners and errors are the same on both
     routes; `placement` says which table took which.
 
-    ```python
-    table = tfrs_embed.TableConfig("movie", 1_000_000, 64)
-    layer = tfrs_embed.PartialTPUEmbedding(
-        {"movie": tfrs_embed.FeatureConfig("movie", table)},
-        optimizer=tf_keras.optimizers.Adagrad(0.05),
-    )
-    layer({"movie": tf.constant([3, 5])})["movie"]  # [2, 64]
-    ```
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     {"movie": tfrs_embed.FeatureConfig("movie", table)},
+        ...     optimizer=tf_keras.optimizers.Adagrad(0.05),
+        ... )
+        >>> layer({"movie": tf.constant([3, 5])})["movie"].shape
+        TensorShape([2, 64])
 
     Args:
         feature_config: a `FeatureConfig`, of this library or of

@@ -53,6 +53,19 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
     the shape [output_shape[0], ...] for a chip has [chips * output_shape[0],
     ...], and buffers lie end to end.
 
+    Example:
+        >>> tpu = tf.tpu.experimental.embedding
+        >>> movies = tpu.TableConfig(1000, 16, name="movies")
+        >>> embedding = tfrs_embed.TPUEmbeddingV2(
+        ...     {"movie": tpu.FeatureConfig(movies, output_shape=[8])},
+        ...     tpu.Adagrad(0.05),
+        ...     topology="v6e-1",
+        ... )
+        >>> activations, buffers = embedding({"movie": tf.range(8)})
+        >>> activations["movie"].shape
+        TensorShape([8, 16])
+        >>> embedding.apply_gradients({"movie": tf.ones([8, 16])}, buffers)
+
     Args:
         feature_config: nested `tf.tpu.experimental.embedding.FeatureConfig`s
             with the output_shape of one chip.

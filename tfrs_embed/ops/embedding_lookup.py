@@ -32,6 +32,13 @@ def embedding_lookup(
 
     The gradient of `param` is an `tf.IndexedSlices` over the sorted unique ids.
 
+    Example:
+        >>> table = tf.ones([1000, 2])
+        >>> ids = tf.ragged.constant([[1, 2, 2], []])
+        >>> tfrs_embed.embedding_lookup(table, ids, combiner="sum").numpy()
+        array([[3., 3.],
+               [0., 0.]], dtype=float32)
+
     Args:
         param: the table, [vocabulary_size, dim], a variable or a tensor.
         ids: integers in [0, vocabulary_size): a Tensor of any rank, a

@@ -1,4 +1,14 @@
-"""Models for serving: SavedModels that need nothing of this library."""
+"""Models for serving: SavedModels that need nothing of this library.
+
+Example:
+    >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
+    >>> layer = tfrs_embed.PartialTPUEmbedding(
+    ...     tfrs_embed.FeatureConfig("movie", table), "adagrad"
+    ... )
+    >>> movie = tf_keras.Input([], dtype=tf.int64, name="movie")
+    >>> model = tf_keras.Model(movie, layer(movie))
+    >>> tfrs_embed.serving.export(model, "models/movies/1")
+"""
 
 from tfrs_embed.serving.export import export
 

@@ -35,11 +35,17 @@ def export(
     operations, replicas, optimizers or slots. Tables are read and written in
     blocks: exporting holds some 100 MB of them in memory, whatever their size.
 
-    ```python
-    tfrs_embed.serving.export(model, "models/ranking/1", rows="float16")
-    served = tf.saved_model.load("models/ranking/1")  # Anywhere.
-    served.serve({"movie": tf.constant([3, 5])})
-    ```
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", table), "adagrad"
+        ... )
+        >>> movie = tf_keras.Input([], dtype=tf.int64, name="movie")
+        >>> model = tf_keras.Model(movie, layer(movie))
+        >>> tfrs_embed.serving.export(model, "models/ranking/1", rows="float16")
+        >>> served = tf.saved_model.load("models/ranking/1")  # In any process.
+        >>> served.serve(tf.constant([3, 5], tf.int64)).shape
+        TensorShape([2, 8])
 
     It has `serve`, which takes what the model takes, and signatures, whose
     inputs and outputs are tensors with names, for servers. Ragged and sparse

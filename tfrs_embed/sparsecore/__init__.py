@@ -1,4 +1,9 @@
-"""TPU SparseCores: layout, host preprocessing, limits."""
+"""TPU SparseCores: layout, host preprocessing, limits.
+
+Example:
+    >>> tfrs_embed.sparsecore.Topology.of("v6e-4").sparse_cores
+    2
+"""
 
 from tfrs_embed.sparsecore.limits.compute import compute_limits
 from tfrs_embed.sparsecore.limits.report import (

@@ -17,6 +17,11 @@ _NAME = re.compile(r"(v\d+[a-z]*)-(\d+)")
 class Topology:
     """Chips and their SparseCores.
 
+    Example:
+        >>> topology = tfrs_embed.sparsecore.Topology.of("v5p-8")
+        >>> topology.chips, topology.sparse_cores, topology.shards
+        (4, 4, 16)
+
     Attributes:
         chips: number of chips; each is one replica of a strategy.
         sparse_cores: SparseCores of each chip.

@@ -42,13 +42,15 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
     of logical CPUs. From then on TensorFlow's SparseCore operations are those
     of the emulation under such a strategy, and TensorFlow's own elsewhere.
 
-    ```python
-    strategy = tfrs_embed.testing.EmulatedTPUStrategy("v5p-8")
-    with strategy.scope():
-        model = MyModel()  # With a tfrs.layers.embedding.TPUEmbedding.
-        model.compile(steps_per_execution=10)
-    model.fit(dataset)
-    ```
+    Example:
+        >>> strategy = tfrs_embed.testing.EmulatedTPUStrategy("v5p-8")
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
+        >>> with strategy.scope():
+        ...     layer = tfrs_embed.PartialTPUEmbedding(
+        ...         tfrs_embed.FeatureConfig("movie", table), "adagrad"
+        ...     )
+        >>> layer.placement.tables[0].engine
+        'SparseCore'
 
     A lookup or an update in a `tf.function` that is passed to `run` works here
     even where a TPU asks for `run` to be called in a `tf.function` instead.

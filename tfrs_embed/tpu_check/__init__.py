@@ -1,4 +1,9 @@
-"""Checks programs for TPUs, on a machine that has none."""
+"""Checks programs for TPUs, on a machine that has none.
+
+Example:
+    >>> print(tfrs_embed.tpu_check.Slice.of("v5p-8"))
+    v5p:2x2x1 (4 chips of 4 SparseCores)
+"""
 
 from tfrs_embed.tpu_check.checking import check
 from tfrs_embed.tpu_check.compiling import Compiled, Compiler

@@ -49,15 +49,22 @@ def check(
     variables of 1 MiB or more, have no values, and take no memory: code that
     reads such a table, to save it for instance, ends there.
 
-    ```python
-    def program(strategy):
-        with strategy.scope():
-            model = make_model()
-            model.compile(optimizer, loss, steps_per_execution=100)
-        model.fit(make_dataset(strategy), steps_per_epoch=1000)
-
-    print(tfrs_embed.tpu_check.check(program, "v5p:2x2x1"))
-    ```
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
+        >>> def program(strategy):
+        ...     with strategy.scope():
+        ...         layer = tfrs_embed.PartialTPUEmbedding(
+        ...             tfrs_embed.FeatureConfig("movie", table), "adagrad"
+        ...         )
+        ...     @tf.function(autograph=False)
+        ...     def lookup(ids):
+        ...         return strategy.run(layer, (ids,))
+        ...     lookup(tf.range(8))
+        >>> report = tfrs_embed.tpu_check.check(program, "v5p:2x2x1")
+        >>> print(report)
+        v5p:2x2x1 (4 chips of 4 SparseCores): 1 program
+        traced and lowered by TensorFlow 2.20.0: ok
+        ...
 
     It shows that a slice's software takes the programs. It shows no numbers, no
     speed, and no transfer between a host and its TPUs.

@@ -8,6 +8,13 @@ from collections.abc import Sequence
 class CheckError(Exception):
     """TensorFlow or the TPU's compiler refuses a program.
 
+    Example:
+        >>> try:
+        ...     tfrs_embed.tpu_check.check(lambda strategy: None, "v5p-8")
+        ... except tfrs_embed.tpu_check.CheckError as error:
+        ...     print(error)
+        the code called no tf.function with strategy.run in it: ...
+
     Args:
         message: why.
         operations: the kinds of operations that it is about, if any.

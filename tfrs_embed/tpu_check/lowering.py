@@ -55,6 +55,13 @@ _CORE_CALL = re.compile(
 class SparseCoreCall:
     """A call of the SparseCores in a program.
 
+    Example:
+        With the report of `check`'s example:
+
+        >>> [call] = report.programs[0].program.calls
+        >>> call.table, call.dim
+        ('movie', 8)
+
     Attributes:
         operation: TensorFlow's operation.
         table: the stack of tables that it looks up or updates.
@@ -77,6 +84,13 @@ class SparseCoreCall:
 @dataclasses.dataclass(frozen=True)
 class Program:
     """A program of the TPUs.
+
+    Example:
+        With the report of `check`'s example:
+
+        >>> lookup = report.programs[0].program
+        >>> lookup.name, len(lookup.calls)
+        ('lookup', 1)
 
     Attributes:
         name: the function that it is part of, and its number there.

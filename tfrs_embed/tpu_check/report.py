@@ -18,6 +18,13 @@ _NAMED = 4
 class CheckedProgram:
     """A program of the TPUs, and what its compiler says.
 
+    Example:
+        With the report of `check`'s example:
+
+        >>> [checked] = report.programs
+        >>> checked.program.name
+        'lookup'
+
     Attributes:
         program: the program.
         compiled: what libtpu's compiler says; None: it was not asked.
@@ -30,6 +37,13 @@ class CheckedProgram:
 @dataclasses.dataclass(frozen=True)
 class CheckedFunction:
     """A `tf.function` that runs on TPUs.
+
+    Example:
+        With the report of `check`'s example:
+
+        >>> [function] = report.functions
+        >>> function.name, len(function.programs)
+        ('lookup', 1)
 
     Attributes:
         name: its name.
@@ -48,6 +62,12 @@ class CheckedFunction:
 @dataclasses.dataclass(frozen=True)
 class Report:
     """What a check found; prints as a readable report.
+
+    Example:
+        With the report of `check`'s example:
+
+        >>> report.slice.chips, report.refused
+        (4, [])
 
     Attributes:
         slice: the slice.

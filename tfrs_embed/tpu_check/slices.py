@@ -49,6 +49,11 @@ _BY_SHAPE = re.compile(r"(v\d+[a-z]*):(\d+(?:x\d+)+)")
 class Slice:
     """A TPU slice.
 
+    Example:
+        >>> tpu_slice = tfrs_embed.tpu_check.Slice.of("v6e-8")
+        >>> tpu_slice.name, tpu_slice.chips
+        ('v6e:2x4', 8)
+
     Attributes:
         generation: "v5p" and so on.
         shape: the chips in each dimension of their torus.

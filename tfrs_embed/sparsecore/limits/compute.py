@@ -53,6 +53,16 @@ def compute_limits(
     training stops where a batch has more. The limits found here hold every
     batch that was seen, times `safety`. No TPU is needed.
 
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
+        >>> features = {"movie": tfrs_embed.FeatureConfig("movie", table)}
+        >>> batches = [{"movie": tf.range(64)}, {"movie": tf.range(64) * 16}]
+        >>> config, report = tfrs_embed.sparsecore.compute_limits(
+        ...     batches, features, "v5p-8", "adagrad", progress=False
+        ... )
+        >>> config.max_ids_per_table
+        {'movie': 16}
+
     Args:
         batches: a `tf.data.Dataset` or an iterable of batches of ONE chip,
             each nested as `feature_config`: dense, ragged or sparse tensors,

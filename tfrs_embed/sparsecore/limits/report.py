@@ -27,6 +27,17 @@ _LEFT = ("table", "name")
 class TableLoad:
     """What was looked up in a table.
 
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
+        >>> features = {"movie": tfrs_embed.FeatureConfig("movie", table)}
+        >>> batches = [{"movie": tf.range(64)}, {"movie": tf.range(64) * 16}]
+        >>> config, report = tfrs_embed.sparsecore.compute_limits(
+        ...     batches, features, "v5p-8", "adagrad", progress=False
+        ... )
+        >>> [movie] = report.tables
+        >>> movie.ids, movie.unique_ids
+        (128, 124)
+
     Attributes:
         table: the table's name.
         stack: the name of its stack.
@@ -49,6 +60,17 @@ class TableLoad:
 @dataclasses.dataclass(frozen=True)
 class StackLoad:
     """How full the SparseCores were of a stack's ids.
+
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
+        >>> features = {"movie": tfrs_embed.FeatureConfig("movie", table)}
+        >>> batches = [{"movie": tf.range(64)}, {"movie": tf.range(64) * 16}]
+        >>> config, report = tfrs_embed.sparsecore.compute_limits(
+        ...     batches, features, "v5p-8", "adagrad", progress=False
+        ... )
+        >>> [stack] = report.stacks
+        >>> stack.max_ids, stack.headroom_ids
+        (16, 240)
 
     Attributes:
         stack: the stack's name.
@@ -77,6 +99,16 @@ class StackLoad:
 @dataclasses.dataclass(frozen=True)
 class LimitsReport:
     """What `compute_limits` saw; prints as two tables.
+
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
+        >>> features = {"movie": tfrs_embed.FeatureConfig("movie", table)}
+        >>> batches = [{"movie": tf.range(64)}, {"movie": tf.range(64) * 16}]
+        >>> config, report = tfrs_embed.sparsecore.compute_limits(
+        ...     batches, features, "v5p-8", "adagrad", progress=False
+        ... )
+        >>> report.topology, report.batches
+        ('v5p-8', 2)
 
     Attributes:
         topology: the name of the topology.
