@@ -22,8 +22,23 @@ def growing_tables() -> Iterator[None]:
     included (these need TensorFlow 2.17).
 
     Example:
-        with tfrs_embed.checkpoint.growing_tables():
-            tf.train.Checkpoint(model=model).restore(path)
+        >>> def make_layer(rows):
+        ...     table = tfrs_embed.TableConfig("movie", rows, 8)
+        ...     feature = tfrs_embed.FeatureConfig("movie", table)
+        ...     layer = tfrs_embed.PartialTPUEmbedding(feature, "adagrad")
+        ...     layer.build()
+        ...     return layer
+        >>> small, large = make_layer(20_000), make_layer(30_000)
+        >>> path = tf.train.Checkpoint(layer=small).save("checkpoints/small")
+        >>> with tfrs_embed.checkpoint.growing_tables():
+        ...     _ = tf.train.Checkpoint(layer=large).restore(path)
+        >>> before = small.embedding_tables["movie"]
+        >>> after = large.embedding_tables["movie"]
+        >>> bool(tf.reduce_all(after[:20_000] == before[:]))
+        True
+
+    Yields:
+        Nothing.
     """
     token = _allowed.set(True)
     try:

@@ -4,6 +4,10 @@ They do what the TensorFlow operations in `tfrs_embed.ops` do, with the same
 numbers, in a fraction of the time. `python -m tfrs_embed.kernels.build`
 compiles them. The environment variable TFRS_EMBED_KERNELS=off leaves them
 unused.
+
+Example:
+    >>> tfrs_embed.kernels.status().loaded
+    True
 """
 
 from __future__ import annotations
@@ -30,6 +34,11 @@ _BUILD = "python -m tfrs_embed.kernels.build"
 class Status:
     """Whether the compiled kernels are in use, and why.
 
+    Example:
+        >>> status = tfrs_embed.kernels.status()
+        >>> print(status.reason)
+        Kernels in use: ...
+
     Attributes:
         loaded: whether they are.
         reason: why, in one sentence.
@@ -54,6 +63,13 @@ def status() -> Status:
 
     The first call loads them, which starts TensorFlow's runtime: configure
     devices before it.
+
+    Example:
+        >>> print(tfrs_embed.kernels.status())
+        Kernels in use: ...
+
+    Returns:
+        The status.
     """
     return _load()[0]
 
@@ -63,6 +79,15 @@ def disabled() -> Iterator[None]:
     """Uses TensorFlow's operations only, in what is traced or run inside.
 
     It is for comparing the two; saved models never depend on the kernels.
+
+    Example:
+        >>> with tfrs_embed.kernels.disabled():
+        ...     rows = tfrs_embed.embedding_lookup(tf.ones([9, 2]), [3, 5])
+        >>> rows.shape
+        TensorShape([2, 2])
+
+    Yields:
+        Nothing.
     """
     global _disabled
     _disabled += 1

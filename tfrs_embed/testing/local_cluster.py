@@ -21,11 +21,15 @@ class LocalCluster:
     `tf.distribute.MultiWorkerMirroredStrategy()` in it joins the others. Each
     writes its output to a file.
 
-    ```python
-    with LocalCluster([sys.executable, "train.py"], workers=2) as cluster:
-        codes = cluster.wait()
-        print(cluster.output(0))
-    ```
+    Example:
+        >>> import json, sys
+        >>> program = "import os; print(os.environ['TF_CONFIG'])"
+        >>> command = [sys.executable, "-c", program]
+        >>> with tfrs_embed.testing.LocalCluster(command, workers=2) as cluster:
+        ...     codes = cluster.wait(timeout=60)
+        ...     config = json.loads(cluster.output(1))
+        >>> codes, config["task"]
+        ([0, 0], {'type': 'worker', 'index': 1})
 
     Args:
         command: what each worker runs.
@@ -116,15 +120,34 @@ class LocalCluster:
         return [process.returncode for process in self.processes]
 
     def signal(self, worker: int, number: signal.Signals) -> None:
-        """Sends a signal to a worker."""
+        """Sends a signal to a worker.
+
+        Args:
+            worker: the worker's index.
+            number: the signal.
+        """
         self.processes[worker].send_signal(number)
 
     def log(self, worker: int) -> pathlib.Path:
-        """The file with a worker's output."""
+        """The file that a worker writes its output to.
+
+        Args:
+            worker: the worker's index.
+
+        Returns:
+            The file's path; the file goes away with the cluster.
+        """
         return pathlib.Path(self._folder.name) / f"worker-{worker}.log"
 
     def output(self, worker: int) -> str:
-        """What a worker has written so far."""
+        """The output of a worker so far.
+
+        Args:
+            worker: the worker's index.
+
+        Returns:
+            The text that it has written to stdout and stderr.
+        """
         return self.log(worker).read_text(errors="replace")
 
 

@@ -25,6 +25,13 @@ _NEEDED = ("jax", "libtpu")
 class Compiled:
     """What the compiler says of a program.
 
+    Example:
+        With the report of `check`'s example:
+
+        >>> compiled = report.programs[0].compiled  # None without a compiler.
+        >>> compiled is None or compiled.error is None
+        True
+
     Attributes:
         error: why it refuses the program; None: it accepts it.
         seconds: how long it took.
@@ -50,6 +57,10 @@ class Compiled:
 class Compiler:
     """A Python that has jax and libtpu.
 
+    Example:
+        >>> tfrs_embed.tpu_check.Compiler("compiler/bin/python")
+        Compiler(python='compiler/bin/python', library=None)
+
     Attributes:
         python: its path.
         library: the path of another libtpu.so than its own, or None.
@@ -60,7 +71,11 @@ class Compiler:
 
     @classmethod
     def find(cls) -> Compiler | None:
-        """This Python, if it has what it takes."""
+        """Finds jax and libtpu in this Python.
+
+        Returns:
+            This Python as the compiler; None if it lacks one of them.
+        """
         if all(importlib.util.find_spec(name) for name in _NEEDED):
             return cls(sys.executable)
         return None
