@@ -1,4 +1,4 @@
-"""What is timed: tables, ids and optimizers, and who takes part."""
+"""The cases: tables, ids and optimizers, and the contenders of each."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def power_law(rng, rows, shape):
 
 
 def row_values(rows):
-    """What all columns of these rows start as: it tells rows apart."""
+    """The initial value of these rows, in all columns; neighbours differ."""
     return (1 + rows % 127) * 1e-3
 
 

@@ -31,10 +31,10 @@ def activations(case, batch, steps):
 
 
 def difference(case, runner, batch):
-    """Says how what is timed differs from what it must compute.
+    """The difference between a step's result and the one it must have.
 
     Returns:
-        "" if it does not. Models with an MLP are compared with each other
+        "" if there is none. Models with an MLP are compared with each other
         instead, by their losses.
     """
     if runner.forward is None or case.mlp:

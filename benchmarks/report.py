@@ -1,4 +1,4 @@
-"""What run.py found, as Markdown and as a picture."""
+"""The report of run.py, as Markdown and as a picture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from peers import PEERS
 
 MIB = 1 << 20
-DIFFERS = "†"  # Marks who computes something else.
+DIFFERS = "†"  # Marks contenders that compute something else.
 DENSE_PARTS = {"fbgemm": "dense-torch"}  # All others': dense-tf.
 
 INTRODUCTIONS = {
@@ -157,7 +157,7 @@ def machine():
 
 
 def facts(group):
-    """What the cases look up, in a line for each that differs in it."""
+    """The cases' lookups, with a line for each case that differs."""
     lines = {}
     for case in group:
         ids = case.ids(0)
@@ -214,7 +214,7 @@ def table(columns):
 
 
 def line_keys(columns):
-    """What has a line in a table, or a colour: in the order of `PEERS`."""
+    """The contenders that have a line or a colour, in the order of `PEERS`."""
     found = {row.key for _, rows in columns for row in rows}
     names = list(PEERS)
     return sorted(found, key=lambda key: (names.index(key[0]), key[1]))

@@ -1,9 +1,9 @@
-"""What a step sends when tables are sharded over replicas: arithmetic.
+"""A model of the bytes that a step on sharded tables sends.
 
-`expected_traffic` gives exactly what `ShardedEngine.traffic` counts for given
-ids; `benchmarks/sharded.py --check-model` holds the two together. The rest
-works the formulae out for clusters that nobody has run it on yet, and prints
-the tables of docs/scaling.md. Nothing here needs TensorFlow.
+`expected_traffic` computes the numbers that `ShardedEngine.traffic` counts for
+given ids; `benchmarks/sharded.py --check-model` compares the two. The rest
+applies the formulas to clusters on which the library has not run yet, and
+prints the tables of docs/scaling.md. Nothing here needs TensorFlow.
 """
 
 import argparse
@@ -18,7 +18,7 @@ KEY = 8  # bytes of a key
 
 
 class Traffic(NamedTuple):
-    """What one replica sends in a step; the fields of `engines.Traffic`."""
+    """The traffic of one replica in a step; the fields of `engines.Traffic`."""
 
     collectives: int
     bytes: int
@@ -53,14 +53,14 @@ def sent_bytes(peers: int, capacity: int, dim: int) -> int:
 
 
 def least_bytes(remote_keys: int, dim: int) -> int:
-    """The same for keys that other replicas hold, without any padding."""
+    """Bytes of one width for keys of other replicas, without any padding."""
     return remote_keys * (KEY + 2 * FLOAT * dim)
 
 
 def expected_traffic(
     ids: Sequence[Mapping[str, Any]], dims: Mapping[str, int]
 ) -> list[Traffic]:
-    """What each replica sends in a training step on given ids.
+    """The traffic of each replica in a training step on given ids.
 
     Args:
         ids: for each rank the ids that it looks up, by table.
@@ -139,7 +139,7 @@ def longest(
 def longest_if_sorted(
     p: np.ndarray, draws: int, tables: int, world: int, apart: bool = False
 ) -> int:
-    """The same where the low ids of all tables are their frequent ones.
+    """The longest message where the low ids of all tables are frequent.
 
     Id i of each table is on shard i % world: the most frequent row of every
     table is on the first.

@@ -10,7 +10,7 @@ MultiWorkerMirroredStrategy. The parts:
     tables  collectives and time of a step on few and on many tables
     memory  of a process that holds a table's shards, or copies of it
     soak    memory over thousands of steps of changing batch sizes
-    model   whether scaling_model.py foretells what the counters count
+    model   the counters' numbers beside those of scaling_model.py
 """
 
 import argparse
@@ -58,7 +58,7 @@ def parse(arguments=None):
     parser.add_argument(
         "--soak-batch", type=int, default=512, help="a replica's largest"
     )
-    # What the processes are told: one of the parts, on one of the clusters.
+    # The processes' arguments: one of the parts, on one of the clusters.
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--cluster", help=argparse.SUPPRESS)
     parser.add_argument("--contender", default="", help=argparse.SUPPRESS)
@@ -92,7 +92,7 @@ def run(cluster, part, contender=""):
             outputs = [workers.output(i) for i in range(len(codes))]
     if any(codes):
         sys.exit("\n".join(outputs))
-    # Workers print what they find, and TensorFlow what it will.
+    # The workers' results are among TensorFlow's messages.
     return "\n".join(s for s in outputs[0].splitlines() if s.startswith("|"))
 
 

@@ -1,4 +1,4 @@
-"""What runs in the processes that sharded.py starts."""
+"""The measurements, in processes that sharded.py starts."""
 
 import gc
 import os
@@ -142,7 +142,7 @@ def alternate(args, steps, batches):
 
 
 def difference(after, before, replica=0):
-    """What a local replica's counters counted between two readings."""
+    """The traffic of a local replica between two readings of its counters."""
     return scaling_model.Traffic(
         *(
             getattr(after[replica], field) - getattr(before[replica], field)
@@ -265,7 +265,7 @@ def memory(args, strategy):
                 seen.append(resident())
         return layer, seen
 
-    # What TensorFlow and a step of this size need, whatever the table's size.
+    # The memory of TensorFlow and of a step, whatever the table's size.
     small, [*_, (before, _)] = train("small", args.rows // 10)
     large, [(built, _), (stepped, peak)] = train("large", args.rows)
     del small, large

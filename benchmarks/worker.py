@@ -28,7 +28,7 @@ def main():
     parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
-    # What libraries print must not get between the messages.
+    # Libraries' output must not get between the messages.
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command.add_parser(commands)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    # What follows is the checked script's own.
+    # The rest are the checked script's own arguments.
     end = given.index("--") if "--" in given else len(given)
     args = parser.parse_args(given[:end])
     args.arguments = given[end + 1 :]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-# What every Keras layer takes by name, and some that its configs may have.
+# Names that every Keras layer takes, and some that its configs may have.
 _KERAS = (
     "name",
     "dtype",
@@ -25,7 +25,7 @@ _KERAS = (
     "dynamic",
     "implementation",
 )
-# Those that a suggestion may be of.
+# Those of them that an error may suggest.
 _SUGGESTED = _KERAS[:4]
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -57,7 +57,7 @@ def named(init: F) -> F:
 
 
 def named_fields(cls: type[T]) -> type[T]:
-    """Does the same for a dataclass's fields."""
+    """Checks the names that a dataclass is given, as `named`."""
     cls.__init__ = named(cls.__init__)  # type: ignore[method-assign]
     return cls
 

@@ -1,14 +1,14 @@
-"""What a backward pass was asked for, while it runs.
+"""Backward passes that run, and the gradients that they were asked for.
 
 Tables are updated in the backward pass, but only where somebody asks for the
 gradient of the weight that stands for them. TensorFlow's tape calls the
 backward function of every operation that leads to the target, whatever
-gradients were asked for, and tells it nothing; so this module notes what each
-`tape.gradient` asks for, and what its loss was scaled by.
+gradients were asked for, and does not pass these on. So this module notes which
+gradients each `tape.gradient` asks for, and the scale of its loss.
 
 A backward function that is traced as part of a `tf.function`'s own gradient
-runs in passes that are not known yet. Such a pass sets a variable, a `Switch`,
-which the function reads when it runs.
+runs in later passes. Such a pass sets a variable, a `Switch`, which the
+function reads when it runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OFF = 0.0
 
 
 class _Thread(threading.local):
-    """What a thread does at the moment."""
+    """The state of a thread: its passes, and whether updates are allowed."""
 
     def __init__(self) -> None:
         self.passes: list[Pass] = []
@@ -43,17 +43,17 @@ _thread = _Thread()
 
 
 class Pass:
-    """A call of `tape.gradient`, or of what is like it, while it runs.
+    """A call of `tape.gradient`, or of a function like it, while it runs.
 
     Args:
         owner: the `tf.GradientTape`, or None.
-        tape: what it has recorded.
-        sources: what gradients are asked for of: tensors and variables'
-            handles.
+        tape: the record of the operations.
+        sources: the tensors and variables' handles whose gradients are asked
+            for.
 
     Attributes:
         graph: the graph that it is traced in; see `graph`.
-        scales: the `LossScaleOptimizer`s that scaled what it began with.
+        scales: the `LossScaleOptimizer`s that scaled its loss.
     """
 
     def __init__(self, owner: Any, tape: Any, sources: Sequence[Any]) -> None:
@@ -62,7 +62,7 @@ class Pass:
         self.graph = graph()
         self.scales: list[Any] = []
         self._sources = {id(source) for source in sources}
-        # What the switches are set to.
+        # The values that it gave to switches.
         self._values: dict[Switch, Any] = {}
         # A TPU's program has no access to a host's variables.
         self._in_tpu = strategies.in_tpu_replica()
@@ -73,7 +73,7 @@ class Pass:
         return id(variable.handle) in self._sources
 
     def begin(self) -> None:
-        """Sets the switches of what it is not to update.
+        """Sets the switches of the tables that it is not to update.
 
         Raises:
             RuntimeError: a pass of the same tape was to update it before.
@@ -82,7 +82,7 @@ class Pass:
             self._begin_with(switch)
 
     def adopt(self, switch: Switch) -> None:
-        """Does what `begin` does for what is in use only now."""
+        """Sets a switch that comes into use during the pass; see `begin`."""
         eager = self.graph == "eager"
         with tf.init_scope() if eager else self.graph.as_default():
             self._begin_with(switch)
@@ -118,7 +118,7 @@ class Pass:
             self._assign(switch, tf.cast(optimizer.loss_scale, tf.float32))
 
     def end(self) -> None:
-        """Sets back what it, or a function that it called, has set."""
+        """Resets the switches that it, or a function that it called, set."""
         around = [p for p in here() if p is not self]
         for switch in self._switches:
             if _functions_scale or switch in self._values:
@@ -134,7 +134,7 @@ class Pass:
         self._values[switch] = value
 
 
-# What each tape has recorded, and the switches that its passes left on.
+# By tape: its record, and the switches that its passes left on.
 _asked: weakref.WeakKeyDictionary[
     tf.GradientTape, tuple[Any, weakref.WeakSet[Switch]]
 ] = weakref.WeakKeyDictionary()
@@ -150,7 +150,7 @@ def _asked_of(owner: Any, tape: Any) -> weakref.WeakSet[Switch]:
 
 
 class Switch:
-    """Tells a function's backward pass, when it runs, whether to update.
+    """A variable by which a function's backward pass knows whether to update.
 
     Args:
         layer: the layer's name, for errors.
@@ -192,7 +192,7 @@ class Switch:
 
 
 _all: weakref.WeakSet[Switch] = weakref.WeakSet()
-# Those that a function's backward pass reads.
+# The switches that a function's backward pass reads.
 _in_use: weakref.WeakSet[Switch] = weakref.WeakSet()
 # Other threads add to them.
 _lock = threading.Lock()
@@ -221,8 +221,8 @@ def set_scale(gradient: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         variable = switch.variable()
         assigned = variable.assign(scale, read_value=False)
         with tf.control_dependencies([assigned]):
-            # TensorFlow's optimizer may give constants to functions without
-            # waiting for what was to come before them, so this is none.
+            # Not a constant: TensorFlow's graph optimizer may pass constants to
+            # functions without waiting for their control inputs.
             one = variable.read_value() / scale
         gradient *= tf.cast(one, gradient.dtype)
     return gradient
@@ -310,8 +310,8 @@ def install() -> None:
     def noting(
         tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        # The caller's: `tape` is what it has recorded, of a class that can't be
-        # referred to weakly.
+        # The caller's tape: `tape` is its record, of a class without weak
+        # references.
         owner = sys._getframe(1).f_locals.get("self")
         if not isinstance(owner, tf.GradientTape):
             owner = None

@@ -1,4 +1,4 @@
-"""What the user declares, and the one immutable form it is turned into.
+"""The user's declaration of tables and features, and its immutable form.
 
 `TableConfig` and `FeatureConfig` have the signatures of keras_rs's. TF's own
 `tf.tpu.experimental.embedding` configs are accepted wherever they are. Both
@@ -242,7 +242,7 @@ class FeatureSpec:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EmbeddingSpec:
-    """A whole configuration, checked.
+    """A layer's configuration, checked.
 
     Attributes:
         structure: the nesting the features were declared in.

@@ -1,7 +1,7 @@
-"""What decides a table's numbers, in values that JSON holds.
+"""Descriptions of the settings that decide a table's numbers, for JSON.
 
-Workers compare it. What has no configuration is described by its name: a
-function by where it is defined, any other object by its class.
+Workers compare them. A value without a configuration is described by a name: a
+function by the place of its definition, any other object by its class.
 """
 
 from __future__ import annotations
@@ -148,5 +148,5 @@ def _of_array(value: Any) -> Any:
 
 
 def _name(value: Any) -> str:
-    """Where a function or class is defined."""
+    """The place of a function's or class's definition."""
     return f"{getattr(value, '__module__', None)}.{value.__qualname__}"

@@ -1,8 +1,8 @@
 """A table's initial rows, made block by block.
 
-Where the blocks end and what is in them depends on the table alone, not on who
-owns which rows. So a table starts with the same values however it is sharded,
-and nobody has to hold all of it to fill a shard.
+The blocks' sizes and values depend on the table alone, and not on the shards.
+So a table starts with the same values however it is sharded, and no process has
+to hold all of it to fill a shard.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
 
 
 def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:
-    """Returns what makes the rows of a block: f(first row, block's shape)."""
+    """Returns a function that makes a block: f(first row, block's shape)."""
     initializer = table.initializer
     if _calls_as(initializer, "Zeros", "Ones") or (
         _calls_as(initializer, "Constant") and np.ndim(initializer.value) == 0
@@ -107,7 +107,10 @@ def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:
 
 
 def _sampler(initializer: Any, name: str, shape: _Shape) -> Callable[..., Any]:
-    """The same for a random initializer, which calls as the class `name`."""
+    """Returns a function that makes a random initializer's block.
+
+    The initializer is called as the class `name` is.
+    """
     if (
         isinstance(initializer, init_ops_v2.Initializer)
         and initializer.seed is not None

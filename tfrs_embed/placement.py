@@ -1,4 +1,4 @@
-"""Which engine holds which table, and why."""
+"""The choice of an engine for each table, and its reason."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _BY_FEATURE = {
 
 @dataclasses.dataclass(frozen=True)
 class TablePlacement:
-    """Where a table is.
+    """The place of a table, and the reason for it.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
@@ -87,7 +87,7 @@ class TablePlacement:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where all tables of a layer are; prints as a table.
+    """The places of all tables of a layer; prints as a table.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)

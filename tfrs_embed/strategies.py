@@ -76,7 +76,7 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def is_tpu(strategy: tf.distribute.Strategy) -> bool:
-    """Tells a TPUStrategy."""
+    """Whether a strategy is a TPUStrategy."""
     return isinstance(
         strategy,
         (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy),

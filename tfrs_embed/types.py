@@ -1,7 +1,7 @@
-"""What arguments may be, for type checkers.
+"""Types of arguments, for type checkers.
 
-TensorFlow and tf_keras have no types of their own, so that what is theirs is
-`Any` to a type checker, or what it has to have.
+TensorFlow and tf_keras ship no types: to a type checker their objects are
+`Any`, or a protocol with the attributes that are used.
 
 Example:
     >>> def make_table(name: str, combiner: tfrs_embed.types.Combiner):
@@ -31,10 +31,10 @@ __all__ = [
 #: How several ids of one sample become one vector.
 Combiner = Literal["sum", "mean", "sqrtn"]
 
-#: Where a table is asked to be.
+#: The place that a table asks for.
 TablePlace = Literal["auto", "default_device", "sparsecore", "sharded"]
 
-#: What an id outside its table does.
+#: The treatment of an id outside its table.
 InvalidIds = Literal["error", "zero"]
 
 #: An optimizer of `tf.tpu.experimental.embedding` with its defaults.
@@ -56,8 +56,8 @@ class HasLearningRate(Protocol):
         """The rate."""
 
 
-#: What trains a table: a name, an optimizer, one in the form that a layer's
-#: config has it in, or None.
+#: The optimizer of a table: a name, an object, an entry of a layer's config, or
+#: None.
 Optimizer = (
     OptimizerName | HasLearningRate | TableOptimizer | Mapping[str, Any] | None
 )

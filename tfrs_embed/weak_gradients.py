@@ -1,4 +1,4 @@
-"""Custom gradients that are gone when their graph is.
+"""Custom gradients that don't outlive their graph.
 
 TensorFlow keeps the function of a custom gradient that a graph uses in a
 registry, for good. The function refers to the graph's tensors, so the graph
@@ -14,9 +14,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-# What a graph's gradients are kept as, by their names.
+# The attribute that keeps a graph's gradients, by their names.
 _ATTRIBUTE = "_tfrs_embed_gradients"
-# What says that those of others are to be moved, too.
+# The attribute that marks graphs into which others' gradients move, too.
 _MOVES = "_tfrs_embed_moves_gradients"
 
 
@@ -64,7 +64,7 @@ def move_all(graph: Any) -> None:
                 _move(op)
         return found
 
-    # What TensorFlow asks for when all is traced.
+    # TensorFlow asks for it at the end of tracing.
     graph.get_operations = operations
 
 
@@ -79,7 +79,7 @@ def _move(op: tf.Operation) -> None:
         setattr(graph, _ATTRIBUTE, {})
     of_its_own = getattr(graph, _ATTRIBUTE)
     entries = ops.gradient_registry._registry
-    # Other names are of those who registered them to stay.
+    # Other names were registered to stay.
     if not name.startswith("CustomGradient-") or name in of_its_own:
         return
     entry = entries.get(name)

@@ -1,4 +1,4 @@
-"""What a model does beside its lookups, in TensorFlow."""
+"""The dense part of a model, without its lookups, in TensorFlow."""
 
 import dataclasses
 

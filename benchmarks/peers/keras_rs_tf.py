@@ -19,7 +19,7 @@ def make(case, form):
         form,
         xla=form == "XLA",
     )
-    # It takes no vectors of ids: those have one column.
+    # It takes no vectors of ids, so these get one column.
     return dataclasses.replace(
         runner, prepare=lambda batch: [tf.constant(ids) for ids in batch]
     )

@@ -64,7 +64,7 @@ def make_runner(case, layer, form):
 
 
 def kernels():
-    """What the library says about its kernels."""
+    """The library's line about its kernels."""
     try:
         module = importlib.import_module("tfrs_embed.kernels")
     except ModuleNotFoundError:

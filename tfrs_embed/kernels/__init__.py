@@ -1,6 +1,6 @@
-"""Compiled kernels for the CPU, and what the rest of the library asks of them.
+"""Compiled kernels for the CPU, and their status.
 
-They do what the TensorFlow operations in `tfrs_embed.ops` do, with the same
+They replace the TensorFlow operations in `tfrs_embed.ops`, with the same
 numbers, in a fraction of the time. `python -m tfrs_embed.kernels.build`
 compiles them. The environment variable TFRS_EMBED_KERNELS=off leaves them
 unused.
@@ -40,7 +40,7 @@ class Status:
         Kernels in use: ...
 
     Attributes:
-        loaded: whether they are.
+        loaded: whether they are in use.
         reason: why, in one sentence.
         path: the file they were loaded from, or None.
         loops: the instruction set that this machine uses: "avx512" (from Ice
@@ -59,7 +59,7 @@ class Status:
 
 
 def status() -> Status:
-    """Says whether the compiled kernels are in use, and why.
+    """The compiled kernels' status: whether they are in use, and why.
 
     The first call loads them, which starts TensorFlow's runtime: configure
     devices before it.
@@ -101,7 +101,7 @@ _disabled = 0
 
 
 def operations(device: str | None, training: bool) -> Any:
-    """The kernels' operations, or None where TensorFlow's own must do.
+    """The kernels' operations, or None where TensorFlow's own are to be used.
 
     Args:
         device: where the rows are; None or empty: where TensorFlow places them.
@@ -113,14 +113,18 @@ def operations(device: str | None, training: bool) -> Any:
 
 
 def portable_operations(device: str | None) -> Any:
-    """The same for a graph that may be exported, which must not name them."""
+    """The kernels' operations for a graph that may be exported, or None.
+
+    Such a graph must not contain them: see `portable_call`.
+    """
     return _operations(device)
 
 
 def _operations(device: str | None) -> Any:
     if _disabled or save_context.in_save_context() or not _on_cpu(device):
         return None
-    # Not above: kernels.build has this module, and must do without the others.
+    # Not at the top: kernels.build imports this module, and is built without
+    # the rest of the package.
     from tfrs_embed.strategies import in_xla
 
     if in_xla():
@@ -157,7 +161,7 @@ def _load() -> tuple[Status, Any]:
         return _without(f"No kernels: {made_for}; run {_BUILD}.")
     try:
         module = tf.load_op_library(str(path))
-        with tf.init_scope():  # The first to ask may be tracing a function.
+        with tf.init_scope():  # The first caller may be tracing a function.
             loops = module.tfrs_embed_loops().numpy().decode()
     except (tf.errors.OpError, AttributeError) as error:
         return _without(f"No kernels: {path} does not load: {error}")

@@ -1,4 +1,4 @@
-"""Where the compiled kernels lie, and what they are compiled for.
+"""The files of the compiled kernels, and the TensorFlow that each is for.
 
 A build fits one TensorFlow: there is no C++ interface that releases share, and
 the C interface has neither TensorFlow's threads nor, in its wheels, locks of
@@ -44,7 +44,7 @@ def file_name() -> str:
 
 
 def _fits_alike() -> str:
-    """What the names of all builds for this machine and TensorFlow share."""
+    """The beginning of the names of builds for this machine and TensorFlow."""
     return f"{_PREFIX}tf{tf.__version__}-{platform.machine()}-"
 
 

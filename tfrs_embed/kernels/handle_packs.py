@@ -5,10 +5,9 @@ argument of its own. Each takes some microseconds: with a thousand tables and
 their slots that is longer than their lookups and updates. So the kernels take
 the handles of all variables of a shard in one tensor.
 
-What else a function does to one of these variables it does by the variable's
-own handle. TensorFlow keeps operations on a variable in the order they were
-written in, and knows by the handle which those are; so it is told here which
-handles a pack has.
+Other operations on these variables use the variable's own handle. TensorFlow
+keeps operations on a variable in the order they were written in, and finds them
+by the handle; so this module tells it which handles a pack has.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ def _handles_in(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _outermost(tensor: tf.Tensor) -> tf.Tensor:
-    """What a function's argument is outside of all functions."""
+    """The tensor that an argument stands for, outside of all functions."""
     while not _is_eager(tensor):
         captures = getattr(tensor.graph, "captures", ())
         outer = [outer for outer, inner in captures if inner is tensor]

@@ -1,7 +1,7 @@
 """Builds among the files of an installed package, which pip removes with it.
 
-A build in the package's folder that pip doesn't know of would outlive it, and
-with it the folder, which Python then imports as an empty package.
+pip uninstalls only the files that it knows of. An unknown build would stay, and
+so would the package's folder, which Python would import as an empty package.
 """
 
 from __future__ import annotations

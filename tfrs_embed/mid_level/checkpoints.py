@@ -1,4 +1,4 @@
-"""Checkpoints of stacks: what may be restored."""
+"""Checkpoints of stacks, which fit one layout only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorflow.python.tpu import tpu_embedding_v3_utils
 
 #: The name that the layouts are saved under.
 LAYOUTS_KEY = tpu_embedding_v3_utils.SPARSECORE_LAYOUTS_CHECKPOINT_KEY
-# What a row's place depends on. The others depend on the batch.
+# The fields that a row's place depends on; the others depend on the batch.
 _FIELDS = (
     "stacked_table_name",
     "num_sparse_cores",
@@ -23,7 +23,7 @@ _FIELDS = (
 
 
 def layouts_to_save(layouts: Mapping[str, Any]) -> Any:
-    """Returns what TF's class saves beside its tables: their layouts.
+    """Returns the layouts that TF's class saves beside its tables.
 
     Args:
         layouts: each table's `SparseCoreTableLayout`.
@@ -39,10 +39,10 @@ def layouts_to_save(layouts: Mapping[str, Any]) -> Any:
 
 
 def check_layouts(path: str, layouts: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint whose rows lie elsewhere than an object's.
+    """Refuses a checkpoint of another layout.
 
-    It can have the same shapes: then each row would be restored into another's
-    place.
+    Its stacks may have the same shapes: then rows would be restored into other
+    rows' places.
 
     Args:
         path: the checkpoint.

@@ -24,16 +24,16 @@ from tfrs_embed.sparsecore.csr import ChipBuffers, padded_sizes
 from tfrs_embed.sparsecore.device import Buffers
 from tfrs_embed.sparsecore.layout import Layout
 
-#: What TF sizes row pointers for; it never makes more than each.
+#: The numbers that TF sizes row pointers for; it never makes more.
 _MAX_MINIBATCHES = 64
 # Bytes.
 _ALIGNMENT = 64
 _DTYPES = (*[tf.int32] * 3, tf.float32, *[tf.int32] * 3)
 
-#: What TF's class returns from `enqueue`: by stack, the buffers, the unpadded
+#: The value of `enqueue` in TF's class: by stack, the buffers, the unpadded
 #: size of their row pointers, and that of their ids.
 Enqueued = dict[str, tuple[PartitionedCsrFormatTensor, Any, Any]]
-#: What it preserves for the update: each stack's buffers.
+#: The value that it preserves for the update: each stack's buffers.
 Preserved = dict[str, PartitionedCsrFormatTensor]
 
 
@@ -97,7 +97,7 @@ def split(
 
 
 def _fill(layout: Layout, dense: Sequence[bool], *arrays: np.ndarray) -> Any:
-    """All chips' buffers, and what is wrong: an error's text, or ""."""
+    """All chips' buffers, and an error's text; "" if there is no error."""
     number = layout.topology.chips
     try:
         chips = [
@@ -128,7 +128,7 @@ def _fill(layout: Layout, dense: Sequence[bool], *arrays: np.ndarray) -> Any:
 def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Zeros aligned as TensorFlow's, which then takes them without a copy.
 
-    Most of a buffer is room for more ids: memory that is never touched.
+    Most of a buffer is room for more ids, and its memory is never touched.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.zeros(size + _ALIGNMENT, np.uint8)
@@ -181,7 +181,7 @@ def fill_buffers(
     within = Checks()
     within.require(tf.equal(text, ""), lambda: text)
     tensors = within.guard(tensors)
-    # Only now: where something is wrong there are no buffers.
+    # After the check: buffers must not exist where ids are wrong.
     for tensor, shape in zip(tensors, _shapes(layout), strict=True):
         tensor.set_shape(shape)
     result: Enqueued = {}

@@ -1,6 +1,6 @@
-"""What a TPUEmbeddingV2 looks up, checked.
+"""Ids and weights of a TPUEmbeddingV2, checked.
 
-SparseCores read whatever row an id leads to, be it another table's, and
+SparseCores read the row that an id leads to, even another table's, and
 TensorFlow leaves out samples that it has no room for. So ids, weights and
 their number are checked on the host, before buffers are made of them.
 """

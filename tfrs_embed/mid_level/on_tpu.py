@@ -20,7 +20,7 @@ from tfrs_embed.sparsecore.tpu_embedding import TPUEmbeddingV2InLoops
 class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
     """TensorFlow's class, with its configuration and its ids checked.
 
-    TF's checkpoints find the class by a name that begins as this one does.
+    TF's checkpoints find the class by its name, which must begin as TF's does.
 
     Args:
         feature_config: see `TPUEmbeddingV2`.
@@ -72,7 +72,7 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
             pipeline_execution_with_tensor_core,
             sparse_core_embedding_config,
         )
-        # Plain classes hold it: TF's checkpoints are to know nothing of it.
+        # In plain classes, so that TF's checkpoints don't track it.
         self._setup = setup
 
     def enqueue(

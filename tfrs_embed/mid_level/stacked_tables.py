@@ -1,4 +1,4 @@
-"""Tables as stacks hold them: what they begin with, and what they are.
+"""The variables of stacks, and the tables in them.
 
 The shards of a stack follow each other, so that a chip's are a slice of its
 variable.
@@ -48,7 +48,7 @@ class StackedTables(tf.__internal__.tracking.AutoTrackable):
 
     @tf.autograph.experimental.do_not_convert
     def build(self) -> None:
-        """Creates the stacks' variables; restores what was read before."""
+        """Creates the stacks' variables, with values that were read before."""
         if self._built:
             return
         with tf.init_scope(), strategies.scope(self._strategy):

@@ -32,7 +32,7 @@ from tfrs_embed.sparsecore.setup import make_setup
 from tfrs_embed.sparsecore.topology import Topology
 
 _TPU_STRATEGIES = (tpu_strategy.TPUStrategyV2, tpu_strategy.TPUStrategy)
-# Nothing here is for AutoGraph, which would take longer than tracing.
+# AutoGraph has nothing to convert here, and takes longer than tracing.
 _not_converted = tf.autograph.experimental.do_not_convert
 _ONE_DEVICE = (
     tf.distribute.OneDeviceStrategy,
@@ -49,9 +49,9 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
     chips of a named topology compute together: each chip's host makes its
     buffers of ids, and its SparseCores look up and update rows by them.
 
-    There, a call takes the batches of all chips, one after the other: what has
-    the shape [output_shape[0], ...] for a chip has [chips * output_shape[0],
-    ...], and buffers lie end to end.
+    There, a call takes the batches of all chips, one after the other: a shape
+    [output_shape[0], ...] of one chip becomes [chips * output_shape[0], ...],
+    and the chips' buffers lie end to end.
 
     Example:
         >>> tpu = tf.tpu.experimental.embedding
@@ -156,7 +156,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         optimizer: Any = None,
         sparse_core_embedding_config: Any = None,
     ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        """Counts what limits a batch needs.
+        """Counts the limits that a batch needs.
 
         Args:
             features: one chip's ids, in the nesting of the configuration.
@@ -229,7 +229,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
     def dequeue(
         self, partitioned_tensors: host_buffers.Enqueued
     ) -> tuple[Any, host_buffers.Preserved]:
-        """Looks up what buffers say.
+        """Looks up the ids in buffers.
 
         Args:
             partitioned_tensors: what `enqueue` returned.
@@ -345,7 +345,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
     def _entries(
         self, name: str, buffers: PartitionedCsrFormatTensor
     ) -> list[Entries]:
-        """What the buffers of each chip say."""
+        """The entries of each chip's buffers."""
         topology, stack = self._layout.topology, self._layout.stacks[name]
         return [
             decode(b, topology, stack.samples, stack.rows // topology.shards)
@@ -357,7 +357,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         recording = summary_ops_v2.is_recording_summaries()
         return bool(
             self._pipelined
-            # A condition that only the graph knows does not count, as in TF.
+            # A symbolic condition does not count, as in TF.
             and not (isinstance(recording, bool) and recording)
             and embedding_context_utils.embedding_pipelining_state.enabled
             and pipelining.in_loop()

@@ -101,7 +101,7 @@ class BaggedIds(NamedTuple):
 
     @property
     def grouping(self) -> tf.Tensor | None:
-        """What says how ids are grouped, in its shortest form."""
+        """The grouping of the ids in its shortest form: splits, else bags."""
         return self.bag_ids if self.splits is None else self.splits
 
     @property
@@ -223,7 +223,7 @@ def position_mask(bags: BaggedIds) -> tf.Tensor:
 
 
 def _guard(parsed: Sequence[ParsedIds], checks: Checks) -> None:
-    """Lets the parsed' tensors exist only if all conditions hold."""
+    """Guards the parsed ids' tensors by all conditions."""
     names = ("ids", "bag_ids", "weights", "shape", "kept", "splits")
     places = [
         (each, name)
@@ -306,7 +306,7 @@ def _scale(
     weights: tf.Tensor | None,
     count: tf.Tensor,
 ) -> tf.Tensor | None:
-    """What a bag's weighted sum is multiplied by; 0 for a zero total."""
+    """The factor of a bag's weighted sum; 0 for a zero total."""
     if combiner == "sum":
         return None
     if weights is None and splits is not None:

@@ -1,8 +1,8 @@
-"""Gradients that are columns of a matrix, read where they are.
+"""Gradients of concatenated activations, read as columns of one matrix.
 
-A model puts its activations side by side, and the gradient of that cuts a
-matrix into a tensor for each: a copy of all activations that the kernels have
-no use for. They read the columns from the matrix.
+A model concatenates its activations. The gradient of that is a matrix, which
+TensorFlow cuts into one tensor for each activation: a copy of them all. The
+kernels need no copy; they read the columns of the matrix.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 
 class ConcatGradients(NamedTuple):
-    """Where gradients are.
+    """The places of gradients in matrices.
 
     Attributes:
         matrices: float32 tensors: matrices, or what is no part of one.
@@ -28,7 +28,7 @@ class ConcatGradients(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """What cut a matrix into gradients.
+    """An operation that cuts a matrix into gradients.
 
     Attributes:
         matrix: [count, width].
@@ -40,13 +40,13 @@ class _Cut(NamedTuple):
 
 
 class _Finder:
-    """Looks for what gradients were cut from."""
+    """Finds the operations that gradients were cut by."""
 
     def __init__(self) -> None:
         self._cuts: dict[Any, _Cut] = {}
 
     def find(self, gradient: tf.Tensor) -> tuple[_Cut, int] | None:
-        """A gradient's cut, and its number among the parts; None: no cut."""
+        """The cut that made a gradient, and which part it is; None: no cut."""
         if tf.executing_eagerly() or isinstance(
             gradient, tf.__internal__.EagerTensor
         ):
@@ -96,7 +96,7 @@ class _Finder:
         return self._of_part(op.inputs[0], first)
 
     def _of_part(self, matrix: tf.Tensor, firsts: tf.Tensor) -> _Cut:
-        """A cut of what may be a part of a larger matrix itself."""
+        """A cut of a matrix that may itself be a part of a larger one."""
         found = self.find(matrix)
         if found is None:
             return _Cut(matrix, firsts)
@@ -149,12 +149,13 @@ def find(gradients: Sequence[tf.Tensor]) -> ConcatGradients:
     )
 
 
-# What is known when tracing is taken from there: a gradient that asks for the
-# activations' shapes keeps the kernels from writing these side by side.
+# Shapes that are known when tracing are read from the graph: a gradient that
+# asked for the activations would keep the kernels from writing these into the
+# concatenation.
 
 
 def _firsts(shapes: Sequence[tf.Tensor]) -> tf.Tensor | None:
-    """The first columns of matrices side by side, if they are known.
+    """The first column of each of several matrices side by side, if known.
 
     Args:
         shapes: the matrices' shapes, [2] each.

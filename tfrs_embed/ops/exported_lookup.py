@@ -40,7 +40,7 @@ def lookup(
         kernel_calls.shape_of_vectors(b, dim)
         for b, dim in zip(bags, dims, strict=True)
     ]
-    # The call's inputs are to be the kernel's: it takes ids of one dtype.
+    # The call has the kernel's inputs, which has ids of one dtype.
     ids = of_one_dtype([b.ids for b in bags])
     bags = [b._replace(ids=i) for b, i in zip(bags, ids, strict=True)]
 

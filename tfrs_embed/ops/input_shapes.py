@@ -75,7 +75,7 @@ class InputShape:
         rows = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
         self.check_static(feature, ids.shape, rows)
         if ids.shape.rank is None:
-            return  # An error wherever ids are looked up.
+            return  # An error on all engines.
         wanted = self._of_rank(ids.shape.rank, rows)
         assert wanted is not None
         at_most = self._at_most(wanted, rows)
@@ -131,7 +131,7 @@ class InputShape:
     def _at_most(
         self, wanted: tuple[int | None, ...], rows: bool
     ) -> list[bool]:
-        """Which sizes may be smaller."""
+        """The sizes that may be smaller."""
         at_most = [False] * len(wanted)
         if not self.strict and at_most:
             at_most[0] = True

@@ -117,9 +117,10 @@ def lookup_handles(
     dtype: tf.DType = tf.float32,
     places: Sequence[int] = (),
 ) -> list[tf.Tensor]:
-    """The same for tables' handles, features' dims and one of the dtypes.
+    """Looks up features, given their tables' handles.
 
-    Without places the tables are all that there are handles of.
+    As `lookup`, for a dtype that the kernels write. Without places each handle
+    is that of one table.
     """
     return module.tfrs_embed_lookup(
         tables=list(handles),

@@ -202,7 +202,7 @@ def spread(
 
 
 def _pairs(low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
-    """[n] and [n] int32, not negative, as [n, 2]."""
+    """Pairs of numbers: [n] and [n] int32, not negative, as [n, 2]."""
     # As halves of an int64, the low one first in memory as on all machines that
     # TensorFlow runs on: ten times as fast as tf.stack.
     both = tf.cast(low, tf.int64) + tf.bitwise.left_shift(
@@ -238,7 +238,7 @@ def reshape_output(vectors: tf.Tensor, bags: BaggedIds, dim: int) -> tf.Tensor:
     if vectors.shape.rank == shape.rank and _as_known(vectors.shape, shape):
         return vectors
     if shape.is_fully_defined():
-        # What XLA has to know when it compiles.
+        # XLA needs a static shape.
         vectors = tf.reshape(vectors, shape)
     elif shape.rank != 2:
         vectors = tf.reshape(vectors, tf.concat([bags.shape, [dim]], 0))
@@ -246,7 +246,7 @@ def reshape_output(vectors: tf.Tensor, bags: BaggedIds, dim: int) -> tf.Tensor:
 
 
 def _as_known(shape: tf.TensorShape, wanted: tf.TensorShape) -> bool:
-    """Whether a shape is known to be what is known of another."""
+    """Whether a shape has all the sizes that are known of another."""
     return all(
         w is None or s == w
         for s, w in zip(shape.as_list(), wanted.as_list(), strict=True)

@@ -33,10 +33,11 @@ def as_ragged(
 
 
 class Matrix(NamedTuple):
-    """BaggedIds as a matrix, as wide as the longest that there can be.
+    """Bags as a matrix, a row for each, as wide as the longest bag can be.
 
-    Where that is not known, it is as wide as the longest that there is, but in
-    powers of two: a TPU's program is compiled anew for each width.
+    Where that is not known, the matrix is as wide as the longest bag of the
+    batch, rounded up to a power of two: a TPU's program is compiled anew for
+    each width.
 
     Attributes:
         ids: [samples, width] int32; 0 where there is none.

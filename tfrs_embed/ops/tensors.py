@@ -29,7 +29,7 @@ def ids_to_tensor(feature: FeatureSpec, ids: Any) -> Any:
 
 
 def weights_to_tensor(feature: FeatureSpec, weights: Any, ids: Any) -> Any:
-    """The same for weights: float32, or None, and ragged if the ids are.
+    """Turns a feature's weights into a float32 tensor, ragged if the ids are.
 
     Args:
         feature: the feature, for errors.
@@ -90,7 +90,7 @@ def _lengths_differ(rows: Any) -> bool:
 
 
 def _typed(array: np.ndarray) -> np.ndarray:
-    """No numbers are taken for no integers: numpy's are of float64."""
+    """An empty array as integers: numpy makes it of float64."""
     if array.size == 0 and array.dtype == np.float64:
         return array.astype(np.int64)
     return array

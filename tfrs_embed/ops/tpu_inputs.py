@@ -1,4 +1,4 @@
-"""What a TPU's host can take: ids that come from outside, of known number."""
+"""A TPU host's requirements: ids from the input pipeline, of known number."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TRANSPARENT = ("Identity", "Cast", "Reshape")
 def require_given(what: str, ids: Any) -> None:
     """Requires ids, or weights, not to be computed by a TPU's program.
 
-    The host would have to take them from the middle of the program, which
-    TensorFlow's compiler can't make of a lookup: it fails with errors that name
-    nothing of the user's. Outside of a TPU's replica anything is fine.
+    The host prepares the ids before the program runs, so it can't look up what
+    the program computes: TensorFlow's compiler fails, with errors that don't
+    name the feature. Outside of a TPU's replica all ids are accepted.
 
     Args:
         what: whose they are, for errors.

@@ -96,7 +96,7 @@ def _add_by_row(
 
 
 def _one_each(contributions: GradientContributions) -> bool:
-    """Whether each id's gradient is that of one feature's bag, as it is."""
+    """Whether each id's gradient is one bag's, neither weighted nor scaled."""
     first, *others = contributions.bags
     if first.weights is not None or first.scale is not None or others:
         return False
@@ -110,7 +110,7 @@ def update(updates: Sequence[TableUpdate], device: str | None) -> None:
         updates: the tables, and what updates them.
         device: where they are.
     """
-    # As the lookup was, wherever its gradient is traced.
+    # A lookup inside XLA has an update for XLA, wherever that is traced.
     if any(
         b.validity is not None for c in updates for b in c.contributions.bags
     ):
@@ -151,7 +151,7 @@ def _alike(updates: Sequence[TableUpdate]) -> list[list[TableUpdate]]:
     for number, table_update in enumerate(updates):
         dim = table_update.variables[PARAMETERS].shape[1]
         key = (dim, table_update.rule, id(table_update.rate))
-        # What was exchanged is shared by tables already.
+        # Exchanged gradients are those of a group of tables already.
         groups.setdefault(
             (number,) if table_update.contributions.single else key, []
         ).append(table_update)

@@ -1,7 +1,8 @@
 """Lookups and updates inside `tf.function(jit_compile=True)`.
 
-XLA compiles for fixed shapes, and what it compiles can't raise. So these take
-the place of the library's other operations, on one device and with dense ids:
+XLA compiles for fixed shapes, and a compiled program can't raise errors. So the
+functions here replace those of `lookup` and `update`, on one device and with
+dense ids:
 
 - An id outside its table becomes one just beyond it. What is read for it is
   never used. Nothing is written for it.
@@ -119,7 +120,7 @@ def row_gradients(
 def _per_id(
     bags: Sequence[BaggedIds], gradients: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """What each id's row gets of its vector's gradient, [sum of n, dim]."""
+    """Each id's gradient: that of its vector, weighted; [sum of n, dim]."""
     parts = []
     for b, gradient in zip(bags, gradients, strict=True):
         if b.scale is not None:

@@ -1,4 +1,4 @@
-"""Gives inputs of an exported model the names that TensorFlow can't."""
+"""Input names of an exported model that TensorFlow can't write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an exported model stores the rows of tables."""
+"""The formats in which an exported model stores rows of tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed.ops.update import PARAMETERS
 
-#: What int8 rows are multiplied by.
+#: The name of the variable with the factors of int8 rows.
 SCALE = "scale"
 
 
@@ -28,7 +28,7 @@ class RowFormat(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, table: str, rows: tf.Tensor) -> dict[str, tf.Tensor]:
-        """What is stored of rows.
+        """The values that are stored for rows.
 
         Args:
             table: whose they are, for errors.
@@ -59,7 +59,7 @@ class _Cast(RowFormat):
 
     def encode(self, table: str, rows: tf.Tensor) -> dict[str, tf.Tensor]:
         """See the base class."""
-        # What is not a number stays so, and says nothing of the other rows.
+        # NaN stays NaN, and does not spoil the other rows' check.
         known = tf.where(tf.math.is_nan(rows), 0.0, rows)
         # Python's floats: numpy would compare in the narrow dtype.
         largest = float(tf.reduce_max(tf.abs(known)))

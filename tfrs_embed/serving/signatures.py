@@ -73,7 +73,7 @@ class Signature:
             )
             for part, parameter in self._parameters.items()
         }
-        #: The names of those that TensorFlow can't call so, by argument.
+        #: The names that TensorFlow can't have, by argument.
         self.renamed = {
             parameter: part
             for part, parameter in self._parameters.items()
@@ -150,10 +150,10 @@ def _require_name(signature: str, kind: str, name: str) -> None:
 
 
 def _parameters(names: Iterable[str]) -> dict[str, str]:
-    """An argument for each name, as TensorFlow's functions may have it.
+    """An argument for each name that TensorFlow's functions may have.
 
-    It is the name itself where that can be. Two arguments differ in more than
-    their case: TensorFlow's graphs can't tell them apart else.
+    It is the name itself where possible. Two arguments differ in more than
+    their case: otherwise TensorFlow's graphs could not tell them apart.
     """
     names = list(names)
     parameters: dict[str, str] = {}

@@ -1,8 +1,7 @@
-"""Tables as an exported model has them.
+"""The tables of an exported model.
 
-While a model is traced for serving, its layers look their ids up here, not
-where the tables are for training: in variables that get their values in the
-exported files only.
+While a model is traced for serving, its layers look their ids up here, and not
+in the engines: in variables whose values are only in the exported files.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _current: contextvars.ContextVar[ServedTables | None] = contextvars.ContextVar(
 
 
 def current() -> ServedTables | None:
-    """Where layers are to look ids up; None: where they hold their tables."""
+    """The tables that layers look ids up in; None: their own."""
     return _current.get()
 
 
@@ -41,7 +40,7 @@ class ServedTables:
     def __init__(self, rows: RowFormat) -> None:
         self._rows = rows
         self._tables: dict[int, ServedTable] = {}
-        #: The layers that they are of, by a name that no other has.
+        #: The layers of these tables, by names that are unique.
         self.layers: dict[str, Any] = {}
 
     @contextlib.contextmanager
@@ -106,8 +105,8 @@ class ServedTables:
 class ServedTable(tf.__internal__.tracking.Trackable):
     """A table's variables in an exported model: parameters, and the like.
 
-    They never have a value here. To TensorFlow's saving that means to name
-    them, to restore them by that name, and to write nothing.
+    They never have a value in this process. TensorFlow, when it saves them,
+    gives them a name and restores them by it, and writes no values.
 
     Args:
         layer: the name of the layer that holds the table.
@@ -163,7 +162,7 @@ class ServedTable(tf.__internal__.tracking.Trackable):
                 yield start, stored
 
     def _blocks_by_key(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
-        """The same for a table of keys, whose order only the whole has."""
+        """Reads a table of keys; sorting by key takes a copy of it."""
         keys, rows = (self._source[n].numpy() for n in (KEYS, PARAMETERS))
         with tf.device("CPU:0"):
             for start, size in bundle.blocks(self._shape, tf.float32):

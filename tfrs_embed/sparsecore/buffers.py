@@ -15,7 +15,7 @@ from tfrs_embed.sparsecore.partitions import Partitions, check_limits, sort
 
 
 class Statistics(NamedTuple):
-    """How full the partitions of a stack are on one chip.
+    """The load of a stack's partitions on one chip.
 
     Attributes:
         ids: [sparse_cores, shards], ids that each SparseCore sends each shard.

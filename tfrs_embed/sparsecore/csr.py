@@ -18,11 +18,11 @@ _Sizes = TypeVar("_Sizes", int, NDArray[np.intp], NDArray[np.int32])
 
 
 class ChipBuffers(NamedTuple):
-    """What a chip's SparseCores read for one stack.
+    """The buffers that a chip's SparseCores read for one stack.
 
     The partitions lie one after another, SparseCore by SparseCore and shard by
     shard, each padded to a multiple of 8. TensorFlow's arrays have a static
-    size, of which what is beyond the unpadded sizes is undefined.
+    size; their contents beyond the unpadded sizes are undefined.
 
     Attributes:
         row_pointers: int32, where each partition ends.
@@ -95,7 +95,7 @@ def wrap(
     def buffer(values: NDArray) -> NDArray:
         array = np.empty(size, values.dtype)
         array.fill(PADDING)
-        # Faster than one assignment by places, of which there are many more.
+        # Faster than one assignment by index: ids are far more than slices.
         for target, source in slices:
             array[target] = values[source]
         return array

@@ -10,7 +10,7 @@ from tfrs_embed.unmirrored import UnmirroredVariable
 
 
 class Update(NamedTuple):
-    """What changes a stack.
+    """An update of a stack, computed and not yet applied.
 
     Attributes:
         rows: [n] int32, unique, among the rows of all chips.
@@ -37,9 +37,9 @@ class DeferredUpdate:
             _variable(tf.zeros([0, dim]), [None, dim]),
             _variable(tf.zeros(rate_shape), rate_shape),
         )
-        # How many of the rows are still to be updated. They are not replaced by
-        # none: Grappler takes all that is assigned to a variable to have one
-        # shape, and would fold the number of rows to 0.
+        # The number of rows that wait. No empty tensor is assigned instead:
+        # Grappler assumes that all values assigned to a variable have one
+        # shape, and would take the number of rows for 0.
         self._size = _variable(tf.constant(0), ())
 
     def put(self, update: Update) -> None:

@@ -1,4 +1,4 @@
-"""What SparseCores compute from their buffers, in plain TensorFlow ops.
+"""The SparseCores' computations on their buffers, in plain TensorFlow ops.
 
 A chip's buffers of a stack are those of ConvertToSparseCoreCsrWrappedCooTensor:
 for each of its SparseCores, and for each shard that ids are looked up in, a run
@@ -34,7 +34,7 @@ class Buffers(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """What buffers say: sample += gain * row.
+    """The entries of buffers, each of which says: sample += gain * row.
 
     Attributes:
         sample: [n] int32, among the chip's samples.

@@ -1,4 +1,4 @@
-"""Which TensorFlow wheel this is: SparseCore's host operations are in one."""
+"""SparseCore's host kernels: only TensorFlow's wheel for TPUs has them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OP = "ConvertToListOfSparseCoreCooTensors"
 
 
 def has_kernels() -> bool:
-    """Tells whether this TensorFlow has kernels of SparseCore's host ops."""
+    """Whether this TensorFlow has the kernels of SparseCore's host ops."""
     return bool(kernels.get_registered_kernels_for_op(_OP).kernel)
 
 

@@ -1,4 +1,4 @@
-"""How TensorFlow lays tables out on SparseCores.
+"""The layout of tables on SparseCores, by TensorFlow's rules.
 
 Stacking, padding and rotation are decided by TensorFlow's own code, so that
 they are what a TPU gets.
@@ -21,7 +21,7 @@ DEFAULT_LIMIT = tpu_embedding_v3.TPUEmbeddingV2.DEFAULT_MAX_IDS_PER_TABLE
 
 @dataclasses.dataclass(frozen=True)
 class FeatureLayout:
-    """Where a feature's samples and ids go.
+    """The places of a feature's samples and ids in its stack.
 
     Attributes:
         path: the feature's place in the configuration, joined by "/".
@@ -155,7 +155,7 @@ class Layout:
 
 
 def flat_rows(layout: Any, ids: Any) -> Any:
-    """Where a table's rows are in its stack.
+    """The places of a table's rows in its stack.
 
     Args:
         layout: TensorFlow's `SparseCoreTableLayout` of the table.

@@ -46,11 +46,11 @@ def directly_in_loop() -> bool:
 def around_loop(callback: Callable[[], None]) -> None:
     """Runs a callback before and behind the loop whose body is being built.
 
-    That is the innermost one. The callback runs in the graph around the loop:
-    now, which is before the loop's operation is made, and as soon as it is.
-    What it builds on variables that the loop uses comes before and after the
-    loop, by automatic control dependencies. What a loop left that was broken
-    off by an error is there before the next.
+    The innermost loop counts. The callback runs twice in the graph around the
+    loop: now, before the loop's operation is made, and as soon as it is made.
+    Automatic control dependencies order what it builds: operations on variables
+    that the loop uses run before and after the loop. An update that a loop left
+    when an error ended it is applied before the next loop.
 
     Args:
         callback: builds the operations.
@@ -73,10 +73,9 @@ def around_loop(callback: Callable[[], None]) -> None:
 def retrace_in_loops() -> None:
     """Makes each loop trace the functions that it calls anew.
 
-    A `tf.function` that was traced elsewhere would be reused in a loop as it
-    is: with its updates not deferred, or deferred with nothing behind the
-    loop to apply them. Call it before such functions are traced; once is
-    enough.
+    TensorFlow would reuse a `tf.function` that was traced outside of the loop.
+    Its updates would not be deferred, or would be deferred with nothing behind
+    the loop to apply them. Call this once, before such functions are traced.
     """
     original = function_context.make_function_context
     if hasattr(original, "_tfrs_embed_original"):
@@ -87,7 +86,7 @@ def retrace_in_loops() -> None:
         body = _innermost_body()
         if body is None:
             return made
-        # Not the body's id, which another one may get when it is gone.
+        # Not by the body's id, which a later body may have.
         if not hasattr(body, "_tfrs_embed_number"):
             body._tfrs_embed_number = next(_numbers)
         return made._replace(context=(made.context, body._tfrs_embed_number))

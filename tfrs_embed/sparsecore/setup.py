@@ -1,7 +1,7 @@
-"""What TPUEmbeddingV2 is configured with, checked before anything is made.
+"""The configuration of a TPUEmbeddingV2, checked before anything is made.
 
 TensorFlow ignores, drops or misreads many settings that it can't honour. Here
-each of them is an error, so that what runs is what was asked for.
+each of them is an error: a program runs with the settings it asked for.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Setup:
 def make_setup(
     feature_config: Any, optimizer: Any, topology: Topology, config: Any
 ) -> Setup:
-    """Checks what a TPUEmbeddingV2 is made of, and lays it out.
+    """Checks the arguments of a TPUEmbeddingV2, and lays its tables out.
 
     Args:
         feature_config: nested `tf.tpu.experimental.embedding.FeatureConfig`s;
@@ -126,7 +126,7 @@ def make_setup(
 
 
 def _read(feature_config: Any, optimizer: Any) -> tuple[Any, EmbeddingSpec]:
-    """A copy of the configuration, completed, and what it says."""
+    """A completed copy of the configuration, and its features' specs."""
     Structure.of(feature_config, _is_feature)
     feature_config = tpu_embedding_v3._clone_feature_config(feature_config)
     for i, table in enumerate(_tables_of(feature_config)):

@@ -1,4 +1,4 @@
-"""Which tables SparseCores are to hold as one: a layer's `table_stacking`."""
+"""The tables that SparseCores hold as one: a layer's `table_stacking`."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Stacking:
         return united
 
     def group_of(self, table: str) -> Any:
-        """What is equal for the tables of one group."""
+        """The properties that tables of one group share."""
         for group in self.groups:
             if table in group:
                 return group

@@ -28,7 +28,7 @@ def feature_configs(
 ) -> list[Any]:
     """Returns a `tf.tpu.experimental.embedding.FeatureConfig` per feature.
 
-    Tables are initialized with zeros: whoever uses them fills them in.
+    Tables are initialized with zeros: the caller fills them in.
 
     Args:
         features: the features.
@@ -99,10 +99,10 @@ def _optimizer(
 
 
 def declares_samples(feature: FeatureSpec) -> bool:
-    """Whether a feature's configuration says what SparseCores are to do.
+    """Whether a feature's configuration says how many samples there are.
 
-    TensorFlow's does if it has an output_shape. Anything else leaves it to a
-    layer, which goes by its batches.
+    TensorFlow's does if it has an output_shape. Otherwise a layer takes the
+    number from its batches.
     """
     shape = feature.output_shape
     return (

@@ -10,15 +10,16 @@ from tfrs_embed.sparsecore import pipelining
 
 
 class TPUEmbeddingV2InLoops(tpu_embedding_v3.TPUEmbeddingV2):
-    """Pipelines steps in loops, and makes others one after the other.
+    """Pipelines the steps of loops, and runs other steps one after another.
 
-    TensorFlow marks what is to be pipelined wherever it is, and its compiler
-    then refuses functions in which that is not in one loop: a training step
-    outside of any, as with Keras's steps_per_execution of 1; Keras's `predict`,
-    whose first step is outside of its loop; a `tf.function` that a loop calls.
+    TensorFlow marks lookups and updates for pipelining wherever they are. Its
+    compiler then refuses a function in which they are not in one loop: a
+    training step outside of any loop, as with Keras's steps_per_execution of 1;
+    Keras's `predict`, whose first step is outside of its loop; a `tf.function`
+    that a loop calls.
     """
 
-    #: Whether what is called next is part of a training step.
+    #: Whether the next call is part of a training step.
     training = True
 
     @property

@@ -1,4 +1,4 @@
-"""What helps to try and test models before there is a cluster for them.
+"""Emulated TPU slices and local clusters, to test models on one machine.
 
 Example:
     >>> strategy = tfrs_embed.testing.EmulatedTPUStrategy("v5p-8")

@@ -1,4 +1,4 @@
-"""Where the chips of an emulated slice meet."""
+"""The merge call in which the chips of an emulated slice meet."""
 
 from __future__ import annotations
 

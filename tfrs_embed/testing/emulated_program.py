@@ -1,6 +1,6 @@
-"""What a TPU's program may consist of: operations, and what replicas sum.
+"""The rules of a TPU's program: its operations, and sums over replicas.
 
-TensorFlow's own registries say it: the types that CrossReplicaSum takes, and
+TensorFlow's own registries have them: the types that CrossReplicaSum takes, and
 the kernels that XLA has. Those for TPUs are those for CPUs without complex128,
 and a few for TPUs alone, none of which an emulated slice makes.
 """
@@ -24,7 +24,7 @@ _NAMED = 5
 
 
 class Replicas:
-    """What the replicas of a call of strategy.run build.
+    """The operations that the replicas of a call of strategy.run build.
 
     Args:
         graph: the graph that they build it in.
@@ -54,9 +54,9 @@ class Replicas:
     def check_kernels(self) -> None:
         """Checks that TPUs have kernels for what the replicas have built.
 
-        Where tf.config.set_soft_device_placement(True) was called, the host
-        runs what TPUs have none for; that is logged, as it costs a transfer
-        each way. A function that is traced has it off by default.
+        After tf.config.set_soft_device_placement(True) the host runs operations
+        without such a kernel. That is logged, as it costs a transfer each way.
+        A function that is traced has it off by default.
 
         Raises:
             tf.errors.InvalidArgumentError: they have not, and the host may not

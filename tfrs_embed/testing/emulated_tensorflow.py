@@ -1,7 +1,7 @@
-"""What an EmulatedTPUStrategy replaces in TensorFlow.
+"""The functions of TensorFlow that an EmulatedTPUStrategy replaces.
 
-Everything that is replaced asks at each call whether such a strategy is in
-effect, and calls what TensorFlow had otherwise.
+A replacement asks at each call whether such a strategy is in effect; if not, it
+calls TensorFlow's own function.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _current = _Current()
 
 @functools.cache
 def install() -> None:
-    """Replaces what is to be emulated, once."""
+    """Replaces TensorFlow's functions, once."""
     for name, emulated in emulated_host_ops.missing().items():
         _replace(name, emulated)
     for name, emulated in emulated_device_ops.COPIES.items():
@@ -48,7 +48,7 @@ def install() -> None:
         setattr(cls, name, _remembered(getattr(cls, name)))
     cls.enqueue = _on_host(cls.enqueue)
     _replace_shards(tpu_embedding_v3.TPUEmbeddingShardedVariable)
-    # It would warn, each time, that there is no TPU's program to leave.
+    # TensorFlow would warn each time that there is no TPU program to leave.
     _replace("outside_compilation", _call, module=tpu_replication)
     enclosing = tpu_util.enclosing_tpu_context
     tpu_util.enclosing_tpu_context = lambda: enclosing() or _replica()
@@ -135,7 +135,7 @@ def _remember(embedding: Any) -> Iterator[None]:
 
 
 class _Replica:
-    """What variables ask of the context of a TPU's replica.
+    """The context of a TPU's replica, as variables use it.
 
     Args:
         replica: its number.

@@ -34,9 +34,9 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
     It emulates a slice whose chips have SparseCores: each chip is a replica on
     a logical CPU of its own, and TensorFlow's own
     `tf.tpu.experimental.embedding.TPUEmbeddingV2` looks up and trains tables
-    that are laid out, limited and pipelined as on that slice. What it computes
-    is what a TPU computes, up to the order in which numbers are added; how long
-    it takes says nothing about one.
+    that are laid out, limited and pipelined as on that slice. Its results are a
+    TPU's, up to the order in which numbers are added; its speed says nothing
+    about a TPU's.
 
     Make it before TensorFlow runs its first operation, which fixes the number
     of logical CPUs. From then on TensorFlow's SparseCore operations are those
@@ -121,7 +121,7 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
 
 
 class _EmulatedExtended(mirrored_strategy.MirroredExtended):
-    """MirroredStrategy's machinery with what is asked of TPUStrategy's."""
+    """MirroredStrategy's machinery, with the attributes of TPUStrategy's."""
 
     num_hosts = 1
     steps_per_run = 1
@@ -138,7 +138,7 @@ class _EmulatedExtended(mirrored_strategy.MirroredExtended):
             cross_device_ops=cross_device_ops.ReductionToOneDevice(),
         )
         self._topology = topology
-        #: What replicas are being built; the innermost call of `run` last.
+        #: The replicas that are being built; the innermost call of `run` last.
         self._building: list[Replicas] = []
         self._tpu_devices = np.array([[d] for d in self._devices], object)
         self._host_device = device_util.get_host_for_device(self._devices[0])
@@ -146,7 +146,7 @@ class _EmulatedExtended(mirrored_strategy.MirroredExtended):
 
     @contextlib.contextmanager
     def building(self) -> Iterator[Replicas]:
-        """Watches what the replicas of a call of `run` build."""
+        """Watches the operations that replicas of a call of `run` build."""
         self._building.append(Replicas(tf.compat.v1.get_default_graph()))
         try:
             yield self._building[-1]
@@ -158,7 +158,7 @@ class _EmulatedExtended(mirrored_strategy.MirroredExtended):
         return bool(self._building) and self._building[-1].has(op)
 
     def on_host(self) -> AbstractContextManager[None]:
-        """Says that no TPU would run what is built within."""
+        """Marks operations that are built within as the host's."""
         if not self._building:
             return contextlib.nullcontext()
         return self._building[-1].without()

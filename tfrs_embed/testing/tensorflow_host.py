@@ -57,7 +57,7 @@ def preprocess(
 
 
 class _Preprocessing(tf.tpu.experimental.embedding.TPUEmbeddingV2):
-    """The class with what preprocessing reads, but no TPU."""
+    """The class with the attributes that preprocessing reads, and no TPU."""
 
     def __init__(self, layout: Layout) -> None:
         stacks = layout.stacks

@@ -1,4 +1,4 @@
-"""Says where in a user's code an error comes from."""
+"""The places in a user's code that an error comes from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tfrs_embed.tpu_check.recording import Recorded
 _PLACES = 5
 _OWN = str(pathlib.Path(__file__).parents[1]) + os.sep
 
-#: What a user calls, or what an update runs in.
+#: The methods that users call, or that updates run in.
 _METHODS: tuple[tuple[type, str, str], ...] = (
     (TableLayer, "call", "call"),
     (All2AllDenseEmbedding, "call", "call"),
@@ -38,9 +38,9 @@ _METHODS: tuple[tuple[type, str, str], ...] = (
 
 
 class Blamed:
-    """The first call of a layer that an error came out of.
+    """The first call of a layer that raised an error.
 
-    What becomes of the error on its way through Keras and AutoGraph is longer.
+    Its text is shorter than after Keras and AutoGraph have added theirs.
     """
 
     def __init__(self) -> None:

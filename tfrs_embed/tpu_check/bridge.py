@@ -43,7 +43,7 @@ _numbers = itertools.count()
 
 @dataclasses.dataclass(frozen=True)
 class Bridged:
-    """What the bridge makes of a function.
+    """A function after the bridge.
 
     Attributes:
         name: the function's name.
@@ -105,10 +105,10 @@ def run_passes(text: str, pipeline: str, what: str) -> str:
         with _without_log():
             result = tf.mlir.experimental.run_pass_pipeline(text, pipeline)
     except tf.errors.OpError as error:
-        # Not as its cause: its text can have the whole program in it.
+        # Without a cause: its text may contain the whole program.
         message = error.message
     else:
-        # It does not raise for all that goes wrong.
+        # Not all failures raise.
         if result.startswith("module"):
             return result
         message = result
@@ -123,7 +123,7 @@ def _operations(message: str) -> list[str]:
 
 
 def _shortened(message: str) -> str:
-    """What a pass complains about, without the operations that it prints."""
+    """A pass's complaint, without the operations that it prints."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     said = [
         _PLACE.sub("", line)

@@ -46,8 +46,8 @@ def check(
     same signature raises `tf.errors.OutOfRangeError`, which ends Keras's loops.
     TensorFlow's bridge then makes TPU programs of what was traced, its TPU
     kernels lower them, and libtpu's compiler compiles them. Tables, and other
-    variables of 1 MiB or more, have no values, and take no memory: code that
-    reads such a table, to save it for instance, ends there.
+    variables of 1 MiB or more, have no values and take no memory: code that
+    reads such a table, for instance to save it, is stopped there.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)

@@ -1,4 +1,4 @@
-"""Asks libtpu's compiler whether it takes programs, in a process of its own."""
+"""Compiles programs with libtpu, in a process of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NEEDED = ("jax", "libtpu")
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of a program.
+    """The compiler's verdict on a program.
 
     Example:
         With the report of `check`'s example:
@@ -33,7 +33,7 @@ class Compiled:
         True
 
     Attributes:
-        error: why it refuses the program; None: it accepts it.
+        error: the reason to refuse the program; None: it is accepted.
         seconds: how long it took.
         flops: the operations on floating-point numbers that it counts on the
             TensorCore; None if it doesn't say.

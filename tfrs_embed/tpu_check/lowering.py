@@ -41,7 +41,7 @@ _ARGUMENT = re.compile(
 #: Stands for a size that isn't known.
 _STAND_IN = 8
 _SIGNATURE = re.compile(r"func\.func (?:private )?@\w+\(")
-# What the embedding cores of older TPUs do: only libtpu can lower it.
+# Operations of older TPUs' embedding cores: only libtpu can lower them.
 _CORE_OP = re.compile(r'"tf\.(Xla(?:Recv|Send)TPUEmbedding\w+)"')
 _DEDUPLICATION = re.compile(
     r'^ *(%\w+) = "tf\.XlaRecvTPUEmbeddingDeduplicationData\w*"'
@@ -202,10 +202,11 @@ def _to_stablehlo(name: str, text: str) -> str:
 
 
 def _without_cores(text: str) -> str:
-    """Puts calls that nobody knows in the place of what embedding cores do.
+    """Replaces the operations of embedding cores by unknown calls.
 
-    So the rest of the program can be lowered. What tells the cores which ids
-    are the same has a type that no other operation can take: it is left out.
+    So the rest of the program can be lowered. The data that tell the cores
+    which ids are equal have a type that no other operation takes: they are
+    left out.
     """
     lines = []
     left_out = set()
@@ -322,7 +323,7 @@ def _arguments(text: str) -> list[_Argument]:
 def _check_calls(
     name: str, calls: tuple[SparseCoreCall, ...], stablehlo: str
 ) -> None:
-    """Checks that nothing was lost, whose absence would not be an error."""
+    """Checks that no operation was lost; TensorFlow would raise no error."""
     lowered = _CALL.findall(stablehlo)
     limits = sorted(
         tuple(int(value) for _, value in sorted(_LIMIT.findall(rest)))

@@ -39,7 +39,7 @@ class OfflineResolver(tpu_cluster_resolver.TPUClusterResolver):
         tpu_slice: the slice.
     """
 
-    #: Tells that there is nothing to run a program on.
+    #: Marks that there are no devices to run a program on.
     offline = True
     environment = ""
     task_type = None
@@ -61,7 +61,7 @@ class OfflineResolver(tpu_cluster_resolver.TPUClusterResolver):
 
     @property
     def tpu_hardware_feature(self) -> Any:
-        """What TPUExtended makes a `HardwareFeature` of."""
+        """The topology that TPUExtended makes a `HardwareFeature` of."""
         return topology_pb2.TPUHardwareFeature(
             embedding_feature=self.tpu_slice.embedding_feature.value,
             num_embedding_devices_per_chip=self.tpu_slice.sparse_cores,
@@ -96,7 +96,7 @@ def devices(tpu_slice: Slice) -> list[str]:
 
 @contextlib.contextmanager
 def offline(tpu_slice: Slice) -> Iterator[OfflineResolver]:
-    """Makes programs that connect to TPUs get a slice that is not there.
+    """Gives programs that connect to TPUs a slice that does not exist.
 
     Within it `TPUClusterResolver(...)` gives the slice's resolver, connecting
     and initializing do nothing, and variables of 1 MiB or more whose value an
@@ -173,7 +173,7 @@ def _without_memory(
 
 
 def _spec(initial_value: Any, dtype: Any) -> tf.TensorSpec | None:
-    """What an initializer would give, if that shows without running it."""
+    """The spec of an initializer's value, if known without running it."""
     if not callable(initial_value):
         return None
     try:
@@ -182,6 +182,6 @@ def _spec(initial_value: Any, dtype: Any) -> tf.TensorSpec | None:
         )
         [output] = graph.outputs
     except Exception:
-        # It will be run as it is, and says itself what is wrong.
+        # It will be run, and raise its own error.
         return None
     return tf.TensorSpec(output.shape, dtype or output.dtype)

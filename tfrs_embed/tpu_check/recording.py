@@ -1,7 +1,7 @@
-"""Catches the functions with TPU programs that a user's code calls.
+"""Records the functions with TPU programs that a user's code calls.
 
-Nothing runs: such a call answers with zeros in the shapes of its results.
-Whatever else the code does, runs as usual, on the CPU.
+They don't run: such a call returns zeros in the shapes of its results. The rest
+of the code runs as usual, on the CPU.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Recorder:
         self.functions: list[Recorded] = []
         #: Names of functions at whose second call code was stopped.
         self.ended: list[str] = []
-        #: What else the code was stopped by.
+        #: The error that stopped the code otherwise; None: there was none.
         self.ended_by: str | None = None
         self._known: dict[int, Recorded] = {}
 

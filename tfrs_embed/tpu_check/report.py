@@ -1,4 +1,4 @@
-"""What a check found, as data and as text."""
+"""The result of a check, as data and as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMED = 4
 
 @dataclasses.dataclass(frozen=True)
 class CheckedProgram:
-    """A program of the TPUs, and what its compiler says.
+    """A program of the TPUs, and its compiler's verdict.
 
     Example:
         With the report of `check`'s example:
@@ -27,7 +27,7 @@ class CheckedProgram:
 
     Attributes:
         program: the program.
-        compiled: what libtpu's compiler says; None: it was not asked.
+        compiled: the verdict of libtpu's compiler; None: it was not asked.
     """
 
     program: Program
@@ -61,7 +61,7 @@ class CheckedFunction:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a check found; prints as a readable report.
+    """The result of a check; prints as a readable report.
 
     Example:
         With the report of `check`'s example:
@@ -76,7 +76,7 @@ class Report:
         compiler: the compiler and its version; None: they were not compiled.
         not_compiled: why not.
         ended: functions at whose second call a loop of the code was stopped.
-        ended_by: what else the code was stopped by; None: nothing.
+        ended_by: the error that stopped the code otherwise, or None.
     """
 
     slice: Slice
@@ -187,7 +187,7 @@ def _compiled_cells(compiled: Compiled | None) -> list[str]:
 
 
 def _sparse_core_lines(report: Report) -> list[str]:
-    """The stacks of tables, with their limits and what they take."""
+    """The stacks of tables, with their limits and their memory."""
     stacks: dict[str, SparseCoreCall] = {}
     for checked in report.programs:
         for call in checked.program.calls:

@@ -14,7 +14,7 @@ _Feature = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
 
 @dataclasses.dataclass(frozen=True)
 class _Generation:
-    """What the chips of a generation have in common.
+    """A generation of TPUs: the properties of its chips.
 
     Attributes:
         dims: dimensions of the chips' torus.

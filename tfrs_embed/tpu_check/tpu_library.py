@@ -46,7 +46,7 @@ def require() -> None:
 
 
 def set_sparse_cores(number: int) -> None:
-    """Tells TensorFlow's kernels how many SparseCores a chip has.
+    """Gives TensorFlow's kernels the number of a chip's SparseCores.
 
     Args:
         number: SparseCores of a chip.

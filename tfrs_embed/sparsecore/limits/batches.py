@@ -1,7 +1,7 @@
 """A chip's batch, in whatever form it comes, as checked ids in numpy.
 
-`read` is for features whose ids are samples as they are. `to_layer_bags` and
-`of_bags` are for the others: they do what a layer does.
+`read` is for features whose configuration says how many samples there are.
+`to_layer_bags` and `of_bags` are for the others: they follow a layer's rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The limits that a data set needs on SparseCores, and why."""
+"""The limits that a data set needs on SparseCores, with a report."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class _Reader:
 
 
 class _Counters:
-    """What was seen so far.
+    """The counts of the batches that were read.
 
     Attributes:
         batches: number of batches.
@@ -252,7 +252,7 @@ class _Progress:
         self._start = self._shown = time.monotonic()
 
     def show(self, batches: int, last: bool = False) -> None:
-        """Shows the number, unless that was done a moment ago."""
+        """Shows the number, unless it was shown shortly before."""
         now = time.monotonic()
         if not last and now - self._shown < (0.5 if self._terminal else 30):
             return

@@ -1,4 +1,4 @@
-"""What `compute_limits` found out about tables and SparseCores."""
+"""The report of `compute_limits` on tables and SparseCores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEFT = ("table", "name")
 
 @dataclasses.dataclass(frozen=True)
 class TableLoad:
-    """What was looked up in a table.
+    """The lookups in a table.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
@@ -59,7 +59,7 @@ class TableLoad:
 
 @dataclasses.dataclass(frozen=True)
 class StackLoad:
-    """How full the SparseCores were of a stack's ids.
+    """The load that a stack's ids put on the SparseCores.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
@@ -98,7 +98,7 @@ class StackLoad:
 
 @dataclasses.dataclass(frozen=True)
 class LimitsReport:
-    """What `compute_limits` saw; prints as two tables.
+    """The loads that `compute_limits` counted; prints as two tables.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
