@@ -8,7 +8,13 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).resolve().parent
 
 # Run rather than imported: the package needs TensorFlow, a build does not.
-VERSION = runpy.run_path(str(ROOT / "tfrs_embed" / "version.py"))["__version__"]
+VERSIONS = runpy.run_path(str(ROOT / "tfrs_embed" / "version.py"))
+VERSION = VERSIONS["__version__"]
+
+# No newer TensorFlow than CI has run: the library uses private parts of it.
+# CONTRIBUTING.md, "A new TensorFlow", says how to raise the bound.
+_MAJOR, _MINOR = VERSIONS["NEWEST_TENSORFLOW"].split(".")
+TENSORFLOW = f">={VERSIONS['OLDEST_TENSORFLOW']},<{_MAJOR}.{int(_MINOR) + 1}"
 
 EXTRAS = {
     "test": [
@@ -42,8 +48,9 @@ setup(
     python_requires=">=3.10",
     install_requires=[
         "numpy",
-        "tensorflow>=2.16",
-        "tf-keras>=2.16",  # Each release asks for the TensorFlow it matches.
+        f"tensorflow{TENSORFLOW}",
+        # Each release asks for the TensorFlow it matches.
+        f"tf-keras{TENSORFLOW}",
     ],
     extras_require=EXTRAS,
     # setuptools' own choice, build/, is Bazel's BUILD where case is ignored.

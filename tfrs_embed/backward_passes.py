@@ -22,9 +22,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import imperative_grad
 
 from tfrs_embed import strategies, weak_gradients
+from tfrs_embed._tensorflow import imperative_grad
 from tfrs_embed.unmirrored import UnmirroredVariable
 
 #: A `Switch`'s value where the tables are not to be updated.

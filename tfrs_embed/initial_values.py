@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tf_keras
-from tensorflow.python.ops import init_ops_v2
 
+from tfrs_embed._tensorflow import init_ops_v2
 from tfrs_embed.configs import TableSpec
 
 #: The most float32 numbers of a block, unless one row has more: 16 MiB.

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
-from tensorflow.python.tpu import tpu_replication
+
+from tfrs_embed._tensorflow import control_flow_util, tpu_replication
 
 
 def check(name: str, strategy: tf.distribute.Strategy) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from tfrs_embed._tensorflow import ResourceVariable
 
 #: In a strategy's scope `tf.Variable(...)` asks the strategy, which mirrors the
 #: variable, and under several workers waits for all of them. The class itself

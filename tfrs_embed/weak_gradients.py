@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import ops
+
+from tfrs_embed._tensorflow import EagerTensor, ops
 
 # The attribute that keeps a graph's gradients, by their names.
 _ATTRIBUTE = "_tfrs_embed_gradients"
@@ -35,7 +36,7 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     def with_gradient(*args: Any) -> Any:
         result = plain(*args)
         first = tf.nest.flatten(result, expand_composites=True)[0]
-        if not isinstance(first, tf.__internal__.EagerTensor):
+        if not isinstance(first, EagerTensor):
             _move(first.op)
             move_all(first.graph)
         return result

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import tensor_bundle_pb2
 
+from tfrs_embed._tensorflow import tensor_bundle_pb2
 from tfrs_embed.checkpoint.crc32c import crc32c, masked_crc32c
 
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed._tensorflow import Trackable
 from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import Saved, copy_for_saving
@@ -23,7 +24,7 @@ _checked: weakref.WeakKeyDictionary[
 ] = weakref.WeakKeyDictionary()
 
 
-class SavedRate(tf.__internal__.tracking.Trackable, Saved):
+class SavedRate(Trackable, Saved):
     """Saves and restores the rate that a table's optimizer has.
 
     A rate that is computed isn't saved, and stays what it is when a checkpoint
@@ -84,7 +85,7 @@ class SavedRate(tf.__internal__.tracking.Trackable, Saved):
         copy_for_saving(self, object_map, _Taken)
 
 
-class _Taken(tf.__internal__.tracking.Trackable, Saved):
+class _Taken(Trackable, Saved):
     """A rate's value when it was last taken."""
 
     optional = True

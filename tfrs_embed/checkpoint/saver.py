@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.saved_model import registration, save_context
 
+from tfrs_embed._tensorflow import registration, save_context
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.plain import PlainVariable
 from tfrs_embed.checkpoint.rows import Saved, key_of

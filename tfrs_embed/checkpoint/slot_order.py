@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from tfrs_embed._tensorflow import Trackable
 from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import Saved
@@ -36,7 +37,7 @@ def mark(variable: tf.Variable, name: str) -> None:
     setattr(variable, _ATTRIBUTE, name)
 
 
-class SavedOrder(tf.__internal__.tracking.Trackable, Saved):
+class SavedOrder(Trackable, Saved):
     """Where layers' variables are among those that an optimizer trains.
 
     Attributes:

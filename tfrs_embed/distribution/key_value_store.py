@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
+from tfrs_embed._tensorflow import context
 from tfrs_embed.distribution.replicas import Replicas
 
 # A worker that is waited for is looked after this often, in seconds, and given

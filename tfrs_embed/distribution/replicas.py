@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
+
+from tfrs_embed._tensorflow import cross_device_ops
 
 # TensorFlow numbers its own collectives upwards from 100, one per step and
 # collective; ours have keys of their own.
@@ -356,7 +357,7 @@ def _launchers(strategy: tf.distribute.Strategy) -> Sequence[Any]:
     """The launchers of Keras's own collectives, one per local replica."""
     kind, extended = type(strategy).__name__, strategy.extended
     ops = getattr(extended, "_cross_device_ops", None)
-    if not isinstance(ops, CollectiveAllReduce):
+    if not isinstance(ops, cross_device_ops.CollectiveAllReduce):
         chosen = type(ops).__name__
         raise NotImplementedError(
             f"Tables sharded over replicas need a {kind} whose "

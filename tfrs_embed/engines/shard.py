@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed._tensorflow import AutoTrackable
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.kernels import handle_packs
@@ -35,7 +36,7 @@ class _Step(UnmirroredVariable):
         return super()._restore_from_tensors(restored_tensors)
 
 
-class DeferredUpdate(tf.__internal__.tracking.AutoTrackable):
+class DeferredUpdate(AutoTrackable):
     """The update that a pipelined step defers to the next one.
 
     Args:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.saved_model import save_context
 
+from tfrs_embed._tensorflow import save_context
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution import exchange
 from tfrs_embed.distribution.exchange import Exchange, Received, Route

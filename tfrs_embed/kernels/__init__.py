@@ -21,8 +21,8 @@ from typing import Any
 
 import tensorflow as tf
 from absl import logging
-from tensorflow.python.saved_model import save_context
 
+from tfrs_embed._tensorflow import save_context
 from tfrs_embed.kernels import files
 
 __all__ = ["Status", "disabled", "status"]

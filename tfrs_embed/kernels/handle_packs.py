@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import auto_control_deps
+
+from tfrs_embed._tensorflow import EagerTensor, auto_control_deps
 
 # By the id of a variable's handle, and by that of the tensor of all of them. A
 # pack keeps these tensors, so their ids are nobody else's while it is here.
@@ -81,7 +82,7 @@ def arguments(
 
 
 def _is_eager(tensor: tf.Tensor) -> bool:
-    return isinstance(tensor, tf.__internal__.EagerTensor)
+    return isinstance(tensor, EagerTensor)
 
 
 @auto_control_deps.register_acd_resource_resolver

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2
+
+from tfrs_embed._tensorflow import attr_value_pb2
 
 _ATTRIBUTE = "_tfrs_embed_kernel"
 

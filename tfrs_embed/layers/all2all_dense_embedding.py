@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tf_keras
-from tensorflow.python.eager import record
 
 from tfrs_embed import configs, placement, strategies
+from tfrs_embed._tensorflow import record
 from tfrs_embed.arguments import named
 from tfrs_embed.distribution import handshake
 from tfrs_embed.engines import factory

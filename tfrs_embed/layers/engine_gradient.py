@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.saved_model import save_context
 
 from tfrs_embed import backward_passes, strategies
+from tfrs_embed._tensorflow import save_context
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.layers import loss_scaling, updates
 

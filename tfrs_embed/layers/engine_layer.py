@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from tensorflow.python.saved_model import save_context
 
 from tfrs_embed import backward_passes
+from tfrs_embed._tensorflow import save_context
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.engines.engine import Engine

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tfrs_embed._tensorflow import make_decorator
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -34,4 +36,4 @@ def without_input_dump(call: F) -> F:
             raise
 
     # Keras reads the signature, through TensorFlow's decorators only.
-    return tf.__internal__.decorator.make_decorator(call, calling)
+    return make_decorator(call, calling)

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.tpu.kernels import sparse_core_layout_pb2
-from tensorflow.python.tpu import tpu_embedding_v3_utils
+
+from tfrs_embed._tensorflow import (
+    sparse_core_layout_pb2,
+    tpu_embedding_v3_utils,
+)
 
 #: The name that the layouts are saved under.
 LAYOUTS_KEY = tpu_embedding_v3_utils.SPARSECORE_LAYOUTS_CHECKPOINT_KEY

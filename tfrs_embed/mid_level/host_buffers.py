@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.tpu.tpu_embedding_v3 import PartitionedCsrFormatTensor
 
+from tfrs_embed._tensorflow import PartitionedCsrFormatTensor
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.parsed_ids import ParsedIds
 from tfrs_embed.sparsecore.buffers import preprocess, statistics

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.util import nest
 
+from tfrs_embed._tensorflow import nest
 from tfrs_embed.mid_level import inputs, stacked_tables
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.tpu_inputs import require_given

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.trackable import base
 
 from tfrs_embed import strategies
+from tfrs_embed._tensorflow import AutoTrackable, ShardInfo
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.initial_values import initial_blocks, parameters
 from tfrs_embed.mid_level import checkpoints
@@ -23,7 +23,7 @@ from tfrs_embed.sparsecore.layout import Layout, flat_rows
 from tfrs_embed.sparsecore.setup import Setup
 
 
-class StackedTables(tf.__internal__.tracking.AutoTrackable):
+class StackedTables(AutoTrackable):
     """The variables of all stacks: parameters and slots.
 
     Checkpoints have them under the names that TF's class gives them, beside the
@@ -221,7 +221,7 @@ def _fill_shards(
     chips = []
     for chip in range(topology.chips):
         first = chip * per_chip - where.sparse_core_shard_rotation * per_core
-        info = base.ShardInfo((per_chip, shape[1]), (first % shape[0], 0))
+        info = ShardInfo((per_chip, shape[1]), (first % shape[0], 0))
         rows = np.asarray(
             spec.initializer(shape, dtype=tf.float32, shard_info=info)
         )

@@ -6,13 +6,15 @@ import abc
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import tpu_strategy
-from tensorflow.python.ops import summary_ops_v2
-from tensorflow.python.tpu import embedding_context_utils
-from tensorflow.python.tpu.tpu_embedding_v3 import PartitionedCsrFormatTensor
-from tensorflow.python.util import nest
 
 from tfrs_embed import strategies
+from tfrs_embed._tensorflow import (
+    PartitionedCsrFormatTensor,
+    embedding_context_utils,
+    nest,
+    summary_ops_v2,
+    tpu_strategy,
+)
 from tfrs_embed.arguments import named
 from tfrs_embed.mid_level import host_buffers, inputs, stack_activations
 from tfrs_embed.mid_level.on_tpu import TPUEmbeddingV2OnTPU

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed._tensorflow import EagerTensor
+
 
 class ConcatGradients(NamedTuple):
     """The places of gradients in matrices.
@@ -47,9 +49,7 @@ class _Finder:
 
     def find(self, gradient: tf.Tensor) -> tuple[_Cut, int] | None:
         """The cut that made a gradient, and which part it is; None: no cut."""
-        if tf.executing_eagerly() or isinstance(
-            gradient, tf.__internal__.EagerTensor
-        ):
+        if tf.executing_eagerly() or isinstance(gradient, EagerTensor):
             return None
         op = gradient.op
         while op.type == "Identity":

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from tensorflow.python.saved_model import fingerprinting_utils
 
+from tfrs_embed._tensorflow import fingerprinting_utils
 from tfrs_embed.serving.functions import served_functions
 from tfrs_embed.serving.graph import save_graph
 from tfrs_embed.serving.rows import FORMATS

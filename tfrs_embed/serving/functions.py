@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from tensorflow.python.util import nest
 
+from tfrs_embed._tensorflow import Trackable, nest
 from tfrs_embed.serving.signatures import Signature, named_outputs
 from tfrs_embed.serving.tables import ServedTables
 
@@ -48,7 +48,7 @@ class ServedFunction:
     def owner(self) -> Any:
         """The object whose method this is, which has variables, or None."""
         owner = getattr(self._function, "__self__", self._function)
-        trackable = tf.__internal__.tracking.Trackable
+        trackable = Trackable
         return owner if isinstance(owner, trackable) else None
 
     @property

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.saved_model import save_context
 
+from tfrs_embed._tensorflow import AutoTrackable, save_context
 from tfrs_embed.serving.functions import DEFAULT_SIGNATURE, ServedFunction
 from tfrs_embed.serving.names import rename_inputs
 from tfrs_embed.serving.tables import ServedTable, ServedTables
@@ -45,7 +45,7 @@ def save_graph(
     """
     options = tf.saved_model.SaveOptions()
     options.experimental_variable_policy = _Policy()
-    root: Any = tf.__internal__.tracking.AutoTrackable()
+    root: Any = AutoTrackable()
     concrete = {}
     # As TensorFlow traces what it saves: without replicas and kernels.
     with save_context.save_context(options):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import tensorflow as tf
-from tensorflow.core.protobuf import saved_model_pb2, saved_object_graph_pb2
+
+from tfrs_embed._tensorflow import saved_model_pb2, saved_object_graph_pb2
 
 
 def rename_inputs(

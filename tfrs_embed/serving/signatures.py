@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.util import nest
+
+from tfrs_embed._tensorflow import nest
 
 
 class Signature:

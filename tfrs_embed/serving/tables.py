@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
+from tfrs_embed._tensorflow import Trackable, UninitializedVariable
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.rows import KEYS, Rows, VariableRows
 from tfrs_embed.engines.tables.state import TableState
@@ -102,7 +102,7 @@ class ServedTables:
         return iter(self._tables.values())
 
 
-class ServedTable(tf.__internal__.tracking.Trackable):
+class ServedTable(Trackable):
     """A table's variables in an exported model: parameters, and the like.
 
     They never have a value in this process. TensorFlow, when it saves them,

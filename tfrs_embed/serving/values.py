@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tensorflow as tf
-from tensorflow.core.protobuf import trackable_object_graph_pb2
 
+from tfrs_embed._tensorflow import trackable_object_graph_pb2
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.serving.tables import ServedTables
 

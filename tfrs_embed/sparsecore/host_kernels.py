@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import tensorflow as tf
-from tensorflow.python.distribute import device_util
-from tensorflow.python.framework import kernels
+
+from tfrs_embed._tensorflow import device_util, kernel_registry
 
 _OP = "ConvertToListOfSparseCoreCooTensors"
 
 
 def has_kernels() -> bool:
     """Whether this TensorFlow has the kernels of SparseCore's host ops."""
-    return bool(kernels.get_registered_kernels_for_op(_OP).kernel)
+    return bool(kernel_registry.get_registered_kernels_for_op(_OP).kernel)
 
 
 def require_kernels(strategy: tf.distribute.Strategy) -> None:

@@ -11,9 +11,8 @@ import math
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.tpu import tpu_embedding_v3
-from tensorflow.python.util import nest
 
+from tfrs_embed._tensorflow import nest, tpu_embedding_v3
 from tfrs_embed.sparsecore.topology import Topology
 
 DEFAULT_LIMIT = tpu_embedding_v3.TPUEmbeddingV2.DEFAULT_MAX_IDS_PER_TABLE

@@ -12,9 +12,12 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from tensorflow.python.eager.polymorphic_function import function_context
-from tensorflow.python.framework import func_graph, ops
-from tensorflow.python.ops import control_flow_v2_func_graphs
+from tfrs_embed._tensorflow import (
+    control_flow_v2_func_graphs,
+    func_graph,
+    function_context,
+    ops,
+)
 
 _LOOPS = ("While", "StatelessWhile")
 _numbers = itertools.count(1)

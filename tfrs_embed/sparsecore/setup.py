@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.tpu import tpu_embedding_v2_utils, tpu_embedding_v3
-from tensorflow.python.util import nest
 
+from tfrs_embed._tensorflow import (
+    nest,
+    tpu_embedding_v2_utils,
+    tpu_embedding_v3,
+)
 from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, TableSpec, parse
 from tfrs_embed.optimizers.conversion import TPU_OPTIMIZERS, convert
 from tfrs_embed.optimizers.learning_rate import is_schedule

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.tpu import tpu_embedding_v2_utils
 
+from tfrs_embed._tensorflow import tpu_embedding_v2_utils
 from tfrs_embed.configs import FeatureConfig, FeatureSpec, TableSpec
 from tfrs_embed.optimizers.conversion import convert, to_tpu
 from tfrs_embed.optimizers.rules import SGD, TableOptimizer

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import ops
-from tensorflow.python.tpu import tpu_embedding_v3
 
+from tfrs_embed._tensorflow import ops, tpu_embedding_v3
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import (
     FTRL,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_utils, mirrored_run
-from tensorflow.python.framework import ops
+
+from tfrs_embed._tensorflow import distribute_utils, mirrored_run, ops
 
 
 def merge(

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import kernels, op_def_registry
 
+from tfrs_embed._tensorflow import kernel_registry, op_def_registry
 from tfrs_embed.graphs import with_called
 
 _COMPILED_FOR = "XLA_CPU_JIT"
@@ -142,7 +142,7 @@ def _kernels() -> dict[str, list[dict[str, set[int]]]]:
     with contextlib.suppress(tf.errors.NotFoundError), tf.init_scope():
         tf.function(lambda: tf.constant(0) + 1, jit_compile=True)()
     found: dict[str, list[dict[str, set[int]]]] = {}
-    for kernel in kernels.get_all_registered_kernels().kernel:
+    for kernel in kernel_registry.get_all_registered_kernels().kernel:
         if kernel.device_type == _COMPILED_FOR:
             found.setdefault(kernel.op, []).append(
                 {

@@ -13,10 +13,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import tpu_strategy, tpu_util, values_util
-from tensorflow.python.tpu import tpu_embedding_v3, tpu_replication
-from tensorflow.python.tpu.ops import gen_xla_ops
 
+from tfrs_embed._tensorflow import (
+    gen_xla_ops,
+    tpu_embedding_v3,
+    tpu_replication,
+    tpu_strategy,
+    tpu_util,
+    values_util,
+)
 from tfrs_embed.sparsecore import pipelining
 from tfrs_embed.testing import emulated_device_ops, emulated_host_ops
 

@@ -9,18 +9,19 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf.tpu import topology_pb2
-from tensorflow.python.autograph.core import ag_ctx
-from tensorflow.python.autograph.impl import api as autograph
-from tensorflow.python.distribute import (
+
+from tfrs_embed._tensorflow import (
+    ag_ctx,
+    autograph,
     cross_device_ops,
+    def_function,
     device_util,
+    embedding_context_utils,
     mirrored_strategy,
+    topology_pb2,
+    tpu_hardware_feature,
     tpu_strategy,
 )
-from tensorflow.python.eager import def_function
-from tensorflow.python.tpu import embedding_context_utils, tpu_hardware_feature
-
 from tfrs_embed.sparsecore.topology import Topology
 from tfrs_embed.testing import emulated_tensorflow
 from tfrs_embed.testing.emulated_program import Replicas, require_summable

@@ -11,8 +11,8 @@ from typing import Any
 from unittest import mock
 
 import tensorflow as tf
-from tensorflow.python.util import tf_stack
 
+from tfrs_embed._tensorflow import tf_stack
 from tfrs_embed.graphs import operations
 from tfrs_embed.layers.all2all_dense_embedding import All2AllDenseEmbedding
 from tfrs_embed.layers.embedding import Embedding

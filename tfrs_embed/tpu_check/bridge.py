@@ -18,10 +18,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python import pywrap_mlir
-from tensorflow.python.eager import context
-from tensorflow.python.ops import handle_data_util
 
+from tfrs_embed._tensorflow import context, handle_data_util, pywrap_mlir
 from tfrs_embed.tpu_check import offline
 from tfrs_embed.tpu_check.errors import CheckError
 from tfrs_embed.tpu_check.recording import Recorded

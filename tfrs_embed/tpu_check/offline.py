@@ -13,18 +13,16 @@ from typing import Any
 from unittest import mock
 
 import tensorflow as tf
-from tensorflow.core.protobuf.tpu import topology_pb2
-from tensorflow.python.client import session
-from tensorflow.python.distribute.cluster_resolver.tpu import (
+
+from tfrs_embed._tensorflow import (
+    UninitializedVariable,
+    client_session,
+    func_graph,
+    topology_pb2,
     tpu_cluster_resolver,
-)
-from tensorflow.python.framework import func_graph
-from tensorflow.python.ops import resource_variable_ops
-from tensorflow.python.tpu import (
     tpu_embedding_v2,
     tpu_system_metadata,
 )
-
 from tfrs_embed.tpu_check.slices import Slice
 
 #: Of variables that get no memory, in bytes; others are initialized as usual.
@@ -54,7 +52,7 @@ class OfflineResolver(tpu_cluster_resolver.TPUClusterResolver):
             num_of_cores_per_host=len(names),
             topology=None,
             devices=[
-                session._DeviceAttributes(name, "TPU", 1 << 30, 0)
+                client_session._DeviceAttributes(name, "TPU", 1 << 30, 0)
                 for name in names
             ],
         )
@@ -162,7 +160,7 @@ def _without_memory(
         return next_creator(**kwargs)
     if math.prod(spec.shape) * spec.dtype.size < _LARGE:
         return next_creator(**kwargs)
-    return resource_variable_ops.UninitializedVariable(
+    return UninitializedVariable(
         trainable=kwargs.get("trainable"),
         name=kwargs.get("name"),
         shape=spec.shape,

@@ -13,8 +13,8 @@ from typing import Any
 from unittest import mock
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import concrete_function
 
+from tfrs_embed._tensorflow import concrete_function
 from tfrs_embed.graphs import operations
 
 #: TPUStrategy.run puts one into each graph that has a TPU program.

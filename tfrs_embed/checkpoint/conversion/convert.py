@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed._tensorflow import Trackable
 from tfrs_embed.checkpoint import bundle, saver
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.conversion import paths, sok
@@ -237,7 +238,7 @@ def _parts(layer: str) -> Sequence[str]:
     return [unescape(part) for part in layer.split("/")] if layer else []
 
 
-class _Node(tf.__internal__.tracking.Trackable):
+class _Node(Trackable):
     """An object that has others, as a layer has tables."""
 
     def __init__(self) -> None:
@@ -260,8 +261,8 @@ def _counter(value: int) -> tf.Variable:
         return tf.Variable(value, dtype=tf.int64, trainable=False)
 
 
-def _leaf(saved: Saved) -> tf.__internal__.tracking.Trackable:
-    leaf = tf.__internal__.tracking.Trackable()
+def _leaf(saved: Saved) -> Trackable:
+    leaf = Trackable()
     saver.mark(leaf, saved)
     return leaf
 

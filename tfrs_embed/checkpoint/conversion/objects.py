@@ -11,8 +11,8 @@ from google.protobuf.message import (  # type: ignore[import-untyped]
     DecodeError,
     Message,
 )
-from tensorflow.core.protobuf import trackable_object_graph_pb2
 
+from tfrs_embed._tensorflow import trackable_object_graph_pb2
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.conversion.contents import Column
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.tpu.kernels import sparse_core_layout_pb2
 
+from tfrs_embed._tensorflow import sparse_core_layout_pb2
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.conversion.contents import Column, Table
 from tfrs_embed.checkpoint.conversion.objects import (

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed._tensorflow import Trackable
 from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import KEYS, Saved, copy_for_saving
@@ -127,7 +128,7 @@ class Column(CompositeVariable, Saved):
         )
 
 
-class _Taken(tf.__internal__.tracking.Trackable, Saved):
+class _Taken(Trackable, Saved):
     """A column's value when it was last taken."""
 
     def __init__(self, column: Column) -> None:

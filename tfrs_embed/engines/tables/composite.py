@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.training.saving.saveable_object import SaveSpec
 
+from tfrs_embed._tensorflow import SaveSpec, Trackable
 from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.rows import VALUE, Rows, run_in_place
 from tfrs_embed.strategies import NoValuesError, is_offline
 
 
-class CompositeVariable(tf.__internal__.tracking.Trackable):
+class CompositeVariable(Trackable):
     """Variables of several shards, seen as one.
 
     A checkpoint holds the whole. A SavedModel holds the variables instead: its

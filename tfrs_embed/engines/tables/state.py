@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed._tensorflow import Trackable
 from tfrs_embed.checkpoint import growth, saver
 from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.names import in_saved_model
@@ -18,7 +19,7 @@ from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import TableOptimizer
 
 
-class TableState(tf.__internal__.tracking.Trackable):
+class TableState(Trackable):
     """A table's parameters and slots by name: variables, or objects like them.
 
     A checkpoint holds them as `<table>/parameters` and `<table>/<slot>`, and
@@ -100,7 +101,7 @@ class TableState(tf.__internal__.tracking.Trackable):
         return {k: v for k, v in self.variables.items() if k != PARAMETERS}
 
 
-class Tables(tf.__internal__.tracking.Trackable):
+class Tables(Trackable):
     """The states of a layer's tables by name, as its checkpoint holds them.
 
     Args:

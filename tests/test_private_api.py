@@ -1,0 +1,97 @@
+"""TensorFlow's private API is used by way of one module, and is there."""
+
+import ast
+import pathlib
+import runpy
+import sys
+
+import pytest
+import tensorflow as tf
+
+import tfrs_embed
+from tfrs_embed import _tensorflow, version
+
+PACKAGE = pathlib.Path(tfrs_embed.__file__).parent
+ROOM = PACKAGE / "_tensorflow.py"
+PRIVATE = ("tensorflow.python", "tensorflow.core", "tf_keras.src", "keras.src")
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def tree(path):
+    return ast.parse(path.read_text("utf-8"))
+
+
+def imports(nodes):
+    """The modules, and modules with names, that code imports."""
+    for node in ast.walk(nodes):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, alias) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.module or "", alias) for alias in node.names)
+
+
+def taken():
+    """What the library takes: (name in `_tensorflow`, attribute or None)."""
+    found = set()
+    for path in FILES:
+        nodes = tree(path)
+        names = {
+            alias.asname or alias.name: alias.name
+            for module, alias in imports(nodes)
+            if module == "tfrs_embed._tensorflow"
+        }
+        found |= {(name, None) for name in names.values()}
+        found |= {
+            (names[node.value.id], node.attr)
+            for node in ast.walk(nodes)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in names
+        }
+    return sorted(found, key=str)
+
+
+TAKEN = taken()
+
+
+@pytest.mark.parametrize(("name", "attribute"), TAKEN)
+def test_what_is_taken_is_there(name, attribute):
+    found = getattr(_tensorflow, name)
+    assert attribute is None or hasattr(found, attribute)
+
+
+def test_nothing_is_listed_that_nobody_takes():
+    listed = {
+        alias.asname or alias.name
+        for module, alias in imports(tree(ROOM))
+        if module.startswith(PRIVATE)
+    }
+    assert listed
+    assert listed <= {name for name, _ in TAKEN}
+
+
+def test_only_one_module_imports_private_modules():
+    for path in FILES:
+        if path == ROOM:
+            continue
+        for module, alias in imports(tree(path)):
+            assert not module.startswith(PRIVATE), (path, module, alias.name)
+        assert "tf.__internal__" not in path.read_text("utf-8"), path
+
+
+def test_this_tensorflow_is_one_that_is_promised():
+    def minor(text):
+        return tuple(int(part) for part in text.split(".")[:2])
+
+    oldest = minor(version.OLDEST_TENSORFLOW)
+    newest = minor(version.NEWEST_TENSORFLOW)
+    assert oldest <= minor(tf.__version__) <= newest
+
+
+def test_a_tensorflow_that_lacks_something_is_named(monkeypatch):
+    util = sys.modules["tensorflow.python.util"]
+    monkeypatch.delattr(util, "nest")
+    monkeypatch.setitem(sys.modules, "tensorflow.python.util.nest", None)
+    with pytest.raises(ImportError, match="A new TensorFlow") as error:
+        runpy.run_path(str(ROOM))
+    assert tf.__version__ in str(error.value)
