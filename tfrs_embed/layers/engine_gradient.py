@@ -163,7 +163,7 @@ class EngineGradient:
         gradients: list[tf.Tensor],
         trigger: tf.Tensor,
     ) -> tf.Tensor:
-        """The same if a scalar is true on all replicas."""
+        """Updates the tables if a scalar bool is true on all replicas."""
 
         def update() -> tf.Tensor:
             self._engine.apply_gradients(residuals, gradients)
@@ -177,7 +177,7 @@ class EngineGradient:
     def _apply_apart(
         self, residuals: Any, gradients: list[tf.Tensor], trigger: tf.Tensor
     ) -> tf.Tensor:
-        """The same in a function's own gradient, which many passes run."""
+        """Updates the tables in a function's own gradient, for many passes."""
         if strategies.in_tpu_replica():
             self._engine.apply_gradients(residuals, gradients)
             return tf.zeros_like(trigger)
