@@ -35,8 +35,8 @@ PLANS = {
     "workers:2": {
         CONFORMANCE: None
         if ALL
-        else "(many_optimizers or sharded-adagrad-mean or pipelined or pending)"
-        " and not tensorflow",
+        else "(many_optimizers or sharded-adagrad-mean-weighted-all_kinds or"
+        " pipelined or (pending and sgd)) and not tensorflow",
         "strategies/test_sharded_keras.py": None,
         "strategies/test_mirrored_engine.py": None,
         "strategies/test_serving_export.py": "partial or keys",

@@ -32,6 +32,7 @@ from conformance.harness import (
     trainer,
 )
 from helpers import assert_unchanged, state
+from processes import ALL
 from tfrs_embed import kernels
 
 # XLA adds up in an order of its own.
@@ -124,6 +125,9 @@ def cases(device=(), replicas=(), tpu=()):
     found = {"device": device, "tpu": tpu}.get(PLATFORM, replicas)
     if not found:
         return lambda test: None
+    if ALL and found is replicas:
+        anyhow = [case for case in found if case.kernels is None]
+        found = [*(c for c in found if c.kernels is not None), *both(*anyhow)]
     return pytest.mark.parametrize("case", found, ids=str, indirect=True)
 
 
