@@ -1,5 +1,7 @@
 """The code in the README, on the pages of docs and in docstrings runs."""
 
+import re
+
 import pytest
 
 import documentation
@@ -80,6 +82,20 @@ def test_every_other_library_has_code_that_runs():
     assert len(SECTIONS) == 6
 
 
+def test_the_page_has_the_order_of_packages_that_imports_have():
+    contract = (documentation.ROOT / "pyproject.toml").read_text("utf-8")
+    [layers] = re.findall(r"^layers = \[\n(.*?)^\]", contract, re.M | re.S)
+    wanted = [set(re.findall(r"\w+", line)) for line in layers.splitlines()]
+    text = (documentation.ROOT / "docs/architecture.md").read_text("utf-8")
+    table = text.partition("## The order of packages")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.M)
+    assert [{"__main__"}, *map(set, map(_words, rows))] == wanted
+
+
+def _words(text):
+    return re.findall(r"\w+", text)
+
+
 EXAMPLES = [
     name
     for name in documentation.public_names()
@@ -96,4 +112,4 @@ def test_an_example_runs(name, request):
 
 # Of several workers: in test_strategies.py, which has some for other tests.
 def test_code_that_needs_replicas():
-    run(["test_documentation.py"], "tpu:4x4")
+    run({"strategies/test_documentation.py": None}, "tpu:4x4")
