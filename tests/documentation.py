@@ -129,7 +129,7 @@ def blocks(page):
 
 
 def _options(comment, page):
-    """What a comment says of the next block; others say nothing."""
+    """The options of the next block in a comment; {} if it has none."""
     if comment.strip().startswith(_FIRST):
         return {"first": comment.strip().removeprefix(_FIRST)}
     kind, _, rest = comment.strip().partition(": ")

@@ -316,7 +316,7 @@ def _require_one_device(
 
 
 def can_shard(strategy: tf.distribute.Strategy) -> bool:
-    """Tells a strategy over whose replicas tables can be sharded."""
+    """Whether tables can be sharded over a strategy's replicas."""
     kinds = (
         tf.distribute.MirroredStrategy,
         tf.distribute.MultiWorkerMirroredStrategy,

@@ -76,7 +76,7 @@ def status() -> Status:
 
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
-    """Uses TensorFlow's operations only, in what is traced or run inside.
+    """Uses TensorFlow's operations only, in code that is traced or run inside.
 
     It is for comparing the two; saved models never depend on the kernels.
 

@@ -67,7 +67,7 @@ class PartialTPUEmbedding(TableLayer):
         embedding_feature: a `tf.tpu.experimental.HardwareFeature`'s
             EmbeddingFeature, to overrule what TPUs say they have: UNSUPPORTED
             keeps large tables replicated on them. Read on TPUs only.
-        invalid_ids: what an id outside its table does: "error", or "zero": it
+        invalid_ids: fate of an id outside its table: "error", or "zero": it
             counts as absent, so alone it gives a zero vector, and combiners
             leave it out.
         **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in

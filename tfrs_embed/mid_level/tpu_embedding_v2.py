@@ -234,7 +234,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         """Looks up the ids in buffers.
 
         Args:
-            partitioned_tensors: what `enqueue` returned.
+            partitioned_tensors: the result of `enqueue`.
 
         Returns:
             The activations, nested as the configuration, each [chips *

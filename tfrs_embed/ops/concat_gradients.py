@@ -19,7 +19,8 @@ class ConcatGradients(NamedTuple):
     """The places of gradients in matrices.
 
     Attributes:
-        matrices: float32 tensors: matrices, or what is no part of one.
+        matrices: float32 tensors: matrices, or gradients that are no part of
+            one.
         matrix_of: each gradient's among them.
         first: [gradients] int32, each one's first column.
     """

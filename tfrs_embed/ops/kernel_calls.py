@@ -69,7 +69,7 @@ def lookup(
         tables: each [rows, dim] float32.
         table_of: each feature's table.
         bags: each feature's bags.
-        dtype: what the vectors will be cast to.
+        dtype: the dtype that the vectors will be cast to.
 
     Returns:
         Each feature's vectors: of the dtype, if it is float32, bfloat16 or

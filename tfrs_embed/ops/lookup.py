@@ -33,7 +33,7 @@ def lookup(
         bags: each feature's bags.
         device: where the tables are.
         training: whether this is part of a training step.
-        dtype: what the vectors will be cast to.
+        dtype: the dtype that the vectors will be cast to.
 
     Returns:
         Each feature's vectors, float32 or of the dtype: [count, dim], or in the

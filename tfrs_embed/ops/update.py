@@ -38,7 +38,7 @@ class TableUpdate(NamedTuple):
         variables: the parameters and the rule's slots, by name.
         rule: the update rule.
         rate: its learning rate, a scalar float32.
-        contributions: what adds to the gradients.
+        contributions: the contributions to its rows' gradients.
     """
 
     variables: dict[str, tf.Variable]
@@ -53,7 +53,7 @@ def row_gradients(
     """Sums a table's gradients row by row, over all its features.
 
     Args:
-        contributions: what adds to the gradients.
+        contributions: the contributions to its rows' gradients.
         device: where the table is.
 
     Returns:

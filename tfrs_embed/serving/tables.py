@@ -141,7 +141,7 @@ class ServedTable(Trackable):
         With several workers all of them must, if the table is sharded.
 
         Yields:
-            A block's first row, and what is stored of the block in each
+            A block's first row, and the block's values in each
             variable, by name.
 
         Raises:

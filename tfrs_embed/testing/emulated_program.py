@@ -46,7 +46,7 @@ class Replicas:
 
     @contextlib.contextmanager
     def without(self) -> Iterator[None]:
-        """Leaves out what is built within: the host runs it, or no one."""
+        """Leaves out operations built within: the host runs them, or none."""
         first = _next_id(self.graph)
         yield
         self._others.append((first, _next_id(self.graph)))

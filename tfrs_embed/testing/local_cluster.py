@@ -32,7 +32,7 @@ class LocalCluster:
         ([0, 0], {'type': 'worker', 'index': 1})
 
     Args:
-        command: what each worker runs.
+        command: the command that each worker runs, with its arguments.
         workers: the number of workers.
         env: environment variables on top of this process's.
         delays: seconds after which each worker starts; None: all at once.

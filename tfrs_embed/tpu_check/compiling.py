@@ -39,8 +39,8 @@ class Compiled:
             TensorCore; None if it doesn't say.
         bytes_accessed: the bytes that it counts as read and written; None if it
             doesn't say.
-        temporary_bytes: the memory for what is computed on the way, by this
-            compilation, which is not quite a run's.
+        temporary_bytes: the memory for intermediate results, by this
+            compilation; a run's may differ.
         sparse_instructions: how often it has each kind of instruction for
             SparseCores; None where its text can't be read.
     """
@@ -90,7 +90,7 @@ class Compiler:
             tpu_slice: the slice.
 
         Returns:
-            The compiler's version, and what it says of each program.
+            The compiler's version, and its verdict on each program.
 
         Raises:
             CheckError: there is no such compiler, or it ended.

@@ -95,7 +95,7 @@ class Program:
     Attributes:
         name: the function that it is part of, and its number there.
         calls: its calls of the SparseCores.
-        argument_bytes: size of what it is given on one chip: tables, other
+        argument_bytes: size of its arguments on one chip: tables, other
             variables, its part of the batch.
         buffer_bytes: size of the SparseCores' buffers of ids among that.
         unknown_shapes: the number of arguments whose shapes are known as the

@@ -49,7 +49,7 @@ class CheckedFunction:
         name: its name.
         programs: its programs. A pipelined loop has five: the first step's
             lookup and dense part, the second's lookup, the loop's body, and
-            what is left at its end.
+            the updates left at its end.
         host_operations: how often each kind of operation runs on the host in
             the traced steps of a replica.
     """

@@ -74,7 +74,7 @@ def compute_limits(
         topology: see `Topology.of`: "v5p-8", or (chips, SparseCores per chip).
         optimizer: for tables that have none, as a layer takes it. It decides
             which tables are stacked, and how large they are with slots.
-        safety: what the limits are multiplied by, at least 1.
+        safety: factor by which the limits are raised, at least 1.
         size_threshold: tables with at most so many rows are left out, as
             `PartialTPUEmbedding` leaves them to Keras.
         sparse_core_embedding_config: a `SparseCoreEmbeddingConfig` whose other

@@ -59,14 +59,14 @@ class MaxLoads:
         """The layout's `SparseCoreEmbeddingConfig` with limits for the loads.
 
         Args:
-            safety: what the loads are multiplied by, at least 1.
+            safety: factor by which the loads are raised, at least 1.
 
         Returns:
             The configuration, with the smallest limits that hold these.
         """
 
         def limit(most: int) -> int:
-            # A float's product may be a little more than what it stands for.
+            # A float's product may be a little larger than the exact one.
             return max(1, math.ceil(round(most * safety, 6)))
 
         stacks = self._layout.stacks
