@@ -19,7 +19,7 @@ from conformance.descriptors import (
 from helpers import differentiate
 from reference import Feature, Ragged, Reference, Sparse, to_tf
 from strategies.replicas import add, distribute, local
-from tfrs_embed.placement import KERAS
+from tfrs_embed.placement import EngineKind
 from tfrs_embed.strategies import is_tpu
 
 tpu = tf.tpu.experimental.embedding
@@ -64,11 +64,11 @@ def build(engine, tables=None, per_table=False, **options):
         rng = np.random.default_rng(0)
         layer({n: to_tf(make_ids(rng, kind_of(n), 1)) for n in features})
     rows = {n: table.numpy() for n, table in layer.embedding_tables.items()}
-    places = places_of(layer)
+    places, keras = places_of(layer), EngineKind.KERAS.value
     reference = Reference(
         described,
         {
-            name: case.reference(rows[name], trained=places[name] != KERAS)
+            name: case.reference(rows[name], trained=places[name] != keras)
             for name, case in tables.items()
         },
         options.get("invalid_ids", "error"),
