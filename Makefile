@@ -7,6 +7,7 @@ VENV := .venv
 BENCH_VENV := .venv-bench
 TPU_VENV := .venv-tpu
 COMPILER_VENV := .venv-tpu-compiler
+OLDEST_VENV := .venv-oldest
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check -qq
 
@@ -16,7 +17,7 @@ export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup kernels demo distributed multi-worker dlrm tpu serve test
-.PHONY: nightly test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
+.PHONY: nightly test-oldest test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
 .PHONY: bazel clean
 
 help: ## List the targets
@@ -83,6 +84,19 @@ test: $(VENV)/.ready-test ## Run the tests; ARGS="-k ragged" picks some
 
 nightly: $(VENV)/.ready-test ## Run the tests, with all that make test leaves out
 	TFRS_EMBED_NIGHTLY=1 $(RUN) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+# The oldest TensorFlow of tfrs_embed/version.py; Python 3.12 is its newest.
+$(OLDEST_VENV)/.installed: setup.py pyproject.toml tfrs_embed/version.py
+	$(MAKE) VENV=$(OLDEST_VENV) $(OLDEST_VENV)/.created
+	oldest=$$(sed -n 's/^OLDEST_TENSORFLOW = "\(.*\)"/\1/p' \
+		tfrs_embed/version.py) && \
+	$(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check -qq install \
+		"tensorflow==$$oldest.*" "tf-keras==$$oldest.*" --editable '.[test]'
+	@touch $@
+
+test-oldest: $(OLDEST_VENV)/.installed ## Run the tests on the oldest TensorFlow
+	$(OLDEST_VENV)/bin/python -m tfrs_embed.kernels.build --if-possible
+	$(OLDEST_VENV)/bin/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 # What held in which tier, for the table in docs/tpu.md.
 TIERS := $(CURDIR)/.tpu-tiers.jsonl
@@ -188,7 +202,7 @@ bazel: $(VENV)/.installed-test ## Build and test with Bazel, in .venv
 	$(BAZEL) $(BAZEL_STARTUP) test $(BAZEL_ARGS) //...
 
 clean: ## Remove what these targets made, .venv too
-	rm -rf $(VENV) $(BENCH_VENV) $(TPU_VENV) $(COMPILER_VENV) .build dist
+	rm -rf $(VENV) $(BENCH_VENV) $(TPU_VENV) $(COMPILER_VENV) $(OLDEST_VENV) .build dist
 	rm -rf *.egg-info $(TIERS)
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f tfrs_embed/kernels/*.so

@@ -52,12 +52,26 @@ def taken():
 
 
 TAKEN = taken()
+#: What came later than the oldest TensorFlow, which SparseCores need.
+SINCE = {
+    ("tpu_embedding_v3", "_clone_feature_config"): (2, 17),
+    (
+        "tpu_embedding_v3",
+        "_stack_tables_with_same_table_dim_and_optimizer",
+    ): (2, 17),
+}
+
+
+def minor(text):
+    return tuple(int(part) for part in text.split(".")[:2])
 
 
 @pytest.mark.parametrize(("name", "attribute"), TAKEN)
 def test_what_is_taken_is_there(name, attribute):
     found = getattr(_tensorflow, name)
-    assert attribute is None or hasattr(found, attribute)
+    since = SINCE.get((name, attribute), (0,))
+    there = attribute is None or hasattr(found, attribute)
+    assert there == (minor(tf.__version__) >= since)
 
 
 def test_nothing_is_listed_that_nobody_takes():
@@ -66,8 +80,10 @@ def test_nothing_is_listed_that_nobody_takes():
         for module, alias in imports(tree(ROOM))
         if module.startswith(PRIVATE)
     }
+    # Those that it makes others of.
+    within = {n.id for n in ast.walk(tree(ROOM)) if isinstance(n, ast.Name)}
     assert listed
-    assert listed <= {name for name, _ in TAKEN}
+    assert listed <= {name for name, _ in TAKEN} | within
 
 
 def test_only_one_module_imports_private_modules():
@@ -80,9 +96,6 @@ def test_only_one_module_imports_private_modules():
 
 
 def test_this_tensorflow_is_one_that_is_promised():
-    def minor(text):
-        return tuple(int(part) for part in text.split(".")[:2])
-
     oldest = minor(version.OLDEST_TENSORFLOW)
     newest = minor(version.NEWEST_TENSORFLOW)
     assert oldest <= minor(tf.__version__) <= newest

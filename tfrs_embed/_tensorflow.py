@@ -14,6 +14,10 @@ name and what is taken from it.
 
 from __future__ import annotations
 
+import types
+from collections.abc import Callable
+from typing import Any
+
 import tensorflow as tf
 
 from tfrs_embed.version import NEWEST_TENSORFLOW, OLDEST_TENSORFLOW, __version__
@@ -106,7 +110,6 @@ try:
         handle_data_util,
         # Initializers that can make a part of a table: those of TF itself.
         init_ops_v2,
-        # Whether summaries are recorded, under which TF does not pipeline.
         summary_ops_v2,
     )
 
@@ -126,7 +129,6 @@ try:
 
     # TPU embeddings: TF's classes, and how they stack tables and fill buffers.
     from tensorflow.python.tpu import (
-        embedding_context_utils,
         tpu_embedding_v2,
         tpu_embedding_v2_utils,
         tpu_embedding_v3,
@@ -165,3 +167,17 @@ AutoTrackable = tf.__internal__.tracking.AutoTrackable
 EagerTensor = tf.__internal__.EagerTensor
 #: Keeps a decorated function's signature for AutoGraph.
 make_decorator = tf.__internal__.decorator.make_decorator
+
+try:
+    from tensorflow.python.tpu.embedding_context_utils import (
+        embedding_pipelining_state,
+    )
+except ImportError:
+    # Before TensorFlow 2.20 nothing switches pipelining off.
+    embedding_pipelining_state = types.SimpleNamespace(enabled=True)
+
+#: Whether summaries are recorded, under which TensorFlow does not pipeline;
+#: before 2.19 it does.
+is_recording_summaries: Callable[[], Any] = getattr(
+    summary_ops_v2, "is_recording_summaries", lambda: False
+)

@@ -20,6 +20,7 @@ from tfrs_embed.configs import (
 )
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.strategies import require_sparse_core_api
 
 _tpu = tf.tpu.experimental.embedding
 
@@ -100,6 +101,7 @@ def sparse_core_from_config(config: dict[str, Any] | None) -> Any:
     """Returns the SparseCoreEmbeddingConfig that was stored, or None."""
     if not isinstance(config, Mapping):
         return config
+    require_sparse_core_api()
     return tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(**config)
 
 

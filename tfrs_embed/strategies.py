@@ -152,3 +152,27 @@ def in_pfor() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def has_sparse_core_api() -> bool:
+    """Tells whether this TensorFlow can lay tables out on SparseCores.
+
+    TensorFlow 2.16 stacks tables inside of its class for TPUs, has other
+    operations for the chips, and no SparseCoreEmbeddingConfig.
+    """
+    return hasattr(tf.tpu.experimental.embedding, "SparseCoreEmbeddingConfig")
+
+
+def require_sparse_core_api() -> None:
+    """Checks that this TensorFlow can lay tables out on SparseCores.
+
+    Raises:
+        RuntimeError: it can't.
+    """
+    if not has_sparse_core_api():
+        raise RuntimeError(
+            "SparseCores need TensorFlow 2.17 or newer, which has "
+            "tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig; this is "
+            f"TensorFlow {tf.__version__}. TPUs with embedding cores, GPUs and "
+            "CPUs do without it."
+        )

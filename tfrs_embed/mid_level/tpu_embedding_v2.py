@@ -10,9 +10,9 @@ import tensorflow as tf
 from tfrs_embed import strategies
 from tfrs_embed._tensorflow import (
     PartitionedCsrFormatTensor,
-    embedding_context_utils,
+    embedding_pipelining_state,
+    is_recording_summaries,
     nest,
-    summary_ops_v2,
     tpu_strategy,
 )
 from tfrs_embed.arguments import named
@@ -356,12 +356,12 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
 
     def _late(self) -> bool:
         """Whether an update made now is deferred to the next step's."""
-        recording = summary_ops_v2.is_recording_summaries()
+        recording = is_recording_summaries()
         return bool(
             self._pipelined
             # A symbolic condition does not count, as in TF.
             and not (isinstance(recording, bool) and recording)
-            and embedding_context_utils.embedding_pipelining_state.enabled
+            and embedding_pipelining_state.enabled
             and pipelining.in_loop()
         )
 

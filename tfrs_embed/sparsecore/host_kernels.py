@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import device_util, kernel_registry
+from tfrs_embed.strategies import require_sparse_core_api
 
 _OP = "ConvertToListOfSparseCoreCooTensors"
 
@@ -21,8 +22,10 @@ def require_kernels(strategy: tf.distribute.Strategy) -> None:
         strategy: a TPUStrategy.
 
     Raises:
-        RuntimeError: this process preprocesses ids, and its TensorFlow can't.
+        RuntimeError: this process preprocesses ids, and its TensorFlow can't;
+            or it is TensorFlow 2.16, which has no layouts for SparseCores.
     """
+    require_sparse_core_api()
     if has_kernels() or hasattr(strategy, "topology"):
         return  # An emulated slice has the operations in numpy.
     device = strategy.extended.worker_devices[0]

@@ -14,8 +14,12 @@ import tensorflow as tf
 
 from tfrs_embed._tensorflow import nest, tpu_embedding_v3
 from tfrs_embed.sparsecore.topology import Topology
+from tfrs_embed.strategies import require_sparse_core_api
 
-DEFAULT_LIMIT = tpu_embedding_v3.TPUEmbeddingV2.DEFAULT_MAX_IDS_PER_TABLE
+# TensorFlow 2.16 names none, and has no layout to limit.
+DEFAULT_LIMIT = getattr(
+    tpu_embedding_v3.TPUEmbeddingV2, "DEFAULT_MAX_IDS_PER_TABLE", 256
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +83,9 @@ class Layout:
         topology: the slice.
         config: a `SparseCoreEmbeddingConfig`, or None for TF's defaults.
 
+    Raises:
+        RuntimeError: TensorFlow 2.16, which has no such configuration.
+
     Attributes:
         topology: the slice.
         config: the `SparseCoreEmbeddingConfig`.
@@ -95,6 +102,7 @@ class Layout:
         topology: Topology,
         config: Any = None,
     ) -> None:
+        require_sparse_core_api()
         self.topology = topology
         if config is None:
             config = tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig()

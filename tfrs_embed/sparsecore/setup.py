@@ -25,6 +25,7 @@ from tfrs_embed.optimizers.learning_rate import is_schedule
 from tfrs_embed.optimizers.rules import UpdateRule
 from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.sparsecore.topology import Topology
+from tfrs_embed.strategies import require_sparse_core_api
 from tfrs_embed.structure import Structure
 
 #: SparseCores address a stack's rows by int32.
@@ -96,7 +97,9 @@ def make_setup(
         ValueError: a value that is missing, out of range, or of no effect.
         TypeError: a value of the wrong kind.
         NotImplementedError: weight decay.
+        RuntimeError: TensorFlow 2.16, which has no layouts for SparseCores.
     """
+    require_sparse_core_api()
     feature_config, spec = _read(feature_config, optimizer)
     order = tuple(nest.flatten(spec.structure.pack(range(len(spec.features)))))
     for feature in spec.features:

@@ -23,6 +23,7 @@ from tfrs_embed._tensorflow import (
     values_util,
 )
 from tfrs_embed.sparsecore import pipelining
+from tfrs_embed.strategies import has_sparse_core_api, require_sparse_core_api
 from tfrs_embed.testing import emulated_device_ops, emulated_host_ops
 
 _Function = Callable[..., Any]
@@ -40,6 +41,19 @@ _current = _Current()
 @functools.cache
 def install() -> None:
     """Replaces TensorFlow's functions, once."""
+    # TensorFlow would warn each time that there is no TPU program to leave.
+    _replace("outside_compilation", _call, module=tpu_replication)
+    enclosing = tpu_util.enclosing_tpu_context
+    tpu_util.enclosing_tpu_context = lambda: enclosing() or _replica()
+    pipelining.retrace_in_loops()
+    if has_sparse_core_api():
+        _install_sparse_cores()
+    else:
+        # TensorFlow 2.16: its operations for SparseCores are not these.
+        _refuse(tpu_embedding_v3.TPUEmbeddingV2)
+
+
+def _install_sparse_cores() -> None:
     for name, emulated in emulated_host_ops.missing().items():
         _replace(name, emulated)
     for name, emulated in emulated_device_ops.COPIES.items():
@@ -53,11 +67,19 @@ def install() -> None:
         setattr(cls, name, _remembered(getattr(cls, name)))
     cls.enqueue = _on_host(cls.enqueue)
     _replace_shards(tpu_embedding_v3.TPUEmbeddingShardedVariable)
-    # TensorFlow would warn each time that there is no TPU program to leave.
-    _replace("outside_compilation", _call, module=tpu_replication)
-    enclosing = tpu_util.enclosing_tpu_context
-    tpu_util.enclosing_tpu_context = lambda: enclosing() or _replica()
-    pipelining.retrace_in_loops()
+
+
+def _refuse(cls: Any) -> None:
+    """Has TensorFlow's class say at once what the emulation lacks."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def checked_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if _in_effect():
+            require_sparse_core_api()
+        init(self, *args, **kwargs)
+
+    cls.__init__ = checked_init
 
 
 def _emulated(strategy: Any) -> bool:

@@ -16,7 +16,7 @@ from tfrs_embed._tensorflow import (
     cross_device_ops,
     def_function,
     device_util,
-    embedding_context_utils,
+    embedding_pipelining_state,
     mirrored_strategy,
     topology_pb2,
     tpu_hardware_feature,
@@ -97,7 +97,7 @@ class EmulatedTPUStrategy(tpu_strategy.TPUStrategyV2):
             # Replicas meet only in the graph that they are called in.
             fn = fn.python_function
         fn = autograph.tf_convert(fn, ag_ctx.control_status_ctx())
-        state = embedding_context_utils.embedding_pipelining_state
+        state = embedding_pipelining_state
         enabled = state.enabled
 
         @tf.autograph.experimental.do_not_convert
