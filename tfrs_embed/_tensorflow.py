@@ -160,7 +160,7 @@ except ImportError as error:
         "in CONTRIBUTING.md."
     ) from error
 
-#: What a checkpoint holds: objects with children by name.
+#: Objects with children by name, as checkpoints hold them.
 Trackable = tf.__internal__.tracking.Trackable
 AutoTrackable = tf.__internal__.tracking.AutoTrackable
 #: A tensor with a value, also where a function is traced.

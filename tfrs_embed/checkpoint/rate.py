@@ -15,7 +15,7 @@ from tfrs_embed.checkpoint.rows import Saved, copy_for_saving
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.optimizers.rules import TableOptimizer
 
-#: What a table's rate is called in a checkpoint.
+#: The name of a table's rate in a checkpoint.
 LEARNING_RATE = "learning_rate"
 
 #: By the reader of a checkpoint and the optimizer, its tables' rates there.

@@ -15,10 +15,10 @@ from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.ops.update import scatter_update
 
-#: What a variable's value is called in a checkpoint.
+#: The name of a variable's value in a checkpoint.
 VALUE = "VARIABLE_VALUE"
 _SUFFIX = f"/.ATTRIBUTES/{VALUE}"
-#: What a table of keys calls these.
+#: The name of a table's keys in a checkpoint.
 KEYS = "keys"
 
 #: Makes initial rows from a row on: (first row's index, rows) block by block.

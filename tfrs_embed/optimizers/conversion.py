@@ -1,8 +1,9 @@
-"""What a user may give for a table optimizer, turned into one; and back.
+"""Conversion of users' optimizers into table optimizers, and back.
 
-What is taken follows from the rules: each says which classes of TensorFlow's
-and Keras's it is, and its fields are their settings. A setting that the update
-rules can't honour exactly is an error: nothing that was asked for is left out.
+The classes that are taken follow from the rules: each says which classes of
+TensorFlow's and Keras's it is, and its fields are their settings. A setting
+that no rule can honour exactly is an error: nothing that was asked for is left
+out.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def check(optimizer: Any, where: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """What an optimizer is as a table's; making its rate makes variables."""
+    """A rule and a rate that is not made yet, as that makes variables."""
 
     rule: UpdateRule
     rate: Callable[[], LearningRate]

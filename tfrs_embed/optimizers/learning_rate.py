@@ -86,12 +86,12 @@ class LearningRate:
 
     @property
     def given(self) -> Any:
-        """What it is read from: a variable, a schedule or a callable."""
+        """The source of the rate: a variable, a schedule or a callable."""
         return self._given()
 
     @property
     def formulas(self) -> list[str]:
-        """What it is multiplied by."""
+        """The factors' formulas."""
         return [formula for _, formula in self._factors]
 
     @property

@@ -26,8 +26,8 @@ from tfrs_embed.checkpoint.conversion.objects import unescape
 from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
 
-#: What can be written: this package's checkpoints, or files as `sok.dump` or
-#: `sok.Saver` writes them.
+#: Formats that can be written: this package's checkpoints, or files as
+#: `sok.dump` or `sok.Saver` writes them.
 TARGETS = ("checkpoint", "sok", "sok-saver")
 
 
