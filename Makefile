@@ -17,7 +17,7 @@ export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup kernels demo distributed multi-worker dlrm tpu serve test
-.PHONY: nightly test-oldest test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
+.PHONY: nightly mutation test-oldest test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
 .PHONY: bazel clean
 
 help: ## List the targets
@@ -116,7 +116,7 @@ test-tpu-wheel: $(TPU_VENV)/.installed ## Test against SparseCore's own kernels
 	TFRS_EMBED_NIGHTLY=1 TFRS_EMBED_TIERS=$(TIERS) \
 		$(TPU_VENV)/bin/python -m pytest -n 2 $(ARGS) \
 		tests/tpu_wheel \
-		tests/test_tpu_strategies.py::test_emulated_slices
+		"tests/test_tpu_strategies.py::test_slices[tpu:4x4]"
 
 # libtpu's compiler works without a TPU too; an older one beside the newest.
 $(COMPILER_VENV)/.installed: tests/tpu_wheel/compiler_requirements.txt
@@ -145,6 +145,10 @@ tpu-support: ## Check the table in docs/tpu.md; ARGS=update writes it
 # ARGS="--seconds 600" for more; it needs g++ or clang++.
 sanitize: $(VENV)/.installed-test ## Fuzz the kernels under sanitizers
 	$(RUN) tests/sanitize/run.py $(ARGS)
+
+# ARGS="--count 50 --only ops/"; what it has found is in .mutation.
+mutation: $(VENV)/.ready-mutation ## Look for changes that no test finds
+	$(RUN) tests/mutation/run.py $(ARGS)
 
 # ARGS="--every 5" for a fifth of them.
 upstream: $(VENV)/.ready-test ## Run TFRS's and TF-models' tests on it

@@ -28,6 +28,7 @@ EXTRAS = {
     "lint": ["import-linter==2.16", "mypy==2.4.1", "ruff==0.17.5"],
 }
 EXTRAS["dev"] = sorted({r for extra in EXTRAS.values() for r in extra})
+EXTRAS["mutation"] = ["cosmic-ray==8.7.0", "coverage", *EXTRAS["test"]]
 
 setup(
     name="tfrs_embed",

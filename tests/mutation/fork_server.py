@@ -1,0 +1,205 @@
+"""Runs tests in forks of a process that has TensorFlow imported already.
+
+    python fork_server.py FOLDER
+
+TensorFlow takes seconds to import, most tests milliseconds. FOLDER holds the
+package and its tests. They are imported by the forks alone, so each sees what
+is on the disk at that time. Requests and replies are lines of JSON on standard
+input and output. A request has
+
+    files: the test files to collect, relative to FOLDER
+    tests: the tests to run, in this order; null for all
+    select: pytest's expression of what to run; may be null
+    env: environment variables
+    limit: seconds after which the fork is killed
+    cover: whether to record the lines that each test runs
+
+and its reply
+
+    status: pytest's exit status, or null if the limit was reached
+    failed: the tests that failed
+    seconds: what each test took
+    output: the end of what was printed
+    lines: with cover, for each module the lines that each test ran
+"""
+
+import contextlib
+import gc
+import json
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import time
+import traceback
+
+# Before TensorFlow is imported, as tests/conftest.py would.
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "2")
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+# What was compiled before a mutation must not be taken for its module.
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+sys.dont_write_bytecode = True
+
+import coverage  # noqa: E402
+import hypothesis  # noqa: E402, F401
+import numpy  # noqa: E402, F401
+import pytest  # noqa: E402
+import tensorflow  # noqa: E402, F401
+import tensorflow_recommenders  # noqa: E402, F401
+import tf_keras  # noqa: E402, F401
+
+FOLDER = pathlib.Path(sys.argv[1]).resolve()
+
+
+class Plugin:
+    """Picks the tests, and records what they do."""
+
+    def __init__(self, tests, cover):
+        self._order = (
+            None if tests is None else {t: i for i, t in enumerate(tests)}
+        )
+        self._cover = cover
+        self.failed = []
+        self.seconds = {}
+
+    # After pytest's own order, which is by fixtures.
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        if self._order is not None:
+            picked = [i for i in items if i.nodeid in self._order]
+            items[:] = sorted(picked, key=lambda i: self._order[i.nodeid])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        if self._cover:
+            self._cover.switch_context(item.nodeid)
+        result = yield
+        if self._cover:
+            self._cover.switch_context("")
+        return result
+
+    def pytest_runtest_logreport(self, report):
+        before = self.seconds.get(report.nodeid, 0)
+        self.seconds[report.nodeid] = before + report.duration
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+
+def _lines(data):
+    """For each module the lines that each test ran, as bits of a number."""
+    lines = {}
+    for file in data.measured_files():
+        tests = {}
+        for line, contexts in data.contexts_by_lineno(file).items():
+            for test in contexts:
+                tests[test] = tests.get(test, 0) | 1 << line
+        name = pathlib.Path(file).relative_to(FOLDER).as_posix()
+        lines[name] = {test: hex(bits) for test, bits in tests.items()}
+    return lines
+
+
+def _run_tests(request):
+    os.environ.update(request["env"])
+    os.chdir(FOLDER)
+    sys.path.insert(0, str(FOLDER))
+    cover = None
+    if request["cover"]:
+        cover = coverage.Coverage(
+            data_file=None,
+            config_file=False,
+            source=[str(FOLDER / "tfrs_embed")],
+        )
+        cover.start()
+    plugin = Plugin(request["tests"], cover)
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options += ["--hypothesis-seed=0", "--tb=short"]
+    options += [] if cover else ["-x"]
+    options += ["-k", request["select"]] if request["select"] else []
+    status = pytest.main([*options, *request["files"]], [plugin])
+    import tfrs_embed
+
+    if FOLDER not in pathlib.Path(tfrs_embed.__file__).parents:
+        raise RuntimeError(f"Tested {tfrs_embed.__file__}, not {FOLDER}.")
+    reply = {
+        "status": int(status),
+        "failed": plugin.failed,
+        "seconds": plugin.seconds,
+    }
+    if cover:
+        cover.stop()
+        reply["lines"] = _lines(cover.get_data())
+    return reply
+
+
+def _run_child(request, reply_file, output_file):
+    os.setsid()
+    with open(output_file, "w") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    try:
+        reply = _run_tests(request)
+    except BaseException:
+        # A mutated package may not even be importable.
+        traceback.print_exc()
+        reply = {"status": 1, "failed": [], "seconds": {}}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pathlib.Path(reply_file).write_text(json.dumps(reply))
+    # No handlers at exit: they are the parent's.
+    os._exit(0)
+
+
+def answer(request):
+    """Runs a request's tests in a fork; returns the reply."""
+    with tempfile.TemporaryDirectory() as folder:
+        reply_file = pathlib.Path(folder, "reply.json")
+        output_file = pathlib.Path(folder, "output.txt")
+        start = time.monotonic()
+        child = os.fork()
+        if not child:
+            _run_child(request, reply_file, output_file)
+        timed_out = False
+        while not (ended := os.waitpid(child, os.WNOHANG)[0]):
+            if time.monotonic() - start > request["limit"]:
+                timed_out = True
+                break
+            time.sleep(0.05)
+        with contextlib.suppress(ProcessLookupError):
+            # With the processes that the tests may have started.
+            os.killpg(child, signal.SIGKILL)
+        if not ended:
+            os.waitpid(child, 0)
+        if timed_out:
+            reply = {"status": None, "failed": [], "seconds": {}}
+        elif reply_file.exists():
+            reply = json.loads(reply_file.read_text())
+        else:
+            # It crashed.
+            reply = {"status": -1, "failed": [], "seconds": {}}
+        output = output_file.read_text() if output_file.exists() else ""
+        return {
+            **reply,
+            "output": output[-2000:],
+            "wall": time.monotonic() - start,
+        }
+
+
+def main():
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    gc.freeze()
+    print("ready", file=replies, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()
