@@ -45,6 +45,10 @@ def build(engine, tables=None, per_table=False, **options):
         name: case.optimizer and OPTIMIZERS[case.optimizer].optimizer
         for name, case in tables.items()
     }
+    shared = None
+    if not per_table:
+        # As equal objects may not be hashable.
+        [shared] = {case.optimizer for case in tables.values()}
     features, described = {}, {}
     for table, case in tables.items():
         config = case.config(table, optimizers[table] if per_table else None)
@@ -57,8 +61,11 @@ def build(engine, tables=None, per_table=False, **options):
                     shape = {"output_shape": (BATCH,)}
             features[name] = tpu.FeatureConfig(config, **KINDS[kind])
             described[name] = Feature(table, **shape)
-    [shared] = {None} if per_table else set(optimizers.values())
-    layer = layer_class(features, optimizer=shared, **options)
+    layer = layer_class(
+        features,
+        optimizer=shared and OPTIMIZERS[shared].optimizer,
+        **options,
+    )
     if is_tpu(tf.distribute.get_strategy()):
         # A TPU's tables are made by the first call.
         rng = np.random.default_rng(0)

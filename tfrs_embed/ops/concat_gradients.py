@@ -187,7 +187,7 @@ def _stacked(sizes: tf.Tensor) -> list[tf.Tensor]:
         if op.type != kind:
             return []
         op = op.inputs[0].op
-    stacked = op.type == "HandlePack" and op.get_attr("axis") == 1
+    stacked = op.type == "Pack" and op.get_attr("axis") == 1
     return list(op.inputs) if stacked else []
 
 
