@@ -25,7 +25,7 @@ using tensorflow::TensorShape;
 
 namespace {
 
-constexpr int64_t kKeysAhead = 8;
+constexpr int64_t kSlotsAhead = 8;
 
 // A slot of the hash table that finds equal keys. The key is kept beside the
 // number so that a comparison is one access to memory.
@@ -44,8 +44,8 @@ int32_t FindUnique(const int64_t* keys, int64_t n, int bits, Slot* slots,
   auto home = [=](int64_t key) { return tfrs_hash(key) >> (64 - bits); };
   int32_t u = 0;
   for (int64_t i = 0; i < n; ++i) {
-    if (i + kKeysAhead < n) {
-      __builtin_prefetch(slots + home(keys[i + kKeysAhead]), 1);
+    if (i + kSlotsAhead < n) {
+      __builtin_prefetch(slots + home(keys[i + kSlotsAhead]), 1);
     }
     int64_t at = home(keys[i]);
     while (slots[at].number >= 0 && slots[at].key != keys[i]) {

@@ -1,5 +1,3 @@
-#define EIGEN_USE_THREADS  // For the copies that training_op_helpers.h makes.
-
 #include "variables.h"
 
 #include <algorithm>
