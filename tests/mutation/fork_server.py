@@ -11,13 +11,13 @@ input and output. A request has
     tests: the tests to run, in this order; null for all
     select: pytest's expression of what to run; may be null
     env: environment variables
-    limit: seconds after which the fork is killed
+    patience: seconds after which a test is taken to hang, and the fork killed
     cover: whether to record the lines that each test runs
 
 and its reply
 
-    status: pytest's exit status, or null if the limit was reached
-    failed: the tests that failed
+    status: pytest's exit status, null if a test hangs, -1 if the fork crashed
+    failed: the tests that failed, or the one that hangs or crashed
     seconds: what each test took
     output: the end of what was printed
     lines: with cover, for each module the lines that each test ran
@@ -28,6 +28,7 @@ import gc
 import json
 import os
 import pathlib
+import resource
 import signal
 import sys
 import tempfile
@@ -52,16 +53,19 @@ import tensorflow_recommenders  # noqa: E402, F401
 import tf_keras  # noqa: E402, F401
 
 FOLDER = pathlib.Path(sys.argv[1]).resolve()
+#: Bytes that a fork may address; tests need a third of it.
+MEMORY = 12 * 2**30
 
 
 class Plugin:
     """Picks the tests, and records what they do."""
 
-    def __init__(self, tests, cover):
+    def __init__(self, tests, cover, current):
         self._order = (
             None if tests is None else {t: i for i, t in enumerate(tests)}
         )
         self._cover = cover
+        self._current = current
         self.failed = []
         self.seconds = {}
 
@@ -74,6 +78,7 @@ class Plugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
+        self._current.write_text(item.nodeid)
         if self._cover:
             self._cover.switch_context(item.nodeid)
         result = yield
@@ -105,7 +110,7 @@ def _lines(data):
     return lines
 
 
-def _run_tests(request):
+def _run_tests(request, current):
     os.environ.update(request["env"])
     os.chdir(FOLDER)
     sys.path.insert(0, str(FOLDER))
@@ -117,7 +122,7 @@ def _run_tests(request):
             source=[str(FOLDER / "tfrs_embed")],
         )
         cover.start()
-    plugin = Plugin(request["tests"], cover)
+    plugin = Plugin(request["tests"], cover, current)
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     options += ["--hypothesis-seed=0", "--tb=short"]
     options += [] if cover else ["-x"]
@@ -138,14 +143,16 @@ def _run_tests(request):
     return reply
 
 
-def _run_child(request, reply_file, output_file):
+def _run_child(request, reply_file, output_file, current):
     os.setsid()
+    # A mutant may ask for all memory that there is.
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     with open(output_file, "w") as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
-        reply = _run_tests(request)
+        reply = _run_tests(request, current)
     except BaseException:
         # A mutated package may not even be importable.
         traceback.print_exc()
@@ -162,13 +169,15 @@ def answer(request):
     with tempfile.TemporaryDirectory() as folder:
         reply_file = pathlib.Path(folder, "reply.json")
         output_file = pathlib.Path(folder, "output.txt")
+        current = pathlib.Path(folder, "current.txt")
+        current.touch()
         start = time.monotonic()
         child = os.fork()
         if not child:
-            _run_child(request, reply_file, output_file)
+            _run_child(request, reply_file, output_file, current)
         timed_out = False
         while not (ended := os.waitpid(child, os.WNOHANG)[0]):
-            if time.monotonic() - start > request["limit"]:
+            if time.time() - current.stat().st_mtime > request["patience"]:
                 timed_out = True
                 break
             time.sleep(0.05)
@@ -177,13 +186,14 @@ def answer(request):
             os.killpg(child, signal.SIGKILL)
         if not ended:
             os.waitpid(child, 0)
-        if timed_out:
-            reply = {"status": None, "failed": [], "seconds": {}}
-        elif reply_file.exists():
+        if reply_file.exists() and not timed_out:
             reply = json.loads(reply_file.read_text())
         else:
-            # It crashed.
-            reply = {"status": -1, "failed": [], "seconds": {}}
+            reply = {
+                "status": None if timed_out else -1,
+                "failed": [t for t in [current.read_text()] if t],
+                "seconds": {},
+            }
         output = output_file.read_text() if output_file.exists() else ""
         return {
             **reply,

@@ -1,8 +1,11 @@
 """Mutants to try: cosmic-ray's, of a choice of operators and places."""
 
 import ast
+import collections
 import difflib
-import random
+import functools
+import hashlib
+import itertools
 import re
 from pathlib import Path
 
@@ -52,6 +55,11 @@ def _outside_behaviour(node):
     elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
         # What an error says.
         yield from node.exc.args
+    elif isinstance(node, (ast.Assert, ast.JoinedStr)):
+        yield node
+    elif isinstance(node, ast.keyword) and node.arg == "strict":
+        # zip's lengths never differ.
+        yield node.value
     elif isinstance(node, ast.Call):
         name = ast.unparse(node.func).rpartition(".")[2]
         if name == "cast" and ast.unparse(node.func) != "tf.cast":
@@ -77,6 +85,36 @@ def _span(node):
     return start, (node.end_lineno, node.end_col_offset)
 
 
+def _repeats(name, text):
+    """Whether another operator has the same mutant.
+
+    `not a == b` is `a != b`, and `not not a` is `a`.
+    """
+    if name != "core/AddNot":
+        return False
+    test = ast.parse(f"({text})", mode="eval").body
+    return isinstance(test, ast.Compare) or (
+        isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+    )
+
+
+def _text(lines, start, end):
+    """The source between two positions."""
+    lines = lines[start[0] - 1 : end[0]]
+    lines[-1] = lines[-1][: end[1]]
+    lines[0] = lines[0][start[1] :]
+    return "\n".join(lines)
+
+
+def _compiles(source):
+    try:
+        compile(source, "mutant", "exec", dont_inherit=True)
+    except SyntaxError:
+        # cosmic-ray takes the stars of `{**a}` for a power.
+        return False
+    return True
+
+
 def _filtered_spans(tree):
     spans = [_span(n) for n in tree.body if _is_type_alias(n)]
     for node in ast.walk(tree):
@@ -84,6 +122,7 @@ def _filtered_spans(tree):
     return spans
 
 
+@functools.cache
 def find_mutants(path):
     """The mutants of a module that could matter to a test.
 
@@ -92,6 +131,7 @@ def find_mutants(path):
     source = Path(path).read_text(encoding="utf-8")
     filtered = _filtered_spans(ast.parse(source))
     parsed = get_ast(source)
+    lines = source.splitlines()
     places = {}
     for name, _, operator in _operators({}):
         if not OPERATORS.fullmatch(name):
@@ -109,6 +149,8 @@ def find_mutants(path):
                 or (a <= inside < b and name == "core/RemoveDecorator")
                 for a, b in filtered
             ):
+                continue
+            if _repeats(name, _text(lines, start, end)):
                 continue
             mutant = {
                 "module": str(path),
@@ -135,24 +177,42 @@ def difference(source, mutated):
     return "\n".join(line for line in lines if line[0] in "-+")
 
 
+def _rank(seed, mutant, lines, seen):
+    """A number by chance that a line keeps when it moves to another file."""
+    line = lines[mutant["start"][0] - 1].strip()
+    key = f"{seed} {line} {mutant['operator']}"
+    seen[key] += 1
+    return hashlib.sha256(f"{key} {seen[key]}".encode()).digest()
+
+
+def _draw(path, seed):
+    """Mutants of a module in the order of their ranks, one for each place."""
+    source = Path(path).read_text(encoding="utf-8")
+    lines, seen = source.splitlines(), collections.Counter()
+    ranked = []
+    for place in find_mutants(path):
+        mutants = [(_rank(seed, m, lines, seen), m) for m in place]
+        ranked.append(min(mutants, key=lambda pair: pair[0]))
+    ranked.sort(key=lambda pair: pair[0])
+    for rank, mutant in ranked:
+        if _compiles(mutate(source, mutant)):
+            yield rank, mutant
+
+
 def sample(modules, count, seed):
     """Draws about `count` mutants, as many from a module as it has lines.
 
     At most one for a place, so that operators with many replacements do not
     count for more than others.
     """
-    places = {m: find_mutants(m) for m in modules}
+    places = {m: len(find_mutants(m)) for m in modules}
     lines = {m: len(Path(m).read_text().splitlines()) for m in modules}
     each = dict.fromkeys(modules, 0)
-    while sum(each.values()) < min(count, sum(map(len, places.values()))):
+    while sum(each.values()) < min(count, sum(places.values())):
         # To the one that is furthest behind its share.
-        free = [m for m in modules if each[m] < len(places[m])]
+        free = [m for m in modules if each[m] < places[m]]
         each[max(free, key=lambda m: lines[m] / (each[m] + 0.5))] += 1
-    mutants = []
+    drawn = []
     for module in modules:
-        # A module's own, so that other modules' changes don't change it.
-        choose = random.Random(f"{seed} {module}")
-        drawn = choose.sample(places[module], each[module])
-        mutants += [choose.choice(place) for place in drawn]
-    random.Random(seed).shuffle(mutants)
-    return mutants
+        drawn += itertools.islice(_draw(module, seed), each[module])
+    return [mutant for _, mutant in sorted(drawn, key=lambda pair: pair[0])]

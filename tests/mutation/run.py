@@ -53,8 +53,6 @@ LEFT_OUT = [
     "test_tpu_check.py",
     "test_tpu_strategies.py",
 ]
-#: What the tests of one mutant may take, by how long they took to record.
-BUDGET = 90
 
 
 def suites():
@@ -95,7 +93,13 @@ class Worker:
         assert self._process.stdout.readline() == "ready\n"
 
     def ask(
-        self, strategy, files, tests=None, select=None, cover=False, limit=1800
+        self,
+        strategy,
+        files,
+        tests=None,
+        select=None,
+        cover=False,
+        patience=600,
     ):
         request = {
             "files": files,
@@ -103,7 +107,7 @@ class Worker:
             "select": select,
             "env": {"TFRS_EMBED_TEST_STRATEGY": strategy},
             "cover": cover,
-            "limit": limit,
+            "patience": patience,
         }
         print(json.dumps(request), file=self._process.stdin, flush=True)
         return json.loads(self._process.stdout.readline())
@@ -200,19 +204,23 @@ class Tests:
         return [t for t in self._by_module[module] if t[-1] & wanted]
 
 
-def _in_order(tests):
-    """Quick tests first, but each function's before its other parameters."""
+def _in_order(tests, budget):
+    """Quick tests first; each more of a function's parameters counts as slower.
+
+    Not all parameters before slow tests, nor a function's last ones after them:
+    one of them may be all that finds a mutant.
+    """
     seen = collections.Counter()
     ordered = []
     for test in sorted(tests, key=lambda t: t[3]):
         function = test[0], test[2].partition("[")[0]
-        ordered.append((seen[function], test))
         seen[function] += 1
+        ordered.append((test[3] * seen[function] ** 0.5, test))
     ordered.sort(key=lambda pair: pair[0])
     total = 0
     for _, test in ordered:
         total += test[3]
-        if total > BUDGET and total > test[3]:
+        if total > budget and total > test[3]:
             return
         yield test
 
@@ -244,28 +252,35 @@ def enclosing(tree, line, end):
     return [span for _, span in sorted(spans)]
 
 
-def choose(tests, tree, mutant):
-    """The tests that a mutant meets, and whether they reach its lines."""
+def choose(tests, tree, mutant, budget):
+    """The tests that a mutant meets.
+
+    Returns:
+        Them, the number of all that reach its lines, and whether these are the
+        lines of the mutant itself or only lines around it.
+    """
     module, first, last = mutant["module"], mutant["start"][0], mutant["end"][0]
     exact = True
-    for span in enclosing(tree, first, last):
+    for span in [*enclosing(tree, first, last), (1, 10**4)]:
         if found := tests.of(module, *span):
-            return list(_in_order(found)), exact
+            return list(_in_order(found, budget)), len(found), exact
         exact = False
-    return list(_in_order(tests.of(module, 1, 10**4))), False
+    return [], 0, False
 
 
-def try_mutant(worker, mutant, tests):
+def try_mutant(worker, mutant, tests, budget):
     """Whether the tests find a mutant: "killed", "survived" or "timeout"."""
     path = worker.folder / mutant["module"]
     source = path.read_text(encoding="utf-8")
     mutated = mutants.mutate(source, mutant)
-    chosen, exact = choose(tests, ast.parse(source), mutant)
+    chosen, reaching, exact = choose(tests, ast.parse(source), mutant, budget)
     result = {
         **mutant,
         "diff": mutants.difference(source, mutated),
         "reached": exact,
         "tests": len(chosen),
+        "reaching": reaching,
+        "budget": budget,
         "outcome": "survived",
         "wall": 0,
     }
@@ -275,15 +290,21 @@ def try_mutant(worker, mutant, tests):
     path.write_text(mutated, encoding="utf-8")
     try:
         for strategy, group in by_strategy.items():
-            files = sorted({t[1] for t in group})
-            ids = [t[2] for t in group]
-            limit = 60 + 5 * sum(t[3] for t in group)
-            reply = worker.ask(strategy, files, ids, limit=limit)
-            result["wall"] += reply["wall"]
-            if reply["status"] is None:
-                # Twice: other programs may have kept the machine busy.
-                reply = worker.ask(strategy, files, ids, limit=2 * limit)
+            patience = 60 + 5 * max(t[3] for t in group)
+
+            def ask(tests, patience, strategy=strategy, group=group):
+                files = sorted({t[1] for t in group if t[2] in tests})
+                reply = worker.ask(strategy, files, tests, patience=patience)
                 result["wall"] += reply["wall"]
+                return reply
+
+            ids = [t[2] for t in group]
+            reply = ask(ids, patience)
+            if reply["status"] in (None, -1):
+                # Other programs may have kept the machine busy, or its memory.
+                reply = ask(reply["failed"] or ids, 2 * patience)
+                if reply["status"] == 0:
+                    reply = ask(ids, 2 * patience)
             if reply["status"] == 0:
                 continue
             result["outcome"] = (
@@ -321,6 +342,25 @@ def check_killers(workers, results, tests_path):
             print("Fails on the package unchanged:", *reply["failed"])
 
 
+def key(mutant):
+    """Tells a mutant from others."""
+    return mutant["module"], mutant["operator"], mutant["occurrence"]
+
+
+def latest(path):
+    """Each mutant's last result."""
+    return list({key(r): r for r in read(path)}.values())
+
+
+def is_done(result, budget):
+    """Whether a larger budget would find nothing more."""
+    return (
+        result["outcome"] != "survived"
+        or result["tests"] == result["reaching"]
+        or result["budget"] >= budget
+    )
+
+
 def print_report(results):
     """Counts by module, and the survivors."""
     outcomes = ["killed", "timeout", "survived"]
@@ -341,7 +381,8 @@ def print_report(results):
             reached = "" if result["reached"] else ", which none reaches"
             print(
                 f"\n{result['module']}:{result['start'][0]}"
-                f" survives {result['tests']} tests{reached}"
+                f" survives {result['tests']} of {result['reaching']}"
+                f" tests{reached}"
                 f"\n{result['diff']}"
             )
 
@@ -364,6 +405,13 @@ def main():
     parser.add_argument("--count", type=int, default=310)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="part of a module's path")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=60,
+        help="seconds, when recorded, of the tests that a mutant meets; with "
+        "more than before, survivors meet more",
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
         "--folder", type=pathlib.Path, default=ROOT / ".mutation"
@@ -397,12 +445,11 @@ def main():
             workers = Workers(args.workers, stack)
             record_tests(workers, recorded)
             tests = Tests(read(recorded))
-            keys = ("module", "operator", "occurrence")
-            done = {tuple(r[k] for k in keys) for r in read(found)}
-            todo = [m for m in chosen if tuple(m[k] for k in keys) not in done]
+            done = {key(r) for r in latest(found) if is_done(r, args.budget)}
+            todo = [m for m in chosen if key(m) not in done]
 
             def attempt(worker, mutant):
-                return try_mutant(worker, mutant, tests)
+                return try_mutant(worker, mutant, tests, args.budget)
 
             for result in workers.map(attempt, todo):
                 append(found, result)
@@ -412,8 +459,8 @@ def main():
                     result["operator"],
                     flush=True,
                 )
-            check_killers(workers, read(found), recorded)
-    print_report(read(found))
+            check_killers(workers, latest(found), recorded)
+    print_report(latest(found))
 
 
 if __name__ == "__main__":
