@@ -55,6 +55,33 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in LONG)
 
 
+def _skip_without_sparse_cores(error):
+    """Skips a test that needs SparseCores on a TensorFlow that has none."""
+    from tfrs_embed.strategies import NO_SPARSE_CORES, has_sparse_core_api
+
+    if not has_sparse_core_api() and NO_SPARSE_CORES in str(error):
+        pytest.skip(NO_SPARSE_CORES)
+
+
+# Rather than a mark: such a test must come as far as the error that says so.
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    try:
+        return (yield)
+    except RuntimeError as error:
+        _skip_without_sparse_cores(error)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    try:
+        return (yield)
+    except RuntimeError as error:
+        _skip_without_sparse_cores(error)
+        raise
+
+
 @pytest.fixture(scope="session")
 def strategy():
     """The strategy of this process: one, as a second would share its keys."""

@@ -4,6 +4,14 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from tfrs_embed.strategies import require_sparse_core_api
+
+
+def sparse_core_config(**settings):
+    """A SparseCoreEmbeddingConfig; an error where TensorFlow has none."""
+    require_sparse_core_api()
+    return tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(**settings)
+
 
 def differentiate(tape, loss, variables):
     """Takes gradients, and uses them: a function leaves out updates else."""

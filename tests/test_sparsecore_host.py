@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers import sparse_core_config
 from tfrs_embed.sparsecore import Topology, buffers, coo, partitions
 from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.testing import host_ops
@@ -31,7 +32,7 @@ def layout(combiner="mean", topology=(1, 2), tables=1, **config):
         features,
         None,
         Topology.of(topology),
-        tpu.SparseCoreEmbeddingConfig(**config),
+        sparse_core_config(**config),
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
+from helpers import sparse_core_config
 from tfrs_embed.sparsecore import Topology, buffers, compute_limits
 from tfrs_embed.sparsecore.layout import Layout
 
@@ -135,9 +136,7 @@ def test_the_limits_hold_the_batches_and_no_less_does():
     def fill(**changes):
         topology = Topology.of((2, 2))
         given = {**found.__dict__, **changes}
-        layout = Layout(
-            config, None, topology, tpu.SparseCoreEmbeddingConfig(**given)
-        )
+        layout = Layout(config, None, topology, sparse_core_config(**given))
         return buffers.preprocess(layout, ids)
 
     assert fill()["a_b"].ids_unpadded_size > 0
@@ -287,7 +286,7 @@ def test_small_tables_are_left_out():
 
 
 def test_other_settings_are_kept_and_headroom_is_to_the_given_limits():
-    given = tpu.SparseCoreEmbeddingConfig(
+    given = sparse_core_config(
         disable_table_stacking=True,
         allow_id_dropping=True,
         max_ids_per_table={"t": 3},

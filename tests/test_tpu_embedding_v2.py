@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.tpu import embedding_context_utils
 
 import reference
+from helpers import sparse_core_config
 from tfrs_embed.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
 
 tpu = tf.tpu.experimental.embedding
@@ -320,7 +320,11 @@ def test_pipelining_can_be_suspended_in_a_loop(reason, tmp_path):
         return seen.stack()
 
     if reason == "context":
-        with embedding_context_utils.SequentialEmbeddingContext():
+        contexts = pytest.importorskip(
+            "tensorflow.python.tpu.embedding_context_utils",
+            reason="TensorFlow before 2.20 has no such context",
+        )
+        with contexts.SequentialEmbeddingContext():
             found = run()
     else:
         writer = tf.summary.create_file_writer(str(tmp_path))
@@ -591,7 +595,7 @@ def make(feature_config=None, optimizer=None, topology=(1, 4), **config):
     return TPUEmbeddingV2(
         two_tables() if feature_config is None else feature_config,
         optimizer or tpu.SGD(1.0),
-        sparse_core_embedding_config=tpu.SparseCoreEmbeddingConfig(**config)
+        sparse_core_embedding_config=sparse_core_config(**config)
         if config
         else None,
         topology=topology,

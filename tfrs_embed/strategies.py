@@ -154,6 +154,10 @@ def in_pfor() -> bool:
     return False
 
 
+#: How the error begins that `require_sparse_core_api` raises.
+NO_SPARSE_CORES = "SparseCores need TensorFlow 2.17 or newer"
+
+
 def has_sparse_core_api() -> bool:
     """Tells whether this TensorFlow can lay tables out on SparseCores.
 
@@ -171,7 +175,7 @@ def require_sparse_core_api() -> None:
     """
     if not has_sparse_core_api():
         raise RuntimeError(
-            "SparseCores need TensorFlow 2.17 or newer, which has "
+            f"{NO_SPARSE_CORES}, which has "
             "tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig; this is "
             f"TensorFlow {tf.__version__}. TPUs with embedding cores, GPUs and "
             "CPUs do without it."

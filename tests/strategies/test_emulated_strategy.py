@@ -7,6 +7,7 @@ from tensorflow.python.tpu import tpu_replication
 from tensorflow.python.tpu.ops import gen_xla_ops
 from tf_keras.src import backend
 
+from helpers import sparse_core_config
 from strategies.slices import FEATURES, Slice, make_batch, tpu
 from tfrs_embed.testing import EmulatedTPUStrategy
 from tpu_programs import BATCH, STEPS, traced
@@ -107,7 +108,7 @@ def test_ragged_features_stay_on_the_host():
 
 
 def test_too_many_ids_are_an_error_of_the_kernel():
-    config = tpu.SparseCoreEmbeddingConfig(
+    config = sparse_core_config(
         max_ids_per_table={"eels": 2}, max_unique_ids_per_table={"eels": 2}
     )
     s = Slice((2, 2), pipelined=False, config=config)
@@ -123,7 +124,7 @@ def test_too_many_ids_are_an_error_of_the_kernel():
 
 
 def test_too_many_ids_are_an_error_when_enqueued_eagerly():
-    config = tpu.SparseCoreEmbeddingConfig(max_ids_per_table={"eels": 1})
+    config = sparse_core_config(max_ids_per_table={"eels": 1})
     s = Slice((2, 2), pipelined=False, config=config)
     ids, weights, _ = make_batch(np.random.default_rng(0)).to_tf()
     weights = {name: weights.get(name) for name in FEATURES}

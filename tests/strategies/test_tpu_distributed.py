@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from helpers import differentiate
+from helpers import differentiate, sparse_core_config
 from reference import to_tf
 from strategies.replicas import distribute
 from tfrs_embed import DistributedEmbedding, FeatureConfig, TableConfig
@@ -84,7 +84,7 @@ def test_a_stack_that_tensorflow_does_not_make_is_an_error(strategy):
         strategy,
         make_tables(),
         table_stacking=["a", "b"],
-        sparse_core_embedding_config=tpu.SparseCoreEmbeddingConfig(
+        sparse_core_embedding_config=sparse_core_config(
             disable_table_stacking=True
         ),
     )

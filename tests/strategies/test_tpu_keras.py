@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from helpers import differentiate
+from helpers import differentiate, sparse_core_config
 from strategies.keras_models import (
     PER_REPLICA,
     as_batches,
@@ -396,7 +396,7 @@ def test_computed_limits_are_what_a_layer_needs(strategy):
 def test_bad_limits_are_errors(strategy, limits, message):
     layer = make_layer(
         strategy,
-        sparse_core_embedding_config=tpu.SparseCoreEmbeddingConfig(
+        sparse_core_embedding_config=sparse_core_config(
             max_ids_per_table=limits
         ),
     )

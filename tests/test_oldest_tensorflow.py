@@ -1,0 +1,51 @@
+"""SparseCores are refused by name on TensorFlow 2.16, and nothing else is."""
+
+import pytest
+import tensorflow as tf
+
+import tfrs_embed
+from tfrs_embed import serialization
+from tfrs_embed.sparsecore import Topology, compute_limits
+from tfrs_embed.sparsecore.host_kernels import require_kernels
+from tfrs_embed.sparsecore.layout import Layout
+from tfrs_embed.strategies import NO_SPARSE_CORES
+
+tpu = tf.tpu.experimental.embedding
+
+
+def feature():
+    table = tpu.TableConfig(16, 8, optimizer=tpu.SGD(0.1), name="t")
+    return tpu.FeatureConfig(table, output_shape=[4])
+
+
+@pytest.fixture
+def without_sparse_cores(monkeypatch):
+    """What TensorFlow 2.16 lacks, taken from a newer one."""
+    monkeypatch.delattr(tpu, "SparseCoreEmbeddingConfig", raising=False)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: tfrs_embed.TPUEmbeddingV2(feature(), topology=(1, 2)),
+        lambda: compute_limits([], feature(), (1, 2), progress=False),
+        lambda: Layout(feature(), None, Topology.of((1, 2))),
+        lambda: require_kernels(tf.distribute.get_strategy()),
+        lambda: serialization.sparse_core_from_config(
+            {"disable_table_stacking": True}
+        ),
+    ],
+    ids=["class", "limits", "layout", "engine", "stored_config"],
+)
+def test_sparse_cores_are_refused_by_name(without_sparse_cores, use):
+    with pytest.raises(RuntimeError) as caught:
+        use()
+    text = str(caught.value)
+    assert text.startswith(NO_SPARSE_CORES)
+    assert f"this is TensorFlow {tf.__version__}" in text
+
+
+def test_layers_need_none_of_it(without_sparse_cores):
+    layer = tfrs_embed.PartialTPUEmbedding(feature(), "sgd")
+    assert layer(tf.constant([1, 2, 3, 4])).shape == (4, 8)
+    assert serialization.sparse_core_from_config(None) is None
