@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-#: The TensorFlow releases that the tests pass on, from the oldest to the
-#: newest. CONTRIBUTING.md says how to raise the latter.
+#: The oldest and the newest TensorFlow release that the library takes. CI runs
+#: the newest; CONTRIBUTING.md says how to raise it.
 OLDEST_TENSORFLOW = "2.16"
 NEWEST_TENSORFLOW = "2.21"
