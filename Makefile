@@ -16,12 +16,12 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernels demo distributed multi-worker dlrm tpu serve test
+.PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu serve test
 .PHONY: nightly mutation test-oldest test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
 .PHONY: bazel clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' \
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' \
 		$(MAKEFILE_LIST)
 
 $(VENV)/.created:
@@ -55,13 +55,20 @@ setup: $(VENV)/.ready-dev ## Make .venv with everything for development
 kernels: $(VENV)/.installed-test ## Compile the CPU kernels, or say why not
 	$(RUN) -m tfrs_embed.kernels.build
 
+# KERAS=3 for a model of Keras 3.
 demo: $(VENV)/.ready-examples $(VENV)/.movielens ## Train on MovieLens-100K
-	$(RUN) examples/movielens_ranking.py
+	TF_USE_LEGACY_KERAS=$(if $(filter 3,$(KERAS)),0,1) \
+		$(RUN) examples/movielens_ranking.py
 
 # ARGS="--strategy mirrored:2" and other flags.
 distributed: $(VENV)/.ready-examples $(VENV)/.movielens
 distributed: ## Train DistributedEmbedding on MovieLens-100K
 	$(RUN) examples/movielens_distributed_embedding.py $(ARGS)
+
+# ARGS="--strategy mirrored:2" and other flags.
+keras3: $(VENV)/.ready-examples $(VENV)/.movielens
+keras3: ## Train a model of Keras 3 on MovieLens-100K
+	TF_USE_LEGACY_KERAS=0 $(RUN) examples/movielens_keras3.py $(ARGS)
 
 # Two processes, as on a cluster; ARGS="--workers 3" and other flags.
 multi-worker: $(VENV)/.ready-examples $(VENV)/.movielens
@@ -151,7 +158,7 @@ mutation: $(VENV)/.ready-mutation ## Look for changes that no test finds
 	$(RUN) tests/mutation/run.py $(ARGS)
 
 # ARGS="--every 5" for a fifth of them.
-upstream: $(VENV)/.ready-test ## Run TFRS's and TF-models' tests on it
+upstream: $(VENV)/.ready-test ## Run TFRS's, TF-models' and keras_rs's tests on it
 	$(RUN) tests/upstream/run.py $(ARGS)
 
 lint: $(VENV)/.installed-lint ## Check style, types and the order of imports

@@ -19,6 +19,7 @@ TENSORFLOW = f">={VERSIONS['OLDEST_TENSORFLOW']},<{_MAJOR}.{int(_MINOR) + 1}"
 EXTRAS = {
     "test": [
         "hypothesis",
+        "keras-rs; python_version >= '3.11'",  # It has none for 3.10.
         "pytest>=8",
         "pytest-xdist",
         "tensorflow-recommenders",

@@ -20,10 +20,12 @@ NUMERICAL = 10  # Features beside the ids in a model with an MLP.
 OURS = ("ours", "ours-ops")
 SINGLE_PEERS = (
     *OURS,
+    "ours-keras3",
     "distributed",
     "distributed-ops",
     "tfrs",
     "tf_keras",
+    "keras3",
     "keras_rs-tf",
     "keras_rs-xla",
     "keras_rs-jax",
@@ -33,10 +35,12 @@ SINGLE_PEERS = (
 )
 MODEL_PEERS = (
     *OURS,
+    "ours-keras3",
     "distributed",
     "distributed-ops",
     "tfrs",
     "tf_keras",
+    "keras3",
     "keras_rs-tf",
     "keras_rs-xla",
     "fbgemm",

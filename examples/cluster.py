@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -169,6 +170,38 @@ def _take_share(index: int, workers: int) -> None:
     threads = max(1, (os.cpu_count() or 1) // workers)
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
+
+
+def add_strategy_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag --strategy, the number of replicas for `local_replicas`."""
+
+    def strategy(text: str) -> int:
+        match = re.fullmatch(r"none|mirrored:([1-9]\d*)", text)
+        if match is None:
+            raise ValueError
+        return int(match[1] or 1)
+
+    parser.add_argument(
+        "--strategy",
+        type=strategy,
+        default="none",
+        metavar="{none,mirrored:N}",
+        help="how many replicas train: GPUs, or without any, parts of the CPU "
+        "[%(default)s]",
+    )
+
+
+def check_batch_size(batch_size: int, strategy: tf.distribute.Strategy) -> None:
+    """Ends the program if replicas can't share a batch evenly.
+
+    Raises:
+        SystemExit: they can't.
+    """
+    if batch_size % strategy.num_replicas_in_sync:
+        raise SystemExit(
+            f"--batch_size {batch_size} doesn't divide by "
+            f"{strategy.num_replicas_in_sync} replicas."
+        )
 
 
 def local_replicas(replicas: int | None) -> tf.distribute.Strategy:

@@ -13,6 +13,7 @@ import dataclasses
 import importlib.util
 import pathlib
 import re
+import tempfile
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ import tensorflow as tf
 RATINGS, USERS, MOVIES = "ml-100k.inter", "ml-100k.user", "ml-100k.item"
 TEST_PART = 0.2
 MAX_HISTORY = 50
+#: The features that tell users, and movies, one from the other.
+IDS = ("user", "movie")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +138,31 @@ class MovieLens:
             dataset = dataset.map(_with_static_rows)
         return dataset.prefetch(tf.data.AUTOTUNE)
 
+    def pairs(
+        self,
+        ratings: Ratings,
+        batch_size: int,
+        shuffle_seed: int | None = None,
+    ) -> tf.data.Dataset:
+        """Batches of ids of user and movie, and of ratings on a scale to 1.
+
+        Args:
+            ratings: see `dataset`.
+            batch_size: see `dataset`.
+            shuffle_seed: see `dataset`.
+
+        Returns:
+            The data set, of (ids by name, ratings [batch, 1]).
+        """
+
+        def for_fit(
+            batch: dict[str, tf.Tensor],
+        ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+            ids = {name: batch[name] for name in IDS}
+            return ids, scale(batch["rating"][:, None])
+
+        return self.dataset(ratings, batch_size, shuffle_seed).map(for_fit)
+
     def __str__(self) -> str:
         lengths = {
             name: np.mean(feature.ids.row_lengths())
@@ -152,8 +180,45 @@ class MovieLens:
         )
 
 
+def scale(stars: Any) -> Any:
+    """Brings ratings of 1 to 5 stars to a scale from 0 to 1."""
+    return (stars - 1.0) / 4.0
+
+
+def check_saved(
+    model: Any,
+    test: tf.data.Dataset,
+    load_model: Callable[[pathlib.Path], Any],
+) -> None:
+    """Saves a model, loads it on one device and checks its predictions.
+
+    Args:
+        model: the model.
+        test: what to predict.
+        load_model: its Keras's.
+
+    Raises:
+        AssertionError: they are not the model's.
+    """
+    with tempfile.TemporaryDirectory(prefix="movielens_") as folder:
+        path = pathlib.Path(folder) / "model.keras"
+        model.save(path)
+        size = path.stat().st_size
+        loaded = load_model(path)
+    np.testing.assert_allclose(
+        loaded.predict(test, verbose=0),
+        model.predict(test, verbose=0),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    print(f"saved as .keras, {size:,} bytes; loaded, it predicts the same")
+
+
 def add_flags(
-    parser: argparse.ArgumentParser, epochs: int, size_threshold: int
+    parser: argparse.ArgumentParser,
+    epochs: int,
+    size_threshold: int,
+    batch_size: int = 1000,
 ) -> None:
     """Adds the flags of programs that train on it.
 
@@ -161,6 +226,7 @@ def add_flags(
         parser: what reads the command line.
         epochs: the default of --epochs.
         size_threshold: the default of --size_threshold.
+        batch_size: the default of --batch_size.
     """
 
     def threshold(text: str) -> int | None:
@@ -183,7 +249,7 @@ def add_flags(
     add(
         "--batch_size",
         type=positive_int,
-        default=1000,
+        default=batch_size,
         metavar="N",
         help="ratings per step, of all replicas [%(default)s]",
     )

@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import pathlib
-import re
-import tempfile
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -30,7 +27,6 @@ from tf_keras.optimizers import schedules
 
 import tfrs_embed
 
-FEATURES = ("user", "movie")
 DIM = 32
 #: On the squares of a sample's embeddings.
 PENALTY = 0.03
@@ -42,11 +38,7 @@ def main() -> None:
     flags = parse_flags()
     # The first thing that touches TensorFlow's devices.
     strategy = cluster.local_replicas(flags.strategy)
-    if flags.batch_size % strategy.num_replicas_in_sync:
-        raise SystemExit(
-            f"--batch_size {flags.batch_size} doesn't divide by "
-            f"{strategy.num_replicas_in_sync} replicas."
-        )
+    cluster.check_batch_size(flags.batch_size, strategy)
     tf_keras.utils.set_random_seed(flags.seed)
     try:
         data = movielens.load(flags.data or movielens.find())
@@ -54,8 +46,8 @@ def main() -> None:
         raise SystemExit(error) from None
     print(data)
 
-    train = dataset(data, data.train, flags.batch_size, flags.seed)
-    test = dataset(data, data.test, flags.batch_size)
+    train = data.pairs(data.train, flags.batch_size, flags.seed)
+    test = data.pairs(data.test, flags.batch_size)
     with strategy.scope():
         model = make(
             data,
@@ -74,30 +66,8 @@ def main() -> None:
     )
     print(f"trained in {time.perf_counter() - start:.0f} s")
     rmse = model.evaluate(test, return_dict=True, verbose=0)["rmse"]
-    check_saved(model, test)
+    movielens.check_saved(model, test, tf_keras.models.load_model)
     print(f"test_rmse={rmse:.4f}")
-
-
-def dataset(
-    data: movielens.MovieLens,
-    ratings: movielens.Ratings,
-    batch_size: int,
-    shuffle_seed: int | None = None,
-) -> tf.data.Dataset:
-    """Batches of ids and scaled ratings, shuffled if a seed is given."""
-
-    def for_fit(
-        batch: dict[str, tf.Tensor],
-    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        ids = {name: batch[name] for name in FEATURES}
-        return ids, scale(batch["rating"][:, None])
-
-    return data.dataset(ratings, batch_size, shuffle_seed).map(for_fit)
-
-
-def scale(stars: tf.Tensor) -> tf.Tensor:
-    """Brings ratings of 1 to 5 to a scale from 0 to 1."""
-    return (stars - 1.0) / 4.0
 
 
 def make(
@@ -129,7 +99,7 @@ def make(
             initializer=tf_keras.initializers.RandomNormal(stddev=0.05),
             optimizer=adam(0.004),
         )
-        for name in FEATURES
+        for name in movielens.IDS
     }
     embeddings = tfrs_embed.DistributedEmbedding(
         {
@@ -148,15 +118,16 @@ def make(
     )
 
     ids = {
-        name: tf_keras.Input((), dtype=tf.int32, name=name) for name in FEATURES
+        name: tf_keras.Input((), dtype=tf.int32, name=name)
+        for name in movielens.IDS
     }
     vectors = embeddings(ids)
-    x = tf_keras.layers.Concatenate()([vectors[name] for name in FEATURES])
+    x = tf_keras.layers.Concatenate()([vectors[name] for name in movielens.IDS])
     x = tf_keras.layers.Dropout(DROPOUT)(x)
     x = tf_keras.layers.Dense(256, activation="relu")(x)
     x = tf_keras.layers.Dropout(DROPOUT)(x)
     x = tf_keras.layers.Dense(64, activation="relu")(x)
-    mean = float(np.mean(scale(data.train.rating)))
+    mean = float(np.mean(movielens.scale(data.train.rating)))
     rating = tf_keras.layers.Dense(
         1, bias_initializer=tf_keras.initializers.Constant(mean), name="rating"
     )(x)
@@ -170,47 +141,13 @@ def make(
     return model
 
 
-def check_saved(model: tf_keras.Model, test: tf.data.Dataset) -> None:
-    """Saves the model, loads it on one device and checks its predictions.
-
-    Raises:
-        AssertionError: they are not the model's.
-    """
-    with tempfile.TemporaryDirectory(prefix="movielens_") as folder:
-        path = pathlib.Path(folder) / "model.keras"
-        model.save(path)
-        size = path.stat().st_size
-        loaded = tf_keras.models.load_model(path)
-    np.testing.assert_allclose(
-        loaded.predict(test, verbose=0),
-        model.predict(test, verbose=0),
-        rtol=1e-4,
-        atol=1e-5,
-    )
-    print(f"saved as .keras, {size:,} bytes; loaded, it predicts the same")
-
-
 def parse_flags() -> argparse.Namespace:
     """Reads the command line."""
-
-    def strategy(text: str) -> int:
-        """Its number of replicas."""
-        match = re.fullmatch(r"none|mirrored:([1-9]\d*)", text)
-        if match is None:
-            raise ValueError
-        return int(match[1] or 1)
 
     parser = argparse.ArgumentParser(
         description="Trains DistributedEmbedding's model on MovieLens-100K."
     )
-    parser.add_argument(
-        "--strategy",
-        type=strategy,
-        default="none",
-        metavar="{none,mirrored:N}",
-        help="how many replicas train: GPUs, or without any, parts of the CPU "
-        "[%(default)s]",
-    )
+    cluster.add_strategy_flag(parser)
     movielens.add_flags(parser, epochs=6, size_threshold=1000)
     return parser.parse_args()
 

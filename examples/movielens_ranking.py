@@ -16,8 +16,8 @@ import pathlib
 import tempfile
 import time
 
-# tensorflow_recommenders is written for Keras 2: tf.keras has to mean tf_keras,
-# which is decided when TensorFlow is imported.
+# What tf.keras is, is decided when TensorFlow is imported: tf_keras, which
+# tensorflow_recommenders needs, or with 0 Keras 3, of which the model then is.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -25,13 +25,12 @@ import movielens
 import movielens_model
 import numpy as np
 import tensorflow as tf
-import tf_keras
 
 
 def main() -> None:
     """Trains, evaluates, plots and exports the model."""
     flags = parse_flags()
-    tf_keras.utils.set_random_seed(flags.seed)
+    tf.keras.utils.set_random_seed(flags.seed)
     try:
         data = movielens.load(flags.data or movielens.find())
         output = flags.output or pathlib.Path(
@@ -92,7 +91,7 @@ class Server(tf.Module):
 
     def __init__(
         self,
-        model: movielens_model.RankingModel,
+        model: tf.keras.Model,
         data: movielens.MovieLens,
     ) -> None:
         super().__init__()
@@ -101,7 +100,7 @@ class Server(tf.Module):
         self.model_variables = model.variables
         # No row for unknown ids: they are errors.
         user_row, movie_row = self.lookups = [
-            tf_keras.layers.IntegerLookup(vocabulary=ids, num_oov_indices=0)
+            tf.keras.layers.IntegerLookup(vocabulary=ids, num_oov_indices=0)
             for ids in (data.user_ids, data.movie_ids)
         ]
         ids = tf.TensorSpec([None], tf.int64)
@@ -117,7 +116,7 @@ class Server(tf.Module):
 
 
 def export(
-    model: movielens_model.RankingModel,
+    model: tf.keras.Model,
     data: movielens.MovieLens,
     path: pathlib.Path,
 ) -> None:

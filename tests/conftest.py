@@ -6,12 +6,16 @@ names the strategy in an environment variable. Under several workers each of
 them runs the same tests in the same order, and asserts about its own replicas.
 """
 
+import gc
 import os
 
 import pytest
 
-# tensorflow_recommenders needs tf.keras to be Keras 2.
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+if os.environ.get("TFRS_EMBED_TEST_KERAS", "2") == "3":
+    os.environ["TF_USE_LEGACY_KERAS"] = "0"
+else:
+    # tensorflow_recommenders needs tf.keras to be Keras 2.
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # A test works on little data: more threads only cost.
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "2")
@@ -45,9 +49,13 @@ STRATEGY = make_strategy() if KIND else None
 # Each of their tests runs many in processes of its own.
 LONG = (
     "test_checkpoint_matrix.py",
+    "test_keras_3_front.py",
     "test_strategies.py",
     "test_tpu_strategies.py",
 )
+
+# What Keras 3 raises in place of making one.
+NO_LEGACY_OPTIMIZERS = "`keras.optimizers.legacy` is not supported in Keras 3"
 
 
 def pytest_collection_modifyitems(items):
@@ -55,12 +63,20 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in LONG)
 
 
-def _skip_without_sparse_cores(error):
-    """Skips a test that needs SparseCores on a TensorFlow that has none."""
+def pytest_collection_finish():
+    """Keeps TensorFlow's modules out of all later searches for garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+def _skip_what_is_not_there(error):
+    """Skips a test that needs what this TensorFlow, or Keras, doesn't have."""
     from tfrs_embed.strategies import NO_SPARSE_CORES, has_sparse_core_api
 
     if not has_sparse_core_api() and NO_SPARSE_CORES in str(error):
         pytest.skip(NO_SPARSE_CORES)
+    if NO_LEGACY_OPTIMIZERS in str(error):
+        pytest.skip(NO_LEGACY_OPTIMIZERS)
 
 
 # Rather than a mark: such a test must come as far as the error that says so.
@@ -68,8 +84,8 @@ def _skip_without_sparse_cores(error):
 def pytest_runtest_setup(item):
     try:
         return (yield)
-    except RuntimeError as error:
-        _skip_without_sparse_cores(error)
+    except (RuntimeError, ImportError) as error:
+        _skip_what_is_not_there(error)
         raise
 
 
@@ -77,8 +93,8 @@ def pytest_runtest_setup(item):
 def pytest_runtest_call(item):
     try:
         return (yield)
-    except RuntimeError as error:
-        _skip_without_sparse_cores(error)
+    except (RuntimeError, ImportError) as error:
+        _skip_what_is_not_there(error)
         raise
 
 

@@ -20,6 +20,7 @@ import io
 import pathlib
 import re
 
+import keras
 import numpy as np
 import tensorflow as tf
 import tf_keras
@@ -29,7 +30,13 @@ from tfrs_embed.strategies import NO_SPARSE_CORES
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
-IMPORTS = {"np": np, "tf": tf, "tf_keras": tf_keras, "tfrs_embed": tfrs_embed}
+IMPORTS = {
+    "keras": keras,
+    "np": np,
+    "tf": tf,
+    "tf_keras": tf_keras,
+    "tfrs_embed": tfrs_embed,
+}
 
 #: Where code may run: in any process, on an emulated slice of four chips, on
 #: replicas of one process, or in each of several workers.
@@ -157,7 +164,8 @@ def run_pages(place):
 
 def public_modules():
     """The package and its public submodules, by name."""
-    modules = {"tfrs_embed": tfrs_embed}
+    # The latter is not brought by *: a program may have no use for Keras 3.
+    modules = {"tfrs_embed": tfrs_embed, "tfrs_embed.keras3": tfrs_embed.keras3}
     for name in tfrs_embed.__all__:
         value = getattr(tfrs_embed, name)
         if inspect.ismodule(value):

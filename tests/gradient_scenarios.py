@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tf_keras
+
+from fronts import NUMBER, keras
 
 ROWS, DIM = 20, 4
 BATCH = 8
@@ -40,7 +41,7 @@ class Program:
         self.other = tf.Variable(
             np.linspace(1, 2, DIM)[:, None], dtype=tf.float32
         )
-        self.second = tf_keras.optimizers.SGD(0.1)
+        self.second = keras.optimizers.SGD(0.1)
         self.vectors = self.wrap(lambda ids: self.look_up(ids))
         self.predict = self.wrap(
             lambda ids, x: tf.matmul(tf.tanh(self.look_up(ids)) * x, self.head)
@@ -49,6 +50,11 @@ class Program:
     @property
     def variables(self):
         return [*self.embedding(), self.head]
+
+    def build(self):
+        """Tells Keras 3's optimizers of all that they will train."""
+        if NUMBER == 3:
+            self.optimizer.build(self.variables)
 
     def apply(self, gradients, variables):
         self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -208,13 +214,22 @@ def initial():
 
 @functools.cache
 def expected(scenario, count, size=BATCH):
-    """The variables after `batches(count, size)` on Keras's Embedding."""
-    layer = tf_keras.layers.Embedding(ROWS, DIM)
+    """The variables after `batches(count, size)` on Keras's Embedding.
+
+    Keras 3's doesn't add up the gradients of a row, so there it is a product.
+    """
+    layer = keras.layers.Embedding(ROWS, DIM)
     layer.build(None)
     layer.set_weights([initial()])
+    [table] = layer.trainable_variables
     program = Program(
-        layer, lambda: layer.trainable_variables, optimizer(legacy=True)
+        layer
+        if NUMBER == 2
+        else lambda ids: tf.matmul(tf.one_hot(ids, ROWS), table.value),
+        lambda: [table],
+        optimizer(legacy=True),
     )
+    program.build()
     for ids, x in batches(count, size):
         scenario(program, tf.constant(ids), tf.constant(x))
     return layer.get_weights()[0], program.head.numpy(), program.other.numpy()
@@ -222,5 +237,5 @@ def expected(scenario, count, size=BATCH):
 
 def optimizer(legacy=False):
     """Adagrad: two updates are never one."""
-    kind = tf_keras.optimizers
-    return (kind.legacy if legacy else kind).Adagrad(0.1)
+    kind = keras.optimizers
+    return (kind.legacy if legacy and NUMBER == 2 else kind).Adagrad(0.1)

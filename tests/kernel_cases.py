@@ -35,6 +35,7 @@ RULES = {
     ),
     "momentum": optimizers.Momentum(0.8),
     "momentum_nesterov": optimizers.Momentum(0.8, use_nesterov=True),
+    "rmsprop": optimizers.RMSprop(0.8, epsilon=1e-3),
 }
 
 

@@ -5,12 +5,11 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 from conformance.descriptors import OPTIMIZERS
+from fronts import keras, layers
 from helpers import assert_same, differentiate, state
 from reference import Feature, Reference, Table
-from tfrs_embed import All2AllDenseEmbedding
 
 DIM, SLOTS, NNZ, CAPACITY = 3, 2, 4, 12
 # What all shards together hold in tests with several replicas.
@@ -20,12 +19,12 @@ GRAPH = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 
 
 def initializer():
-    return tf_keras.initializers.RandomNormal(seed=5)
+    return keras.initializers.RandomNormal(seed=5)
 
 
 def make(hashed=True, capacity=CAPACITY, optimizer="sgd", **kwargs):
     kwargs.setdefault("embedding_initializer", initializer())
-    return All2AllDenseEmbedding(
+    return layers.All2AllDenseEmbedding(
         capacity,
         DIM,
         SLOTS,
@@ -128,15 +127,15 @@ def trained(**kwargs):
 
 
 def make_model(hashed=True, **kwargs):
-    inputs = tf_keras.Input([SLOTS, NNZ], dtype=tf.int64)
+    inputs = keras.Input([SLOTS, NNZ], dtype=tf.int64)
     layer = make(hashed, **kwargs)
     vectors = layer(inputs)
     assert vectors.shape == layer.compute_output_shape(inputs.shape)
-    dense = tf_keras.layers.Dense(
-        1, kernel_initializer=tf_keras.initializers.GlorotUniform(seed=4)
+    dense = keras.layers.Dense(
+        1, kernel_initializer=keras.initializers.GlorotUniform(seed=4)
     )
-    model = tf_keras.Model(inputs, dense(tf_keras.layers.Flatten()(vectors)))
-    model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+    model = keras.Model(inputs, dense(keras.layers.Flatten()(vectors)))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
     return model, layer
 
 

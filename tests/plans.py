@@ -15,6 +15,7 @@ REPLICAS = {
     "mirrored:2": {
         CONFORMANCE: None,
         "strategies/test_sharded_keras.py": None,
+        "strategies/test_small_tables.py": None,
         "strategies/test_sharded_models.py": None,
         "strategies/test_sharded_distributed.py": None,
         "strategies/test_sharded_errors.py": None,
@@ -70,5 +71,50 @@ SLICES = {
     "tpu:2x2": {
         "strategies/test_tpu_keras.py": None,
         "strategies/test_tpu_distributed.py": None,
+    },
+}
+
+#: On the layers of Keras 3, by strategy. What the layers of tf_keras are tested
+#: for in the same files is code that both share.
+KERAS_3 = {
+    "": {
+        CONFORMANCE: (
+            None
+            if ALL
+            else "(many_optimizers or pipelined or pending or optimizers or"
+            " (test_training and adagrad-mean)) and not tensorflow"
+        ),
+        "test_keras_3_layers.py": None,
+        "test_keras.py": (
+            None
+            if ALL
+            else "not (dtype or float64 or dense_ids or one_replica or"
+            " (mask and (large or distributed)) or served)"
+        ),
+        "test_embedding.py": None if ALL else "layer",
+        "test_table_names.py": None if ALL else "partial",
+        "test_checkpoints.py": None if ALL else "slots or not_compiled",
+        "test_serving.py": None if ALL else "keras or ranker or trained",
+        "test_optimizers.py": (
+            None
+            if ALL
+            else "kernels and (keras_optimizer or accepted or assigned or saved"
+            " or another_optimizer)"
+        ),
+        "test_gradients.py": None if ALL else "kernels and (scale or eager)",
+        "test_partial.py": None if ALL else "towers and functional",
+        "test_distributed_embedding.py": (
+            None if ALL else "model or fit or symbolic or weights"
+        ),
+        "test_all2all.py": None if ALL else "keras or weights or saved",
+        "test_bad_input.py": None if ALL else "keras and graph and one_bad",
+        "test_initial_values.py": None if ALL else "keras",
+        "test_properties.py": None if ALL else "kernels",
+    },
+    "mirrored:2": {
+        CONFORMANCE: (
+            None if ALL else "many_optimizers or (test_training and few)"
+        ),
+        "strategies/test_small_tables.py": None,
     },
 }

@@ -1,4 +1,4 @@
-"""Running tests in processes that have several replicas."""
+"""Running tests in processes that have several replicas, or another Keras."""
 
 import os
 import pathlib
@@ -20,6 +20,7 @@ def environment(strategy):
     return {
         "PYTHONPATH": path,
         "TFRS_EMBED_TEST_STRATEGY": strategy,
+        "TFRS_EMBED_TEST_KERAS": os.environ.get("TFRS_EMBED_TEST_KERAS", "2"),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "-1",
     }
@@ -31,7 +32,7 @@ def run(tests, strategy, **env):
     Args:
         tests: files in this folder, each with pytest's expression of what to
             run in it; None: all.
-        strategy: "mirrored:2", "workers:3", "tpu:2x4", ...
+        strategy: "mirrored:2", "workers:3", "tpu:2x4", ...; "": none.
         **env: further variables.
     """
     command = [sys.executable, "-m", "pytest", "-q"]
@@ -43,7 +44,7 @@ def run(tests, strategy, **env):
         for file, select in tests.items()
     ]
     command += ["-k", " or ".join(chosen)]
-    kind, count = strategy.split(":")
+    kind, _, count = strategy.partition(":")
     env = {**environment(strategy), **env}
     if kind != "workers":
         done = subprocess.run(

@@ -96,6 +96,7 @@ class Table:
                 "linears": 0.0,
             },
             "Momentum": {"momenta": 0.0},
+            "RMSprop": {"velocities": 0.0},
         }[self.rule]
         for name, value in start.items():
             self.slots[name] = np.full(self.rows.shape, value, np.float64)
@@ -314,6 +315,12 @@ def _momentum(table, i, g, rate, momentum=0.0, use_nesterov=False):
     table.rows[i] += momentum * m[i] - rate * g if use_nesterov else m[i]
 
 
+def _rmsprop(table, i, g, rate, rho=0.9, epsilon=1e-7):
+    v = table.slots["velocities"]
+    v[i] = rho * v[i] + (1 - rho) * g**2
+    table.rows[i] -= rate * g / np.sqrt(v[i] + epsilon)
+
+
 UPDATES = {
     None: _no_update,
     "SGD": _sgd,
@@ -322,4 +329,5 @@ UPDATES = {
     "Adam": _adam,
     "FTRL": _ftrl,
     "Momentum": _momentum,
+    "RMSprop": _rmsprop,
 }

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 import tfrs_embed
+from fronts import keras, layers
 from helpers import assert_unchanged, state
 from tfrs_embed import configs
 from tfrs_embed.ops.bags import to_bags
@@ -40,7 +40,7 @@ def make_trainer(threshold):
     """A layer that shares its tables among features of all kinds."""
     user = tpu.TableConfig(10, 2, name="user", combiner="sum")
     movie = tpu.TableConfig(6, 2, name="movie")
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = layers.PartialTPUEmbedding(
         {
             "dense": tpu.FeatureConfig(user),
             "grid": tpu.FeatureConfig(user, output_shape=[3]),
@@ -69,7 +69,7 @@ class Trainer:
 
     def __init__(self, layer):
         self.layer = layer
-        self.optimizer = tf_keras.optimizers.SGD(0.1)
+        self.optimizer = keras.optimizers.SGD(0.1)
         self.optimizer.build(layer.trainable_variables)
         self._traced = {}
 
@@ -522,7 +522,7 @@ def test_the_batch_that_an_output_shape_demands_is_not_taken_for_granted(
     # let TensorFlow optimise the check away.
     table = tpu.TableConfig(10, 2, name="user")
     shape = [3, length] if length else [3]
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = layers.PartialTPUEmbedding(
         tpu.FeatureConfig(table, output_shape=shape, name="id"),
         "sgd",
         size_threshold=threshold,
@@ -558,7 +558,7 @@ def test_a_bad_feature_of_one_route_changes_nothing_on_the_other(
 @BOTH_MODES
 def test_training_goes_on_after_a_bad_step(graph):
     table = tpu.TableConfig(3, 1, tf.zeros_initializer(), name="t")
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = layers.PartialTPUEmbedding(
         {"f": tpu.FeatureConfig(table)}, tpu.SGD(1.0), size_threshold=0
     )
     layer.build(None)
@@ -576,7 +576,7 @@ def test_training_goes_on_after_a_bad_step(graph):
 @BOTH_MODES
 def test_a_bad_step_keeps_the_update_that_pipelining_has_put_off(graph):
     table = tpu.TableConfig(3, 1, tf.zeros_initializer(), name="t")
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = layers.PartialTPUEmbedding(
         {"f": tpu.FeatureConfig(table)},
         tpu.SGD(1.0),
         size_threshold=0,
@@ -614,9 +614,9 @@ INTEGERS = {
 @functools.cache
 def counting_lookup(threshold, graph, rows):
     """A function of ids to the activations of a table whose row i is [i]."""
-    values = tf_keras.initializers.Constant(np.arange(rows)[:, None])
+    values = keras.initializers.Constant(np.arange(rows)[:, None])
     table = tfrs_embed.TableConfig("user", rows, 1, values)
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = layers.PartialTPUEmbedding(
         tfrs_embed.FeatureConfig("id", table), "sgd", size_threshold=threshold
     )
     layer.build(None)
@@ -712,7 +712,7 @@ def one_device():
 
 def simple_layer(threshold):
     table = tpu.TableConfig(10, 2, name="user")
-    return tfrs_embed.PartialTPUEmbedding(
+    return layers.PartialTPUEmbedding(
         {"id": tpu.FeatureConfig(table)},
         "adam",
         size_threshold=threshold,
@@ -765,7 +765,7 @@ def test_a_layer_is_not_called_under_another_strategy_of_the_same_kind(
 @BOTH_ROUTES
 def test_a_vectorized_map_is_told_to_call_the_layer_once(threshold):
     table = tfrs_embed.TableConfig("table", 10, 2)
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = layers.PartialTPUEmbedding(
         tfrs_embed.FeatureConfig("feature", table),
         "sgd",
         size_threshold=threshold,

@@ -105,6 +105,8 @@ def make_model(optimizer, size_threshold=0):
         ("partial", False, "Adagrad"),
         ("all_large", True, "SGD"),
         ("partial", False, "SGD"),
+        ("all_large", True, "RMSprop"),
+        ("partial", False, "RMSprop"),
     ],
 )
 def test_tables_trained_by_tfrs_are_restored(
@@ -165,6 +167,10 @@ def keras_slot(optimizer, table, slot):
     }[slot]
     if isinstance(optimizer, tf_keras.optimizers.legacy.SGD):
         name = "momentum"
+    if isinstance(optimizer, tf_keras.optimizers.legacy.RMSprop):
+        name = "rms"
+    if isinstance(optimizer, tf_keras.optimizers.RMSprop):
+        name = "velocity"
     if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
         return optimizer.get_slot(table, name)
     suffix = f"/{name}/{table.name.split(':')[0]}"

@@ -10,11 +10,17 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
-import tfrs_embed
+from fronts import export, keras, layers, name_of, of_keras_2
 from helpers import assert_unchanged, state, train
-from tfrs_embed import DistributedEmbedding, FeatureConfig, TableConfig
+from tfrs_embed import (
+    FeatureConfig,
+    TableConfig,
+    configs,
+)
+from tfrs_embed.ops.bags import to_bags
+from tfrs_embed.ops.input_shapes import InputShape
+from tfrs_embed.ops.samples import Matrix
 
 tpu = tf.tpu.experimental.embedding
 BATCH, WIDTH, ROWS, DIM = 4, 3, 20, 5
@@ -31,7 +37,7 @@ def make_feature(table, name="f", ids=(BATCH, WIDTH), **options):
 
 def make_layer(table=None, ids=(BATCH, WIDTH), **options):
     """A layer of one feature."""
-    return DistributedEmbedding(
+    return layers.DistributedEmbedding(
         make_feature(table or make_table(), "f", ids), **options
     )
 
@@ -109,7 +115,7 @@ def test_features_of_all_kinds_in_any_nesting():
         "a": [make_feature(table, "one", (BATCH,)), make_feature(table)],
         "b": (make_feature(table), {"c": make_feature(table)}),
     }
-    layer = DistributedEmbedding(features)
+    layer = layers.DistributedEmbedding(features)
     sparse = tf.ragged.constant(LISTS, dtype=tf.int64).to_sparse()
     outputs = layer({"a": [[1, 2, 3, 4], dense()], "b": (LISTS, {"c": sparse})})
     tf.nest.assert_same_structure(outputs, features)
@@ -120,7 +126,7 @@ def test_features_of_all_kinds_in_any_nesting():
 
 def test_tensorflows_configs_are_combined_too():
     table = tpu.TableConfig(ROWS, DIM, name="t", combiner="mean")
-    layer = DistributedEmbedding(tpu.FeatureConfig(table))
+    layer = layers.DistributedEmbedding(tpu.FeatureConfig(table))
     ids = dense()
     np.testing.assert_allclose(layer(ids), rows_of(ids)(layer), rtol=1e-6)
 
@@ -136,26 +142,26 @@ def test_tensorflows_configs_are_combined_too():
     ],
 )
 def test_what_is_no_ids_is_an_error_that_names_the_feature(ids, problem):
-    layer = DistributedEmbedding({"f": make_feature(make_table())})
+    layer = layers.DistributedEmbedding({"f": make_feature(make_table())})
     with pytest.raises(TypeError, match="f.*" + problem):
         layer(ids)
 
 
 def test_a_model_of_symbolic_inputs():
     table = make_table()
-    layer = DistributedEmbedding(
+    layer = layers.DistributedEmbedding(
         {
             "one": make_feature(table, "one", (BATCH,)),
             "many": make_feature(table),
         }
     )
     inputs = {
-        "one": tf_keras.Input((), dtype="int64"),
-        "many": tf_keras.Input((None,), dtype="int64", ragged=True),
+        "one": keras.Input((), dtype="int64"),
+        "many": keras.Input((None,), dtype="int64", ragged=True),
     }
     outputs = layer(inputs)
-    assert outputs["many"].shape.as_list() == [None, DIM]
-    model = tf_keras.Model(inputs, outputs)
+    assert tuple(outputs["many"].shape) == (None, DIM)
+    model = keras.Model(inputs, outputs)
     found = model(
         {
             "one": tf.constant([1, 2, 3, 4]),
@@ -170,7 +176,7 @@ def test_a_model_of_symbolic_inputs():
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_preprocessed_inputs_stand_for_inputs_and_weights(weighted):
-    layer = DistributedEmbedding({"f": make_feature(make_table())})
+    layer = layers.DistributedEmbedding({"f": make_feature(make_table())})
     inputs = {"f": LISTS}
     weights = {"f": [[0.5, 2.0], [3.0], [], [1.0, 1.0, 2.0]]}
     weights = weights if weighted else None
@@ -210,7 +216,7 @@ def test_preprocessed_inputs_have_their_own_weights():
 
 def test_no_feature_has_the_name_of_what_preprocess_returns():
     with pytest.raises(ValueError, match="preprocessed_inputs"):
-        DistributedEmbedding(
+        layers.DistributedEmbedding(
             {"preprocessed_inputs": make_feature(make_table())}
         )
 
@@ -220,7 +226,7 @@ def test_no_feature_has_the_name_of_what_preprocess_returns():
 
 def test_tables_are_read_and_set_by_name():
     one, two = make_table("one"), make_table("two", 7, 2)
-    layer = DistributedEmbedding([make_feature(one), make_feature(two)])
+    layer = layers.DistributedEmbedding([make_feature(one), make_feature(two)])
     train(layer, [dense(), dense() % 7], [1.0, 1.0])
     before = state(layer)
     values = np.arange(14.0).reshape(7, 2)
@@ -243,7 +249,7 @@ def test_tables_are_read_and_set_by_name():
 )
 def test_tables_are_all_set_or_none(tables, problem):
     one, two = make_table("one"), make_table("two", 7, 2)
-    layer = DistributedEmbedding([make_feature(one), make_feature(two)])
+    layer = layers.DistributedEmbedding([make_feature(one), make_feature(two)])
     before = state(layer)
     with pytest.raises(ValueError, match=problem):
         layer.set_embedding_tables(tables)
@@ -261,12 +267,12 @@ def test_setting_a_table_applies_what_pipelining_has_put_off():
 
 def test_weights_are_tables_in_feature_order_and_one_scalar():
     one, two = make_table("one"), make_table("two", optimizer="sgd")
-    layer = DistributedEmbedding([make_feature(two), make_feature(one)])
+    layer = layers.DistributedEmbedding([make_feature(two), make_feature(one)])
     layer.build([(BATCH, WIDTH), (BATCH, WIDTH)])
     [trigger] = layer.trainable_weights
     assert trigger.shape == ()
-    names = [w.name for w in layer.non_trainable_weights]
-    tables = [name for name in names if name.endswith("parameters:0")]
+    names = [name_of(w) for w in layer.non_trainable_weights]
+    tables = [name for name in names if name.endswith("parameters")]
     assert ["two" in name for name in tables] == [True, False]
     assert names[0] == tables[0]
 
@@ -326,7 +332,7 @@ def test_a_column_stands_for_a_vector_unless_strict(declared, given):
 def test_outputs_of_more_dimensions():
     table = make_table()
     feature = FeatureConfig("f", table, (BATCH, 2, 3), (BATCH, 2, DIM))
-    layer = DistributedEmbedding(feature)
+    layer = layers.DistributedEmbedding(feature)
     ids = dense(shape=(BATCH, 2, 3))
     expected = rows_of(ids.reshape(-1, 3))(layer)
     np.testing.assert_allclose(
@@ -344,7 +350,7 @@ def test_output_shapes():
     def of(ids, output):
         return FeatureConfig("f", table, ids, (*output, DIM))
 
-    layer = DistributedEmbedding(
+    layer = layers.DistributedEmbedding(
         {
             "one": of((BATCH,), (BATCH,)),
             "many": of((BATCH, WIDTH), (BATCH,)),
@@ -373,7 +379,7 @@ def test_output_shapes():
 
 
 def test_a_row_of_ids_each_by_itself_is_a_sequence():
-    layer = DistributedEmbedding(
+    layer = layers.DistributedEmbedding(
         FeatureConfig("f", make_table(), (BATCH, 3), (BATCH, 3, DIM))
     )
     table = layer.get_embedding_tables()["t"].numpy()
@@ -388,7 +394,7 @@ def test_a_row_of_ids_each_by_itself_is_a_sequence():
 
 @pytest.mark.parametrize("place", ["auto", "default_device"])
 def test_one_device_holds_every_table(place):
-    layer = DistributedEmbedding(
+    layer = layers.DistributedEmbedding(
         [
             make_feature(make_table("small", placement=place)),
             make_feature(make_table("large", 20_000, placement=place)),
@@ -414,7 +420,7 @@ def test_table_stacking_changes_nothing_off_sparse_cores(stacking):
         make_feature(make_table(name, initializer="ones", dim=3 + 8 * (i > 1)))
         for i, name in enumerate("abcd")
     ]
-    layer = DistributedEmbedding(features, table_stacking=stacking)
+    layer = layers.DistributedEmbedding(features, table_stacking=stacking)
     np.testing.assert_array_equal(layer([dense()] * 4)[0], 1)
 
 
@@ -441,7 +447,7 @@ def test_table_stacking_is_checked_everywhere(stacking, error, problem):
         make_table("here", placement="default_device"),
     ]
     with pytest.raises(error, match=problem):
-        DistributedEmbedding(
+        layers.DistributedEmbedding(
             [make_feature(t) for t in tables],
             optimizer="sgd",
             table_stacking=stacking,
@@ -459,14 +465,14 @@ def test_table_stacking_is_checked_everywhere(stacking, error, problem):
 def test_tables_with_equal_optimizers_may_be_stacked(make_optimizer):
     tables = [make_table(n, optimizer=make_optimizer()) for n in "ab"]
     features = [make_feature(t) for t in tables]
-    layer = DistributedEmbedding(features, table_stacking=["a", "b"])
+    layer = layers.DistributedEmbedding(features, table_stacking=["a", "b"])
     first, second = (layer.table_optimizers[n] for n in "ab")
     assert first is second
     first.learning_rate = 0.25
-    again = DistributedEmbedding.from_config(layer.get_config())
+    again = layers.DistributedEmbedding.from_config(layer.get_config())
     assert again.table_optimizers["b"].learning_rate == 0.25
     # Unstacked they are as before: each has a rate of its own.
-    apart = DistributedEmbedding(features, table_stacking=None)
+    apart = layers.DistributedEmbedding(features, table_stacking=None)
     apart.table_optimizers["a"].learning_rate = 0.25
     assert apart.table_optimizers["b"].learning_rate != 0.25
 
@@ -476,7 +482,7 @@ def test_tables_with_equal_optimizers_may_be_stacked(make_optimizer):
     [
         [tf.tpu.experimental.embedding.SGD(rate) for rate in (0.5, 0.25)],
         # Whoever has one may assign its rate.
-        [tf_keras.optimizers.SGD(0.5), tf_keras.optimizers.SGD(0.5)],
+        [keras.optimizers.SGD(0.5), keras.optimizers.SGD(0.5)],
         ["adam", None],
     ],
     ids=["rates", "objects", "none"],
@@ -487,7 +493,7 @@ def test_tables_with_other_optimizers_may_not(optimizers):
         for name, optimizer in zip("ab", optimizers, strict=True)
     ]
     with pytest.raises(ValueError, match="'a' and 'b' can't be stacked"):
-        DistributedEmbedding(
+        layers.DistributedEmbedding(
             features, optimizer=None, table_stacking=["a", "b"]
         )
 
@@ -497,8 +503,8 @@ def test_tables_with_other_optimizers_may_not(optimizers):
 
 def make_model(seed=None):
     """A compiled model of two tables that share an optimizer."""
-    shared = tf_keras.optimizers.Adam(0.05)
-    initializer = tf_keras.initializers.RandomNormal(seed=seed)
+    shared = keras.optimizers.Adam(0.05)
+    initializer = keras.initializers.RandomNormal(seed=seed)
     tables = [
         make_table(name, optimizer=shared, initializer=initializer)
         for name in ("one", "two")
@@ -507,16 +513,15 @@ def make_model(seed=None):
         "a": make_feature(tables[0], "a"),
         "b": (make_feature(tables[1], "b"), make_feature(tables[0], "c")),
     }
-    layer = DistributedEmbedding(
+    layer = layers.DistributedEmbedding(
         features, table_stacking=["one", "two"], strict_shapes=True
     )
-    ids = lambda: tf_keras.Input((WIDTH,), dtype="int64")  # noqa: E731
+    ids = lambda: keras.Input((WIDTH,), dtype="int64")  # noqa: E731
     inputs = {"a": ids(), "b": (ids(), ids())}
     outputs = tf.nest.flatten(layer(inputs))
-    model = tf_keras.Model(
-        inputs, tf_keras.layers.Dense(1)(tf.concat(outputs, 1))
-    )
-    model.compile(tf_keras.optimizers.Adagrad(0.1), "mse")
+    vectors = keras.layers.Concatenate()(outputs)
+    model = keras.Model(inputs, keras.layers.Dense(1)(vectors))
+    model.compile(keras.optimizers.Adagrad(0.1), "mse")
     return model
 
 
@@ -530,14 +535,16 @@ def train_model(model, seed):
     return model.train_on_batch(ids, labels)
 
 
-@pytest.mark.parametrize("how", ["keras", "tf", "weights", "checkpoint"])
+@pytest.mark.parametrize(
+    "how", ["keras", *of_keras_2("tf"), "weights", "checkpoint"]
+)
 def test_a_model_that_was_saved_goes_on_as_if_it_had_not_been(tmp_path, how):
     model = make_model(seed=0)
     for seed in range(3):
         train_model(model, seed)
     if how in ("keras", "tf"):
         model.save(tmp_path / f"model.{how}", save_format=how)
-        restored = tf_keras.models.load_model(tmp_path / f"model.{how}")
+        restored = keras.models.load_model(tmp_path / f"model.{how}")
     elif how == "weights":
         restored = make_model()
         train_model(restored, 5)
@@ -552,7 +559,7 @@ def test_a_model_that_was_saved_goes_on_as_if_it_had_not_been(tmp_path, how):
     if how in ("tf", "weights"):
         # Keras keeps no state of the model's optimizer there.
         for each in (model, restored):
-            each.compile(tf_keras.optimizers.Adagrad(0.1), "mse")
+            each.compile(keras.optimizers.Adagrad(0.1), "mse")
     ids, _ = data(7)
     np.testing.assert_array_equal(model(ids), restored(ids))
     for seed in range(10, 13):
@@ -564,12 +571,10 @@ def test_a_model_that_was_saved_goes_on_as_if_it_had_not_been(tmp_path, how):
 def test_an_exported_model_predicts_the_same(tmp_path):
     model = make_model()
     train_model(model, 0)
-    tf.saved_model.save(model, str(tmp_path))
+    served = export(model, str(tmp_path))
     ids, _ = data(1)
     inputs = tf.nest.map_structure(tf.constant, ids)
-    np.testing.assert_allclose(
-        tf.saved_model.load(str(tmp_path))(inputs), model(ids), rtol=1e-6
-    )
+    np.testing.assert_allclose(served(inputs), model(ids), rtol=1e-6)
 
 
 # What keras_rs's layer of this name gets wrong.
@@ -609,6 +614,43 @@ def test_ids_of_another_shape_are_an_error(ids, graph):
         (unknown if graph else known)(ids)
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_shape_of_a_batch_alone_is_one_id_per_sample(graph):
+    layer = make_layer(ids=(BATCH,))
+    run = tf.function(layer, reduce_retracing=True) if graph else layer
+    ids = [[1], [2], [], [3]]
+    expected = rows_of(ids)(layer)
+    for given in (tf.ragged.constant(ids), tf.ragged.constant(ids).to_sparse()):
+        np.testing.assert_allclose(run(given), expected, rtol=1e-6)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"input_shape is \[4\]"
+    ):
+        run(tf.ragged.constant([[1], [2, 5], [], [3]]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "width"),
+    [((BATCH,), 1), ((BATCH, WIDTH), WIDTH), ((BATCH, None), None)],
+)
+def test_a_declared_width_is_known_when_tracing(shape, width):
+    # A TPU's program is compiled anew for each width that isn't.
+    [feature] = configs.parse(make_feature(make_table(), "f", shape)).features
+    ids = tf.RaggedTensorSpec([None, None], tf.int64)
+
+    @tf.function(input_signature=[ids], autograph=False)
+    def as_matrix(ids):
+        [bags] = to_bags(
+            [feature], [ids], [None], input_shapes=[InputShape(shape, False)]
+        )
+        return Matrix.of(bags, BATCH).ids
+
+    traced = as_matrix.get_concrete_function().output_shapes
+    assert traced.as_list() == [BATCH, width]
+    found = as_matrix(tf.ragged.constant([[1], [2], [], [3]], dtype=tf.int64))
+    assert found.shape == [BATCH, width or 1]
+    np.testing.assert_array_equal(found[:, 0], [1, 2, 0, 3])
+
+
 @pytest.mark.parametrize(
     ("ids", "output"),
     [
@@ -620,13 +662,17 @@ def test_ids_of_another_shape_are_an_error(ids, graph):
 )
 def test_an_output_shape_that_ids_cannot_have_is_an_error(ids, output):
     with pytest.raises(ValueError, match=r"'f'.*input_shape .*can't become"):
-        DistributedEmbedding(FeatureConfig("f", make_table(), ids, output))
+        layers.DistributedEmbedding(
+            FeatureConfig("f", make_table(), ids, output)
+        )
 
 
 def test_each_table_is_trained_by_its_own_optimizer():
-    frozen = make_table("frozen", optimizer=tf_keras.optimizers.SGD(0.0))
-    sgd = make_table("sgd", optimizer=tf_keras.optimizers.SGD(0.5))
-    layer = DistributedEmbedding([make_feature(frozen), make_feature(sgd)])
+    frozen = make_table("frozen", optimizer=keras.optimizers.SGD(0.0))
+    sgd = make_table("sgd", optimizer=keras.optimizers.SGD(0.5))
+    layer = layers.DistributedEmbedding(
+        [make_feature(frozen), make_feature(sgd)]
+    )
     ids = np.zeros((BATCH, WIDTH), int)
     before = layer.get_embedding_tables()
     train(layer, [ids, ids], [1.0, 1.0])
@@ -654,7 +700,7 @@ def test_an_unknown_optimizer_is_an_error():
     ids=str,
 )
 def test_an_optimizers_setting_that_no_rule_has_is_an_error(setting):
-    optimizer = tf_keras.optimizers.SGD(0.1, **setting)
+    optimizer = keras.optimizers.SGD(0.1, **setting)
     with pytest.raises(ValueError, match=rf"'t'.*{next(iter(setting))}"):
         make_layer(make_table(optimizer=optimizer))
 
@@ -667,9 +713,9 @@ def test_tables_without_an_optimizer_have_adam():
 
 
 def test_a_shared_optimizer_has_slots_for_each_table():
-    shared = tf_keras.optimizers.Adagrad(0.1)
+    shared = keras.optimizers.Adagrad(0.1)
     tables = [make_table(name, optimizer=shared) for name in "ab"]
-    layer = DistributedEmbedding([make_feature(t) for t in tables])
+    layer = layers.DistributedEmbedding([make_feature(t) for t in tables])
     optimizers = layer.table_optimizers
     assert optimizers["a"] is optimizers["b"]
     train(layer, [np.zeros((BATCH, WIDTH), int), dense(1) % 9 + 1], [1.0, 1.0])
@@ -680,14 +726,16 @@ def test_a_shared_optimizer_has_slots_for_each_table():
 
 
 def test_tables_of_one_shape_start_different():
-    layer = DistributedEmbedding([make_feature(make_table(n)) for n in "ab"])
+    layer = layers.DistributedEmbedding(
+        [make_feature(make_table(n)) for n in "ab"]
+    )
     a, b = layer.get_embedding_tables().values()
     assert not np.array_equal(a, b)
 
 
 def test_tables_of_one_seed_start_equal():
-    initializer = tf_keras.initializers.RandomNormal(seed=3)
-    layer = DistributedEmbedding(
+    initializer = keras.initializers.RandomNormal(seed=3)
+    layer = layers.DistributedEmbedding(
         [make_feature(make_table(n, initializer=initializer)) for n in "ab"]
     )
     a, b = layer.get_embedding_tables().values()
@@ -695,12 +743,12 @@ def test_tables_of_one_seed_start_equal():
 
 
 def test_a_schedule_advances():
-    schedule = tf_keras.optimizers.schedules.PiecewiseConstantDecay(
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
         [0, 1], [1.0, 0.5, 0.0]
     )
     ids = np.zeros((1, 1), int)
     layer = make_layer(
-        make_table(optimizer=tf_keras.optimizers.SGD(schedule)), (1, 1)
+        make_table(optimizer=keras.optimizers.SGD(schedule)), (1, 1)
     )
     moved = []
     for _ in range(3):
@@ -713,16 +761,16 @@ def test_a_schedule_advances():
 def test_from_config_leaves_its_argument_alone():
     config = make_config()
     before = copy.deepcopy(config)
-    DistributedEmbedding.from_config(config)
+    layers.DistributedEmbedding.from_config(config)
     assert config == before
     # And again, from what JSON made of it.
-    DistributedEmbedding.from_config(json.loads(json.dumps(config)))
+    layers.DistributedEmbedding.from_config(json.loads(json.dumps(config)))
 
 
 def make_config(**options):
-    shared = tf_keras.optimizers.Adam(0.1)
+    shared = keras.optimizers.Adam(0.1)
     tables = [make_table(n, optimizer=shared) for n in "ab"]
-    layer = DistributedEmbedding(
+    layer = layers.DistributedEmbedding(
         {
             "x": make_feature(tables[0], "x"),
             "y": [make_feature(tables[1], "y"), make_feature(tables[0], "z")],
@@ -733,7 +781,7 @@ def make_config(**options):
 
 
 def test_what_was_shared_is_shared_again():
-    layer = DistributedEmbedding.from_config(make_config())
+    layer = layers.DistributedEmbedding.from_config(make_config())
     assert [t.table for t in layer.placement.tables] == ["a", "b"]
     assert layer.placement.tables[0].features == ("x", "y/1")
     optimizers = layer.table_optimizers
@@ -743,7 +791,7 @@ def test_what_was_shared_is_shared_again():
 
 def test_two_tables_of_one_name_are_an_error():
     with pytest.raises(ValueError, match="named 't'"):
-        DistributedEmbedding(
+        layers.DistributedEmbedding(
             [make_feature(make_table()), make_feature(make_table())]
         )
 
@@ -803,7 +851,7 @@ def test_an_id_outside_the_table_is_an_error_and_changes_nothing(bad, graph):
 
 def test_features_share_operations_and_no_matrix_of_rows(needs_kernels):
     tables = [make_table(n) for n in "abc"]
-    layer = DistributedEmbedding([make_feature(t) for t in tables])
+    layer = layers.DistributedEmbedding([make_feature(t) for t in tables])
     lookup = tf.function(lambda ids: layer(ids))
     graph = lookup.get_concrete_function(
         [tf.TensorSpec([BATCH, WIDTH], tf.int64)] * 3
@@ -834,7 +882,7 @@ def test_the_config_has_every_argument():
         "pipeline_execution_with_tensor_core": True,
     }
     config = make_config(**given)
-    again = DistributedEmbedding.from_config(config).get_config()
+    again = layers.DistributedEmbedding.from_config(config).get_config()
     assert again == config
     assert {k: config[k] for k in given} == given
 
@@ -850,4 +898,5 @@ def test_fit_trains_tables_by_their_own_optimizers():
 
 
 def test_the_package_has_the_layer():
-    assert tfrs_embed.DistributedEmbedding is DistributedEmbedding
+    assert "DistributedEmbedding" in layers.__all__
+    assert issubclass(layers.DistributedEmbedding, keras.layers.Layer)

@@ -92,6 +92,16 @@ def test_the_page_has_the_order_of_packages_that_imports_have():
     assert [{"__main__"}, *map(set, map(_words, rows))] == wanted
 
 
+def test_the_files_that_the_page_names_are_there():
+    """From the repository's folder, or the package's."""
+    text = (documentation.ROOT / "docs/architecture.md").read_text("utf-8")
+    named = re.findall(r"`(\w[\w./]*(?:\.(?:py|cc|h|md|toml)|/))`", text)
+    assert len(named) > 50
+    folders = [documentation.ROOT, documentation.ROOT / "tfrs_embed"]
+    for name in named:
+        assert any((folder / name).exists() for folder in folders), name
+
+
 def _words(text):
     return re.findall(r"\w+", text)
 

@@ -94,6 +94,8 @@ def of_function(function, docstring):
 def of_class(cls):
     """What a class's own docstring lacks."""
     has = sections(cls.__doc__)
+    # A layer's docstring is that of its body.
+    cls = [b for b in cls.__mro__ if vars(b).get("__doc__") is cls.__doc__][-1]
     described = has.get("Args", set()) | has.get("Attributes", set())
     wanted = set()
     if dataclasses.is_dataclass(cls):
@@ -128,7 +130,7 @@ def members(cls):
         more to say; one of Keras's or TensorFlow's keeps their contract.
     """
     seen = set()
-    for owner in cls.__mro__:
+    for i, owner in enumerate(cls.__mro__):
         ours = owner.__module__.startswith("tfrs_embed")
         for name, member in vars(owner).items() if ours else ():
             if name.startswith("_") or name in seen or name in SEE_CLASS:
@@ -144,7 +146,7 @@ def members(cls):
             ]
             if not functions:
                 continue
-            bases = [b for b in owner.__mro__[1:] if name in vars(b)]
+            bases = [b for b in cls.__mro__[i + 1 :] if name in vars(b)]
             foreign = any(
                 not b.__module__.startswith("tfrs_embed") for b in bases
             )

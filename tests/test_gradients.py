@@ -7,9 +7,10 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
+import fronts
 import tfrs_embed
+from fronts import keras, layers
 from gradient_scenarios import (
     DIM,
     ROWS,
@@ -40,7 +41,7 @@ def implementation(both_implementations, request):
 
 def make_layer(kind=None, **kwargs):
     table = tfrs_embed.TableConfig("table", ROWS, DIM)
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = layers.PartialTPUEmbedding(
         tfrs_embed.FeatureConfig("feature", table),
         optimizer=kind or optimizer(legacy=True),
         size_threshold=0,
@@ -60,6 +61,7 @@ def make_program(layer, nested=False):
     # An optimizer's variables are made outside of functions.
     with tf.GradientTape():
         layer(tf.zeros([2], tf.int32))
+    program.build()
     return program
 
 
@@ -181,21 +183,21 @@ def test_training_false_makes_tables_constants(mode):
 def test_a_loop_need_not_say_that_it_trains(mode):
     table = tfrs_embed.TableConfig("table", ROWS, DIM)
     shapes = {"input_shape": (2, 1), "output_shape": (2, DIM)}
-    layers = [
+    kinds = [
         make_layer(),
-        tfrs_embed.DistributedEmbedding(
+        layers.DistributedEmbedding(
             tfrs_embed.FeatureConfig("feature", table, **shapes),
             optimizer="sgd",
             size_threshold=0,
         ),
-        tfrs_embed.All2AllDenseEmbedding(ROWS, DIM, 1, 1, optimizer="sgd"),
+        layers.All2AllDenseEmbedding(ROWS, DIM, 1, 1, optimizer="sgd"),
     ]
     inputs = [
         tf.constant([1, 3]),
         tf.constant([[1], [3]]),
         tf.constant([[[1]], [[3]]], tf.int64),
     ]
-    for layer, ids in zip(layers, inputs, strict=True):
+    for layer, ids in zip(kinds, inputs, strict=True):
         look_up = tf.function(layer) if mode.startswith("nested") else layer
         layer(ids)
 
@@ -204,7 +206,7 @@ def test_a_loop_need_not_say_that_it_trains(mode):
                 loss = tf.reduce_sum(look_up(ids) ** 2)
             return tape.gradient(loss, layer.trainable_variables)
 
-        if mode == "compiled" and layer is layers[2]:
+        if mode == "compiled" and layer is kinds[2]:
             continue  # Its keys are not for XLA.
         run(mode, lambda ids, step=step: step(ids), ids)
         assert int(layer.step) == 1, type(layer)
@@ -297,7 +299,7 @@ def test_two_calls_under_one_tape_are_two_updates():
     table = initial()
     programs = []
     for mode in ("eager", "function", "nested"):
-        layer = make_layer(tf_keras.optimizers.SGD(0.1))
+        layer = make_layer(keras.optimizers.SGD(0.1))
         programs.append(make_program(layer, mode == "nested"))
 
         def step():
@@ -320,7 +322,7 @@ def test_two_calls_under_one_tape_are_two_updates():
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_two_calls_of_a_pipelined_layer_are_two_updates(mode):
     layer = make_layer(
-        tf_keras.optimizers.SGD(0.1), pipeline_execution_with_tensor_core=True
+        keras.optimizers.SGD(0.1), pipeline_execution_with_tensor_core=True
     )
     variables = layer.trainable_variables
 
@@ -342,13 +344,13 @@ def test_two_calls_of_a_pipelined_layer_are_two_updates(mode):
 @pytest.mark.parametrize("mode", ["eager", "function", "nested"])
 def test_two_loss_scale_optimizers_in_one_step(mode):
     """As in a GAN: each pass is divided by its own loss's scale."""
-    layers, programs = [], []
+    trained, programs = [], []
     for _ in range(2):
-        layers.append(make_layer(tf_keras.optimizers.SGD(0.1)))
-        programs.append(make_program(layers[-1], mode == "nested"))
+        trained.append(make_layer(keras.optimizers.SGD(0.1)))
+        programs.append(make_program(trained[-1], mode == "nested"))
     scalers = [
-        tf_keras.mixed_precision.LossScaleOptimizer(
-            tf_keras.optimizers.SGD(0.1), initial_scale=scale
+        keras.mixed_precision.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=scale
         )
         for scale in (2.0**15, 2.0**4)
     ]
@@ -358,7 +360,7 @@ def test_two_loss_scale_optimizers_in_one_step(mode):
         with tf.GradientTape() as first, tf.GradientTape() as second:
             losses = [tf.reduce_sum(p.predict(ids, x) ** 2) for p in programs]
             scaled = [
-                s.get_scaled_loss(loss)
+                fronts.scale_loss(s, loss)
                 for s, loss in zip(scalers, losses, strict=True)
             ]
         found = [
@@ -368,41 +370,35 @@ def test_two_loss_scale_optimizers_in_one_step(mode):
             )
         ]
         for s, gradients, p in zip(scalers, found, programs, strict=True):
-            s.apply_gradients(
-                zip(
-                    s.get_unscaled_gradients(gradients),
-                    p.variables,
-                    strict=True,
-                )
-            )
+            fronts.apply_scaled(s, gradients, p.variables)
 
     def plain(program):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(program.predict(ids, x) ** 2)
         tape.gradient(loss, program.variables)
 
-    alone = make_layer(tf_keras.optimizers.SGD(0.1))
+    alone = make_layer(keras.optimizers.SGD(0.1))
     plain(make_program(alone))
     if mode == "function":
         step = tf.function(step)
     step()
-    for layer in layers:
+    for layer in trained:
         np.testing.assert_allclose(
             table_of(layer), table_of(alone), rtol=1e-4, atol=1e-6
         )
 
 
 def test_losses_of_two_scales_together_are_an_error():
-    layer = make_layer(tf_keras.optimizers.SGD(0.1))
+    layer = make_layer(keras.optimizers.SGD(0.1))
     scalers = [
-        tf_keras.mixed_precision.LossScaleOptimizer(
-            tf_keras.optimizers.SGD(0.1), initial_scale=scale
+        keras.mixed_precision.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=scale
         )
         for scale in (2.0**15, 2.0**4)
     ]
     with tf.GradientTape() as tape:
         vectors = layer(tf.constant([1]))
-        loss = tf.add_n([s.get_scaled_loss(vectors[0, 0]) for s in scalers])
+        loss = tf.add_n([fronts.scale_loss(s, vectors[0, 0]) for s in scalers])
     with pytest.raises(ValueError, match="differentiated together"):
         tape.gradient(loss, layer.trainable_variables)
     assert int(layer.step) == 0
@@ -410,12 +406,12 @@ def test_losses_of_two_scales_together_are_an_error():
 
 @pytest.mark.parametrize("nested", [True, False])
 def test_a_scale_is_of_its_thread_and_its_step(nested):
-    scaler = tf_keras.mixed_precision.LossScaleOptimizer(
-        tf_keras.optimizers.SGD(0.1), initial_scale=2.0**10
+    scaler = keras.mixed_precision.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=2.0**10
     )
-    layer = make_layer(tf_keras.optimizers.SGD(0.1))
+    layer = make_layer(keras.optimizers.SGD(0.1))
     program = make_program(layer, nested)
-    other = make_layer(tf_keras.optimizers.SGD(0.1))
+    other = make_layer(keras.optimizers.SGD(0.1))
     others = make_program(other, nested)
     ids, x = (tf.constant(v) for v in batches(1)[0])
 
@@ -426,12 +422,12 @@ def test_a_scale_is_of_its_thread_and_its_step(nested):
 
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(program.predict(ids, x) ** 2)
-        scaled = scaler.get_scaled_loss(loss)
+        scaled = fronts.scale_loss(scaler, loss)
     # Another thread, and another model, before the scaled loss's gradient.
     thread = threading.Thread(target=step, args=(others,))
     thread.start()
     thread.join()
-    alone = make_layer(tf_keras.optimizers.SGD(0.1))
+    alone = make_layer(keras.optimizers.SGD(0.1))
     step(make_program(alone))
     np.testing.assert_allclose(table_of(other), table_of(alone), rtol=1e-5)
     # The scaled gradient is taken, and something raises before the rest.
@@ -445,20 +441,20 @@ def test_a_scale_is_of_its_thread_and_its_step(nested):
 
 
 def test_a_scaled_loss_inside_of_a_function_of_its_own():
-    scaler = tf_keras.mixed_precision.LossScaleOptimizer(
-        tf_keras.optimizers.SGD(0.1), initial_scale=2.0**10
+    scaler = keras.mixed_precision.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=2.0**10
     )
     ids, x = (tf.constant(v) for v in batches(1)[0])
     tables, programs = [], []
     for inner in (False, True):
-        layer = make_layer(tf_keras.optimizers.SGD(0.1))
+        layer = make_layer(keras.optimizers.SGD(0.1))
         program = make_program(layer, nested=inner)
         programs.append(program)
 
         @tf.function
         def scaled_loss():
             loss = tf.reduce_sum(programs[-1].predict(ids, x) ** 2)
-            return scaler.get_scaled_loss(loss)
+            return fronts.scale_loss(scaler, loss)
 
         for _ in range(2):
             with tf.GradientTape() as tape:
@@ -468,7 +464,7 @@ def test_a_scaled_loss_inside_of_a_function_of_its_own():
                 loss = tf.reduce_sum(program.predict(ids, x) ** 2)
             tape.gradient(loss, program.variables)
         tables.append(table_of(layer))
-    alone = make_layer(tf_keras.optimizers.SGD(0.1))
+    alone = make_layer(keras.optimizers.SGD(0.1))
     program = make_program(alone)
     for _ in range(4):
         with tf.GradientTape() as tape:
@@ -483,8 +479,8 @@ def test_tables_end_with_their_model(mode):
     def use():
         layer = make_layer()
         if mode == "fit":
-            ids = tf_keras.Input((), dtype=tf.int32)
-            model = tf_keras.Model(ids, tf_keras.layers.Dense(1)(layer(ids)))
+            ids = keras.Input((), dtype=tf.int32)
+            model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
             model.compile("sgd", "mse")
             model.fit(tf.constant([1, 2]), tf.constant([1.0, 2.0]), verbose=0)
             model.predict(tf.constant([1, 2]), verbose=0)
@@ -492,7 +488,7 @@ def test_tables_end_with_their_model(mode):
             program = Program(
                 layer,
                 lambda: layer.trainable_variables,
-                tf_keras.optimizers.SGD(0.1),
+                keras.optimizers.SGD(0.1),
                 tf.function if mode == "nested" else (lambda f: f),
             )
             program.optimizer.build(program.variables)
@@ -508,7 +504,7 @@ def test_tables_end_with_their_model(mode):
 
     # A table lives as long as one tensor of its handle.
     handle = use()
-    tf_keras.backend.clear_session()
+    keras.backend.clear_session()
     gc.collect()
     assert handle() is None
 
@@ -524,7 +520,7 @@ def test_a_frozen_layer_trains_no_table(how, mode):
     def make(**kwargs):
         big = tfrs_embed.TableConfig("table", ROWS, DIM)
         small = tfrs_embed.TableConfig("small", 3, DIM)
-        return tfrs_embed.PartialTPUEmbedding(
+        return layers.PartialTPUEmbedding(
             {
                 "big": tfrs_embed.FeatureConfig("big", big),
                 "small": tfrs_embed.FeatureConfig("small", small),

@@ -8,19 +8,19 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 from tensorflow.python.ops import init_ops_v2
 
+from fronts import keras, only_keras_2
 from tfrs_embed import FeatureConfig, TableConfig, configs, initial_values
 
-keras = tf_keras.initializers
+initializers = keras.initializers
 
 RANDOM = [
-    keras.RandomNormal,
-    keras.RandomUniform,
-    keras.TruncatedNormal,
-    keras.VarianceScaling,
-    keras.GlorotUniform,
+    initializers.RandomNormal,
+    initializers.RandomUniform,
+    initializers.TruncatedNormal,
+    initializers.VarianceScaling,
+    initializers.GlorotUniform,
     tf.random_normal_initializer,
     tf.random_uniform_initializer,
     init_ops_v2.TruncatedNormal,
@@ -72,7 +72,7 @@ def digest():
 )
 @pytest.mark.parametrize(
     "initializer",
-    [keras.RandomNormal(), tf.random_normal_initializer(), tf.ones],
+    [initializers.RandomNormal(), tf.random_normal_initializer(), tf.ones],
     ids=["keras", "tf", "function"],
 )
 def test_blocks_cover_the_table_in_order(initializer, rows, dim, sizes):
@@ -145,6 +145,16 @@ def test_values_do_not_depend_on_who_keeps_which_rows(kind, replicas):
         )
 
 
+@only_keras_2("its initializers know of no partitions")
+@pytest.mark.parametrize("kind", RANDOM[:3])
+def test_blocks_are_what_keras_gives_for_their_partition(kind):
+    for first, rows in blocks(spec(kind(seed=1))):
+        expected = kind(seed=1)(
+            rows.shape, partition_shape=rows.shape, partition_offset=(first, 0)
+        )
+        np.testing.assert_array_equal(rows, expected)
+
+
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize(
     "distribution", ["uniform", "truncated_normal", "untruncated_normal"]
@@ -152,7 +162,9 @@ def test_values_do_not_depend_on_who_keeps_which_rows(kind, replicas):
 @pytest.mark.parametrize(
     "mode, fan", [("fan_in", 4097), ("fan_out", 8), ("fan_avg", 4105 / 2)]
 )
-@pytest.mark.parametrize("module", [keras, init_ops_v2], ids=["keras", "tf"])
+@pytest.mark.parametrize(
+    "module", [initializers, init_ops_v2], ids=["keras", "tf"]
+)
 def test_variance_scaling_takes_its_fans_from_the_whole_table(
     module, mode, fan, distribution, seed, monkeypatch
 ):
@@ -169,9 +181,9 @@ def test_variance_scaling_takes_its_fans_from_the_whole_table(
 @pytest.mark.parametrize(
     "initializer, mean, std",
     [
-        (keras.RandomNormal(1.0, 2.0, seed=1), 1, 2),
+        (initializers.RandomNormal(1.0, 2.0, seed=1), 1, 2),
         (tf.random_normal_initializer(1.0, 2.0, seed=1), 1, 2),
-        (keras.RandomUniform(0.0, 2.0, seed=1), 1, 3**-0.5),
+        (initializers.RandomUniform(0.0, 2.0, seed=1), 1, 3**-0.5),
         (tf.random_uniform_initializer(0.0, 2.0, seed=1), 1, 3**-0.5),
         (init_ops_v2.TruncatedNormal(1.0, 2.0, seed=1), 1, 2 * 0.8796),
     ],
@@ -202,14 +214,14 @@ ARRAY = np.arange(40, dtype=np.float32).reshape(10, 4)
 @pytest.mark.parametrize(
     "initializer, expected",
     [
-        (keras.Zeros(), np.zeros((10, 4))),
+        (initializers.Zeros(), np.zeros((10, 4))),
         (tf.ones_initializer(), np.ones((10, 4))),
-        (keras.Constant(3), np.full((10, 4), 3)),
+        (initializers.Constant(3), np.full((10, 4), 3)),
         (tf.constant_initializer(3), np.full((10, 4), 3)),
-        (keras.Constant(ARRAY), ARRAY),
+        (initializers.Constant(ARRAY), ARRAY),
         (tf.constant_initializer(ARRAY), ARRAY),
         (tf.constant_initializer(ARRAY, support_partition=True), ARRAY),
-        (keras.Identity(), np.eye(10, 4)),
+        (initializers.Identity(), np.eye(10, 4)),
         (lambda shape: ARRAY, ARRAY),
     ],
 )
@@ -218,11 +230,13 @@ def test_constants_are_as_in_one_call(initializer, expected):
 
 
 def test_an_initializer_that_refuses_partitions_is_called_for_the_table():
-    found = values(spec(keras.Orthogonal(seed=1)))
-    np.testing.assert_array_equal(found, keras.Orthogonal(seed=1)((10, 4)))
+    found = values(spec(initializers.Orthogonal(seed=1)))
+    np.testing.assert_array_equal(
+        found, initializers.Orthogonal(seed=1)((10, 4))
+    )
 
 
-class Own(keras.RandomNormal):
+class Own(initializers.RandomNormal):
     """Ignores what it is asked for, as the example in Keras's docs does."""
 
     def __call__(self, shape, dtype=None, **kwargs):

@@ -47,7 +47,12 @@ def concat_last(outputs, others):
 
 def concat_among_others(outputs, others):
     inner = tf.concat([others, *outputs[1:]], 1)
-    return tf.concat([inner, others, outputs[0]], 1)
+    return tf.concat([others, inner, outputs[0]], 1)
+
+
+def concat_of_two_among_many(outputs, others):
+    inner = tf.concat([others, *outputs[:2]], 1)
+    return tf.concat([others, inner, *outputs[2:]], 1)
 
 
 def stack(outputs, others):
@@ -77,6 +82,7 @@ WAYS = {
     concat: 1,
     concat_last: 1,
     concat_among_others: 1,
+    concat_of_two_among_many: 1,
     stack: 1,
     rows_on_rows: None,
     twice: 2,
@@ -84,10 +90,15 @@ WAYS = {
     parts: None,
 }
 #: Those that the vectors are written for.
-WRITTEN = (concat, concat_last, concat_among_others)
+WRITTEN = (
+    concat,
+    concat_last,
+    concat_among_others,
+    concat_of_two_among_many,
+)
 
 
-def train(way, features, batch):
+def train(way, features, batch, width=3):
     """The layer's variables after two steps, the step, and what it ran."""
     layer = make_layer(features)
     layer.build()
@@ -95,7 +106,7 @@ def train(way, features, batch):
     @tf.function(
         input_signature=[
             [tf.TensorSpec([batch], tf.int64)] * features,
-            tf.TensorSpec([batch, 3]),
+            tf.TensorSpec([batch, width]),
         ]
     )
     def step(ids, others):
@@ -123,6 +134,12 @@ def train(way, features, batch):
     return variables, step.get_concrete_function().graph, ran
 
 
+def assert_close(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        np.testing.assert_allclose(value, expected[name], 1e-5, 1e-6, name)
+
+
 # TensorFlow cuts up to 16 parts with an operation each, more with one, and
 # asks for their shapes where the batch's size isn't known.
 @pytest.mark.parametrize(
@@ -141,9 +158,23 @@ def test_what_models_do_with_activations(way, features, batch):
     assert ("TfrsEmbedLookup" in ran) == (way not in WRITTEN)
     with kernels.disabled():
         expected, _, _ = train(way, features, batch)
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
-        np.testing.assert_allclose(value, expected[name], 1e-5, 1e-6, name)
+    assert_close(found, expected)
+
+
+# Then where columns begin shows only when the step runs.
+@pytest.mark.parametrize(
+    ("features", "batch"), [(4, None), (4, BATCH), (20, None), (20, BATCH)]
+)
+def test_activations_among_others_of_unknown_width(features, batch):
+    way = concat_among_others
+    found, graph, _ = train(way, features, batch, width=None)
+    assert [
+        op.get_attr("G")
+        for op in graph.get_operations()
+        if op.type == "TfrsEmbedUpdate"
+    ] == [1]
+    expected, _, _ = train(way, features, batch)
+    assert_close(found, expected)
 
 
 def test_activations_that_a_control_dependency_parts_are_not_fused():

@@ -5,14 +5,13 @@ import itertools
 import json
 import math
 
-import keras
+import keras as keras_3
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_recommenders as tfrs
-import tf_keras
 
 import tfrs_embed
+from fronts import NUMBER, keras, layers, of_keras_2
 from helpers import assert_unchanged, state, train
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers import rules as rules
@@ -21,8 +20,8 @@ from tfrs_embed.optimizers.conversion import convert
 pytestmark = pytest.mark.usefixtures("both_implementations")
 
 tpu = tf.tpu.experimental.embedding
-new, legacy = tf_keras.optimizers, tf_keras.optimizers.legacy
-schedules = tf_keras.optimizers.schedules
+new, legacy = keras.optimizers, keras.optimizers.legacy
+schedules = keras.optimizers.schedules
 MODULES = {"new": new, "legacy": legacy}
 
 BOTH_MODES = pytest.mark.parametrize(
@@ -36,10 +35,10 @@ def make_layer(optimizer, rows=4, dim=3, table_optimizer=None, **kwargs):
         "t",
         rows,
         dim,
-        initializer=tf_keras.initializers.RandomNormal(seed=1),
+        initializer=keras.initializers.RandomNormal(seed=1),
         optimizer=table_optimizer,
     )
-    return tfrs_embed.PartialTPUEmbedding(
+    return layers.PartialTPUEmbedding(
         tfrs_embed.FeatureConfig("f", table),
         optimizer,
         size_threshold=0,
@@ -127,6 +126,11 @@ FORMS = {
         rules.Adagrad(0.75),
         0.3,
     ),
+    "new_rmsprop": (
+        lambda: new.RMSprop(0.3, rho=0.8, epsilon=1e-3),
+        rules.RMSprop(0.8, 1e-3),
+        0.3,
+    ),
     "legacy_adagrad": (
         lambda: legacy.Adagrad(0.3, initial_accumulator_value=0.25),
         rules.Adagrad(0.25),
@@ -169,7 +173,7 @@ FORMS = {
     },
     **{
         f"{name}_loss_scaled": (
-            lambda m=module: tf_keras.mixed_precision.LossScaleOptimizer(
+            lambda m=module: keras.mixed_precision.LossScaleOptimizer(
                 m.SGD(0.3)
             ),
             rules.SGD(),
@@ -200,9 +204,9 @@ def test_a_form_stored_as_json_becomes_the_same_rule_and_rate(form):
 @pytest.mark.parametrize(
     "make", [lambda: new.Adam(SCHEDULE), lambda: legacy.SGD(0.3, decay=0.5)]
 )
-@pytest.mark.parametrize("old_format", [False, True])
+@pytest.mark.parametrize("old_format", [False, *of_keras_2(True)])
 def test_what_keras_serialized_is_taken_and_left_alone(make, old_format):
-    stored = tf_keras.optimizers.serialize(make(), old_format)
+    stored = keras.optimizers.serialize(make(), *[True] * old_format)
     kept = copy.deepcopy(stored)
     layer = make_layer(stored)
     optimizer = layer.table_optimizers["t"]
@@ -210,7 +214,7 @@ def test_what_keras_serialized_is_taken_and_left_alone(make, old_format):
     assert optimizer.rule == expected.rule
     assert optimizer.learning_rate == pytest.approx(0.3)
     config = json.loads(json.dumps(layer.get_config()))
-    again = tfrs_embed.PartialTPUEmbedding.from_config(config)
+    again = layers.PartialTPUEmbedding.from_config(config)
     assert again.table_optimizers["t"].rule == expected.rule
     assert stored == kept
     table = tfrs_embed.TableConfig("t", 4, 3, optimizer=stored)
@@ -229,7 +233,7 @@ def test_from_config_leaves_a_schedule_in_its_argument_alone():
         tpu.SGD(SCHEDULE), table_optimizer=new.Adam(SCHEDULE)
     ).get_config()
     kept = copy.deepcopy(config)
-    tfrs_embed.PartialTPUEmbedding.from_config(config)
+    layers.PartialTPUEmbedding.from_config(config)
     assert config == kept
 
 
@@ -272,6 +276,9 @@ ORIGINALS = {
         for module, name in itertools.product(MODULES, KERAS)
     },
     "new_adagrad_epsilon": lambda: new.Adagrad(0.3, epsilon=0.1),
+    "new_rmsprop": lambda: new.RMSprop(0.3),
+    "new_rmsprop_settings": lambda: new.RMSprop(0.3, rho=0.8, epsilon=0.1),
+    "new_rmsprop_scheduled": lambda: new.RMSprop(SCHEDULE),
     "legacy_sgd_decay": lambda: legacy.SGD(0.3, decay=0.5),
     "legacy_adagrad_decay": lambda: legacy.Adagrad(0.3, decay=0.5),
     "legacy_adam_decay": lambda: legacy.Adam(0.3, decay=0.5),
@@ -320,7 +327,7 @@ def test_a_keras_optimizer_trains_alike_in_a_function(name):
 def test_a_loss_scale_optimizer_trains_as_its_inner_optimizer():
     assert_trains_as(
         new.Adam(0.1),
-        lambda: tf_keras.mixed_precision.LossScaleOptimizer(new.Adam(0.1)),
+        lambda: keras.mixed_precision.LossScaleOptimizer(new.Adam(0.1)),
     )
 
 
@@ -370,6 +377,8 @@ REFUSED_SETTINGS = {
         for name, m in MODULES.items()
         for setting, make in {
             "amsgrad": lambda m=m: m.Adam(0.1, amsgrad=True),
+            "momentum": lambda m=m: m.RMSprop(0.1, momentum=0.9),
+            "centered": lambda m=m: m.RMSprop(0.1, centered=True),
             "clipnorm": lambda m=m: m.SGD(0.1, clipnorm=1.0),
             "clipvalue": lambda m=m: m.Adagrad(0.1, clipvalue=1.0),
             "global_clipnorm": lambda m=m: m.Adam(0.1, global_clipnorm=1.0),
@@ -384,12 +393,14 @@ REFUSED_SETTINGS = {
     ),
     "new_use_ema": (lambda: new.SGD(0.1, use_ema=True), "use_ema"),
     "legacy_epsilon": (lambda: legacy.Adagrad(0.1, epsilon=1e-3), "epsilon"),
+    # It is added to the root, not under it.
+    "legacy_rmsprop": (lambda: legacy.RMSprop(0.1), "epsilon"),
     "legacy_gradient_transformers": (
         lambda: legacy.SGD(0.1, gradient_transformers=[lambda pairs: pairs]),
         "gradient_transformers",
     ),
     "loss_scaled_clipnorm": (
-        lambda: tf_keras.mixed_precision.LossScaleOptimizer(
+        lambda: keras.mixed_precision.LossScaleOptimizer(
             new.SGD(0.1, clipnorm=1.0)
         ),
         "clipnorm",
@@ -452,20 +463,24 @@ def test_a_setting_that_no_rule_honours_is_an_error_that_names_it(name):
 
 
 REFUSED_KINDS = {
-    "RMSprop": lambda: new.RMSprop(0.1),
-    "legacy RMSprop": lambda: legacy.RMSprop(0.1),
+    "Adamax": lambda: new.Adamax(0.1),
     "AdamW": lambda: new.AdamW(0.1),
-    "Nadam": lambda: legacy.Nadam(0.1),
+    "Nadam": lambda: (legacy if NUMBER == 2 else new).Nadam(0.1),
     "OwnSGD": lambda: OwnSGD(0.1),
     "OwnAdagrad": lambda: type("OwnAdagrad", (tpu.Adagrad,), {})(0.1),
-    "Keras 3": lambda: keras.optimizers.Adam(0.1),
-    "CompositeOptimizer": lambda: (
-        tfrs.experimental.optimizers.CompositeOptimizer(
-            [(legacy.SGD(0.1), list)]
-        )
-    ),
     "float": lambda: 0.1,
 }
+if NUMBER == 2:
+    import tensorflow_recommenders as tfrs
+
+    REFUSED_KINDS |= {
+        "Keras 3": lambda: keras_3.optimizers.Adam(0.1),
+        "CompositeOptimizer": lambda: (
+            tfrs.experimental.optimizers.CompositeOptimizer(
+                [(legacy.SGD(0.1), list)]
+            )
+        ),
+    }
 if hasattr(tpu, "CustomOptimizer"):  # Not in TF 2.16.
     REFUSED_KINDS["CustomOptimizer"] = lambda: tpu.CustomOptimizer(
         tf.function(lambda: None)
@@ -492,7 +507,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(own, threshold):
         table = tfrs_embed.TableConfig(
             "t", 4, 3, optimizer="adamax" if own else None
         )
-        tfrs_embed.PartialTPUEmbedding(
+        layers.PartialTPUEmbedding(
             tfrs_embed.FeatureConfig("f", table),
             "sgd" if own else "adamax",
             size_threshold=threshold,
@@ -564,7 +579,7 @@ def test_a_schedule_advances_once_a_step_however_many_tables_it_serves():
         tfrs_embed.TableConfig(name, 1, 1, initializer="zeros")
         for name in ("a", "b")
     ]
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = layers.PartialTPUEmbedding(
         [tfrs_embed.FeatureConfig("f", t) for t in (*tables, *tables)],
         optimizer,
         size_threshold=0,
@@ -590,7 +605,7 @@ def test_a_legacy_decay_advances_once_a_step(graph):
     [
         new.SGD,
         legacy.SGD,
-        lambda rate: tf_keras.mixed_precision.LossScaleOptimizer(new.SGD(rate)),
+        lambda rate: keras.mixed_precision.LossScaleOptimizer(new.SGD(rate)),
     ],
     ids=["new", "legacy", "loss_scaled"],
 )
@@ -610,6 +625,7 @@ ASSIGNABLE = {
     "new": lambda: new.SGD(0.5),
     "legacy": lambda: legacy.SGD(0.5),
     "decayed": lambda: legacy.SGD(0.5, decay=1e-9),
+    "dict": lambda: keras.optimizers.serialize(new.SGD(0.5)),
 }
 
 
@@ -700,7 +716,7 @@ def two_tables(optimizer, own):
         tfrs_embed.TableConfig("a", 2, 1, initializer="zeros", optimizer=own),
         tfrs_embed.TableConfig("b", 2, 1, initializer="zeros"),
     ]
-    return tfrs_embed.PartialTPUEmbedding(
+    return layers.PartialTPUEmbedding(
         [tfrs_embed.FeatureConfig("f", t) for t in tables],
         optimizer,
         size_threshold=0,
@@ -773,37 +789,48 @@ def test_an_assigned_rate_is_part_of_the_config(form, own):
     kept = layer.get_config()
     layer.table_optimizers["a"].learning_rate = 0.0625
     config = json.loads(json.dumps(layer.get_config()))
-    other = tfrs_embed.PartialTPUEmbedding.from_config(config)
+    other = layers.PartialTPUEmbedding.from_config(config)
     assert other.table_optimizers["a"].learning_rate == 0.0625
     assert other.table_optimizers["b"].learning_rate == pytest.approx(
         0.01 if own else 0.0625
     )
     assert other.get_config() == config
     # Of one whose rate is what it was.
-    again = tfrs_embed.PartialTPUEmbedding.from_config(kept)
+    again = layers.PartialTPUEmbedding.from_config(kept)
     assert again.get_config() == kept
+
+
+def test_a_dict_that_trains_no_table_is_copied_into_the_config():
+    given = keras.optimizers.serialize(new.SGD(0.5))
+    table = tfrs_embed.TableConfig("a", 2, 1, optimizer="adagrad")
+    config = layers.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("a", table), given
+    ).get_config()
+    assert config["optimizer"] == given
+    config["optimizer"]["config"]["learning_rate"] = 0.25
+    assert given["config"]["learning_rate"] == 0.5
 
 
 def test_equal_names_keep_rates_of_their_own_in_a_config():
     tables = [
         tfrs_embed.TableConfig(name, 2, 1, optimizer="sgd") for name in "abc"
     ]
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = layers.PartialTPUEmbedding(
         [tfrs_embed.FeatureConfig(t.name, t) for t in tables],
         None,
         size_threshold=0,
     )
     layer.table_optimizers["b"].learning_rate = 0.5
-    other = tfrs_embed.PartialTPUEmbedding.from_config(layer.get_config())
+    other = layers.PartialTPUEmbedding.from_config(layer.get_config())
     rates = [o.learning_rate for o in other.table_optimizers.values()]
     assert rates == pytest.approx([0.01, 0.5, 0.01])
 
 
-@pytest.mark.parametrize("suffix", ["keras", "h5", "tf"])
+@pytest.mark.parametrize("suffix", ["keras", *of_keras_2("h5", "tf")])
 def test_a_saved_model_has_the_assigned_rate(tmp_path, suffix):
-    model = tf_keras.Sequential(
+    model = keras.Sequential(
         [
-            tf_keras.Input((), dtype="int64"),
+            keras.Input((), dtype="int64"),
             make_layer("adagrad", name="table"),
         ]
     )
@@ -811,6 +838,6 @@ def test_a_saved_model_has_the_assigned_rate(tmp_path, suffix):
     optimizer.learning_rate = 0.0625
     path = str(tmp_path / f"model.{suffix}")
     model.save(path, save_format=suffix)
-    other = tf_keras.models.load_model(path).get_layer("table")
+    other = keras.models.load_model(path).get_layer("table")
     assert other.table_optimizers["t"].learning_rate == 0.0625
     train(other, tf.constant([0]), tf.ones([1, 3]))

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 import tfrs_embed
+from fronts import keras, layers
 from helpers import assert_unchanged, differentiate, state
 from tfrs_embed import FeatureConfig, TableConfig
 
@@ -24,7 +24,7 @@ def make_layer(kind="partial", nest=lambda features: features, **kwargs):
     """History is looked up in the items' table; ages and genres are small."""
     tables = {
         name: TableConfig(
-            name, rows, 4, tf_keras.initializers.RandomUniform(seed=rows)
+            name, rows, 4, keras.initializers.RandomUniform(seed=rows)
         )
         for name, rows in (
             ("user", 60),
@@ -35,10 +35,10 @@ def make_layer(kind="partial", nest=lambda features: features, **kwargs):
     }
     tables["history"] = tables["item"]
     features = {n: FeatureConfig(n, tables[n]) for n in IDS}
-    kwargs = {"optimizer": tf_keras.optimizers.Adam(0.1), **kwargs}
+    kwargs = {"optimizer": keras.optimizers.Adam(0.1), **kwargs}
     if kind == "distributed":
-        return tfrs_embed.DistributedEmbedding(nest(features), **kwargs)
-    return tfrs_embed.PartialTPUEmbedding(
+        return layers.DistributedEmbedding(nest(features), **kwargs)
+    return layers.PartialTPUEmbedding(
         nest(features), size_threshold=50, **kwargs
     )
 
@@ -213,11 +213,11 @@ def test_a_part_of_a_nesting(kind):
     assert absent is None and genres.shape == (3, 4)
 
 
-class Towers(tf_keras.Model):
+class Towers(keras.Model):
     def __init__(self, layer):
         super().__init__()
         self.embedding = layer
-        self.dense = [tf_keras.layers.Dense(3) for _ in range(2)]
+        self.dense = [keras.layers.Dense(3) for _ in range(2)]
 
     def tower(self, i, inputs):
         found = self.embedding(inputs, partial=True)
@@ -233,7 +233,7 @@ class Towers(tf_keras.Model):
 
 def functional(layer):
     inputs = {
-        name: tf_keras.Input(
+        name: keras.Input(
             ids.shape[1:], dtype=tf.int64, ragged=ids.shape.rank > 1, name=name
         )
         for name, ids in IDS.items()
@@ -241,9 +241,9 @@ def functional(layer):
     towers = []
     for names in (USER, ITEM):
         found = layer({n: inputs[n] for n in names}, partial=True)
-        vectors = tf_keras.layers.Concatenate()(list(found.values()))
-        towers.append(tf_keras.layers.Dense(3)(vectors))
-    return tf_keras.Model(inputs, tf_keras.layers.Dot(-1)(towers))
+        vectors = keras.layers.Concatenate()(list(found.values()))
+        towers.append(keras.layers.Dense(3)(vectors))
+    return keras.Model(inputs, keras.layers.Dot(-1)(towers))
 
 
 @pytest.mark.parametrize("make_model", [Towers, functional])
@@ -251,14 +251,14 @@ def functional(layer):
 def test_two_towers_in_keras(kind, make_model, tmp_path):
     layer = make_layer(kind)
     model = make_model(layer)
-    model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+    model.compile(keras.optimizers.SGD(0.1), "mse")
     labels = tf.ones([3])
     losses = model.fit(IDS, labels, epochs=20, verbose=0).history["loss"]
     assert losses[-1] < losses[0] / 2
     assert layer.step == 40
     if make_model is functional:
         model.save(str(tmp_path / "model.keras"))
-        loaded = tf_keras.models.load_model(str(tmp_path / "model.keras"))
+        loaded = keras.models.load_model(str(tmp_path / "model.keras"))
         np.testing.assert_allclose(loaded(IDS), model(IDS), rtol=1e-5)
         folder = str(tmp_path / "exported")
         tfrs_embed.serving.export(model, folder)

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tfrs_embed
+from fronts import layers
 from helpers import train
 from reference import Feature, Ragged, Reference, Sparse, Table, to_tf
 
@@ -206,7 +207,7 @@ def make_layer(case, threshold):
         )
         for f in case.features
     ]
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = layers.PartialTPUEmbedding(
         case.nest(configs), case.optimizer[0], size_threshold=threshold
     )
     layer.build(None)

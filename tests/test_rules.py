@@ -1,10 +1,12 @@
 """What a rule says of itself holds wherever else the rule is."""
 
+import dataclasses
 import inspect
 import pathlib
 import re
 import typing
 
+import numpy as np
 import pytest
 import tf_keras
 
@@ -61,6 +63,19 @@ def test_a_rules_settings_have_room_in_the_kernels(rule):
 @pytest.mark.parametrize("rule", OF_TPU, ids=name_of)
 def test_a_rule_has_the_defaults_of_tensorflows_optimizer(rule):
     assert conversion.convert(rule.tpu(), "Table 't'").rule == rule()
+
+
+@EVERY
+def test_a_rule_has_the_defaults_of_the_reference(rule):
+    update = inspect.signature(reference.UPDATES[rule.__name__])
+    defaults = {
+        name: parameter.default
+        for name, parameter in update.parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    assert dataclasses.asdict(rule()) == defaults
+    begin = reference.Table(np.zeros([1, 1]), rule=rule.__name__).slots
+    assert rule().slots() == {k: value.item() for k, value in begin.items()}
 
 
 @pytest.mark.parametrize(

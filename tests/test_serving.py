@@ -8,11 +8,10 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_recommenders as tfrs
-import tf_keras
 from tensorflow.core.protobuf import saved_model_pb2
 
 import tfrs_embed
+from fronts import keras, layers, only_keras_2, signature_of
 from helpers import differentiate, train
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.serving import export
@@ -48,7 +47,7 @@ def make_layer(**kwargs):
             rows,
             DIM,
             combiner=combiner,
-            initializer=tf_keras.initializers.RandomNormal(seed=seed),
+            initializer=keras.initializers.RandomNormal(seed=seed),
         )
         for seed, (name, rows, combiner) in enumerate(
             [
@@ -59,7 +58,7 @@ def make_layer(**kwargs):
         )
     }
     feature = tfrs_embed.FeatureConfig
-    return tfrs_embed.PartialTPUEmbedding(
+    return layers.PartialTPUEmbedding(
         {
             "dense": feature("dense", tables["shared"]),
             "combined": feature(
@@ -231,14 +230,14 @@ def test_operations_are_tensorflows_own(served):
     assert not {op for op in used if "Tfrs" in op or "PyFunc" in op}
 
 
-class Ranker(tf_keras.Model):
+class Ranker(keras.Model):
     """A subclassed model, whose call is a tf.function of its own."""
 
     def __init__(self, layer):
         super().__init__()
         self.layer = layer
-        self.words = tf_keras.layers.StringLookup(vocabulary=["a", "b"])
-        self.normalization = tf_keras.layers.BatchNormalization()
+        self.words = keras.layers.StringLookup(vocabulary=["a", "b"])
+        self.normalization = keras.layers.BatchNormalization()
 
     @tf.function
     def call(self, inputs, training=False):
@@ -249,7 +248,7 @@ class Ranker(tf_keras.Model):
 
 def make_ranker(rows=30):
     table = tfrs_embed.TableConfig("movie", rows, 3)
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = layers.PartialTPUEmbedding(
         {"movie": tfrs_embed.FeatureConfig("movie", table)},
         "adagrad",
         size_threshold=0,
@@ -265,7 +264,7 @@ def test_a_model_is_exported_with_what_it_was_called_with(tmp_path):
     expected = model(INPUTS)
     # Twice: a trace of the first must not be in the second.
     for name in ("1", "2"):
-        export(model, tmp_path / name)
+        export(model, tmp_path / name, signature_of(INPUTS))
         served = tf.saved_model.load(str(tmp_path / name))
         np.testing.assert_allclose(served.serve(INPUTS), expected, rtol=1e-6)
         [output] = served.signatures["serving_default"](**INPUTS).values()
@@ -278,13 +277,13 @@ def test_a_model_is_exported_with_what_it_was_called_with(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["1", "2"]
 
 
-class Weighted(tf_keras.Model):
+class Weighted(keras.Model):
     """A model that takes more than its features."""
 
     def __init__(self):
         super().__init__()
         table = tfrs_embed.TableConfig("items", 30, 3, combiner="sum")
-        self.layer = tfrs_embed.PartialTPUEmbedding(
+        self.layer = layers.PartialTPUEmbedding(
             {"items": tfrs_embed.FeatureConfig("items", table)},
             "adagrad",
             size_threshold=0,
@@ -307,6 +306,7 @@ ITEM_TENSORS = {
 SHIFT = tf.constant([10.0, 20.0])
 
 
+@only_keras_2("it remembers no calls")
 @pytest.mark.parametrize(
     ("positional", "by_name", "tensors"),
     [
@@ -342,6 +342,7 @@ def test_all_that_a_model_was_called_with_is_taken(
     np.testing.assert_allclose(served.serve(ITEMS), model(ITEMS), rtol=1e-6)
 
 
+@only_keras_2("it remembers no calls")
 def test_arguments_whose_values_are_not_known_are_refused(tmp_path):
     model = Weighted()
     model(ITEMS, None)
@@ -354,7 +355,7 @@ def test_arguments_whose_values_are_not_known_are_refused(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-class Scaled(tf_keras.Model):
+class Scaled(keras.Model):
     """A model with outputs of the names of its inputs."""
 
     def call(self, inputs):
@@ -378,7 +379,7 @@ def test_features_of_any_name_keep_it(tmp_path, names):
     inputs = {name: tf.constant([i, 7]) for i, name in enumerate(names)}
     expected = {name: [2 * i, 14] for i, name in enumerate(names)}
     model(inputs)
-    export(model, tmp_path / "model")
+    export(model, tmp_path / "model", signature_of(inputs))
     # As TensorFlow Serving knows it.
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         loaded = tf.compat.v1.saved_model.load(
@@ -409,36 +410,40 @@ def test_features_of_any_name_keep_it(tmp_path, names):
 
 def test_a_feature_without_a_name_is_refused(tmp_path):
     model = Scaled()
-    model({"": tf.constant([1])})
+    inputs = {"": tf.constant([1])}
+    model(inputs)
     with pytest.raises(ValueError, match="input of the key '' would have no"):
-        export(model, tmp_path / "model")
-
-
-class TwoTowers(tfrs.Model):
-    """A model of tensorflow_recommenders: its loss, and no call."""
-
-    def __init__(self):
-        super().__init__()
-        self.user, self.movie = make_tower(0), make_tower(1)
-        self.idle = tf_keras.layers.Dense(2)
-        self.task = tfrs.tasks.Retrieval()
-
-    def compute_loss(self, inputs, training=False):
-        users, movies = self.user(inputs["user"]), self.movie(inputs["movie"])
-        return self.task(users, movies, compute_metrics=False)
+        export(model, tmp_path / "model", signature_of(inputs))
 
 
 def make_tower(i):
     table = tfrs_embed.TableConfig(f"table_{i}", 20, 4)
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = layers.PartialTPUEmbedding(
         tfrs_embed.FeatureConfig(f"feature_{i}", table),
         "adagrad",
         size_threshold=0,
     )
-    return tf_keras.Sequential([layer, tf_keras.layers.Dense(2)])
+    return keras.Sequential([layer, keras.layers.Dense(2)])
 
 
+@only_keras_2("tensorflow_recommenders is for tf_keras")
 def test_a_model_without_a_call_is_exported_with_functions(tmp_path):
+    import tensorflow_recommenders as tfrs
+
+    class TwoTowers(tfrs.Model):
+        """A model of tensorflow_recommenders: its loss, and no call."""
+
+        def __init__(self):
+            super().__init__()
+            self.user, self.movie = make_tower(0), make_tower(1)
+            self.idle = keras.layers.Dense(2)
+            self.task = tfrs.tasks.Retrieval()
+
+        def compute_loss(self, inputs, training=False):
+            users = self.user(inputs["user"])
+            movies = self.movie(inputs["movie"])
+            return self.task(users, movies, compute_metrics=False)
+
     model = TwoTowers()
     model.compile("adagrad")
     ids = np.arange(16)
@@ -484,18 +489,18 @@ def test_float16_rows_beside_one_that_is_not_a_number(tmp_path):
     rows = np.full([30, 3], 0.5, np.float32)
     rows[4, 1] = np.nan
     table.assign(rows)
-    export(model, tmp_path / "model", rows="float16")
+    export(model, tmp_path / "model", signature_of(INPUTS), rows="float16")
     served = tf.saved_model.load(str(tmp_path / "model"))
     [tables] = served.tables.values()
     np.testing.assert_array_equal(tables["movie"].parameters, rows)
     rows[5, 1] = 1e5
     table.assign(rows)
     with pytest.raises(ValueError, match=r"Table 'movie' .* magnitude 100000"):
-        export(model, tmp_path / "large", rows="float16")
+        export(model, tmp_path / "large", signature_of(INPUTS), rows="float16")
 
 
 def test_a_model_without_tables_is_exported(tmp_path):
-    model = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,))])
+    model = keras.Sequential([keras.layers.Dense(2, input_shape=(3,))])
     export(model, tmp_path / "model")
     served = tf.saved_model.load(str(tmp_path / "model"))
     inputs = tf.ones([4, 3])
@@ -507,7 +512,7 @@ def test_tables_are_exported_block_by_block(tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "PART_BYTES", 150)
     model = make_ranker()
     expected = model(INPUTS)
-    export(model, tmp_path / "model")
+    export(model, tmp_path / "model", signature_of(INPUTS))
     served = tf.saved_model.load(str(tmp_path / "model"))
     np.testing.assert_allclose(served.serve(INPUTS), expected, rtol=1e-6)
     parts = list((tmp_path / "model" / "variables").iterdir())
@@ -516,14 +521,14 @@ def test_tables_are_exported_block_by_block(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("hashed", [False, True])
 def test_a_table_of_keys(tmp_path, hashed):
-    layer = tfrs_embed.All2AllDenseEmbedding(20, 3, 1, 2, use_hashtable=hashed)
+    layer = layers.All2AllDenseEmbedding(20, 3, 1, 2, use_hashtable=hashed)
     keys = tf.constant([[[3, 11]], [[3, 5]]], tf.int64)
     layer(keys, training=True)
     export(layer, tmp_path / "model", tf.TensorSpec([None, 1, 2], tf.int64))
     served = tf.saved_model.load(str(tmp_path / "model"))
     asked = tf.constant([[[5, 4]], [[11, 19]]], tf.int64)
     np.testing.assert_array_equal(served.serve(asked), layer(asked))
-    empty = tfrs_embed.All2AllDenseEmbedding(20, 3, 1, 2)
+    empty = layers.All2AllDenseEmbedding(20, 3, 1, 2)
     empty.build()
     export(empty, tmp_path / "empty", tf.TensorSpec([None, 1, 2], tf.int64))
     served = tf.saved_model.load(str(tmp_path / "empty"))
@@ -534,33 +539,38 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
     path = tmp_path / "model"
     with pytest.raises(ValueError, match="it isn't built"):
         export(make_ranker(), path)
-    with pytest.raises(TypeError, match="Only a tf_keras model"):
+    with pytest.raises(TypeError, match="Only a Keras model"):
         export(lambda x: x, path)
     model = make_ranker()
     model(INPUTS)
     with pytest.raises(ValueError, match=r"rows must be one of .* got 'int4'"):
         export(model, path, rows="int4")
-    never_called = tfrs_embed.All2AllDenseEmbedding(20, 3, 1, 2)
+    never_called = layers.All2AllDenseEmbedding(20, 3, 1, 2)
     never_called.build()
     with pytest.raises(ValueError, match="give export an input_signature"):
         export(never_called, path)
     with pytest.raises(TypeError, match=r"input 'word' must be a tf\.Tensor"):
         export(model, path, {**INPUTS, "movie": tf.TensorSpec([None])})
     with pytest.raises(TypeError, match=r"'more' must be a function"):
-        export(model, path, signatures={"more": (3, [])})
+        export(
+            model,
+            path,
+            signature_of(INPUTS),
+            signatures={"more": (3, [])},
+        )
     # Found as its rows are written.
     [table] = model.layer.embedding_tables.values()
     table.assign(tf.fill([30, 3], 65505.0))
     with pytest.raises(ValueError, match=r"Table 'movie' .* magnitude 65505"):
-        export(model, path, rows="float16")
+        export(model, path, signature_of(INPUTS), rows="float16")
     table.assign(tf.fill([30, 3], float("inf")))
     with pytest.raises(ValueError, match=r"Table 'movie' .* infinite"):
-        export(model, path, rows="int8")
+        export(model, path, signature_of(INPUTS), rows="int8")
     assert os.listdir(tmp_path) == []
     path.mkdir()
     (path / "file").write_text("mine")
     with pytest.raises(ValueError, match="is there already"):
-        export(model, path)
+        export(model, path, signature_of(INPUTS))
     assert (path / "file").read_text() == "mine"
 
 
@@ -570,7 +580,7 @@ def test_what_a_killed_export_left_is_replaced(tmp_path):
     (left / "saved_model.pb").write_text("half")
     model = make_ranker()
     model(INPUTS)
-    export(model, tmp_path / "model")
+    export(model, tmp_path / "model", signature_of(INPUTS))
     assert os.listdir(tmp_path) == ["model"]
     tf.saved_model.load(str(tmp_path / "model"))
 
@@ -578,14 +588,14 @@ def test_what_a_killed_export_left_is_replaced(tmp_path):
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_kerass_own_export_of_a_trained_model(tmp_path, pipelined):
     table = tfrs_embed.TableConfig("movie", 30, 3)
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = layers.PartialTPUEmbedding(
         tfrs_embed.FeatureConfig("movie", table),
         "adam",
         pipelined,
         size_threshold=0,
     )
-    ids = tf_keras.Input([], dtype=tf.int64)
-    model = tf_keras.Model(ids, tf_keras.layers.Dense(1)(layer(ids)))
+    ids = keras.Input([], dtype=tf.int64)
+    model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
     model.compile("sgd", "mse")
     given = np.arange(16)
     model.fit(given, np.ones(16), verbose=0)

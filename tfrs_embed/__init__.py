@@ -9,10 +9,18 @@ Example:
     ... )
     >>> layer(tf.constant([7, 42])).shape
     TensorShape([2, 32])
+
+The layers are those of tf_keras; `tfrs_embed.keras3` has those of Keras 3.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from tfrs_embed import (
     checkpoint,
+    kerases,
     kernels,
     serving,
     sparsecore,
@@ -22,14 +30,19 @@ from tfrs_embed import (
 )
 from tfrs_embed.backward_passes import no_updates
 from tfrs_embed.configs import FeatureConfig, TableConfig
-from tfrs_embed.layers.all2all_dense_embedding import All2AllDenseEmbedding
-from tfrs_embed.layers.distributed_embedding import DistributedEmbedding
-from tfrs_embed.layers.embedding import Embedding
-from tfrs_embed.layers.partial_tpu_embedding import PartialTPUEmbedding
 from tfrs_embed.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
 from tfrs_embed.ops.embedding_lookup import embedding_lookup
 from tfrs_embed.placement import Placement, TablePlacement
 from tfrs_embed.version import __version__
+
+if TYPE_CHECKING:
+    from tfrs_embed import keras3 as keras3
+    from tfrs_embed.keras2 import (
+        All2AllDenseEmbedding,
+        DistributedEmbedding,
+        Embedding,
+        PartialTPUEmbedding,
+    )
 
 __all__ = [
     "All2AllDenseEmbedding",
@@ -52,3 +65,35 @@ __all__ = [
     "tpu_check",
     "types",
 ]
+
+# Imported when they are first asked for, as a program of Keras 3 has no use for
+# tf_keras.
+_OF_TF_KERAS = (
+    "All2AllDenseEmbedding",
+    "DistributedEmbedding",
+    "Embedding",
+    "PartialTPUEmbedding",
+)
+
+
+def __getattr__(name: str) -> Any:
+    """The layers of tf_keras, and the module with those of Keras 3."""
+    if name == "keras3":
+        return importlib.import_module("tfrs_embed.keras3")
+    if name in _OF_TF_KERAS:
+        module = importlib.import_module("tfrs_embed.keras2")
+        globals().update({each: getattr(module, each) for each in _OF_TF_KERAS})
+        return globals()[name]
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """All public names, the layers of tf_keras among them."""
+    return sorted({*globals(), *__all__, "keras3"})
+
+
+# tf_keras finds layers in a saved model by their names, which it knows once
+# they are imported.
+kerases.when_imported(
+    kerases.TF_KERAS, lambda: importlib.import_module("tfrs_embed.keras2")
+)

@@ -53,6 +53,8 @@ def named(init: F) -> F:
         )
         return init(self, *args, **kwargs)
 
+    # Keras 3 asks for it in a way that doesn't look behind wrappers.
+    checking.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
     return checking  # type: ignore[return-value]
 
 

@@ -1,8 +1,9 @@
 """The user's declaration of tables and features, and its immutable form.
 
-`TableConfig` and `FeatureConfig` have the signatures of keras_rs's. TF's own
-`tf.tpu.experimental.embedding` configs are accepted wherever they are. Both
-become an `EmbeddingSpec`, which the rest of the library reads and trusts.
+`TableConfig` and `FeatureConfig` have the signatures of keras_rs's. Those of
+`tf.tpu.experimental.embedding`, and of keras_rs itself, are accepted wherever
+they are. All become an `EmbeddingSpec`, which the rest of the library reads and
+trusts.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
+from tfrs_embed import kerases
 from tfrs_embed.arguments import named_fields
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.structure import Structure
@@ -44,8 +45,8 @@ class TableConfig:
         name: the table's name, unique within a layer.
         vocabulary_size: number of rows; valid ids are 0 to one less.
         embedding_dim: width of a row.
-        initializer: a `tf_keras` initializer instance, or a callable taking
-            `(shape, dtype)`, or a name that `tf_keras.initializers.get` knows.
+        initializer: a Keras initializer instance, or a callable taking
+            `(shape, dtype)`, or a name that `keras.initializers.get` knows.
             None stands for `VarianceScaling(mode="fan_out")`, one instance per
             table, so that tables of one shape start with different values.
         optimizer: the table's own optimizer, in any form that a layer's
@@ -103,7 +104,7 @@ class TableConfig:
         _check_choice(self.placement, PLACEMENTS, where, "placement")
         initializer = self.initializer
         if isinstance(initializer, (str, dict)):
-            initializer = tf_keras.initializers.get(initializer)
+            initializer = kerases.default().initializers.get(initializer)
             object.__setattr__(self, "initializer", initializer)
         _check_initializer(initializer, where)
         conversion.check(self.optimizer, where)
@@ -159,11 +160,7 @@ class FeatureConfig:
                 f"{self.name!r}."
             )
         where = f"Feature '{self.name}'"
-        if not isinstance(self.table, (TableConfig, _tpu.TableConfig)):
-            raise TypeError(
-                f"{where}: table must be a TableConfig, got "
-                f"{type(self.table).__name__}."
-            )
+        _check_table(self.table, where)
         for field in ("input_shape", "output_shape"):
             shape = _as_shape(getattr(self, field), where, field)
             object.__setattr__(self, field, shape)
@@ -194,7 +191,8 @@ class TableSpec:
         placement: one of `PLACEMENTS`.
         max_ids_per_partition: SparseCore's limit.
         max_unique_ids_per_partition: SparseCore's limit.
-        source: the user's own config object.
+        source: the user's own config object; of keras_rs's, one of ours that
+            says the same.
     """
 
     name: str
@@ -220,7 +218,7 @@ class FeatureSpec:
         max_sequence_length: 0, or the length of the sequence it becomes.
         output_shape: shape of its activations without the embedding dim, batch
             first, None where any size will do; or None: decided by the ids.
-        source: the user's own config object.
+        source: the user's own config object; see `TableSpec`.
         batch_size: the largest batch of one replica, or None: not declared.
         sequences: whether a row of ragged or sparse ids is a sequence where
             output_shape is [batch, length], not one of batch * length bags;
@@ -255,12 +253,14 @@ class EmbeddingSpec:
     tables: tuple[TableSpec, ...]
 
 
-def parse(feature_config: Any) -> EmbeddingSpec:
+def parse(feature_config: Any, keras: Any = None) -> EmbeddingSpec:
     """Turns any accepted configuration into its immutable form.
 
     Args:
-        feature_config: a `FeatureConfig`, ours or TF's, or any nesting of
-            dicts, lists and tuples of them.
+        feature_config: a `FeatureConfig`, ours, TF's or keras_rs's, or any
+            nesting of dicts, lists and tuples of them.
+        keras: the Keras whose initializers tables without one have; None:
+            see `kerases.default`.
 
     Returns:
         The checked configuration.
@@ -272,7 +272,10 @@ def parse(feature_config: Any) -> EmbeddingSpec:
     """
     structure, configs = Structure.of(
         feature_config,
-        lambda node: isinstance(node, (FeatureConfig, _tpu.FeatureConfig)),
+        lambda node: (
+            isinstance(node, (FeatureConfig, _tpu.FeatureConfig))
+            or _is_of_keras_rs(node, FeatureConfig)
+        ),
     )
     if not configs:
         raise ValueError("The feature configuration has no features.")
@@ -281,19 +284,20 @@ def parse(feature_config: Any) -> EmbeddingSpec:
             "Two features have one path in the configuration: "
             f"{sorted(structure.paths)}."
         )
+    keras = keras or kerases.default()
     tables: dict[int, TableSpec] = {}
     features = []
     for config, path in zip(configs, structure.paths, strict=True):
+        name = path or config.name or "feature"
         source = config.table
         if id(source) not in tables:
-            tables[id(source)] = _table_spec(source, len(tables))
-        features.append(
-            _feature_spec(
-                config,
-                path or config.name or "feature",
-                tables[id(source)],
+            _check_table(source, f"Feature '{name}'")
+            tables[id(source)] = _table_spec(
+                _own_table(source, keras), len(tables), keras
             )
-        )
+        table = tables[id(source)]
+        config = _own_feature(config, table.source)
+        features.append(_feature_spec(config, name, table))
     by_name: dict[str, TableSpec] = {}
     for table in tables.values():
         if table.name in by_name:
@@ -306,11 +310,61 @@ def parse(feature_config: Any) -> EmbeddingSpec:
     return EmbeddingSpec(structure, tuple(features), tuple(tables.values()))
 
 
-def _table_spec(config: Any, index: int) -> TableSpec:
+def _is_of_keras_rs(config: Any, own: type) -> bool:
+    """Whether a config is keras_rs's class of the name that one of ours has.
+
+    keras_rs need not be there to tell.
+    """
+    return any(
+        kind.__name__ == own.__name__
+        and kind.__module__.partition(".")[0] == "keras_rs"
+        for kind in type(config).__mro__
+    )
+
+
+def _check_table(table: Any, where: str) -> None:
+    if not isinstance(
+        table, (TableConfig, _tpu.TableConfig)
+    ) and not _is_of_keras_rs(table, TableConfig):
+        raise TypeError(
+            f"{where}: table must be a TableConfig, got {type(table).__name__}."
+        )
+
+
+def _own_table(config: Any, keras: Any) -> Any:
+    """A table's config, of ours where it was keras_rs's.
+
+    Theirs can be changed later, and can't be hashed.
+    """
+    if not _is_of_keras_rs(config, TableConfig):
+        return config
+    values = _values_of(config, TableConfig)
+    if isinstance(values["initializer"], (str, dict)):
+        values["initializer"] = keras.initializers.get(values["initializer"])
+    return TableConfig(**values)
+
+
+def _own_feature(config: Any, table: Any) -> Any:
+    """A feature's config, with its table's, of ours where it was keras_rs's."""
+    if _is_of_keras_rs(config, FeatureConfig):
+        values = _values_of(config, FeatureConfig)
+        return FeatureConfig(**{**values, "table": table})
+    if config.table is not table:
+        return dataclasses.replace(config, table=table)
+    return config
+
+
+def _values_of(config: Any, own: type) -> dict[str, Any]:
+    """The values of a config of keras_rs for those fields of ours it has."""
+    names = [field.name for field in dataclasses.fields(own)]
+    return {n: getattr(config, n) for n in names if hasattr(config, n)}
+
+
+def _table_spec(config: Any, index: int, keras: Any) -> TableSpec:
     if isinstance(config, TableConfig):
         initializer = _own_copy(config.initializer)
         if initializer is None:
-            initializer = tf_keras.initializers.VarianceScaling(mode="fan_out")
+            initializer = keras.initializers.VarianceScaling(mode="fan_out")
         return TableSpec(
             name=config.name,
             vocabulary_size=config.vocabulary_size,
@@ -339,7 +393,7 @@ def _table_spec(config: Any, index: int) -> TableSpec:
     _check_initializer(initializer, where)
     initializer = _own_copy(initializer)
     if initializer is None:
-        initializer = tf_keras.initializers.TruncatedNormal(
+        initializer = keras.initializers.TruncatedNormal(
             stddev=1 / math.sqrt(config.dim)
         )
     return TableSpec(
@@ -390,7 +444,9 @@ def _feature_spec(config: Any, name: str, table: TableSpec) -> FeatureSpec:
 
 
 def _table_dim(table: Any) -> int:
-    return table.embedding_dim if isinstance(table, TableConfig) else table.dim
+    if isinstance(table, _tpu.TableConfig):
+        return table.dim
+    return table.embedding_dim
 
 
 def as_int(value: Any) -> int | None:
@@ -450,10 +506,11 @@ def _own_copy(initializer: Any) -> Any:
     It repeats its values when it is called again, so tables that shared it
     would start equal.
     """
-    if (
-        isinstance(initializer, tf_keras.initializers.Initializer)
-        and getattr(initializer, "seed", 0) is None
-    ):
+    if not kerases.is_initializer(initializer):
+        return initializer
+    # Keras 3's picks a seed of its own, and keeps what it was given too.
+    seed = getattr(initializer, "seed", 0)
+    if getattr(initializer, "_init_seed", seed) is None:
         return type(initializer).from_config(initializer.get_config())
     return initializer
 

@@ -7,6 +7,7 @@ to hold all of it to fill a shard.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -14,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tf_keras
 
+from tfrs_embed import kerases
 from tfrs_embed._tensorflow import init_ops_v2
 from tfrs_embed.configs import TableSpec
 
@@ -24,7 +25,7 @@ BLOCK_ELEMENTS = 1 << 22
 
 _PARTITION = {"partition_shape", "partition_offset"}
 
-# The arguments of TF's and tf_keras's random initializers, which agree. Those
+# The arguments of TF's and Keras's random initializers, which agree. Those
 # missing here are subclasses that only fill in the arguments.
 _SAMPLERS = {
     "RandomNormal": ("mean", "stddev", "seed"),
@@ -43,7 +44,7 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
     initializer returns. A larger one has blocks of equally many rows, the last
     one of what is left. These initializers make each block by itself:
 
-    * TF's and tf_keras's constants of one number, and their random
+    * TF's and Keras's constants of one number, and their random
       initializers. The values differ from those that one call for the whole
       table gives; their distribution does not.
     * A callable with parameters named `partition_shape` and
@@ -54,9 +55,9 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
     Any other initializer is called once for the whole table, which the host
     then holds until the last block is taken.
 
-    A seeded initializer of TF's or tf_keras's yields the same values each time,
-    in every process. One of tf_keras's without a seed yields the same in this
-    process only, as it picks a seed once; TF's without a seed never do.
+    A seeded initializer of TF's or Keras's yields the same values each time, in
+    every process. One of Keras's without a seed yields the same in this process
+    only, as it picks a seed once; TF's without a seed never do.
 
     Args:
         table: the table.
@@ -88,6 +89,9 @@ def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:
         return lambda first, block: initializer(block, tf.float32)
     for name in _SAMPLERS:
         if _calls_as(initializer, name):
+            keras = kerases.of(initializer)
+            if keras is not None and keras.__name__ == kerases.KERAS_3:
+                return _sampler_of_keras_3(initializer, name, shape)
             return _sampler(initializer, name, shape)
     if parameters(initializer) >= _PARTITION:
         return lambda first, block: _call(
@@ -117,38 +121,68 @@ def _sampler(initializer: Any, name: str, shape: _Shape) -> Callable[..., Any]:
     ):
         # TF's would repeat itself in each block. tf_keras's, which gives the
         # same values if not partitioned, mixes the offset into its seed.
-        kind = getattr(tf_keras.initializers, name)
+        keras: Any = importlib.import_module(kerases.TF_KERAS)
+        kind = getattr(keras.initializers, name)
         initializer = kind(
             **{f: getattr(initializer, f) for f in _SAMPLERS[name]}
         )
-
-    def fan(shape: _Shape) -> float:
-        fans = {"fan_in": shape[0], "fan_out": shape[1]}
-        return fans.get(initializer.mode, sum(shape) / 2)
 
     def sample(first: int, block: _Shape) -> tf.Tensor:
         offset = (first, 0)
         rows = initializer(
             block, tf.float32, partition_shape=block, partition_offset=offset
         )
-        if name == "VarianceScaling" and fan(block) != fan(shape):
-            # Given the table's shape, TF's takes its fans, but tf_keras's
-            # takes the block's: both have been given the block's.
-            rows *= math.sqrt(fan(block) / fan(shape))
-        return rows
+        # Given the table's shape, TF's takes its fans, but tf_keras's takes the
+        # block's: both have been given the block's.
+        return rows * _scale(initializer, name, shape, block)
 
     return sample
 
 
+def _sampler_of_keras_3(
+    initializer: Any, name: str, shape: _Shape
+) -> Callable[..., Any]:
+    """As `_sampler`, of Keras 3's, which know of no partitions."""
+
+    def sample(first: int, block: _Shape) -> tf.Tensor:
+        maker = initializer
+        if first and isinstance(initializer.seed, int):
+            # It would repeat itself in each block.
+            mixed = np.random.SeedSequence([initializer.seed, first])
+            seed = int(mixed.generate_state(1)[0] >> 1)
+            maker = type(initializer).from_config(
+                {**initializer.get_config(), "seed": seed}
+            )
+        rows = maker(block, tf.float32)
+        return rows * _scale(initializer, name, shape, block)
+
+    return sample
+
+
+def _scale(initializer: Any, name: str, shape: _Shape, block: _Shape) -> float:
+    """The factor on a block that was scaled by its own fans."""
+    if name != "VarianceScaling":
+        return 1.0
+
+    def fan(shape: _Shape) -> float:
+        fans = {"fan_in": shape[0], "fan_out": shape[1]}
+        return fans.get(initializer.mode, sum(shape) / 2)
+
+    return math.sqrt(fan(block) / fan(shape))
+
+
 def _calls_as(initializer: Any, *names: str) -> bool:
-    """Whether calling it runs the code of one of TF's or tf_keras's classes.
+    """Whether calling it runs the code of one of TF's or Keras's classes.
 
     It does not if its class has a `__call__` of its own.
     """
     call = type(initializer).__call__
     return any(
         call is getattr(module, name).__call__
-        for module in (init_ops_v2, tf_keras.initializers)
+        for module in (
+            init_ops_v2,
+            *(keras.initializers for keras in kerases.loaded()),
+        )
         for name in names
     )
 

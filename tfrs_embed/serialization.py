@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
+from tfrs_embed import kerases
+from tfrs_embed._tensorflow import init_ops_v2
 from tfrs_embed.configs import (
     EmbeddingSpec,
     FeatureConfig,
@@ -24,9 +25,12 @@ from tfrs_embed.strategies import require_sparse_core_api
 
 _tpu = tf.tpu.experimental.embedding
 
+# The key by which an initializer's Keras is known, where it isn't the layer's.
+_KERAS = "keras"
+
 
 def features_to_config(
-    spec: EmbeddingSpec, optimizers: Mapping[str, TableOptimizer]
+    spec: EmbeddingSpec, optimizers: Mapping[str, TableOptimizer], keras: Any
 ) -> dict[str, Any]:
     """Returns a configuration as a JSON-able dict.
 
@@ -34,6 +38,7 @@ def features_to_config(
         spec: the configuration.
         optimizers: what trains the tables, by their names, where an engine
             does; the learning rates are stored that these have now.
+        keras: the Keras that stores what is of neither.
 
     Returns:
         Its optimizers, its tables, each naming its optimizer by position, its
@@ -66,7 +71,8 @@ def features_to_config(
             for tables in shared.values()
         ],
         "tables": [
-            _table_to_config(table, places[table.name]) for table in spec.tables
+            _table_to_config(table, places[table.name], keras)
+            for table in spec.tables
         ],
         "features": [
             _feature_to_config(f, spec.tables.index(f.table))
@@ -76,18 +82,21 @@ def features_to_config(
     }
 
 
-def features_from_config(config: Any) -> Any:
+def features_from_config(config: Any, keras: Any) -> Any:
     """Returns the nesting of FeatureConfigs that was stored.
 
     Args:
         config: what `features_to_config` returned.
+        keras: the Keras of initializers and optimizers.
 
     Returns:
         The nesting; features that shared a table share one again, and tables
         that shared an optimizer.
     """
-    shared = [conversion.deserialize(o) for o in config["optimizers"]]
-    tables = [_table_from_config(table, shared) for table in config["tables"]]
+    shared = [conversion.deserialize(o, keras) for o in config["optimizers"]]
+    tables = [
+        _table_from_config(table, shared, keras) for table in config["tables"]
+    ]
     features = [_feature_from_config(f, tables) for f in config["features"]]
     return _decode(config["structure"], features)
 
@@ -105,11 +114,13 @@ def sparse_core_from_config(config: dict[str, Any] | None) -> Any:
     return tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(**config)
 
 
-def _table_to_config(table: TableSpec, optimizer: int) -> dict[str, Any]:
+def _table_to_config(
+    table: TableSpec, optimizer: int, keras: Any
+) -> dict[str, Any]:
     config = {
         "name": table.source.name,
         "vocabulary_size": table.vocabulary_size,
-        "initializer": initializer_to_config(table.source.initializer),
+        "initializer": initializer_to_config(table.source.initializer, keras),
         "optimizer": optimizer,
         "combiner": table.combiner,
     }
@@ -125,29 +136,43 @@ def _table_to_config(table: TableSpec, optimizer: int) -> dict[str, Any]:
     }
 
 
-def _table_from_config(config: Mapping[str, Any], shared: list[Any]) -> Any:
+def _table_from_config(
+    config: Mapping[str, Any], shared: list[Any], keras: Any
+) -> Any:
     arguments = dict(config)
     kind = arguments.pop("kind")
-    arguments["initializer"] = initializer_from_config(arguments["initializer"])
+    arguments["initializer"] = initializer_from_config(
+        arguments["initializer"], keras
+    )
     arguments["optimizer"] = shared[arguments["optimizer"]]
     return (TableConfig if kind == "own" else _tpu.TableConfig)(**arguments)
 
 
-def initializer_to_config(initializer: Any) -> Any:
+def initializer_to_config(initializer: Any, keras: Any) -> Any:
     """Returns an initializer as what JSON can hold."""
-    if isinstance(initializer, tf_keras.initializers.Initializer):
-        return tf_keras.initializers.serialize(initializer)
-    return tf_keras.saving.serialize_keras_object(initializer)
+    if kerases.is_initializer(initializer):
+        own = kerases.of(initializer)
+        config = own.initializers.serialize(initializer)
+        # Classes of one name have other arguments in the other Keras.
+        return config if own is keras else {_KERAS: own.__name__, **config}
+    return keras.saving.serialize_keras_object(initializer)
 
 
-def initializer_from_config(config: Any) -> Any:
-    """Returns the initializer that was stored."""
+def initializer_from_config(config: Any, keras: Any) -> Any:
+    """Returns the initializer that was stored, of a Keras if it was one's."""
+    if config and _KERAS in config:
+        config = dict(config)
+        keras = kerases.named(config.pop(_KERAS))
     # Keras's HDF5 format has no module names, and TensorFlow's own
     # initializers are only found by theirs.
     module = config.get("module", "keras") if config else "keras"
     if module.split(".")[0] in ("keras", "tf_keras"):
-        return tf_keras.initializers.deserialize(config)
-    return tf_keras.saving.deserialize_keras_object(config)
+        return keras.initializers.deserialize(config)
+    if module == init_ops_v2.__name__:
+        # Keras 3 imports nothing of TensorFlow's.
+        kind = getattr(init_ops_v2, config["class_name"])
+        return kind.from_config(config["config"])
+    return keras.saving.deserialize_keras_object(config)
 
 
 def _feature_to_config(feature: FeatureSpec, table: int) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class Peer:
 
 
 _KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}
+_KERAS_3 = {"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "0"}
 _BOTH = ("dense", "ragged")
 
 PEERS = {
@@ -73,6 +74,14 @@ PEERS = {
         "ours",
         forms=_BOTH,
         env={**_KERAS_2, "TFRS_EMBED_KERNELS": "off"},
+        all_forms=True,
+    ),
+    "ours-keras3": Peer(
+        "tfrs_embed.keras3, kernels",
+        "ours",
+        ("keras",),
+        _BOTH,
+        _KERAS_3,
         all_forms=True,
     ),
     "distributed": Peer(
@@ -95,17 +104,18 @@ PEERS = {
     "tf_keras": Peer(
         "tf_keras Embedding", "keras", ("tf_keras",), env=_KERAS_2
     ),
+    "keras3": Peer("Keras 3 Embedding", "keras", ("keras",), env=_KERAS_3),
     "keras_rs-tf": Peer(
         "keras_rs DistributedEmbedding, TensorFlow",
         "keras_rs_tf",
         ("keras-rs", "keras"),
-        env={"KERAS_BACKEND": "tensorflow"},
+        env=_KERAS_3,
     ),
     "keras_rs-xla": Peer(
         "keras_rs DistributedEmbedding, TensorFlow with XLA",
         "keras_rs_tf",
         forms=("XLA",),
-        env={"KERAS_BACKEND": "tensorflow"},
+        env=_KERAS_3,
     ),
     "keras_rs-jax": Peer(
         "keras_rs DistributedEmbedding, JAX",

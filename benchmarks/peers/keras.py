@@ -1,14 +1,13 @@
-"""tf_keras's own layer, with a new optimizer."""
-
-import tf_keras
+"""Keras's own layer, with a new optimizer."""
 
 from peers import tf_steps
+from peers.keras_of_process import keras
 
 
 def make(case, form):
     layers = []
     for table in case.tables:
-        layer = tf_keras.layers.Embedding(
+        layer = keras.layers.Embedding(
             table.rows,
             table.dim,
             embeddings_initializer=tf_steps.RowValues(),
@@ -25,7 +24,7 @@ def make(case, form):
         case,
         embed,
         [layer.embeddings for layer in layers],
-        tf_keras,
-        tf_steps.make_optimizer(case, tf_keras.optimizers),
+        keras,
+        tf_steps.make_optimizer(case, keras.optimizers),
         form,
     )

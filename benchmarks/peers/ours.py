@@ -3,10 +3,9 @@
 import functools
 import importlib
 
-import tf_keras
-
 import tfrs_embed
 from peers import tf_steps
+from peers.keras_of_process import keras, layers
 
 
 def make(case, form):
@@ -24,7 +23,7 @@ def make(case, form):
         )
         for i, feature in enumerate(case.features)
     ]
-    layer = tfrs_embed.PartialTPUEmbedding(
+    layer = layers().PartialTPUEmbedding(
         features, table_optimizer(case), size_threshold=0
     )
     return make_runner(case, layer, form)
@@ -46,7 +45,7 @@ def make_tables(case):
 def table_optimizer(case):
     if case.kind == "forward":
         return None
-    return tf_steps.make_optimizer(case, tf_keras.optimizers)
+    return tf_steps.make_optimizer(case, keras.optimizers)
 
 
 def make_runner(case, layer, form):
@@ -55,8 +54,8 @@ def make_runner(case, layer, form):
         case,
         layer,
         layer.trainable_variables,
-        tf_keras,
-        tf_steps.make_optimizer(case, tf_keras.optimizers),
+        keras,
+        tf_steps.make_optimizer(case, keras.optimizers),
         form,
         kernels(),
         embed_to_train=functools.partial(layer, training=True),

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-import tfrs_embed
+from fronts import NUMBER, layers
 from reference import Table
 
 tpu = tf.tpu.experimental.embedding
@@ -54,12 +54,26 @@ def _optimizer(rule, **settings):
     return Optimizer(getattr(tpu, rule)(RATE, **settings), rule, settings)
 
 
-def _momentum(**settings):
+def _stored(name, **settings):
     # As Keras stores it: each layer makes an optimizer of its own.
-    config = {"learning_rate": RATE, "momentum": settings["momentum"]}
-    config["nesterov"] = settings.get("use_nesterov", False)
-    stored = {"class_name": "SGD", "config": config}
+    config = {"learning_rate": RATE, **settings}
+    return {"class_name": name, "config": config}
+
+
+def _momentum(**settings):
+    stored = _stored(
+        "SGD",
+        momentum=settings["momentum"],
+        nesterov=settings.get("use_nesterov", False),
+    )
     return Optimizer(stored, "Momentum", settings)
+
+
+def _rmsprop(**settings):
+    # Of what doesn't say this, tf_keras makes a legacy optimizer.
+    new = {"is_legacy_optimizer": False} if NUMBER == 2 else {}
+    stored = _stored("RMSprop", **new, **settings)
+    return Optimizer(stored, "RMSprop", settings)
 
 
 OPTIMIZERS = {
@@ -95,6 +109,7 @@ OPTIMIZERS = {
     ),
     "momentum": _momentum(momentum=0.8),
     "momentum_nesterov": _momentum(momentum=0.8, use_nesterov=True),
+    "rmsprop": _rmsprop(rho=0.8, epsilon=1e-3),
 }
 #: One setting of each update rule that TPUs have.
 RULES = ("sgd", "adagrad", "adagrad_momentum", "adam_outside", "ftrl_linear")
@@ -120,8 +135,8 @@ def _engine(layer, threshold, large, small, **options):
     return Engine(layer, {"size_threshold": threshold, **options}, large, small)
 
 
-_PARTIAL = tfrs_embed.PartialTPUEmbedding
-_DISTRIBUTED = tfrs_embed.DistributedEmbedding
+_PARTIAL = layers.PartialTPUEmbedding
+_DISTRIBUTED = layers.DistributedEmbedding
 
 _SPARSE = {"embedding_feature": Hardware.V2}
 _DENSE = {"embedding_feature": Hardware.UNSUPPORTED}

@@ -7,7 +7,6 @@ for each replica.
 import numpy as np
 import tensorflow as tf
 
-import tfrs_embed
 from conformance.descriptors import (
     BATCH,
     DENSE_SHAPES,
@@ -16,6 +15,7 @@ from conformance.descriptors import (
     OPTIMIZERS,
     large_and_small,
 )
+from fronts import layers
 from helpers import differentiate
 from reference import Feature, Ragged, Reference, Sparse, to_tf
 from strategies.replicas import add, distribute, local
@@ -54,7 +54,7 @@ def build(engine, tables=None, per_table=False, **options):
         config = case.config(table, optimizers[table] if per_table else None)
         for kind in case.kinds:
             name, shape = f"{table}_{kind}", KINDS[kind]
-            if layer_class is tfrs_embed.DistributedEmbedding:
+            if layer_class is layers.DistributedEmbedding:
                 if kind == "scalar":
                     continue  # It has no batch.
                 if kind == "matrix":

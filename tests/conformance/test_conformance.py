@@ -117,7 +117,8 @@ def both(*cases):
     ]
 
 
-PLATFORM = os.environ.get("TFRS_EMBED_TEST_STRATEGY", "device").split(":")[0]
+STRATEGY = os.environ.get("TFRS_EMBED_TEST_STRATEGY") or "device"
+PLATFORM = STRATEGY.split(":")[0]
 
 
 def cases(device=(), replicas=(), tpu=()):

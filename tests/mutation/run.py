@@ -46,12 +46,15 @@ LEFT_OUT = [
     "test_docstrings.py",
     "test_faults.py",
     "test_keras_3.py",
+    "test_keras_3_front.py",
+    "test_keras_3_layers.py",
     "test_private_api.py",
     "test_kernel_checks.py",
     "test_sparsecore_host.py",
     "test_strategies.py",
     "test_tpu_check.py",
     "test_tpu_strategies.py",
+    "test_two_kerases.py",
 ]
 
 

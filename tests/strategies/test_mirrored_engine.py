@@ -29,7 +29,7 @@ from tfrs_embed.engines.mirrored import MirroredEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.sharded import ShardedEngine
-from tfrs_embed.layers.engine_layer import EngineLayer
+from tfrs_embed.keras2 import EngineLayer
 from tfrs_embed.ops.bags import to_bags
 from tfrs_embed.optimizers import conversion
 

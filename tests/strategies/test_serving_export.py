@@ -171,9 +171,18 @@ def test_a_table_of_keys(strategy, path):
     export(layer, path, spec)
     asked = np.concatenate([keys, keys[:1] + 1])
     known = layer.table.variables["keys"].numpy()
+    np.testing.assert_array_equal(known, keys.ravel())
     rows = layer.table.variables["parameters"].numpy()
     order = np.searchsorted(known, keys)
     served = tf.saved_model.load(path)
     found = served.serve(tf.constant(asked)).numpy()
     np.testing.assert_array_equal(found[:-1], rows[order])
     np.testing.assert_array_equal(found[-1], np.zeros([2, 3, 4]))
+    # Those of all shards, in one table of keys and one of rows.
+    stored = tf.train.load_checkpoint(f"{path}/variables/variables")
+    shapes = stored.get_variable_to_shape_map()
+    by_shape = {tuple(v): k for k, v in shapes.items() if v}
+    assert sorted(by_shape) == [(24,), (24, 4)]
+    np.testing.assert_array_equal(
+        stored.get_tensor(by_shape[24,]), keys.ravel()
+    )

@@ -13,6 +13,7 @@ import tf_keras
 from helpers import assert_same, differentiate, state
 from keyed import (
     BOTH,
+    CAPACITY,
     DIM,
     NNZ,
     ROWS,
@@ -313,6 +314,15 @@ def test_exported_layer_serves(strategy):
     served = loaded.serve(tf.constant(keys + 2)).numpy()
     np.testing.assert_array_equal(served, layer(tf.constant(keys + 2)))
     assert served[0, 0].all() and not served[0, 1, 2:].any()
+    # The shards are in it, and not the whole once more.
+    saved = tf.train.load_checkpoint(f"{path}/variables/variables")
+    shapes = saved.get_variable_to_shape_map()
+    widths = [shape for shape in shapes.values() if shape[1:] == [DIM]]
+    assert widths == [[CAPACITY, DIM]] * strategy.num_replicas_in_sync
+    by_shard = [saved.get_tensor(k) for k in shapes if k.endswith("table-keys")]
+    assert len(by_shard) == strategy.num_replicas_in_sync
+    found = np.sort(np.concatenate(by_shard))
+    np.testing.assert_array_equal(found, keys.ravel())
 
 
 @BOTH

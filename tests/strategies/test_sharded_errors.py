@@ -179,6 +179,44 @@ def test_training_outside_of_replicas_is_refused(strategy):
     assert_unchanged(layer, before)
 
 
+def test_a_graph_that_trains_outside_of_replicas_is_an_error(strategy):
+    several_here(strategy)
+    layer = make_layer(strategy)
+    before = state(layer)
+    ids = good(strategy)[0]
+
+    @tf.function
+    def train():
+        with tf.GradientTape() as tape:
+            outputs = layer(ids)
+        return differentiate(tape, outputs, layer.trainable_variables)
+
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"inside strategy\.run"
+    ):
+        train()
+    assert_unchanged(layer, before)
+
+
+def test_training_a_saved_model_of_shards_is_an_error(strategy, tmp_path):
+    several_here(strategy)
+    module = tf.Module()
+    module.layer = make_layer(strategy)
+    module.serve = tf.function(
+        lambda ids: module.layer({"movie": ids}, partial=True)["movie"],
+        input_signature=[tf.TensorSpec([None], tf.int64)],
+    )
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    with tf.GradientTape() as tape:
+        vectors = loaded.serve(tf.constant([1, 2], tf.int64))
+    [trigger] = loaded.layer.trainable_variables
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"inside strategy\.run"
+    ):
+        tape.gradient(vectors, trigger)
+
+
 def two_layers(strategy):
     layers = {}
     with strategy.scope():

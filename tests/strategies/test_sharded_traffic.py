@@ -1,4 +1,6 @@
-"""What a step sends: the formulas of docs/scaling.md, by the counters."""
+"""What a step sends: the formulas of docs/scaling.md, counted and traced."""
+
+import collections
 
 import numpy as np
 import pytest
@@ -12,15 +14,23 @@ from tfrs_embed.distribution.replicas import bucket_of
 ROWS, DIM = 1000, 4
 
 
-def train_once(strategy, tables, ids):
+def make_step(strategy, dims, mirrored=False):
+    """A layer of tables of these widths, and a function that trains it."""
+    make = tfrs_embed.PartialTPUEmbedding
+    placement = "sharded"
+    if mirrored:
+        make, placement = tfrs_embed.DistributedEmbedding, "default_device"
     configs = {
         str(i): tfrs_embed.FeatureConfig(
-            str(i), tfrs_embed.TableConfig(f"table {i}", ROWS, DIM)
+            str(i),
+            tfrs_embed.TableConfig(
+                f"table {i}", ROWS, dim, placement=placement
+            ),
         )
-        for i in range(tables)
+        for i, dim in enumerate(dims)
     }
     with strategy.scope():
-        layer = tfrs_embed.PartialTPUEmbedding(configs, "sgd", size_threshold=0)
+        layer = make(configs, optimizer="sgd")
 
     def step(ids):
         with tf.GradientTape() as tape:
@@ -28,9 +38,12 @@ def train_once(strategy, tables, ids):
             loss = tf.add_n([tf.reduce_sum(v) for v in outputs.values()])
         differentiate(tape, loss, layer.trainable_variables)
 
-    tf.function(lambda ids: strategy.run(step, (ids,)))(
-        distribute(strategy, ids)
-    )
+    return layer, tf.function(lambda ids: strategy.run(step, (ids,)))
+
+
+def train_once(strategy, tables, ids):
+    layer, step = make_step(strategy, [DIM] * tables)
+    step(distribute(strategy, ids))
     return layer.tpu_embedding.engine.traffic()
 
 
@@ -74,6 +87,31 @@ def test_collectives_do_not_grow_with_the_number_of_tables(strategy):
         for tables in (2, 20)
     }
     assert {t.collectives for ts in found.values() for t in ts} == {5}
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("dims", [[DIM] * 3, [DIM, DIM + 1, DIM]])
+def test_a_steps_graph_has_the_collectives_of_the_formula(
+    strategy, dims, mirrored
+):
+    _, step = make_step(strategy, dims, mirrored)
+    ids = distribute(strategy, draw(strategy, len(dims), 3))
+    made = step.get_concrete_function(ids).graph.as_graph_def()
+    of_functions = [n for f in made.library.function for n in f.node_def]
+    found, of_branches = (
+        collections.Counter(n.op for n in nodes if "Collective" in n.op)
+        for nodes in (made.node, of_functions)
+    )
+    here, widths = len(local_ids(strategy)), len(set(dims))
+    exchanges = (
+        {"CollectiveGatherV2": 2 * widths * here}
+        if mirrored
+        else {"CollectiveAllToAllV2": 3 * widths * here}
+    )
+    # Are all ids valid, and the longest message.
+    assert found == {"CollectiveReduceV2": 2 * here, **exchanges}
+    # What is wrong where.
+    assert of_branches == {"CollectiveGatherV2": 2 * here}
 
 
 def test_capacities_are_few_and_close():

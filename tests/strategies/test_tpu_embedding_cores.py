@@ -15,6 +15,7 @@ from conformance.harness import (
     trainer,
 )
 from strategies.embedding_cores import EmbeddingCores
+from tfrs_embed import initial_values
 
 
 @pytest.fixture
@@ -61,6 +62,60 @@ def test_checkpoint_moves_to_one_device_and_back(strategy, cores, tmp_path):
         )
         np.testing.assert_array_equal(
             cores.tables[name]["parameters"].numpy(), table.numpy()
+        )
+
+
+NUMBERED = np.arange(150, dtype=np.float32).reshape(50, 3)
+
+
+def numbered(strategy, monkeypatch):
+    """A layer whose initializer makes the blocks of `NUMBERED` it is asked."""
+    # Seven rows each, and one of what is left.
+    monkeypatch.setattr(initial_values, "BLOCK_ELEMENTS", 21)
+
+    def block(shape, dtype, partition_shape, partition_offset):
+        assert (shape, dtype) == ((50, 3), tf.float32)
+        first, column = partition_offset
+        assert (partition_shape[1], column) == (3, 0)
+        return NUMBERED[first : first + partition_shape[0]]
+
+    table = tfrs_embed.TableConfig("x", 50, 3, block)
+    with strategy.scope():
+        layer = tfrs_embed.PartialTPUEmbedding(
+            tfrs_embed.FeatureConfig("f", table, output_shape=[4, 3]),
+            "sgd",
+            size_threshold=0,
+            batch_size=4,
+        )
+        layer.build()
+    return layer
+
+
+def test_tables_begin_with_all_blocks_of_their_initial_rows(
+    strategy, cores, monkeypatch
+):
+    layer = numbered(strategy, monkeypatch)
+    np.testing.assert_array_equal(cores.tables["x"]["parameters"], NUMBERED)
+    np.testing.assert_array_equal(layer.embedding_tables["x"], NUMBERED)
+
+
+def test_rows_are_those_of_the_hosts_that_hold_them(
+    strategy, cores, monkeypatch
+):
+    table = numbered(strategy, monkeypatch).embedding_tables["x"]
+    # An emulated slice has one host.
+    hosts = [tf.Variable(tf.zeros([n, 3])) for n in (20, 20, 10)]
+    monkeypatch.setattr(table, "_variables", hosts)
+    monkeypatch.setattr(table, "_retrieve", lambda: None)
+    numbers = np.arange(50)[:, None]
+    for start, end in [(0, 7), (7, 20), (20, 21), (21, 45), (45, 50)]:
+        table.write_rows(start, tf.constant(NUMBERED[start:end]))
+        np.testing.assert_array_equal(
+            tf.concat(hosts, 0), np.where(numbers < end, NUMBERED, 0)
+        )
+    for start, size in [(0, 50), (0, 20), (19, 2), (20, 20), (25, 5), (39, 11)]:
+        np.testing.assert_array_equal(
+            table.read_rows(start, size), NUMBERED[start : start + size]
         )
 
 

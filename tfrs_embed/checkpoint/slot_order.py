@@ -1,10 +1,11 @@
 """Refuses to give one variable another's slots.
 
-Keras's new optimizers save slots by the position of the variables that they
-train. `size_threshold`, and whether a table has an optimizer, decide which
-variables these are: under another, TensorFlow would restore a variable's slots
-into another's, silently where their shapes are equal. So an optimizer that
-trains a layer's variables saves where they were, and compares.
+Keras's optimizers save slots by the position of the variables that they train;
+only tf_keras's legacy ones don't. `size_threshold`, and whether a table has an
+optimizer, decide which variables these are: under another, TensorFlow would
+restore a variable's slots into another's, silently where their shapes are
+equal. So an optimizer that trains a layer's variables saves where they were,
+and compares.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
+from tfrs_embed import kerases
 from tfrs_embed._tensorflow import Trackable
 from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import BundleReader
@@ -80,11 +81,17 @@ class SavedOrder(Trackable, Saved):
                 f"{_text(self.places)}. Restore under the size_threshold, the "
                 "table optimizers and the rows that it was saved with. Or "
                 "restore into a model that is not compiled and save that: its "
-                "checkpoint has no optimizer. tf_keras.optimizers.legacy's "
-                "keep slots by variable."
+                "checkpoint has no optimizer."
+                f"{self._legacy()}"
             )
             if self.tracked:
                 raise self.refused
+
+    def _legacy(self) -> str:
+        """What else helps, if there is something."""
+        if kerases.of(self._optimizer).__name__ != kerases.TF_KERAS:
+            return ""
+        return " tf_keras.optimizers.legacy's keep slots by variable."
 
     def restore(self, key: str, reader: BundleReader) -> None:
         """See the base class."""
@@ -111,14 +118,20 @@ def _text(places: dict[str, Any]) -> str:
 
 
 @functools.cache
-def install() -> None:
-    """Has Keras's new optimizers save the order that they are built with."""
+def install(keras: Any) -> None:
+    """Has a Keras's new optimizers save the order that they are built with.
+
+    Args:
+        keras: tf_keras or Keras 3.
+    """
+    own = keras.__name__ == kerases.TF_KERAS
+    method = "_build_index_dict" if own else "build"
     [owner] = [
         kind
-        for kind in tf_keras.optimizers.Optimizer.__mro__
-        if "_build_index_dict" in vars(kind)
+        for kind in keras.optimizers.Optimizer.__mro__
+        if method in vars(kind)
     ]
-    build = owner._build_index_dict
+    build = getattr(owner, method)
 
     @functools.wraps(build)
     def build_and_track(self: Any, var_list: Sequence[Any]) -> None:
@@ -137,6 +150,8 @@ def install() -> None:
         self._track_trackable(order, _CHILD)
         order.tracked = True
         if order.refused is not None:
+            # Keras 3 has noted that it is built, but not made the slots.
+            self.built = False
             raise order.refused
 
-    owner._build_index_dict = build_and_track
+    setattr(owner, method, build_and_track)

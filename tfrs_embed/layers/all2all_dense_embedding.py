@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-import tf_keras
 
 from tfrs_embed import configs, placement, strategies
 from tfrs_embed._tensorflow import record
@@ -18,7 +17,6 @@ from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.copies import copy_layer, copy_state
-from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.layers.key_arguments import KeyArguments
 from tfrs_embed.layers.keys import checked_shape, to_bags
 from tfrs_embed.ops.lookup import reshape_output
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@tf_keras.saving.register_keras_serializable("tfrs_embed")
 class All2AllDenseEmbedding(Layer):
     """Looks keys up in one table that is spread over the replicas.
 
@@ -136,13 +133,16 @@ class All2AllDenseEmbedding(Layer):
             key_dtype=key_dtype,
             embedding_initializer=embedding_initializer,
             optimizer=optimizer,
+            keras=self._front.keras,
         )
         self._strategy = tf.distribute.get_strategy()
         self._check_support()
         feature = self._feature()
-        table_optimizer = conversion.convert(optimizer, self._where)
+        table_optimizer = conversion.convert(
+            optimizer, self._where, self._front.keras
+        )
         self._engine = self._make_engine(feature, table_optimizer)
-        self._engine_layer = EngineLayer(
+        self._engine_layer = self._front.engine_layer(
             self._engine,
             name="engine",
             dtype=self._dtype_policy,
@@ -156,7 +156,8 @@ class All2AllDenseEmbedding(Layer):
         arguments = self._arguments
         initializer = arguments.embedding_initializer
         if initializer is None:
-            initializer = tf_keras.initializers.RandomUniform(-0.05, 0.05)
+            initializers = self._front.keras.initializers
+            initializer = initializers.RandomUniform(-0.05, 0.05)
         rows = arguments.max_vocabulary_size_per_gpu
         table = configs.TableConfig(
             "table",
@@ -204,7 +205,11 @@ class All2AllDenseEmbedding(Layer):
         handshake.compare_workers_under(
             self._strategy, self._where, self._describe
         )
-        with tf.init_scope(), strategies.scope(self._strategy):
+        with (
+            self._front.creating(),
+            tf.init_scope(),
+            strategies.scope(self._strategy),
+        ):
             self._engine_layer.ensure_built()
         self.step = self._engine_layer.step
         self._has_table = True
@@ -253,7 +258,7 @@ class All2AllDenseEmbedding(Layer):
             dim = self._arguments.embedding_vec_size
             output = reshape_output(vectors, bags, dim)
             return tf.cast(output, self.compute_dtype)
-        [output] = self._engine_layer([bags], training=training)
+        [output] = self._engine_layer.look_up([bags], training)
         return output
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
@@ -339,8 +344,9 @@ class All2AllDenseEmbedding(Layer):
             ValueError: the optimizer's learning rate can't be stored.
         """
         config = super().get_config()
-        config.update(self._arguments.to_config(self.table_optimizer))
-        config["activity_regularizer"] = tf_keras.regularizers.serialize(
+        keras = self._front.keras
+        config.update(self._arguments.to_config(self.table_optimizer, keras))
+        config["activity_regularizer"] = keras.regularizers.serialize(
             self.activity_regularizer
         )
         return config
@@ -348,7 +354,7 @@ class All2AllDenseEmbedding(Layer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> All2AllDenseEmbedding:
         """Makes the layer of what `get_config` returned; leaves that alone."""
-        return cls(**KeyArguments.from_config(config))
+        return cls(**KeyArguments.from_config(config, cls._front.keras))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> All2AllDenseEmbedding:
         """Copies the layer with its table, slots and step.

@@ -1,44 +1,99 @@
-"""The base of all layers of this library, as Keras layers."""
+"""What layers of this library are, whatever Keras they are layers of.
+
+A layer has a body, which is free of Keras: its arguments, its configuration,
+its engines. A front makes a layer of tf_keras, or of Keras 3, of it. The body's
+class comes before the front's among the bases of the class that users make.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
-import tf_keras
 
 from tfrs_embed import arguments
-from tfrs_embed.layers import keras_3
 
 # The arguments that Keras takes out of a call, and that most calls have.
 _OF_CALLS = ("training", "mask", "weights")
 
 
-class Layer(tf_keras.layers.Layer):
-    """A tf_keras layer that knows where it can't be used.
+@dataclasses.dataclass(frozen=True)
+class Front:
+    """A Keras, as bodies know it.
+
+    Attributes:
+        keras: its package.
+        embedding: the layer of small tables, which the optimizer trains.
+        engine_layer: the layer around engines.
+        variable: returns TensorFlow's variable of a layer's weight.
+        creating: a context in which variables are made at once, even while the
+            Keras only traces what a model returns.
+        layer_name: makes a layer's name of a table's.
+        install: has its optimizers say what tables must know of them;
+            idempotent.
+    """
+
+    keras: Any
+    embedding: Any
+    engine_layer: Any
+    variable: Callable[[Any], tf.Variable]
+    layer_name: Callable[[str], str]
+    creating: Callable[[], contextlib.AbstractContextManager[Any]]
+    install: Callable[[], None]
+
+
+class Layer:
+    """The body of a layer.
 
     Args:
         **kwargs: those of every Keras layer.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(autocast=False, **kwargs)
-        self._supports_ragged_inputs = True
+    #: Set by the front.
+    _front: ClassVar[Front]
 
-    @tf.autograph.experimental.do_not_convert
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer, as every Keras layer is called.
+    if TYPE_CHECKING:
+        # A Keras's own, which the front brings.
+        name: str
+        trainable: bool
+        built: bool
+        compute_dtype: str
+        activity_regularizer: Any
+        supports_masking: bool
+        _dtype_policy: Any
+        call: Callable[..., Any]
 
-        Raises:
-            TypeError: an argument is misspelt; or the layer is called by a
-                model, or with inputs, of Keras 3.
-        """
-        keras_3.refuse_call(self.name, (args, kwargs))
-        self._check_names(kwargs)
-        return super().__call__(*args, **kwargs)
+        def __init__(self, **kwargs: Any) -> None:
+            """Makes the layer."""
+
+        def build(self, input_shape: Any = None) -> None:
+            """Makes the layer's variables."""
+
+        def get_config(self) -> dict[str, Any]:
+            """The arguments."""
+
+        def _add_variable(self, name: str, **kwargs: Any) -> Any:
+            """Makes a float32 weight; see `Front`'s layers."""
+
+        def _track_trackable(
+            self, value: Any, name: str, overwrite: bool = False
+        ) -> None:
+            """Has checkpoints hold an object."""
+
+        def _trackable_children(
+            self, save_type: str = "checkpoint", **kwargs: Any
+        ) -> dict[str, Any]:
+            """The objects that checkpoints hold."""
 
     def _check_names(self, kwargs: dict[str, Any]) -> None:
-        """Checks the names of a call's arguments."""
+        """Checks the names of a call's arguments.
+
+        Raises:
+            TypeError: one is misspelt.
+        """
         rare = [name for name in kwargs if name not in _OF_CALLS]
         if rare:
             known, more = arguments.names(type(self).call)
@@ -46,8 +101,20 @@ class Layer(tf_keras.layers.Layer):
             where = f"A call of layer '{self.name}'"
             arguments.require_known(where, unknown, known)
 
-    def _maybe_initialize_trackable(self) -> None:
-        # What tracks an attribute asks for this first.
-        if hasattr(self, "_name"):
-            keras_3.refuse_owner(self.name)
-        super()._maybe_initialize_trackable()
+    def _prepare(self, inputs: Any, partial: bool) -> Any:
+        """What Keras is given in place of a call's inputs.
+
+        Args:
+            inputs: the call's first argument.
+            partial: whether it may leave features out.
+        """
+        return inputs
+
+    def _map_ids(self, change: Callable[[Any], Any], inputs: Any) -> Any:
+        """A call's inputs with changed ids.
+
+        Args:
+            change: what is done with the ids of each feature.
+            inputs: the call's first argument.
+        """
+        return tf.nest.map_structure(change, inputs)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-import tf_keras
 
 from tfrs_embed import configs, placement, strategies
 from tfrs_embed.arguments import named
-from tfrs_embed.layers import errors, keras_3
+from tfrs_embed.layers import errors
 from tfrs_embed.layers.declared_shapes import declared_shape, with_output_shape
 from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
@@ -31,15 +30,13 @@ if TYPE_CHECKING:
 _PREPROCESSED = "preprocessed_inputs"
 
 
-@tf_keras.saving.register_keras_serializable(package="tfrs_embed")
 class DistributedEmbedding(TableLayer):
     """Looks features up in tables that train themselves, wherever they are.
 
     It has the configurations and the calls of
-    `keras_rs.layers.DistributedEmbedding`, as a tf_keras layer. Every table is
-    trained by its own optimizer, row by row, whatever `model.compile` says: on
-    one device, sharded or mirrored over the replicas of a GPU cluster, or on
-    SparseCores.
+    `keras_rs.layers.DistributedEmbedding`. Every table is trained by its own
+    optimizer, row by row, whatever `model.compile` says: on one device, sharded
+    or mirrored over the replicas of a GPU cluster, or on SparseCores.
 
     Example:
         >>> movies = tfrs_embed.TableConfig(
@@ -72,9 +69,10 @@ class DistributedEmbedding(TableLayer):
     `layer.placement` says where each table is, and why.
 
     Args:
-        feature_configs: a `FeatureConfig`, of this library or of
-            `tf.tpu.experimental.embedding`, or any nesting of dicts, lists and
-            tuples of them. Features that name the same table object share it.
+        feature_configs: a `FeatureConfig`, of this library, of
+            `keras_rs.layers` or of `tf.tpu.experimental.embedding`, or any
+            nesting of dicts, lists and tuples of them. Features that name the
+            same table object share it.
         table_stacking: which tables SparseCores hold as one: "auto", those of
             one width and optimizer; None, none; a list of names, those tables
             and no others; a list of such lists. Checked everywhere, read on
@@ -160,7 +158,7 @@ class DistributedEmbedding(TableLayer):
             update_stats=bool(update_stats),
             strict_shapes=bool(strict_shapes),
         )
-        spec = configs.parse(feature_configs)
+        spec = configs.parse(feature_configs, self._front.keras)
         template = spec.structure.template
         if isinstance(template, dict) and _PREPROCESSED in template:
             raise ValueError(
@@ -181,21 +179,21 @@ class DistributedEmbedding(TableLayer):
             spec, routes, arguments, stacking=Stacking.of(table_stacking)
         )
 
-    if not TYPE_CHECKING:
+    def _prepare(self, inputs: Any, partial: bool) -> Any:
+        # Keras would make a tensor of each number in a list.
+        if _is_preprocessed(inputs):
+            return inputs
+        structure = self._spec.structure
+        ids = structure.flatten(inputs, "inputs", partial)
+        present = [not partial or i is not None for i in ids]
+        return structure.pack(self._to_tensors(ids, partial), present)
 
-        @tf.autograph.experimental.do_not_convert
-        def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            """Makes tensors of lists and arrays of ids, and calls the layer."""
-            keras_3.refuse_call(self.name, (inputs, args, kwargs))
-            self._check_names(kwargs)
-            # Keras would make a tensor of each number in a list.
-            if not _is_preprocessed(inputs):
-                structure = self._spec.structure
-                partial = bool(kwargs.get("partial", False))
-                ids = structure.flatten(inputs, "inputs", partial)
-                present = [not partial or i is not None for i in ids]
-                inputs = structure.pack(self._to_tensors(ids, partial), present)
-            return super().__call__(inputs, *args, **kwargs)
+    def _map_ids(self, change: Callable[[Any], Any], inputs: Any) -> Any:
+        if not _is_preprocessed(inputs):
+            return super()._map_ids(change, inputs)
+        given = dict(inputs[_PREPROCESSED])
+        given["inputs"] = super()._map_ids(change, given["inputs"])
+        return {_PREPROCESSED: given}
 
     def build(self, input_shape: Any = None) -> None:
         """Creates all tables, unless they wait for the size of a batch.

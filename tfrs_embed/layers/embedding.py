@@ -6,7 +6,6 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-import tf_keras
 
 from tfrs_embed.arguments import named
 from tfrs_embed.configs import COMBINERS, as_int
@@ -19,11 +18,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@tf_keras.saving.register_keras_serializable(package="tfrs_embed")
 class Embedding(Layer):
     """An embedding table that the model's optimizer trains.
 
-    Unlike `tf_keras.layers.Embedding` it combines ids, takes ragged and sparse
+    Unlike Keras's own `Embedding` it combines ids, takes ragged and sparse
     ids and weights, checks ids, and gives optimizers gradients over sorted
     unique ids.
 
@@ -93,16 +91,15 @@ class Embedding(Layer):
         self.supports_masking = mask_zero
         self.input_dim = input_dim
         self.output_dim = output_dim
-        self.embeddings_initializer = tf_keras.initializers.get(
+        keras = self._front.keras
+        self.embeddings_initializer = keras.initializers.get(
             embeddings_initializer
         )
-        self.embeddings_regularizer = tf_keras.regularizers.get(
+        self.embeddings_regularizer = keras.regularizers.get(
             embeddings_regularizer
         )
-        self.activity_regularizer = tf_keras.regularizers.get(
-            activity_regularizer
-        )
-        self.embeddings_constraint = tf_keras.constraints.get(
+        self.activity_regularizer = keras.regularizers.get(activity_regularizer)
+        self.embeddings_constraint = keras.constraints.get(
             embeddings_constraint
         )
         self.mask_zero = mask_zero
@@ -110,13 +107,12 @@ class Embedding(Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the table."""
-        self.embeddings = self.add_weight(
+        self.embeddings = self._add_variable(
+            "embeddings",
             shape=(self.input_dim, self.output_dim),
             initializer=self.embeddings_initializer,
-            name="embeddings",
             regularizer=self.embeddings_regularizer,
             constraint=self.embeddings_constraint,
-            experimental_autocast=False,
         )
         super().build(input_shape)
 
@@ -133,7 +129,10 @@ class Embedding(Layer):
     ) -> tf.Tensor | tf.RaggedTensor:
         """Looks ids up; see the class."""
         output = embedding_lookup(
-            self.embeddings, inputs, self.combiner, weights
+            self._front.variable(self.embeddings),
+            inputs,
+            self.combiner,
+            weights,
         )
         return tf.cast(output, self.compute_dtype)
 
@@ -160,19 +159,20 @@ class Embedding(Layer):
     def get_config(self) -> dict[str, Any]:
         """The arguments, JSON-able."""
         config = super().get_config()
+        keras = self._front.keras
         config.update(
             input_dim=self.input_dim,
             output_dim=self.output_dim,
-            embeddings_initializer=tf_keras.initializers.serialize(
+            embeddings_initializer=keras.initializers.serialize(
                 self.embeddings_initializer
             ),
-            embeddings_regularizer=tf_keras.regularizers.serialize(
+            embeddings_regularizer=keras.regularizers.serialize(
                 self.embeddings_regularizer
             ),
-            activity_regularizer=tf_keras.regularizers.serialize(
+            activity_regularizer=keras.regularizers.serialize(
                 self.activity_regularizer
             ),
-            embeddings_constraint=tf_keras.constraints.serialize(
+            embeddings_constraint=keras.constraints.serialize(
                 self.embeddings_constraint
             ),
             mask_zero=self.mask_zero,
@@ -193,4 +193,7 @@ class Embedding(Layer):
         config = dict(config)
         for key in ("input_length", "batch_input_shape"):
             config.pop(key, None)
+        # Keras 3's Embedding has it, and it says nothing.
+        if config.get("quantization_config") is None:
+            config.pop("quantization_config", None)
         return cls(**config)

@@ -1,13 +1,12 @@
-"""The Keras layer around an engine: its place in a model's gradients."""
+"""The layer around an engine: its place in a model's gradients."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-import tf_keras
 
 from tfrs_embed import backward_passes
 from tfrs_embed._tensorflow import save_context
@@ -15,7 +14,8 @@ from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.tables.state import Tables
-from tfrs_embed.layers import errors, loss_scaling
+from tfrs_embed.layers import errors
+from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.engine_gradient import EngineGradient, ForwardPass
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import reshape_output
@@ -25,7 +25,7 @@ from tfrs_embed.weak_gradients import custom_gradient
 _STORED = ("step",)
 
 
-class EngineLayer(tf_keras.layers.Layer):
+class EngineLayer(Layer):
     """Looks up an engine's tables, and trains them in the backward pass.
 
     The tables are not trainable variables: Keras would make dense or
@@ -42,14 +42,13 @@ class EngineLayer(tf_keras.layers.Layer):
     """
 
     def __init__(self, engine: Engine, **kwargs: Any) -> None:
-        super().__init__(autocast=False, **kwargs)
-        self._supports_ragged_inputs = True
+        super().__init__(**kwargs)
         self._engine = engine
         self.tables = Tables(list(engine.states.values()))
         self._gradient: EngineGradient | None = None
         self._learns = any(o is not None for o in engine.optimizers.values())
         backward_passes.install()
-        loss_scaling.install()
+        self._front.install()
 
     @property
     def engine(self) -> Engine:
@@ -74,11 +73,30 @@ class EngineLayer(tf_keras.layers.Layer):
         if not self.built:
             self.build(None)
 
+    if TYPE_CHECKING:
+
+        def _list_weights(self, variables: list[tuple[str, Any]]) -> None:
+            """Has Keras list variables, by their names, among the weights."""
+
+    def look_up(
+        self, bags: Sequence[BaggedIds], training: bool | None
+    ) -> list[tf.Tensor]:
+        """Calls the layer; see `call`."""
+        return self.call(bags, training)
+
     def build(self, input_shape: Any = None) -> None:
         """Creates the tables, their slots and the scalar weight."""
         self._engine.build()
-        # Replicas that build the layer each come by here.
-        self._non_trainable_weights[:] = self._engine.variables
+        self._list_weights(
+            [
+                *(
+                    (f"{name}_{key}", variable)
+                    for name, state in self._engine.states.items()
+                    for key, variable in state.variables.items()
+                ),
+                ("step", self._engine.step),
+            ]
+        )
         self.step = self._engine.step
         # The attribute's name is in SavedModels.
         self.pending = self._engine.deferred
@@ -89,21 +107,18 @@ class EngineLayer(tf_keras.layers.Layer):
                     rate, f"{in_saved_model(name)}_learning_rate"
                 )
         if self._learns:
-            self.gradient_trigger = self.add_weight(
-                name="gradient_trigger",
-                shape=(),
-                initializer="zeros",
-                dtype=tf.float32,
-                experimental_autocast=False,
+            self.gradient_trigger = self._add_variable(
+                "gradient_trigger", shape=(), initializer="zeros"
             )
             slot_order.mark(self.gradient_trigger, "gradient_trigger")
             self._gradient = EngineGradient(
-                self.name, self._engine, self.gradient_trigger
+                self.name,
+                self._engine,
+                self._front.variable(self.gradient_trigger),
             )
             # A SavedModel must find all that its functions read.
             for i, variable in enumerate(self._gradient.switch.variables):
                 self._track_trackable(variable, f"backward_{i}")
-        slot_order.install()
         super().build(input_shape)
 
     @errors.without_input_dump
@@ -148,7 +163,7 @@ class EngineLayer(tf_keras.layers.Layer):
 
             return self._outputs(vectors, bags), backward
 
-        outputs = lookup(self.gradient_trigger)
+        outputs = lookup(self._front.variable(self.gradient_trigger))
         return (
             list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
         )
@@ -187,12 +202,6 @@ class EngineLayer(tf_keras.layers.Layer):
         assert self._gradient is not None
         return self._gradient.update(call, residuals, gradients, trigger)
 
-    @property
-    def non_trainable_weights(self) -> list[tf.Variable]:
-        """The tables, slots and step, deferred updates applied."""
-        self._drain_eagerly()
-        return super().non_trainable_weights
-
     def _drain_eagerly(self) -> None:
         # A function that is being traced must not apply updates as a side
         # effect of being asked for its variables.
@@ -224,17 +233,6 @@ class EngineLayer(tf_keras.layers.Layer):
                     key = f"{state.spec.name}/{name}"
                 variable.assign(store[key])
         self._engine.step.assign(store["step"])
-
-    @property
-    def _tracking_metadata(self) -> str:
-        # Keras asks for it when it saves a model to be loaded as one.
-        if not self._engine.has_whole_tables:
-            raise NotImplementedError(
-                f"Layer '{self.name}' has sharded tables, which Keras can't "
-                "load from its SavedModel format. Save as .keras or .h5, or "
-                "save weights; tf.saved_model.save exports for serving."
-            )
-        return super()._tracking_metadata
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any

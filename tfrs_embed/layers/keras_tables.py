@@ -15,24 +15,6 @@ from tfrs_embed.ops.samples import Matrix
 from tfrs_embed.strategies import is_tpu, on_host
 
 
-def make_layer(table: TableSpec, dtype: Any, trainable: bool) -> Embedding:
-    """Makes the Keras layer that will hold a table.
-
-    Args:
-        table: the table.
-        dtype: the dtype or policy of the layer that looks it up.
-        trainable: whether the model's optimizer trains it.
-    """
-    return Embedding(
-        table.vocabulary_size,
-        table.dim,
-        embeddings_initializer=table.initializer,
-        name=table.name,
-        dtype=dtype,
-        trainable=trainable,
-    )
-
-
 def build(layer: Embedding, table: TableSpec) -> None:
     """Creates a layer's table with the rows that an engine would give it."""
     given = layer.embeddings_initializer

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
 from tfrs_embed import serialization
 from tfrs_embed.optimizers import conversion
@@ -23,6 +22,7 @@ class KeyArguments:
 
     Args:
         where: the layer, for errors.
+        keras: its Keras.
     """
 
     max_vocabulary_size_per_gpu: int
@@ -35,12 +35,15 @@ class KeyArguments:
     embedding_initializer: Any
     optimizer: Any
     where: dataclasses.InitVar[str]
+    keras: dataclasses.InitVar[Any]
 
-    def __post_init__(self, where: str) -> None:
+    def __post_init__(self, where: str, keras: Any) -> None:
         """Checks the values."""
         for field, check in _CHECKS.items():
             value = check(getattr(self, field), field, where)
             object.__setattr__(self, field, value)
+        initializer = _initializer(self.embedding_initializer, where, keras)
+        object.__setattr__(self, "embedding_initializer", initializer)
 
     @property
     def keys_shape(self) -> tf.TensorShape:
@@ -59,11 +62,14 @@ class KeyArguments:
             f"nnz_per_slot={self.nnz_per_slot}]"
         )
 
-    def to_config(self, optimizer: TableOptimizer | None) -> dict[str, Any]:
+    def to_config(
+        self, optimizer: TableOptimizer | None, keras: Any
+    ) -> dict[str, Any]:
         """The arguments by name, JSON-able.
 
         Args:
             optimizer: what `optimizer` was converted to.
+            keras: the layer's Keras.
 
         Raises:
             ValueError: the optimizer's learning rate can't be stored.
@@ -75,26 +81,29 @@ class KeyArguments:
         config.update(
             key_dtype=self.key_dtype.name,
             embedding_initializer=serialization.initializer_to_config(
-                self.embedding_initializer
+                self.embedding_initializer, keras
             ),
             optimizer=conversion.serialize(self.optimizer, optimizer),
         )
         return config
 
     @staticmethod
-    def from_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    def from_config(config: Mapping[str, Any], keras: Any) -> dict[str, Any]:
         """Arguments by name, of a config with what `to_config` returned.
 
         Args:
             config: the config; its other entries are left as they are.
+            keras: the layer's Keras.
         """
         arguments = dict(config)
         arguments["embedding_initializer"] = (
             serialization.initializer_from_config(
-                config["embedding_initializer"]
+                config["embedding_initializer"], keras
             )
         )
-        arguments["optimizer"] = conversion.deserialize(config["optimizer"])
+        arguments["optimizer"] = conversion.deserialize(
+            config["optimizer"], keras
+        )
         return arguments
 
 
@@ -118,11 +127,12 @@ def _flag(value: Any, field: str, where: str) -> bool:
     return value
 
 
-def _initializer(value: Any, field: str, where: str) -> Any:
+def _initializer(value: Any, where: str, keras: Any) -> Any:
     try:
-        return tf_keras.initializers.get(value)
+        return keras.initializers.get(value)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{where}: {field}: {error}") from error
+        text = f"{where}: embedding_initializer: {error}"
+        raise type(error)(text) from error
 
 
 def _key_dtype(value: Any, field: str, where: str) -> tf.DType:
@@ -146,5 +156,4 @@ _CHECKS = {
     "dynamic_input": _flag,
     "use_hashtable": _flag,
     "key_dtype": _key_dtype,
-    "embedding_initializer": _initializer,
 }

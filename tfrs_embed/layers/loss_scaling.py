@@ -3,10 +3,10 @@
 Under mixed_float16 Keras multiplies the loss by a scale and divides the
 variables' gradients by it before they are applied. A table's update happens in
 the backward pass, between the two, and must divide by the same scale. Keras
-doesn't tell a layer about it. So what `get_scaled_loss` returns goes through a
-gradient of our own, which says so to the backward pass that comes by: each
-pass has the scale of its own loss, whatever other losses, models and threads
-there are.
+doesn't tell a layer about it. So what `get_scaled_loss` returns, in Keras 3
+`scale_loss`, goes through a gradient of our own, which says so to the backward
+pass that comes by: each pass has the scale of its own loss, whatever other
+losses, models and threads there are.
 
 A loss that was scaled by other means can't be noticed.
 """
@@ -18,15 +18,17 @@ import weakref
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
-from tfrs_embed import backward_passes, weak_gradients
+from tfrs_embed import backward_passes, kerases, weak_gradients
 
 _AMBIGUOUS = (
     "Losses that different LossScaleOptimizers scaled are differentiated "
     "together, so what the tables' gradients are scaled by can't be known. "
     "Take the gradient of each loss by itself."
 )
+
+# The attribute of an optimizer of Keras 3 that holds its scale.
+_SCALE = "_tfrs_embed_scale"
 
 # Of graphs that are a function's gradient: the optimizer of its loss.
 _of_graph: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -49,25 +51,73 @@ def current(where: str) -> Any:
     return scales[0] if scales else None
 
 
-def install() -> None:
-    """Makes Keras's loss scale optimizers note what they do; idempotent."""
-    base = tf_keras.mixed_precision.LossScaleOptimizer
-    for kind in base.__subclasses__():
-        method = kind.__dict__.get("get_scaled_loss")
+def install(keras: Any) -> None:
+    """Makes a Keras's optimizers note what they scale; idempotent.
+
+    Args:
+        keras: tf_keras or Keras 3.
+    """
+    scaling = keras.mixed_precision.LossScaleOptimizer
+    if keras.__name__ == kerases.TF_KERAS:
+        name, kinds = "get_scaled_loss", scaling.__subclasses__()
+    else:
+        # There every optimizer can have a fixed factor.
+        name = "scale_loss"
+        kinds = [scaling, *keras.optimizers.Optimizer.__mro__]
+    for kind in kinds:
+        method = kind.__dict__.get(name)
         if method is not None and not hasattr(method, "notes_scale"):
-            kind.get_scaled_loss = _noting(method)
+            setattr(kind, name, _noting(method))
 
 
 def _noting(method: Any) -> Any:
     @functools.wraps(method)
     def noting(self: Any, loss: Any) -> Any:
         scaled = method(self, loss)
+        if scaled is loss:
+            return loss
+        of_keras_3 = kerases.of(self).__name__ == kerases.KERAS_3
+        scale = _ScaleOfKeras3.of(self) if of_keras_3 else self
         if callable(scaled):
-            return lambda: _marked(scaled(), self)
-        return _marked(scaled, self)
+            return lambda: _marked(scaled(), scale)
+        return _marked(scaled, scale)
 
     noting.notes_scale = True  # type: ignore[attr-defined]
     return noting
+
+
+class _ScaleOfKeras3:
+    """The scale of a Keras 3 optimizer, by tf_keras's names.
+
+    Args:
+        optimizer: the optimizer.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    @classmethod
+    def of(cls, optimizer: Any) -> _ScaleOfKeras3:
+        """The optimizer's, one object for each."""
+        if not hasattr(optimizer, _SCALE):
+            object.__setattr__(optimizer, _SCALE, cls(optimizer))
+        scale: _ScaleOfKeras3 = getattr(optimizer, _SCALE)
+        return scale
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether it changes, and an infinite gradient lowers it."""
+        return hasattr(self._optimizer, "initial_scale")
+
+    @property
+    def loss_scale(self) -> Any:
+        """The factor."""
+        optimizer = self._optimizer
+        if not self.dynamic:
+            return optimizer.loss_scale_factor
+        if optimizer.built:
+            return optimizer.dynamic_scale.value
+        return optimizer.initial_scale
 
 
 def _marked(loss: tf.Tensor, optimizer: Any) -> tf.Tensor:

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import tf_keras
-
 from tfrs_embed import configs, placement
 from tfrs_embed.arguments import named
 from tfrs_embed.layers import errors
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@tf_keras.saving.register_keras_serializable(package="tfrs_embed")
 class PartialTPUEmbedding(TableLayer):
     """Looks features up in tables, each placed by its size.
 
@@ -41,11 +38,12 @@ class PartialTPUEmbedding(TableLayer):
         TensorShape([2, 64])
 
     Args:
-        feature_config: a `FeatureConfig`, of this library or of
-            `tf.tpu.experimental.embedding`, or any nesting of dicts, lists and
-            tuples of them. Features that name the same table object share it.
-        optimizer: trains the large tables: a `tf_keras` SGD, Adagrad, Adam or
-            Ftrl, whose learning rate is read at each step; a
+        feature_config: a `FeatureConfig`, of this library, of
+            `keras_rs.layers` or of `tf.tpu.experimental.embedding`, or any
+            nesting of dicts, lists and tuples of them. Features that name the
+            same table object share it.
+        optimizer: trains the large tables: a Keras SGD, Adagrad, Adam,
+            Ftrl or RMSprop, whose learning rate is read at each step; a
             `tf.tpu.experimental.embedding` optimizer; or the name of one
             ("sgd", "adagrad", "adagrad_momentum", "adam", "ftrl"). A table's
             own optimizer wins over it. None: such tables have no slots and are
@@ -135,7 +133,7 @@ class PartialTPUEmbedding(TableLayer):
             invalid_ids=invalid_ids,
             batch_size=batch_size,
         )
-        spec = configs.parse(feature_config)
+        spec = configs.parse(feature_config, self._front.keras)
         routes = placement.route(
             spec, arguments.size_threshold, self._strategy, embedding_feature
         )

@@ -75,14 +75,17 @@ class TableArguments:
         return config
 
     @staticmethod
-    def from_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    def from_config(config: Mapping[str, Any], keras: Any) -> dict[str, Any]:
         """Arguments by name, of a config with what `to_config` returned.
 
         Args:
             config: the config; its other entries are left as they are.
+            keras: the layer's Keras.
         """
         arguments = dict(config)
-        arguments["optimizer"] = conversion.deserialize(config["optimizer"])
+        arguments["optimizer"] = conversion.deserialize(
+            config["optimizer"], keras
+        )
         arguments["sparse_core_embedding_config"] = (
             serialization.sparse_core_from_config(
                 config["sparse_core_embedding_config"]
@@ -123,7 +126,7 @@ def check_integer(
 
 
 def convert_optimizers(
-    tables: Sequence[TableSpec], optimizer: Any, layer: str
+    tables: Sequence[TableSpec], optimizer: Any, layer: str, keras: Any
 ) -> dict[str, TableOptimizer | None]:
     """Converts each table's optimizer: its own, else the layer's.
 
@@ -131,6 +134,7 @@ def convert_optimizers(
         tables: the tables.
         optimizer: the layer's, in any form that `convert` takes.
         layer: the layer's class, for errors.
+        keras: its Keras.
 
     Returns:
         The optimizers by table name. Tables that were given one object share
@@ -149,6 +153,6 @@ def convert_optimizers(
                 if table.optimizer is None
                 else f"Table '{table.name}'"
             )
-            converted[key] = conversion.convert(given, where)
+            converted[key] = conversion.convert(given, where, keras)
         result[table.name] = converted[key]
     return result

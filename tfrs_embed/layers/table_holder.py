@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
 from tfrs_embed import descriptions, placement, serialization, strategies
 from tfrs_embed.checkpoint import slot_order
@@ -49,6 +48,7 @@ class TableHolder(Layer):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._strategy = tf.distribute.get_strategy()
+        self._front.install()
 
     def _place(
         self,
@@ -78,7 +78,10 @@ class TableHolder(Layer):
         ]
         # Those of small tables too: a config is valid wherever its tables are.
         converted = convert_optimizers(
-            spec.tables, arguments.optimizer, type(self).__name__
+            spec.tables,
+            arguments.optimizer,
+            type(self).__name__,
+            self._front.keras,
         )
         if stacking is not None:
             converted = stacking.check(spec.tables, converted)
@@ -93,7 +96,7 @@ class TableHolder(Layer):
         self.tables = Tables()
         self._engine_layer: EngineLayer | None = None
         if large:
-            self._engine_layer = EngineLayer(
+            self._engine_layer = self._front.engine_layer(
                 self._make_engine(routes, optimizers, batch_size, stacking),
                 name="tpu_embedding",
                 dtype=self._dtype_policy,
@@ -106,8 +109,13 @@ class TableHolder(Layer):
             if table in large:
                 continue
             self._keras_layers[in_saved_model(table.name)] = (
-                keras_tables.make_layer(
-                    table, self._dtype_policy, self.trainable
+                self._front.embedding(
+                    table.vocabulary_size,
+                    table.dim,
+                    embeddings_initializer=table.initializer,
+                    name=self._front.layer_name(table.name),
+                    dtype=self._dtype_policy,
+                    trainable=self.trainable,
                 )
             )
             self.tables.add(TableState(table))
@@ -187,7 +195,11 @@ class TableHolder(Layer):
         handshake.compare_workers_under(
             self._strategy, f"Layer '{self.name}'", self._describe
         )
-        with tf.init_scope(), strategies.scope(self._strategy):
+        with (
+            self._front.creating(),
+            tf.init_scope(),
+            strategies.scope(self._strategy),
+        ):
             if self._engine_layer is not None:
                 self._engine_layer.ensure_built()
                 # Not as an attribute: Keras would list it before the tables.
@@ -201,9 +213,9 @@ class TableHolder(Layer):
                 if not layer.built:
                     with tf.name_scope(table.name):
                         keras_tables.build(layer, table)
-                self.tables[table.name].add("parameters", layer.embeddings)
+                variable = self._front.variable(layer.embeddings)
+                self.tables[table.name].add("parameters", variable)
                 slot_order.mark(layer.embeddings, table.name)
-            slot_order.install()
         self._has_tables = True
 
     def _keras_layer(self, table: str) -> Embedding | None:
@@ -325,20 +337,22 @@ class TableHolder(Layer):
         )
         config = super().get_config()
         config.update(self._arguments.to_config(next(of_layer, None)))
-        config["activity_regularizer"] = tf_keras.regularizers.serialize(
+        keras = self._front.keras
+        config["activity_regularizer"] = keras.regularizers.serialize(
             self.activity_regularizer
         )
         config[self._FEATURES] = serialization.features_to_config(
-            self._spec, optimizers
+            self._spec, optimizers, keras
         )
         return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TableHolder:
         """Makes the layer of what `get_config` returned; leaves that alone."""
-        arguments = TableArguments.from_config(config)
+        keras = cls._front.keras
+        arguments = TableArguments.from_config(config, keras)
         arguments[cls._FEATURES] = serialization.features_from_config(
-            config[cls._FEATURES]
+            config[cls._FEATURES], keras
         )
         return cls(**arguments)
 

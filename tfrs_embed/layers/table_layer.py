@@ -93,7 +93,7 @@ class TableLayer(TableHolder):
         for i, feature in enumerate(features):
             if i not in given and weights[i] is not None:
                 raise ValueError(f"{feature}: weights without ids.")
-        engine = self._engine_layer and self._engine_layer.engine
+        engine = self._engine_layer.engine if self._engine_layer else None
         if engine is not None and len(given) < len(features):
             there = [i in given for i in self._engine_features()]
             if any(there) and not all(there):
@@ -131,7 +131,9 @@ class TableLayer(TableHolder):
             layer = self._keras_layer(feature.table.name)
             if layer is not None:
                 vectors = keras_tables.lookup(
-                    layer.embeddings, bags[i], self._strategy
+                    self._front.variable(layer.embeddings),
+                    bags[i],
+                    self._strategy,
                 )
                 outputs[i] = tf.cast(
                     reshape_output(vectors, bags[i], feature.table.dim),
@@ -204,12 +206,12 @@ class TableLayer(TableHolder):
             return outputs
         # Features that are left out take part without ids: all replicas, and
         # the forward and backward pass, exchange the same tables' rows.
-        found = self._engine_layer(
+        found = self._engine_layer.look_up(
             [
                 BaggedIds.none(f) if b is None else b
                 for f, b in zip(engine.features, its_bags, strict=True)
             ],
-            training=training,
+            training,
         )
         for i, output in zip(by_engine, found, strict=True):
             if i is not None:

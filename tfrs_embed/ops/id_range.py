@@ -27,11 +27,11 @@ def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
 
 
 def checking_kernels(parsed: Sequence[ParsedIds]) -> Any:
-    """The kernels' operations if they can check the ids of parsed, or None."""
+    """The kernels' operations if they can check these ids, or None."""
     # Eagerly it is one condition after the other, as they are found.
     if tf.executing_eagerly() or not parsed:
         return None
-    if any(d.ids.dtype not in (tf.int32, tf.int64) for d in parsed):
+    if any(each.ids.dtype not in (tf.int32, tf.int64) for each in parsed):
         return None
     # Wherever the tables are: checks read the ids alone.
     return kernels.portable_operations(None)
@@ -72,7 +72,7 @@ def require_valid_in_kernel(
     Args:
         module: the kernels' operations.
         features: the features.
-        parsed: their parsed, of int32 or int64 ids.
+        parsed: their ids, int32 or int64.
         training: whether this is part of a training step.
     """
 

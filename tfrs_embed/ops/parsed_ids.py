@@ -215,8 +215,8 @@ def _parse_ragged(
             )
         values = as_float32(feature, weights.values)
     rows = tf.cast(ids.nrows(), tf.int32)
-    bag = tf.cast(ids.value_rowids(), tf.int32)
     splits = tf.cast(ids.row_splits, tf.int32)
+    bag = bag_of_id(splits)
 
     def column() -> tf.Tensor:
         return tf.range(tf.size(bag)) - tf.gather(splits, bag)
@@ -416,7 +416,13 @@ def bag_of_id(splits: tf.Tensor) -> tf.Tensor:
     Args:
         splits: [count + 1] int32, where each bag begins and the last ends.
     """
-    return tf.repeat(tf.range(tf.size(splits) - 1), splits[1:] - splits[:-1])
+    # Each place that a bag begins at counts one more. `tf.repeat` takes the
+    # memory of all bags being as long as the longest, and traces for longer.
+    begins, size = splits[1:-1], splits[-1]
+    counts = tf.math.unsorted_segment_sum(
+        tf.ones_like(begins), begins, size + 1
+    )
+    return tf.cumsum(counts)[:size]
 
 
 def of_one_dtype(ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -49,8 +49,9 @@ def weights_to_tensor(feature: FeatureSpec, weights: Any, ids: Any) -> Any:
 
 
 def _to_tensor(what: str, value: Any, dtype: Any, ragged: bool | None) -> Any:
-    # Keras's symbolic tensors have a type_spec.
-    if tf.is_tensor(value) or hasattr(value, "type_spec"):
+    # tf_keras has symbolic tensors of other names, which have a type_spec.
+    symbolic = type(value).__name__ == "KerasTensor"
+    if tf.is_tensor(value) or symbolic or hasattr(value, "type_spec"):
         return value
     rows = isinstance(value, (list, tuple)) or (
         isinstance(value, np.ndarray) and value.dtype == object

@@ -112,7 +112,7 @@ def update(updates: Sequence[TableUpdate], device: str | None) -> None:
     """
     # A lookup inside XLA has an update for XLA, wherever that is traced.
     if any(
-        b.validity is not None for c in updates for b in c.contributions.bags
+        b.validity is not None for u in updates for b in u.contributions.bags
     ):
         for table_update in updates:
             num_rows = table_update.variables[PARAMETERS].shape[0]
@@ -125,15 +125,15 @@ def update(updates: Sequence[TableUpdate], device: str | None) -> None:
     if (
         module
         and updates
-        and all(kernel_calls.has_rule(c.rule) for c in updates)
+        and all(kernel_calls.has_rule(u.rule) for u in updates)
     ):
         kernel_calls.update(
             module,
-            [_in_order(c) for c in updates],
-            [c.rule for c in updates],
-            [c.rate for c in updates],
-            [c.contributions.bags for c in updates],
-            [c.contributions.gradients for c in updates],
+            [_in_order(u) for u in updates],
+            [u.rule for u in updates],
+            [u.rate for u in updates],
+            [u.contributions.bags for u in updates],
+            [u.contributions.gradients for u in updates],
         )
         return
     for group in _alike(updates):
@@ -167,18 +167,18 @@ def _update_together(
     cost little more than one: TensorFlow's operations cost some microseconds
     each, whatever they do.
     """
-    sizes = [c.variables[PARAMETERS].shape[0] for c in updates]
+    sizes = [u.variables[PARAMETERS].shape[0] for u in updates]
     starts = np.cumsum([0, *sizes])
     dtype = tf.int32 if starts[-1] <= tf.int32.max else tf.int64
     ids = [
         tf.cast(b.ids, dtype) + tf.constant(start, dtype)
-        for start, c in zip(starts, updates, strict=False)
-        for b in c.contributions.bags
+        for start, u in zip(starts, updates, strict=False)
+        for b in u.contributions.bags
     ]
     unique, index = tf.unique(tf.concat(ids, 0))
     sums = lookup.spread(
-        [g for c in updates for g in c.contributions.gradients],
-        [b for c in updates for b in c.contributions.bags],
+        [g for u in updates for g in u.contributions.gradients],
+        [b for u in updates for b in u.contributions.bags],
         index,
         tf.size(unique),
         device,
@@ -195,8 +195,8 @@ def _update_together(
     old = {
         name: tf.concat(
             [
-                tf.gather(c.variables[name], r)
-                for c, r in zip(updates, rows, strict=True)
+                tf.gather(u.variables[name], r)
+                for u, r in zip(updates, rows, strict=True)
             ],
             0,
         )

@@ -13,6 +13,7 @@ from tfrs_embed.optimizers.rules import (
     AdagradMomentum,
     Adam,
     Momentum,
+    RMSprop,
     TableOptimizer,
     UpdateRule,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "AdagradMomentum",
     "Adam",
     "Momentum",
+    "RMSprop",
     "TableOptimizer",
     "UpdateRule",
 ]

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tf_keras
 
+from tfrs_embed import kerases
 from tfrs_embed.optimizers.learning_rate import (
     LearningRate,
     call,
@@ -44,16 +44,20 @@ _OF_KERAS: dict[str, list[type[UpdateRule]]] = {
 }
 
 
-def convert(optimizer: Any, where: str) -> TableOptimizer | None:
+def convert(
+    optimizer: Any, where: str, keras: Any = None
+) -> TableOptimizer | None:
     """Turns whatever a user may give into a table optimizer.
 
     Args:
         optimizer: None; "sgd", "adagrad", "adagrad_momentum", "adam" or "ftrl"
             (the `tf.tpu.experimental.embedding` optimizer with its defaults);
-            such an object; a `tf_keras` SGD, Adagrad, Adam or Ftrl, new or
-            legacy, possibly wrapped in a LossScaleOptimizer; or a dict as
-            `serialize`, or `tf_keras.optimizers.serialize`, makes it.
+            such an object; a Keras SGD, Adagrad, Adam, Ftrl or RMSprop, of
+            tf_keras, new or legacy (RMSprop only new), or of Keras 3, possibly
+            wrapped in a LossScaleOptimizer; or a dict as `serialize`, or
+            `keras.optimizers.serialize`, makes it.
         where: what the optimizer is for, in error messages: "Table 'user'".
+        keras: the Keras of the layer that has the table; None: not known.
 
     Returns:
         The table optimizer, or None for None.
@@ -65,7 +69,7 @@ def convert(optimizer: Any, where: str) -> TableOptimizer | None:
     """
     if optimizer is None or isinstance(optimizer, TableOptimizer):
         return optimizer
-    found = _find(optimizer, where)
+    found = _find(optimizer, where, keras)
     return TableOptimizer(found.rule, found.rate(), found.source)
 
 
@@ -82,7 +86,7 @@ def check(optimizer: Any, where: str) -> None:
         TypeError: see `convert`.
     """
     if optimizer is not None and not isinstance(optimizer, TableOptimizer):
-        _find(optimizer, where)
+        _find(optimizer, where, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,32 +98,41 @@ class _Found:
     source: Any
 
 
-def _find(optimizer: Any, where: str) -> _Found:
+def _find(optimizer: Any, where: str, keras: Any) -> _Found:
     if isinstance(optimizer, Mapping):
-        return _find(_from_mapping(optimizer, where), where)
+        made = _from_mapping(optimizer, where, keras or kerases.default())
+        return _find(made, where, keras)
     if isinstance(optimizer, str):
         return _from_tpu(_by_name(optimizer, where), where, optimizer)
     if type(optimizer) in _OF_TPU:
         return _from_tpu(optimizer, where, optimizer)
-    if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
-        return _find(optimizer.inner_optimizer, where)
     if isinstance(optimizer, type):
         raise TypeError(
             f"{where}: the optimizer must be an instance, got the class "
             f"{optimizer.__name__}; write {optimizer.__name__}()."
         )
-    for kind in _OF_KERAS:
-        if type(optimizer) in _keras_classes(kind):
-            return _from_keras(optimizer, kind, where)
+    own = kerases.of(optimizer)
+    if own is not None and own is (keras or own):
+        scaling = own.mixed_precision.LossScaleOptimizer
+        if isinstance(optimizer, scaling):
+            return _find(optimizer.inner_optimizer, where, keras)
+        for kind in _OF_KERAS:
+            if type(optimizer) in _keras_classes(own, kind):
+                return _from_keras(optimizer, kind, where)
+    wanted = (keras or own or kerases.default()).__name__
     message = (
         f"{where}: {_class_name(optimizer)} can't train a table; use "
-        f"{_one_of([*_OF_KERAS])} of tf_keras.optimizers, or {TPU_OPTIMIZERS}."
+        f"{_one_of([*_OF_KERAS])} of {wanted}.optimizers, or {TPU_OPTIMIZERS}."
     )
-    if type(optimizer).__module__.split(".")[0] == "keras":
+    if own is not None and own.__name__ != wanted:
         message += (
-            " This one is Keras 3's; tfrs_embed's layers are tf_keras layers."
+            f" This one is {_KERAS_NAMES[own.__name__]}'s; the table is of a "
+            f"{_KERAS_NAMES[wanted]} layer."
         )
     raise TypeError(message)
+
+
+_KERAS_NAMES = {kerases.TF_KERAS: "tf_keras", kerases.KERAS_3: "Keras 3"}
 
 
 def _by_name(name: str, where: str) -> Any:
@@ -228,6 +241,7 @@ def _make(rule: type[UpdateRule], settings: Mapping[str, Any]) -> UpdateRule:
 _KERAS_FOREIGN = (
     "momentum",
     "nesterov",
+    "centered",
     "amsgrad",
     "adaptive_epsilon",
     "l2_shrinkage_regularization_strength",
@@ -239,16 +253,24 @@ _KERAS_FOREIGN = (
 )
 
 
-def _keras_classes(kind: str) -> tuple[type, ...]:
-    return (
-        getattr(tf_keras.optimizers, kind),
-        getattr(tf_keras.optimizers.legacy, kind),
+def _keras_classes(keras: Any, kind: str) -> list[type]:
+    modules = [keras.optimizers]
+    if keras.__name__ == kerases.TF_KERAS:
+        # Those of Keras 3 only say that they are gone.
+        modules.append(keras.optimizers.legacy)
+    return [getattr(module, kind) for module in modules]
+
+
+def _is_legacy(optimizer: Any) -> bool:
+    keras = kerases.of(optimizer)
+    return keras.__name__ == kerases.TF_KERAS and isinstance(
+        optimizer, keras.optimizers.legacy.Optimizer
     )
 
 
 def _from_keras(optimizer: Any, kind: str, where: str) -> _Found:
     where = f"{where}: Keras {kind}"
-    legacy = isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
+    legacy = _is_legacy(optimizer)
     config = optimizer.get_config()
     asked = {}
     for foreign in _KERAS_FOREIGN:
@@ -311,7 +333,7 @@ def _keras_rate(optimizer: Any, legacy: bool, where: str) -> LearningRate:
             optimizer._create_hypers()
         given = lambda: optimizer._hyper["learning_rate"]  # noqa: E731
     else:
-        given = lambda: optimizer._learning_rate  # noqa: E731
+        given = lambda: kerases.variable(optimizer._learning_rate)  # noqa: E731
 
     def read(step: tf.Tensor) -> Any:
         value = given()
@@ -356,7 +378,7 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
     if type(optimizer) not in _OF_TPU:
         return {
             "kind": "keras",
-            "config": tf_keras.optimizers.serialize(optimizer),
+            "config": kerases.of(optimizer).optimizers.serialize(optimizer),
         }
     arguments = {
         name: getattr(optimizer, name)
@@ -365,9 +387,8 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
     }
     rate = arguments["learning_rate"]
     if is_schedule(rate):
-        arguments["learning_rate"] = tf_keras.optimizers.schedules.serialize(
-            rate
-        )
+        schedules = kerases.of(rate).optimizers.schedules
+        arguments["learning_rate"] = schedules.serialize(rate)
     elif callable(rate) or isinstance(rate, tf.Variable):
         raise ValueError(
             f"{type(optimizer).__name__}'s learning_rate is a "
@@ -401,19 +422,24 @@ def _assigned_rate(
     return None if rate == np.float32(optimizer.learning_rate) else rate
 
 
-def deserialize(config: Any) -> Any:
-    """Returns the optimizer that `serialize`, or Keras's, stored."""
+def deserialize(config: Any, keras: Any) -> Any:
+    """Returns the optimizer that `serialize`, or Keras's, stored.
+
+    Args:
+        config: what it stored.
+        keras: the Keras whose optimizer or schedule it makes.
+    """
     if not isinstance(config, Mapping):
         return config
     # Keras writes into what it reads.
     config = copy.deepcopy(dict(config))
     if "kind" not in config:
-        return tf_keras.optimizers.deserialize(config)
+        return keras.optimizers.deserialize(config)
     if config["kind"] == "keras":
-        return tf_keras.optimizers.deserialize(config["config"])
+        return keras.optimizers.deserialize(config["config"])
     arguments = config["config"]
     if isinstance(arguments["learning_rate"], Mapping):
-        arguments["learning_rate"] = tf_keras.optimizers.schedules.deserialize(
+        arguments["learning_rate"] = keras.optimizers.schedules.deserialize(
             arguments["learning_rate"]
         )
     kinds = {kind.__name__: kind for kind in _OF_TPU}
@@ -435,15 +461,15 @@ _TPU_ARGUMENTS = (
 )
 
 
-def _from_mapping(config: Mapping[str, Any], where: str) -> Any:
+def _from_mapping(config: Mapping[str, Any], where: str, keras: Any) -> Any:
     """The optimizer that a dict of a user's says."""
     if not {"kind", "class_name"} & set(config) or "config" not in config:
         raise ValueError(
             f"{where}: a dict for an optimizer must be what "
-            "tf_keras.optimizers.serialize returns, with the keys 'class_name' "
-            f"and 'config', got the keys {list(config)}."
+            f"{keras.__name__}.optimizers.serialize returns, with the keys "
+            f"'class_name' and 'config', got the keys {list(config)}."
         )
-    return deserialize(config)
+    return deserialize(config, keras)
 
 
 def _refuse(where: str, setting: str, value: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed import kerases
 from tfrs_embed.unmirrored import UnmirroredVariable
 
 Factor = Callable[[tf.Tensor], tf.Tensor]
@@ -46,9 +47,9 @@ class LearningRate:
 
         Args:
             value: a number, which becomes an assignable variable; a
-                `tf.Variable`; a Keras `LearningRateSchedule`, which gets the
-                number of updates made so far; or a callable without arguments
-                that returns a number or a scalar tensor.
+                `tf.Variable`, or Keras 3's; a Keras `LearningRateSchedule`,
+                which gets the number of updates made so far; or a callable
+                without arguments that returns a number or a scalar tensor.
             where: the optimizer, for error messages.
 
         Returns:
@@ -58,6 +59,7 @@ class LearningRate:
             ValueError: a number that is negative or not finite.
             TypeError: none of the above.
         """
+        value = kerases.variable(value)
         if isinstance(value, tf.Variable):
             return cls(lambda step: value, value.assign, lambda: value)
         if is_schedule(value):
@@ -142,6 +144,7 @@ def is_schedule(value: Any) -> bool:
 
 def check_given(value: Any, where: str) -> None:
     """Raises what `LearningRate.of` would, and makes no variable."""
+    value = kerases.variable(value)
     # A schedule is a callable.
     if not isinstance(value, tf.Variable) and not callable(value):
         _number(value, where)

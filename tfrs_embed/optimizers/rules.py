@@ -412,6 +412,54 @@ class Momentum(UpdateRule):
         return [self.momentum, float(self.use_nesterov)]
 
 
+@dataclasses.dataclass(frozen=True)
+class RMSprop(UpdateRule):
+    """RMSprop, lazily: rows without a gradient rest.
+
+    Tieleman & Hinton 2012, "Lecture 6.5 - RMSprop: Divide the gradient by a
+    running average of its recent magnitude", with Keras's epsilon:
+    v = rho v + (1 - rho) g^2; w -= rate g / sqrt(v + epsilon).
+    """
+
+    rho: float = 0.9
+    epsilon: float = 1e-7
+
+    loop = 7
+    keras = "RMSprop"
+    # New and legacy.
+    keras_slots: ClassVar = {"velocity": "velocities", "rms": "velocities"}
+
+    def slots(self) -> dict[str, float]:
+        """See the base class."""
+        return {"velocities": 0.0}
+
+    def update(
+        self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
+    ) -> tuple[tf.Tensor, Slots]:
+        """See the base class."""
+        v = self.rho * slots["velocities"] + (1.0 - self.rho) * tf.square(g)
+        step = rate * g * tf.math.rsqrt(v + self.epsilon)
+        return w - step, {"velocities": v}
+
+    def loop_settings(self) -> list[float]:
+        """See the base class."""
+        return [self.rho, 1.0 - self.rho, self.epsilon]
+
+    @classmethod
+    def settings_of_keras(
+        cls, config: Mapping[str, Any], legacy: bool, where: str
+    ) -> Mapping[str, Any]:
+        """See the base class."""
+        if legacy:
+            raise ValueError(
+                f"{where}: epsilon={config['epsilon']!r} can't be honoured "
+                "exactly by a table's update rule, which divides by sqrt(v + "
+                "epsilon), as tf_keras.optimizers.RMSprop does; a legacy one "
+                "divides by sqrt(v) + epsilon."
+            )
+        return config
+
+
 #: The rules there are.
 RULES: tuple[type[UpdateRule], ...] = (
     SGD,
@@ -420,6 +468,7 @@ RULES: tuple[type[UpdateRule], ...] = (
     Adam,
     FTRL,
     Momentum,
+    RMSprop,
 )
 
 

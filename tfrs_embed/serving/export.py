@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
+from tfrs_embed import kerases
 from tfrs_embed._tensorflow import fingerprinting_utils
 from tfrs_embed.serving.functions import served_functions
 from tfrs_embed.serving.graph import save_graph
@@ -20,7 +20,7 @@ from tfrs_embed.serving.values import save_tables
 
 
 def export(
-    model: tf_keras.layers.Layer,
+    model: Any,
     path: str | os.PathLike[str],
     input_signature: Any = None,
     *,
@@ -60,7 +60,7 @@ def export(
     return when it is done.
 
     Args:
-        model: a built tf_keras model or layer. It is called with
+        model: a built Keras model or layer. It is called with
             training=False. One without a `call` is exported with the
             `signatures` alone, as is one that isn't built if
             "serving_default" is among them.
@@ -124,7 +124,8 @@ def export(
 def _strategy(model: Any) -> tf.distribute.Strategy:
     """The strategy that a model was made under."""
     for weight in model.weights:
-        strategy = getattr(weight, "_distribute_strategy", None)
+        variable = kerases.variable(weight)
+        strategy = getattr(variable, "_distribute_strategy", None)
         if strategy is not None:
             return strategy
     return tf.distribute.get_strategy()

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
+from tfrs_embed import kerases
 from tfrs_embed._tensorflow import Trackable, nest
 from tfrs_embed.serving.signatures import Signature, named_outputs
 from tfrs_embed.serving.tables import ServedTables
@@ -87,9 +87,14 @@ class ServedFunction:
         return served, named.get_concrete_function(**self._signature.tensors)
 
 
-def _labels(function: Callable[..., Any], number: int) -> list[str]:
+def _is_layer(value: Any) -> bool:
+    keras = kerases.of(value)
+    return keras is not None and isinstance(value, keras.layers.Layer)
+
+
+def _labels(function: Any, number: int) -> list[str]:
     """The names of a function's arguments."""
-    if isinstance(function, tf_keras.layers.Layer):
+    if _is_layer(function):
         function = function.call
     parameters = list(inspect.signature(function).parameters.values())
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -118,14 +123,14 @@ def served_functions(
         TypeError: something is of a wrong kind.
         ValueError: the model isn't built, or its inputs are not known.
     """
-    if not isinstance(model, tf_keras.layers.Layer):
+    if not _is_layer(model):
         raise TypeError(
-            f"Only a tf_keras model or layer can be exported, got {model!r}."
+            f"Only a Keras model or layer can be exported, got {model!r}."
         )
     functions = {}
     if DEFAULT_SIGNATURE in signatures:
         pass
-    elif type(model).call is not tf_keras.Model.call:
+    elif type(model).call is not kerases.of(model).Model.call:
         functions[DEFAULT_SIGNATURE] = _default(model, input_signature)
     elif not signatures or input_signature is not None:
         raise ValueError(
@@ -155,7 +160,7 @@ def _default(model: Any, input_signature: Any) -> ServedFunction:
         )
     arguments: dict[str, Any] = {}
     if input_signature is None:
-        given = model.save_spec() if hasattr(model, "save_spec") else None
+        given = _save_spec(model)
         if given is None:
             raise ValueError(
                 f"What '{model.name}' takes is not known, as only models "
@@ -179,6 +184,22 @@ def _default(model: Any, input_signature: Any) -> ServedFunction:
         getattr(model, "output_names", None),
         bare=1,
     )
+
+
+def _save_spec(model: Any) -> Any:
+    """What a Keras remembers of a model's first call, or declares; or None."""
+    if hasattr(model, "save_spec"):
+        return model.save_spec()
+    # Keras 3 has nothing but what a functional model declares.
+    keras = kerases.of(model)
+    try:
+        if isinstance(model, keras.Sequential):
+            [inputs] = model.inputs
+        else:
+            inputs = model.input
+    except (AttributeError, ValueError):
+        return None
+    return [tf.nest.map_structure(kerases.spec, inputs)], {}
 
 
 def _called_with(

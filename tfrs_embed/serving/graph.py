@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed import kerases
 from tfrs_embed._tensorflow import AutoTrackable, save_context
 from tfrs_embed.serving.functions import DEFAULT_SIGNATURE, ServedFunction
 from tfrs_embed.serving.names import rename_inputs
@@ -94,6 +95,7 @@ def _resources(
     for owner in itertools.chain.from_iterable(
         tf.train.TrackableView(root).descendants() for root in roots
     ):
+        owner = kerases.variable(owner)
         parts = getattr(owner, "values", None) if _is_variable(owner) else None
         for part in parts if isinstance(parts, tuple) else (owner,):
             for handle in ("handle", "resource_handle"):

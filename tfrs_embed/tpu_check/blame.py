@@ -65,7 +65,7 @@ def blaming() -> Iterator[Blamed]:
     with contextlib.ExitStack() as stack:
         for cls, name, what in _METHODS:
             for owner in _family(cls):
-                if name in vars(owner) or owner is cls:
+                if name in vars(owner):
                     watched = _watched(getattr(owner, name), what, blamed)
                     stack.enter_context(mock.patch.object(owner, name, watched))
         yield blamed

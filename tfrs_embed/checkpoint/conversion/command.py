@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tfrs_embed.checkpoint",
         description="Looks into checkpoints of embedding tables: of this "
         "package, of TensorFlow's TPU embeddings (TensorFlow Recommenders' "
-        "too), and files of SparseOperationKit.",
+        "too), of keras_rs, and files of SparseOperationKit.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     inspect = commands.add_parser(
@@ -83,7 +83,9 @@ def _parser() -> argparse.ArgumentParser:
         "tables and slots by name. What is not taken over is said on stderr.",
     )
     converts.add_argument(
-        "source", help="a checkpoint, a folder of some, or of SOK's files"
+        "source",
+        help="a checkpoint, a folder of some, or of SOK's files, or a file of "
+        "Keras",
     )
     converts.add_argument(
         "destination", help="the checkpoint to write, or SOK's folder"
@@ -273,7 +275,7 @@ def _convert(args: argparse.Namespace) -> None:
     if not contents.tables:
         raise ValueError(
             f"'{contents.path}' has no tables of this package, of TensorFlow's "
-            "TPU embeddings, or of SOK."
+            "TPU embeddings, of keras_rs, or of SOK."
         )
     contents = convert.rename(
         contents,

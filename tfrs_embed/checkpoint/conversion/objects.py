@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -41,13 +41,24 @@ class Objects:
     """
 
     def __init__(self, reader: BundleReader) -> None:
-        self._graph = trackable_object_graph_pb2.TrackableObjectGraph()
+        graph = trackable_object_graph_pb2.TrackableObjectGraph()
         if GRAPH in reader.shapes:
-            parse(self._graph, reader, GRAPH)
+            parse(graph, reader, GRAPH)
         #: By key, what a variable was called in Python.
         self.full_names: Mapping[str, str] = {
             attribute.checkpoint_key: attribute.full_name
-            for node in self._graph.nodes
+            for node in graph.nodes
+            for attribute in node.attributes
+        }
+        #: The objects' children, as numbers of objects by name.
+        self.nodes: Sequence[Mapping[str, int]] = [
+            {child.local_name: child.node_id for child in node.children}
+            for node in graph.nodes
+        ]
+        #: The paths of those objects that are variables, by number.
+        self.variables: Mapping[int, str] = {
+            number: attribute.checkpoint_key.removesuffix(VALUE)
+            for number, node in enumerate(graph.nodes)
             for attribute in node.attributes
         }
 
@@ -61,24 +72,16 @@ class Objects:
             The names, sorted; one, unless objects are shared.
         """
         *owners, name = [unescape(part) for part in path.split("/")]
-        node = 0
+        children = self.nodes[0] if self.nodes else {}
         for owner in owners:
-            children = self._children(node)
             if owner not in children:
                 return [name]
-            node = children[owner]
-        children = self._children(node)
+            children = self.nodes[children[owner]]
         return sorted(
             other
             for other, child in children.items()
             if child == children.get(name)
         ) or [name]
-
-    def _children(self, node: int) -> dict[str, int]:
-        if not self._graph.nodes:
-            return {}
-        children = self._graph.nodes[node].children
-        return {child.local_name: child.node_id for child in children}
 
 
 def parse(message: Message, reader: BundleReader, key: str) -> None:

@@ -8,7 +8,14 @@ import os
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.conversion import own, paths, sok, tfrs
+from tfrs_embed.checkpoint.conversion import (
+    keras_files,
+    keras_rs,
+    own,
+    paths,
+    sok,
+    tfrs,
+)
 from tfrs_embed.checkpoint.conversion.contents import Contents, Other
 from tfrs_embed.checkpoint.conversion.objects import (
     GRAPH,
@@ -22,8 +29,8 @@ def read(path: str, dim: int | None = None) -> Contents:
     """Reads what a checkpoint holds: names, shapes, no values yet.
 
     Args:
-        path: a checkpoint's path, a folder whose latest is meant, or a folder
-            of SOK's files.
+        path: a checkpoint's path, a folder whose latest is meant, a folder of
+            SOK's files, or a file of Keras 3's.
         dim: the width of the rows in SOK 1's files, which don't tell it.
 
     Raises:
@@ -39,21 +46,31 @@ def read(path: str, dim: int | None = None) -> Contents:
         raise ValueError(
             f"'{path}' is no folder of SOK's files: no dim needed."
         )
+    if keras_files.is_file(path):
+        return keras_files.read(path)
     prefix = _prefix(path)
     reader = BundleReader(prefix)
     of_path = variables(reader)
     tables, steps, taken = own.find(reader, of_path)
     formats = ["tfrs_embed"] if tables else []
     rest = {p: v for p, v in of_path.items() if p not in taken}
-    others = tfrs.Finder(reader, rest, Objects(reader))
-    if others.tables:
-        formats.append("TensorFlow's TPU embeddings")
-        taken |= others.taken
+    objects = Objects(reader)
+    notes: list[str] = []
+    for name, finder in (
+        ("TensorFlow's TPU embeddings", tfrs.TfrsFinder(reader, rest, objects)),
+        ("keras_rs", keras_rs.KerasRsFinder(reader, rest, objects)),
+    ):
+        if finder.tables:
+            formats.append(name)
+            tables += finder.tables
+            steps |= finder.steps
+            taken |= finder.taken
+        notes += finder.notes
     return Contents(
         prefix,
         " and ".join(formats) or "no tables",
-        (*tables, *others.tables),
-        {**steps, **others.steps},
+        tuple(tables),
+        steps,
         tuple(
             Other(
                 name=name,
@@ -64,7 +81,7 @@ def read(path: str, dim: int | None = None) -> Contents:
             for key in sorted(reader.shapes)
             if key != GRAPH and (name := key.removesuffix(VALUE)) not in taken
         ),
-        tuple(others.notes),
+        tuple(notes),
     )
 
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfrs_embed._tensorflow import sparse_core_layout_pb2
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.conversion.contents import Column, Table
+from tfrs_embed.checkpoint.conversion.finder import Finder
 from tfrs_embed.checkpoint.conversion.objects import (
     VALUE,
     Objects,
@@ -40,31 +41,13 @@ KERAS_SLOTS = {
 }
 
 
-class Finder:
-    """Finds the tables in a checkpoint.
-
-    Args:
-        reader: the checkpoint.
-        variables: the variables' shapes and dtypes by path.
-        objects: the checkpoint's objects.
-
-    Attributes:
-        tables: what was found.
-        steps: the number of updates by the layer's path.
-        taken: the paths of the variables that these are.
-        notes: what a reader should know.
-    """
+class TfrsFinder(Finder):
+    """Finds the tables of TFRS's layers in a checkpoint; see the base class."""
 
     def __init__(
         self, reader: BundleReader, variables: Variables, objects: Objects
     ) -> None:
-        self.tables: list[Table] = []
-        self.steps: dict[str, int] = {}
-        self.taken: set[str] = set()
-        self.notes: list[str] = []
-        self._reader = reader
-        self._variables = variables
-        self._objects = objects
+        super().__init__(reader, variables, objects)
         self._optimizers: dict[str, set[str]] = {}
         for path in variables:
             if path.split("/")[-1] == _LAYOUTS:

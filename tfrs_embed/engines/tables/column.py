@@ -54,6 +54,11 @@ class Column(CompositeVariable, Saved):
         self._which = name.rpartition("/")[2]
         self.order = 0 if self._which == KEYS else 1
 
+    @property
+    def current_shape(self) -> tf.TensorShape:
+        """The shape, with the keys that there are; all workers must ask."""
+        return tf.TensorShape([sum(self._rows.key_counts()), *self.shape[1:]])
+
     def numpy(self) -> np.ndarray:
         """The whole value."""
         if self._which == KEYS:

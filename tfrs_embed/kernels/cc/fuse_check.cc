@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "graph_edges.h"
 #include "tensorflow/core/common_runtime/optimization_registry.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/graph/graph.h"
@@ -99,15 +100,12 @@ class FuseChecks : public tensorflow::GraphOptimizationPass {
  public:
   absl::Status Run(
       const tensorflow::GraphOptimizationPassOptions& options) override {
-    if (options.graph == nullptr || *options.graph == nullptr) {
-      return absl::OkStatus();
+    const auto chosen = [](const Node* node) {
+      return node->type_string() == "TfrsEmbedRequire";
+    };
+    for (Node* node : FindNodes(options, chosen)) {
+      FuseCheck(options.graph->get(), node);
     }
-    Graph* graph = options.graph->get();
-    std::vector<Node*> found;
-    for (Node* node : graph->op_nodes()) {
-      if (node->type_string() == "TfrsEmbedRequire") found.push_back(node);
-    }
-    for (Node* node : found) FuseCheck(graph, node);
     return absl::OkStatus();
   }
 };

@@ -214,15 +214,12 @@ class FuseConcats : public tensorflow::GraphOptimizationPass {
  public:
   absl::Status Run(
       const tensorflow::GraphOptimizationPassOptions& options) override {
-    if (options.graph == nullptr || *options.graph == nullptr) {
-      return absl::OkStatus();
+    const auto chosen = [](const Node* node) {
+      return node->type_string() == "ConcatV2";
+    };
+    for (Node* node : FindNodes(options, chosen)) {
+      FuseConcat(options.graph->get(), node);
     }
-    Graph* graph = options.graph->get();
-    std::vector<Node*> found;
-    for (Node* node : graph->op_nodes()) {
-      if (node->type_string() == "ConcatV2") found.push_back(node);
-    }
-    for (Node* node : found) FuseConcat(graph, node);
     return absl::OkStatus();
   }
 };

@@ -1,13 +1,28 @@
-// Edges of graphs, for the passes that replace nodes.
+// Nodes and edges of graphs, for the passes that replace nodes.
 
 #ifndef TFRS_EMBED_KERNELS_CC_GRAPH_EDGES_H_
 #define TFRS_EMBED_KERNELS_CC_GRAPH_EDGES_H_
 
 #include <vector>
 
+#include "tensorflow/core/common_runtime/optimization_registry.h"
 #include "tensorflow/core/graph/graph.h"
 
 namespace tfrs_embed {
+
+// The operations of a pass's graph that a condition holds for; none where the
+// pass has no graph. A list, as passes add and remove nodes.
+template <typename Condition>
+std::vector<tensorflow::Node*> FindNodes(
+    const tensorflow::GraphOptimizationPassOptions& options,
+    const Condition& condition) {
+  std::vector<tensorflow::Node*> found;
+  if (options.graph == nullptr || *options.graph == nullptr) return found;
+  for (tensorflow::Node* node : (*options.graph)->op_nodes()) {
+    if (condition(node)) found.push_back(node);
+  }
+  return found;
+}
 
 // Moves the outgoing edges of a node, control edges too, to another node.
 inline void MoveOutputs(tensorflow::Graph* graph, tensorflow::Node* from,

@@ -58,17 +58,10 @@ class ReplaceCalls : public tensorflow::GraphOptimizationPass {
  public:
   absl::Status Run(
       const tensorflow::GraphOptimizationPassOptions& options) override {
-    if (options.graph == nullptr || *options.graph == nullptr) {
-      return absl::OkStatus();
-    }
-    Graph* graph = options.graph->get();
-    std::vector<Node*> calls;
-    for (Node* node : graph->op_nodes()) {
-      if (node->IsPartitionedCall() &&
-          node->attrs().Find(kAttribute) != nullptr) {
-        calls.push_back(node);
-      }
-    }
+    const std::vector<Node*> calls = FindNodes(options, [](const Node* node) {
+      return node->IsPartitionedCall() &&
+             node->attrs().Find(kAttribute) != nullptr;
+    });
     if (calls.empty()) return absl::OkStatus();
     // The kernels are for the CPU; elsewhere the tables may be on another
     // device.
@@ -80,7 +73,7 @@ class ReplaceCalls : public tensorflow::GraphOptimizationPass {
     for (Node* call : calls) {
       std::string kernel;
       if (tensorflow::TryGetNodeAttr(call->attrs(), kAttribute, &kernel)) {
-        Replace(graph, call, kernel);
+        Replace(options.graph->get(), call, kernel);
       }
     }
     return absl::OkStatus();

@@ -397,6 +397,15 @@ inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
       }
       return;
     }
+    case kRmsprop: {
+      const float rho = s[0], rest = s[1], epsilon = s[2];
+      float* __restrict v = t.state[1] + row * dim;
+      for (int64_t j = 0; j < dim; ++j) {
+        v[j] = rho * v[j] + rest * (g[j] * g[j]);
+        w[j] -= rate * g[j] / sqrtf(v[j] + epsilon);
+      }
+      return;
+    }
   }
 }
 

@@ -65,6 +65,7 @@ enum TfrsRule {
   kAdam = 4,
   kFtrl = 5,
   kMomentum = 6,
+  kRmsprop = 7,
   kRules,  // The number of rules.
 };
 
@@ -72,7 +73,8 @@ enum TfrsRule {
 static inline int tfrs_states(int rule) {
   switch (rule) {
     case kAdagrad:
-    case kMomentum: return 2;
+    case kMomentum:
+    case kRmsprop: return 2;
     case kAdagradMomentum:
     case kAdam:
     case kFtrl: return 3;
@@ -86,7 +88,8 @@ static inline int tfrs_states(int rule) {
 // Adam: beta_1, 1 - beta_1, beta_2, 1 - beta_2, epsilon (squared if
 // sum_inside_sqrt), sum_inside_sqrt;
 // FTRL: -learning_rate_power, l1, l2, beta, multiply_linear_by_learning_rate;
-// Momentum: momentum, use_nesterov.
+// Momentum: momentum, use_nesterov;
+// RMSprop: rho, 1 - rho, epsilon.
 struct TfrsTable {
   float* state[3];  // Parameters, then slots; each [rows, dim].
   int64_t dim;

@@ -93,10 +93,11 @@ def _describe(owner: Any) -> str:
 def _error(what: str) -> TypeError:
     error = TypeError(
         f"{what}, but it is a layer of tf_keras (Keras 2): Keras 3 would "
-        "neither train nor save its tables. Set the environment variable "
-        "TF_USE_LEGACY_KERAS=1 before tensorflow is imported, which makes "
-        "tf.keras tf_keras; or make the model of tf_keras.Model and "
-        "tf_keras.Input."
+        "neither train nor save its tables. Take the layer of this name in "
+        "tfrs_embed.keras3; or, for tensorflow_recommenders, set the "
+        "environment variable TF_USE_LEGACY_KERAS=1 before tensorflow is "
+        "imported, which makes tf.keras tf_keras; or make the model of "
+        "tf_keras.Model and tf_keras.Input."
     )
     # Keras's own mark: it then adds no inputs to the message.
     error._keras_call_info_injected = True  # type: ignore[attr-defined]

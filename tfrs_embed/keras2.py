@@ -1,0 +1,174 @@
+"""The layers as layers of tf_keras, which is Keras 2.
+
+`tfrs_embed` itself has these layers; no program needs to import this module.
+Another Keras's are in `tfrs_embed.keras3`. What layers do is in their bodies,
+in `tfrs_embed.layers`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+import tf_keras
+
+from tfrs_embed.checkpoint import slot_order
+from tfrs_embed.layers import (
+    all2all_dense_embedding,
+    distributed_embedding,
+    embedding,
+    engine_layer,
+    loss_scaling,
+    partial_tpu_embedding,
+    refuse_keras_3,
+)
+from tfrs_embed.layers.base import Front
+from tfrs_embed.ops.bags import BaggedIds
+
+__all__ = [
+    "All2AllDenseEmbedding",
+    "DistributedEmbedding",
+    "Embedding",
+    "PartialTPUEmbedding",
+]
+
+T = TypeVar("T", bound=type)
+
+
+class _Layer(tf_keras.layers.Layer):
+    """A tf_keras layer that knows where it can't be used."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self._supports_ragged_inputs = True
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer, as every Keras layer is called.
+
+        Raises:
+            TypeError: an argument is misspelt; or the layer is called by a
+                model, or with inputs, of Keras 3.
+        """
+        refuse_keras_3.refuse_call(self.name, (args, kwargs))
+        self._check_names(kwargs)
+        partial = bool(kwargs.get("partial", False))
+        if args:
+            args = (self._prepare(args[0], partial), *args[1:])
+        elif "inputs" in kwargs:
+            kwargs["inputs"] = self._prepare(kwargs["inputs"], partial)
+        return super().__call__(*args, **kwargs)
+
+    def _maybe_initialize_trackable(self) -> None:
+        # What tracks an attribute asks for this first.
+        if hasattr(self, "_name"):
+            refuse_keras_3.refuse_owner(self.name)
+        super()._maybe_initialize_trackable()
+
+    def _add_variable(self, name: str, **kwargs: Any) -> Any:
+        return self.add_weight(name=name, experimental_autocast=False, **kwargs)
+
+
+class EngineLayer(engine_layer.EngineLayer, tf_keras.layers.Layer):
+    """Looks up an engine's tables, and trains them in the backward pass.
+
+    Args:
+        engine: the engine.
+        **kwargs: `name`, `dtype`, `trainable`, as in every Keras layer.
+    """
+
+    def __init__(self, engine: Any, **kwargs: Any) -> None:
+        super().__init__(engine, autocast=False, **kwargs)
+        self._supports_ragged_inputs = True
+
+    def look_up(
+        self, bags: Sequence[BaggedIds], training: bool | None
+    ) -> list[tf.Tensor]:
+        """See the base class."""
+        outputs: list[tf.Tensor] = self(bags, training=training)
+        return outputs
+
+    def _add_variable(self, name: str, **kwargs: Any) -> Any:
+        return self.add_weight(
+            name=name, dtype=tf.float32, experimental_autocast=False, **kwargs
+        )
+
+    def _list_weights(self, variables: list[tuple[str, Any]]) -> None:
+        # Replicas that build the layer each come by here.
+        self._non_trainable_weights[:] = [v for _, v in variables]
+
+    @property
+    def non_trainable_weights(self) -> list[tf.Variable]:
+        """The tables, slots and step, deferred updates applied."""
+        self._drain_eagerly()
+        return super().non_trainable_weights
+
+    @property
+    def _tracking_metadata(self) -> str:
+        # Keras asks for it when it saves a model to be loaded as one.
+        if not self._engine.has_whole_tables:
+            raise NotImplementedError(
+                f"Layer '{self.name}' has sharded tables, which Keras can't "
+                "load from its SavedModel format. Save as .keras or .h5, or "
+                "save weights; tf.saved_model.save exports for serving."
+            )
+        return super()._tracking_metadata
+
+
+def _of_tf_keras(layer: T) -> T:
+    """Gives a layer its body's documentation, and registers it."""
+    layer.__doc__ = layer.__mro__[1].__doc__
+    register = tf_keras.saving.register_keras_serializable(package="tfrs_embed")
+    return register(layer)
+
+
+@_of_tf_keras
+class Embedding(embedding.Embedding, _Layer):  # noqa: D101
+    pass
+
+
+@_of_tf_keras
+class PartialTPUEmbedding(  # noqa: D101
+    partial_tpu_embedding.PartialTPUEmbedding, _Layer
+):
+    pass
+
+
+@_of_tf_keras
+class DistributedEmbedding(  # noqa: D101
+    distributed_embedding.DistributedEmbedding, _Layer
+):
+    pass
+
+
+@_of_tf_keras
+class All2AllDenseEmbedding(  # noqa: D101
+    all2all_dense_embedding.All2AllDenseEmbedding, _Layer
+):
+    pass
+
+
+def _install() -> None:
+    loss_scaling.install(tf_keras)
+    slot_order.install(tf_keras)
+
+
+_FRONT = Front(
+    keras=tf_keras,
+    embedding=Embedding,
+    engine_layer=EngineLayer,
+    variable=lambda weight: weight,
+    layer_name=lambda table: table,
+    creating=contextlib.nullcontext,
+    install=_install,
+)
+for _layer in (
+    Embedding,
+    EngineLayer,
+    PartialTPUEmbedding,
+    DistributedEmbedding,
+    All2AllDenseEmbedding,
+):
+    _layer._front = _FRONT

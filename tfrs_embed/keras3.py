@@ -1,0 +1,444 @@
+"""The layers as layers of Keras 3, on its TensorFlow backend.
+
+Since TensorFlow 2.16 `tf.keras` is Keras 3, unless a program asks for the older
+one. Its models take these layers. Models of tf_keras, and
+tensorflow_recommenders, which is made for that, take the layers of `tfrs_embed`
+itself. Configurations and the keys of checkpoints are the same for both, and
+one program may have both.
+
+Example:
+    >>> import keras
+    >>> movies = tfrs_embed.TableConfig("movies", 20_000, 32)
+    >>> layer = tfrs_embed.keras3.PartialTPUEmbedding(
+    ...     tfrs_embed.FeatureConfig("movie", movies), "adagrad"
+    ... )
+    >>> movie = keras.Input([], dtype="int64", name="movie")
+    >>> model = keras.Model(movie, keras.layers.Dense(1)(layer(movie)))
+    >>> model.compile("adam", "mse")
+    >>> history = model.fit(np.array([3, 7]), np.array([0.0, 1.0]), verbose=0)
+
+Clusters of several workers, and TPUs, stay with tf_keras: Keras 3 knows of
+neither strategy. Under a MirroredStrategy large tables are sharded.
+
+What differs from the layers of tf_keras is Keras 3's own:
+
+* A layer's weights are `keras.Variable`s. Tables and slots are among those that
+  aren't trainable, so `get_weights`, `set_weights`, `summary` and EarlyStopping
+  know them.
+* Optimizers of tables are those of `keras.optimizers`.
+* The layers don't support `jit_compile`: "auto" leaves it off.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed import kerases
+from tfrs_embed._keras_3 import (
+    creating_variables,
+    mark_table,
+    traces_shapes,
+)
+from tfrs_embed.checkpoint import slot_order
+from tfrs_embed.checkpoint.names import escape
+from tfrs_embed.layers import (
+    all2all_dense_embedding,
+    distributed_embedding,
+    embedding,
+    engine_layer,
+    loss_scaling,
+    partial_tpu_embedding,
+)
+from tfrs_embed.layers.base import Front
+from tfrs_embed.strategies import is_tpu
+from tfrs_embed.version import OLDEST_KERAS_3
+
+__all__ = [
+    "All2AllDenseEmbedding",
+    "DistributedEmbedding",
+    "Embedding",
+    "PartialTPUEmbedding",
+]
+
+T = TypeVar("T", bound=type)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+if _minor(keras.__version__) < _minor(OLDEST_KERAS_3):
+    raise ImportError(
+        f"tfrs_embed.keras3 needs Keras {OLDEST_KERAS_3} or newer, but the "
+        f"package keras here is {keras.__version__}: pip install 'keras>="
+        f"{OLDEST_KERAS_3}'. All TensorFlows that tfrs_embed supports take it."
+    )
+if keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        "tfrs_embed.keras3 needs Keras 3 on TensorFlow, but its backend is "
+        f"{keras.backend.backend()}: set the environment variable "
+        "KERAS_BACKEND=tensorflow before keras is imported."
+    )
+
+
+class _Layer(keras.layers.Layer):
+    """A Keras 3 layer that is given ids, and hands tensors on as they are."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        _refuse_strategy(type(self).__name__, kwargs.get("name"))
+        super().__init__(autocast=False, **kwargs)
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+        self.supports_jit = False
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer, as every Keras layer is called.
+
+        Raises:
+            TypeError: an argument is misspelt, or a tensor is tf_keras's.
+        """
+        _refuse_tensors(self.name, (args, kwargs))
+        _refuse_caller(self.name)
+        self._check_names(kwargs)
+        if args and isinstance(args[0], Mapping) and not args[0]:
+            # Keras would build a layer without shapes.
+            return self.call(*args, **kwargs)
+        if args:
+            args = (self._prepare_ids(args[0], kwargs), *args[1:])
+        elif "inputs" in kwargs:
+            kwargs["inputs"] = self._prepare_ids(kwargs["inputs"], kwargs)
+        args, kwargs = keras.tree.map_structure(_to_tensor, (args, kwargs))
+        return super().__call__(*args, **kwargs)
+
+    def _prepare_ids(self, inputs: Any, kwargs: dict[str, Any]) -> Any:
+        if traces_shapes():
+            inputs = self._map_ids(_as_integers, inputs)
+        return self._prepare(inputs, bool(kwargs.get("partial", False)))
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """The symbolic outputs of a call with symbolic inputs.
+
+        Keras's own way takes ragged tensors for dense ones.
+        """
+
+        @tf.function(autograph=False)
+        def call(tensors: list[Any]) -> Any:
+            given = iter(tensors)
+            called = keras.tree.map_structure(
+                lambda each: next(given) if _is_symbolic(each) else each,
+                (args, kwargs),
+            )
+            return self.call(*called[0], **called[1])
+
+        self._refuse_floats(args[0] if args else kwargs.get("inputs"))
+        symbolic = [
+            each
+            for each in keras.tree.flatten((args, kwargs))
+            if _is_symbolic(each)
+        ]
+        traced = call.get_concrete_function(
+            [kerases.spec(each) for each in symbolic]
+        )
+        return tf.nest.map_structure(
+            lambda output: keras.KerasTensor(
+                output.shape,
+                output.dtype.name,
+                ragged=isinstance(output, tf.RaggedTensorSpec),
+            ),
+            traced.structured_outputs,
+        )
+
+    def _refuse_floats(self, inputs: Any) -> None:
+        """Raises where ids are what Keras makes of inputs it isn't told of."""
+
+        def refuse(each: Any) -> None:
+            if _is_symbolic(each) and tf.as_dtype(each.dtype).is_floating:
+                raise TypeError(
+                    f"Layer '{self.name}' is called with a KerasTensor of "
+                    f"{each.dtype}, but ids are integers. A Sequential model "
+                    "takes its inputs for floats: begin it with keras.Input("
+                    "shape, dtype='int64')."
+                )
+
+        self._map_ids(refuse, inputs)
+
+    def _set_mask_metadata(self, *args: Any) -> None:
+        # Outputs have their masks already; Keras would read the ids again.
+        pass
+
+    def _add_variable(self, name: str, **kwargs: Any) -> Any:
+        # At once: replicas' gradients come with TensorFlow's variable, which
+        # needs the mark as well.
+        with creating_variables(), tf.init_scope():
+            table = self.add_weight(name=name, autocast=False, **kwargs)
+        mark_table(table)
+        return table
+
+
+class _TableVariable(keras.Variable):
+    """A table, a slot or the step, as Keras lists it among a layer's weights.
+
+    Args:
+        name: its name.
+        variable: the table; a variable, or what is like one.
+    """
+
+    def __init__(self, name: str, variable: Any) -> None:
+        self._variable = variable
+        super().__init__(
+            initializer=lambda shape, dtype=None: variable,
+            shape=tuple(variable.shape),
+            dtype=variable.dtype.name,
+            trainable=False,
+            autocast=False,
+            name=_without_slash(name),
+        )
+
+    def _initialize_with_initializer(self, initializer: Any) -> None:
+        # Not a copy.
+        self._value = self._variable
+
+    def _validate_shape(self, shape: Any) -> Any:
+        # That of a table of keys is open.
+        return tuple(shape)
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape; of a table of keys that of the keys that there are."""
+        shape = self._variable.shape
+        if shape.is_fully_defined():
+            return shape
+        if not tf.executing_eagerly():
+            return _OpenShape(shape)
+        return _OpenShape(self._variable.current_shape)
+
+    def assign(self, value: Any) -> Any:
+        """Sets the value."""
+        if self._variable.shape.is_fully_defined():
+            return super().assign(value)
+        self._variable.assign(value)
+        return value
+
+
+class _OpenShape(tf.TensorShape):
+    """A shape that equals those of any number of rows.
+
+    Before Keras sets a weight's value it compares both shapes.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return tf.TensorShape([None, *self[1:]]).is_compatible_with(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tf.TensorShape.__hash__
+
+
+class EngineLayer(engine_layer.EngineLayer, keras.layers.Layer):
+    """Looks up an engine's tables, and trains them in the backward pass.
+
+    Args:
+        engine: the engine.
+        **kwargs: `name`, `dtype`, `trainable`, as in every Keras layer.
+    """
+
+    def __init__(self, engine: Any, **kwargs: Any) -> None:
+        super().__init__(engine, autocast=False, **kwargs)
+        self.supports_jit = False
+
+    def _add_variable(self, name: str, **kwargs: Any) -> Any:
+        return self.add_weight(
+            name=name, dtype="float32", autocast=False, **kwargs
+        )
+
+    def _list_weights(self, variables: list[tuple[str, Any]]) -> None:
+        for name, variable in variables:
+            self._track_variable(_TableVariable(name, variable))
+
+    @property
+    def weights(self) -> list[keras.Variable]:
+        """The scalar, tables, slots and step, deferred updates applied."""
+        self._drain_eagerly()
+        return super().weights
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The same."""
+        self._drain_eagerly()
+        return super().variables
+
+
+def _as_integers(ids: Any) -> Any:
+    """Makes ids of a placeholder that Keras made from a shape alone.
+
+    It takes all that a model is given to be floats where it builds a model that
+    was loaded, or one under a strategy.
+    """
+    floats = tf.is_tensor(ids) and ids.dtype.is_floating
+    return tf.cast(ids, tf.int64) if floats else ids
+
+
+def _without_slash(name: str) -> str:
+    """A name as Keras 3 allows it, and graphs in its variables' names."""
+    return escape(name, "/.%>").replace("%", ">")
+
+
+def _to_tensor(value: Any) -> Any:
+    """What Keras takes for a tensor, of an array or a number; others as are.
+
+    It takes no mixture of them.
+    """
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return value
+    if isinstance(value, (np.ndarray, np.number, float)) or (
+        isinstance(value, int) and not isinstance(value, bool)
+    ):
+        return tf.convert_to_tensor(value)
+    return value
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, keras.KerasTensor)
+
+
+def _refuse_tensors(name: str, inputs: Any) -> None:
+    """Raises where a layer is called with symbolic tensors of tf_keras."""
+    for each in keras.tree.flatten(inputs):
+        owner = type(each).__name__.endswith("KerasTensor") and kerases.of(each)
+        if owner and owner is not keras:
+            raise TypeError(
+                f"Layer '{name}' is called with a KerasTensor of tf_keras "
+                "(Keras 2), but it is a layer of Keras 3. Make the model of "
+                "keras.Model and keras.Input, or take the layer of tfrs_embed "
+                "itself."
+            )
+
+
+def _refuse_caller(name: str) -> None:
+    """Raises where a layer is called by a layer or model of tf_keras."""
+    module = sys.modules.get("tf_keras.src.engine.base_layer_utils")
+    get_context = getattr(module, "call_context", None)
+    if get_context is not None and get_context().in_call:
+        caller = get_context().layer
+        raise TypeError(
+            f"Layer '{name}' is called by {type(caller).__name__} "
+            f"'{caller.name}' of tf_keras (Keras 2), but it is a layer of "
+            "Keras 3, whose weights tf_keras can't train. Make the model of "
+            "keras.Model, or take the layer of tfrs_embed itself."
+        )
+
+
+def _refuse_strategy(kind: str, name: str | None) -> None:
+    """Raises under a strategy that Keras 3 can't train with."""
+    strategy = tf.distribute.get_strategy()
+    workers = tf.distribute.MultiWorkerMirroredStrategy
+    if is_tpu(strategy) or isinstance(strategy, workers):
+        # TensorFlow's class of workers has another name than it is known by.
+        own = (
+            type(strategy).__name__
+            if is_tpu(strategy)
+            else "MultiWorkerMirroredStrategy"
+        )
+        raise NotImplementedError(
+            f"{kind}{f' {name!r}' if name else ''}: Keras 3 doesn't train "
+            f"under {own}; tf_keras does. Take the layer of tfrs_embed itself, "
+            "in a model of tf_keras."
+        )
+
+
+def _of_keras_3(layer: T) -> T:
+    register = keras.saving.register_keras_serializable(package="tfrs_embed")
+    return register(layer)
+
+
+@_of_keras_3
+class Embedding(embedding.Embedding, _Layer):
+    """`tfrs_embed.Embedding` as a layer of Keras 3.
+
+    Example:
+        >>> layer = tfrs_embed.keras3.Embedding(1000, 16, combiner="mean")
+        >>> layer(tf.ragged.constant([[1, 2, 2], [], [7]])).shape
+        TensorShape([3, 16])
+    """
+
+
+@_of_keras_3
+class PartialTPUEmbedding(partial_tpu_embedding.PartialTPUEmbedding, _Layer):
+    """`tfrs_embed.PartialTPUEmbedding` as a layer of Keras 3.
+
+    Example:
+        >>> movies = tfrs_embed.TableConfig("movies", 20_000, 32)
+        >>> layer = tfrs_embed.keras3.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", movies),
+        ...     keras.optimizers.Adagrad(0.1),
+        ... )
+        >>> layer([7, 42]).shape
+        TensorShape([2, 32])
+    """
+
+
+@_of_keras_3
+class DistributedEmbedding(distributed_embedding.DistributedEmbedding, _Layer):
+    """`tfrs_embed.DistributedEmbedding` as a layer of Keras 3.
+
+    It takes the configurations of `keras_rs.layers` as they are.
+
+    Example:
+        >>> movies = tfrs_embed.TableConfig("movies", 20_000, 32)
+        >>> layer = tfrs_embed.keras3.DistributedEmbedding(
+        ...     {"movie": tfrs_embed.FeatureConfig("movie", movies)}
+        ... )
+        >>> layer({"movie": [[7, 42], [3, 3]]})["movie"].shape
+        TensorShape([2, 32])
+    """
+
+
+@_of_keras_3
+class All2AllDenseEmbedding(
+    all2all_dense_embedding.All2AllDenseEmbedding, _Layer
+):
+    """`tfrs_embed.All2AllDenseEmbedding` as a layer of Keras 3.
+
+    Example:
+        >>> layer = tfrs_embed.keras3.All2AllDenseEmbedding(
+        ...     max_vocabulary_size_per_gpu=10_000,
+        ...     embedding_vec_size=16,
+        ...     slot_num=3,
+        ...     nnz_per_slot=2,
+        ... )
+        >>> keys = tf.constant([[[7, 7], [-1, 5], [2**60, 0]]], tf.int64)
+        >>> layer(keys, training=True).shape
+        TensorShape([1, 3, 2, 16])
+    """
+
+
+def _install() -> None:
+    loss_scaling.install(keras)
+    slot_order.install(keras)
+
+
+_FRONT = Front(
+    keras=keras,
+    embedding=Embedding,
+    engine_layer=EngineLayer,
+    variable=kerases.variable,
+    layer_name=_without_slash,
+    creating=creating_variables,
+    install=_install,
+)
+for _layer in (
+    Embedding,
+    EngineLayer,
+    PartialTPUEmbedding,
+    DistributedEmbedding,
+    All2AllDenseEmbedding,
+):
+    _layer._front = _FRONT

@@ -1,0 +1,138 @@
+"""tf_keras and Keras 3, of which a program may have one, or both.
+
+Layers are of the one or the other, and import it; nothing else does. What is
+given to them, an initializer or an optimizer, may be of either.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+#: The packages' names.
+TF_KERAS = "tf_keras"
+KERAS_3 = "keras"
+
+_NAMES = (TF_KERAS, KERAS_3)
+#: The module with this library's layers of Keras 3.
+_LAYERS_OF_KERAS_3 = "tfrs_embed.keras3"
+
+
+def loaded() -> list[Any]:
+    """The Kerases that the program has imported."""
+    return [sys.modules[name] for name in _NAMES if name in sys.modules]
+
+
+def of(value: Any) -> Any:
+    """The Keras that has a value's class, or a base of it; None: neither."""
+    for kind in type(value).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if package in _NAMES and package in sys.modules:
+            return sys.modules[package]
+    return None
+
+
+def named(name: str) -> Any:
+    """The Keras of a package's name.
+
+    Raises:
+        ValueError: there is no such.
+    """
+    if name not in _NAMES:
+        raise ValueError(f"A Keras is one of {list(_NAMES)}, got {name!r}.")
+    return importlib.import_module(name)
+
+
+def default() -> Any:
+    """The Keras of names and dicts that are given where no layer is known.
+
+    Keras 3 in a program that has this library's layers of Keras 3 and hasn't
+    tf_keras, else tf_keras.
+    """
+    if TF_KERAS not in sys.modules and _LAYERS_OF_KERAS_3 in sys.modules:
+        return importlib.import_module(KERAS_3)
+    return importlib.import_module(TF_KERAS)
+
+
+def is_initializer(value: Any) -> bool:
+    """Whether a value is an initializer of a Keras."""
+    keras = of(value)
+    return keras is not None and isinstance(
+        value, keras.initializers.Initializer
+    )
+
+
+def variable(value: Any) -> Any:
+    """TensorFlow's variable of one of Keras 3's; anything else as it is."""
+    keras = of(value)
+    if keras is not None and keras.__name__ == KERAS_3:
+        return getattr(value, "value", value)
+    return value
+
+
+def spec(symbolic: Any) -> tf.TypeSpec:
+    """The spec of a symbolic tensor of Keras 3, by the tensor's name."""
+    shape, dtype = symbolic.shape, tf.as_dtype(symbolic.dtype)
+    if symbolic.sparse:
+        return tf.SparseTensorSpec(shape, dtype)
+    if symbolic.ragged:
+        return tf.RaggedTensorSpec(shape, dtype, symbolic.ragged_rank or 1)
+    return tf.TensorSpec(shape, dtype, symbolic.name)
+
+
+def when_imported(name: str, then: Callable[[], Any]) -> None:
+    """Calls a function after a module is imported; at once if it has been.
+
+    Args:
+        name: the module.
+        then: the function.
+    """
+    if name in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _Watch(name, then))
+
+
+class _Watch(importlib.abc.MetaPathFinder):
+    """Finds a module as others do, and notices when it is there."""
+
+    def __init__(self, name: str, then: Callable[[], Any]) -> None:
+        self._name = name
+        self._then = then
+        # Whether this thread asks all finders, of which this is one.
+        self._thread = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Finds the module; None for others, which are not this one's."""
+        if fullname != self._name or getattr(self._thread, "asks", False):
+            return None
+        self._thread.asks = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._thread.asks = False
+        # It may only have been asked whether the module is there.
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            @functools.wraps(load)
+            def load_and_tell(module: ModuleType) -> None:
+                load(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                self._then()
+
+            spec.loader.exec_module = load_and_tell  # type: ignore[method-assign]
+        return spec
