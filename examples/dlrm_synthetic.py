@@ -240,7 +240,8 @@ def traffic(
     layer: tfrs_embed.PartialTPUEmbedding,
 ) -> list[dict[str, int]] | None:
     """The traffic of each replica here; None: there is one in all."""
-    counted = layer.tpu_embedding.engine.traffic()
+    large = layer.tpu_embedding
+    counted = large.engine.traffic() if large else []
     return [vars(t) for t in counted] or None
 
 

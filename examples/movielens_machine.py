@@ -8,6 +8,7 @@ movie's likewise, and the rating is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import movielens
@@ -61,6 +62,8 @@ class FactorisationMachine:
 
     #: The layers of the model's Keras.
     layers_of_keras: Any
+    #: The model's, of either Keras.
+    add_loss: Callable[[tf.Tensor], None]
 
     def __init__(
         self,

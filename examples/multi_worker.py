@@ -117,6 +117,7 @@ class Progress(tf_keras.callbacks.Callback):
         self.start = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        logs = logs or {}
         print(
             f"epoch {epoch + 1}/{self.epochs}: "
             f"{time.perf_counter() - self.start:.1f} s, "

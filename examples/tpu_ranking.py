@@ -26,6 +26,7 @@ os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import movielens
+import movielens_machine
 import movielens_model
 import tensorflow as tf
 import tf_keras
@@ -140,7 +141,7 @@ def limits(
 
     config, report = sparsecore.compute_limits(
         batches(),
-        movielens_model.feature_configs(data),
+        movielens_machine.feature_configs(data),
         (chips, hardware.num_embedding_devices_per_chip),
         size_threshold=flags.size_threshold,
         # Later batches may have more of an id than those that were counted.
