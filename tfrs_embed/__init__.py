@@ -30,6 +30,12 @@ from tfrs_embed import (
 )
 from tfrs_embed.backward_passes import no_updates
 from tfrs_embed.configs import FeatureConfig, TableConfig
+from tfrs_embed.dynamic_keys import (
+    DynamicKeys,
+    FrequencyAdmission,
+    ProbabilisticAdmission,
+    TimeToLive,
+)
 from tfrs_embed.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
 from tfrs_embed.ops.embedding_lookup import embedding_lookup
 from tfrs_embed.placement import Placement, TablePlacement
@@ -47,13 +53,17 @@ if TYPE_CHECKING:
 __all__ = [
     "All2AllDenseEmbedding",
     "DistributedEmbedding",
+    "DynamicKeys",
     "Embedding",
     "FeatureConfig",
+    "FrequencyAdmission",
     "PartialTPUEmbedding",
     "Placement",
+    "ProbabilisticAdmission",
     "TPUEmbeddingV2",
     "TableConfig",
     "TablePlacement",
+    "TimeToLive",
     "__version__",
     "checkpoint",
     "embedding_lookup",

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfrs_embed import kerases
 from tfrs_embed.arguments import named_fields
+from tfrs_embed.dynamic_keys import DynamicKeys
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.structure import Structure
 from tfrs_embed.types import Combiner, Optimizer, TablePlace
@@ -43,7 +44,8 @@ class TableConfig:
 
     Attributes:
         name: the table's name, unique within a layer.
-        vocabulary_size: number of rows; valid ids are 0 to one less.
+        vocabulary_size: number of rows; valid ids are 0 to one less, but for
+            tables with `keys`.
         embedding_dim: width of a row.
         initializer: a Keras initializer instance, or a callable taking
             `(shape, dtype)`, or a name that `keras.initializers.get` knows.
@@ -58,6 +60,9 @@ class TableConfig:
         max_ids_per_partition: SparseCore's limit of ids, ignored elsewhere.
         max_unique_ids_per_partition: SparseCore's limit of unique ids, ignored
             elsewhere.
+        keys: a `DynamicKeys` for a table that gives its rows to keys as these
+            come; ids are then keys of any value. None: an id is the number of
+            its row.
 
     Raises:
         ValueError: a value is out of its range.
@@ -73,6 +78,7 @@ class TableConfig:
     placement: TablePlace = "auto"
     max_ids_per_partition: int = 256
     max_unique_ids_per_partition: int = 256
+    keys: DynamicKeys | None = None
 
     def __repr__(self) -> str:
         """The fields that say what it is."""
@@ -82,7 +88,8 @@ class TableConfig:
         return (
             f"TableConfig('{self.name}', {self.vocabulary_size}, "
             f"{self.embedding_dim}, combiner='{self.combiner}', "
-            f"optimizer={optimizer}, placement='{self.placement}')"
+            f"optimizer={optimizer}, placement='{self.placement}'"
+            f"{f', keys={self.keys}' if self.keys else ''})"
         )
 
     def __post_init__(self) -> None:
@@ -108,6 +115,27 @@ class TableConfig:
             object.__setattr__(self, "initializer", initializer)
         _check_initializer(initializer, where)
         conversion.check(self.optimizer, where)
+        self._check_keys(where)
+
+    def _check_keys(self, where: str) -> None:
+        keys = self.keys
+        if keys is None:
+            return
+        if not isinstance(keys, DynamicKeys):
+            raise TypeError(
+                f"{where}: keys must be a DynamicKeys or None, got {keys!r}."
+            )
+        if keys.max_rows is not None and keys.max_rows < self.vocabulary_size:
+            raise ValueError(
+                f"{where}: max_rows={keys.max_rows} is below vocabulary_size="
+                f"{self.vocabulary_size}, the rows that it begins with."
+            )
+        if self.placement in ("default_device", "sparsecore"):
+            raise ValueError(
+                f"{where}: placement='{self.placement}' is not available to a "
+                "table with keys, which is always large, and never on "
+                "SparseCores."
+            )
 
 
 @named_fields
@@ -193,6 +221,7 @@ class TableSpec:
         max_unique_ids_per_partition: SparseCore's limit.
         source: the user's own config object; of keras_rs's, one of ours that
             says the same.
+        keys: how its rows are given to keys; None: an id is a row's number.
     """
 
     name: str
@@ -205,6 +234,7 @@ class TableSpec:
     max_ids_per_partition: int
     max_unique_ids_per_partition: int
     source: Any
+    keys: DynamicKeys | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -376,6 +406,7 @@ def _table_spec(config: Any, index: int, keras: Any) -> TableSpec:
             max_ids_per_partition=config.max_ids_per_partition,
             max_unique_ids_per_partition=config.max_unique_ids_per_partition,
             source=config,
+            keys=config.keys,
         )
     # TF lets names be left out, and numbers such tables in this way too.
     name = config.name or f"table_{index}"

@@ -43,6 +43,7 @@ def of_tables(
             "combiner": table.combiner,
             "initializer": of(table.initializer),
             "optimizer": _of_optimizer(optimizers.get(table.name)),
+            "keys": of(table.keys),
         }
         for table in tables
     }

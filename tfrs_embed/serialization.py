@@ -19,6 +19,7 @@ from tfrs_embed.configs import (
     TableConfig,
     TableSpec,
 )
+from tfrs_embed.dynamic_keys import DynamicKeys
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.strategies import require_sparse_core_api
@@ -126,6 +127,8 @@ def _table_to_config(
     }
     if not isinstance(table.source, TableConfig):
         return {"kind": "tpu", "dim": table.dim, **config}
+    if table.keys is not None:
+        config["keys"] = table.keys.to_config()
     return {
         "kind": "own",
         "embedding_dim": table.dim,
@@ -145,6 +148,8 @@ def _table_from_config(
         arguments["initializer"], keras
     )
     arguments["optimizer"] = shared[arguments["optimizer"]]
+    if "keys" in arguments:
+        arguments["keys"] = DynamicKeys.from_config(arguments["keys"])
     return (TableConfig if kind == "own" else _tpu.TableConfig)(**arguments)
 
 
