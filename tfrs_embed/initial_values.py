@@ -83,12 +83,12 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
 def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:
     """Returns a function that makes a block: f(first row, block's shape)."""
     initializer = table.initializer
-    if _calls_as(initializer, "Zeros", "Ones") or (
-        _calls_as(initializer, "Constant") and np.ndim(initializer.value) == 0
+    if calls_as(initializer, "Zeros", "Ones") or (
+        calls_as(initializer, "Constant") and np.ndim(initializer.value) == 0
     ):
         return lambda first, block: initializer(block, tf.float32)
     for name in _SAMPLERS:
-        if _calls_as(initializer, name):
+        if calls_as(initializer, name):
             keras = kerases.of(initializer)
             if keras is not None and keras.__name__ == kerases.KERAS_3:
                 return _sampler_of_keras_3(initializer, name, shape)
@@ -171,7 +171,7 @@ def _scale(initializer: Any, name: str, shape: _Shape, block: _Shape) -> float:
     return math.sqrt(fan(block) / fan(shape))
 
 
-def _calls_as(initializer: Any, *names: str) -> bool:
+def calls_as(initializer: Any, *names: str) -> bool:
     """Whether calling it runs the code of one of TF's or Keras's classes.
 
     It does not if its class has a `__call__` of its own.

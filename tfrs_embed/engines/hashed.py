@@ -76,6 +76,7 @@ class HashedEngine(ShardedEngine):
         self._rows = KeyedRows(
             self._name,
             self._capacity,
+            "max_vocabulary_size_per_gpu",
             table.dim,
             self._maps,
             [shard.variables[table.name] for shard in self._shards],

@@ -14,7 +14,7 @@ from tfrs_embed.kernels import handle_packs
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import update as update_ops
 from tfrs_embed.ops import xla
-from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.bags import BaggedIds, id_dtype
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions, TableUpdate
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.strategies import refuse_in_xla
@@ -264,8 +264,3 @@ def distinct(
 ) -> list[TableOptimizer]:
     """The optimizers that train tables, each once."""
     return list({id(o): o for o in optimizers.values() if o}.values())
-
-
-def id_dtype(table: TableSpec) -> tf.DType:
-    """The smallest of int32 and int64 that holds a table's ids."""
-    return tf.int64 if table.vocabulary_size > tf.int32.max else tf.int32

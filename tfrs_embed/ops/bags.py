@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfrs_embed import kernels
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.ops.checks import Checks, Consensus
 from tfrs_embed.ops.id_range import (
     checking_kernels,
@@ -26,6 +26,12 @@ from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.parsed_ids import ParsedIds, bag_of_id, parse_ids
 from tfrs_embed.ops.validity import Validity, make_validities
 from tfrs_embed.strategies import in_xla
+
+
+def id_dtype(table: TableSpec) -> tf.DType:
+    """The smallest of int32 and int64 that holds a table's ids."""
+    large = table.keys is not None or table.vocabulary_size > tf.int32.max
+    return tf.int64 if large else tf.int32
 
 
 class BaggedIds(NamedTuple):
@@ -85,8 +91,7 @@ class BaggedIds(NamedTuple):
     @classmethod
     def none(cls, feature: FeatureSpec) -> BaggedIds:
         """The bags of a feature that a call leaves out: there are none."""
-        small = feature.table.vocabulary_size <= tf.int32.max
-        ids = tf.zeros([0], tf.int32 if small else tf.int64)
+        ids = tf.zeros([0], id_dtype(feature.table))
         # No constant: TensorFlow 2.21 folds the sum by row of constants without
         # elements, in a function that has two of them, into one that fails.
         ids = tf.compat.v1.placeholder_with_default(ids, [None])
@@ -186,20 +191,34 @@ def to_bags(
                 features, parsed, validity, strict=True
             )
         ]
-    module = checking_kernels(parsed)
+    module = checking_kernels(_numbered(features, parsed)[1])
     in_kernel = module and invalid_ids == "error" and consensus is None
     if not in_kernel:
         for each in parsed:
             each.flatten()
         if invalid_ids == "error":
-            require_valid(features, parsed, checks, training)
+            require_valid(*_numbered(features, parsed), checks, training)
     _guard(parsed, checks)
     if in_kernel:
-        require_valid_in_kernel(module, features, parsed, training)
+        require_valid_in_kernel(module, *_numbered(features, parsed), training)
+        for each in parsed:
+            each.flatten()
     return [
         _finish(feature, each, invalid_ids)
         for feature, each in zip(features, parsed, strict=True)
     ]
+
+
+def _numbered(
+    features: Sequence[FeatureSpec], parsed: Sequence[ParsedIds]
+) -> tuple[list[FeatureSpec], list[ParsedIds]]:
+    """The features whose ids are numbers of rows, and their parsed ids."""
+    pairs = [
+        (f, each)
+        for f, each in zip(features, parsed, strict=True)
+        if f.table.keys is None
+    ]
+    return [f for f, _ in pairs], [each for _, each in pairs]
 
 
 def position_mask(bags: BaggedIds) -> tf.Tensor:
@@ -259,7 +278,9 @@ def _finish(
     combiner = feature.table.combiner
     vocabulary_size = feature.table.vocabulary_size
     combine = parsed.combine
-    if invalid_ids == "zero" and validity is not None:
+    if feature.table.keys is not None:
+        pass  # Every key is one.
+    elif invalid_ids == "zero" and validity is not None:
         weights = validity.weights(weights, combine)
     elif invalid_ids == "zero":
         # An id that is left out leaves its bag empty, which is a zero vector.
@@ -274,8 +295,7 @@ def _finish(
         weights = None if weights is None else tf.gather(weights, kept)
     if ids.dtype != tf.int64 or not kernels.operations(None, training=True):
         # TensorFlow's operations are faster on int32.
-        small = vocabulary_size <= tf.int32.max
-        ids = tf.cast(ids, tf.int32 if small else tf.int64)
+        ids = tf.cast(ids, id_dtype(feature.table))
     if validity is not None:
         ids = tf.where(validity.mask, ids, vocabulary_size)
     if weights is None and (not combine or bag_size == 1):

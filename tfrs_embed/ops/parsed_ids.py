@@ -24,6 +24,7 @@ from tfrs_embed.ops.input_checks import (
     require_output_shape,
     to_tensor,
 )
+from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.strategies import refuse_in_xla
 
 
@@ -83,6 +84,9 @@ def parse_ids(
         ValueError: a wrong rank or static shape.
         NotImplementedError: ragged or sparse ids inside XLA.
     """
+    if feature.table.keys is not None:
+        refuse_in_xla(f"{feature}: tables with DynamicKeys")
+        ids = as_int64(feature, ids, checks)
     if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
         refuse_in_xla(f"{feature}: ragged and sparse ids")
     if isinstance(ids, tf.RaggedTensor):

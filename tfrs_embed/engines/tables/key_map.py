@@ -74,6 +74,10 @@ class KeyMap:
                 values=tf.range(len(keys), dtype=tf.int64),
             )
 
+    def rows(self) -> np.ndarray:
+        """The keys' rows, [size] int64, in the order of `keys`."""
+        return np.arange(int(self.size()))
+
     def keys(self) -> np.ndarray:
         """All keys, [size] int64, by row."""
         keys, rows = (tensor.numpy() for tensor in self.resource.export())

@@ -8,18 +8,40 @@ written in the order of the keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
-from tfrs_embed.checkpoint.rows import KEYS, VariableRows, scatter
+from tfrs_embed.checkpoint.rows import KEYS, scatter
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.engines.tables.key_map import KeyMap
 from tfrs_embed.engines.tables.sharded import BLOCK_ELEMENTS
 from tfrs_embed.ops.update import scatter_update
+
+
+class Keys(Protocol):
+    """The keys of one shard, and their rows."""
+
+    @property
+    def resource(self) -> Any:
+        """What TensorFlow tracks."""
+
+    def size(self) -> tf.Tensor:
+        """The number of keys, a scalar int64."""
+
+    def find(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of keys that have one, [n] int64."""
+
+    def keys(self) -> np.ndarray:
+        """All keys, [size] int64, by row."""
+
+    def rows(self) -> np.ndarray:
+        """Their rows, [size] int64, ascending."""
+
+    def replace(self, keys: np.ndarray) -> Any:
+        """Forgets all keys, and gives ascending rows to others, [n] int64."""
 
 
 class KeyedRows:
@@ -27,7 +49,8 @@ class KeyedRows:
 
     Args:
         owner: whose they are, for errors.
-        capacity: the rows of a shard.
+        capacity: how many keys a shard has room for.
+        limit: the setting that says so, for errors.
         dim: the width of a row.
         maps: the shards' keys.
         variables: the shards' variables by name: parameters and slots.
@@ -39,8 +62,9 @@ class KeyedRows:
         self,
         owner: str,
         capacity: int,
+        limit: str,
         dim: int,
-        maps: Sequence[KeyMap],
+        maps: Sequence[Keys],
         variables: Sequence[Mapping[str, tf.Variable]],
         replicas: Replicas,
         reset: Callable[[], None],
@@ -48,6 +72,7 @@ class KeyedRows:
         self.names = tuple(variables[0])
         self._owner = owner
         self._capacity = capacity
+        self._limit = limit
         self._dim = dim
         self._maps = tuple(maps)
         self._variables = tuple(variables)
@@ -136,7 +161,7 @@ class KeyedRows:
             raise ValueError(
                 f"{self._owner} has no room for {len(keys)} keys: over {world} "
                 f"replicas shard {fullest} would hold {sizes[fullest]} of "
-                f"them, and max_vocabulary_size_per_gpu is {self._capacity}."
+                f"them, and {self._limit} is {self._capacity}."
             )
 
     def _replace(self, keys: np.ndarray) -> np.ndarray:
@@ -172,9 +197,9 @@ class KeyedRows:
                 keys = tf.constant(self._maps[i].keys())
                 writer.add_blocks(key, keys, shape[0], first)
                 continue
-            rows = VariableRows(name, self._variables[i][name])
+            numbers = self._maps[i].rows()
             for start, size in blocks([sizes[rank], *row], tf.float32):
-                block = rows.read_rows(start, size)
+                block = self._gather_rows(i, name, numbers, start, size)
                 writer.add_rows(key, shape, first + start, block)
 
     def read_new_keys(self, key: str, reader: BundleReader) -> None:
@@ -221,6 +246,7 @@ class KeyedRows:
             reader: the checkpoint.
         """
         counts = [0] * len(self._maps)
+        numbers = [key_map.rows() for key_map in self._maps]
         for start, size in blocks(reader.shapes[key], tf.float32):
             rows = reader.read_rows(key, start, size)
             shard_of = self._shard_of[start : start + size]
@@ -229,7 +255,9 @@ class KeyedRows:
                 mine = tf.gather(rows, np.flatnonzero(shard_of == rank))
                 end = counts[i] + mine.shape[0]
                 scatter(
-                    self._variables[i][name], tf.range(counts[i], end), mine
+                    self._variables[i][name],
+                    tf.constant(numbers[i][counts[i] : end], tf.int64),
+                    mine,
                 )
                 counts[i] = end
 
@@ -289,22 +317,37 @@ class KeyedRows:
 
     def _all_rows(self, name: str) -> list[np.ndarray]:
         """Each shard's rows that keys have, in the order of the ranks."""
-        values = self.variables(name)
+        numbers = [key_map.rows() for key_map in self._maps]
         if self._replicas.workers == 1:
-            sizes = [int(key_map.size()) for key_map in self._maps]
             return self._by_rank(
                 [
-                    tf.gather(v, tf.range(n)).numpy()
-                    for v, n in zip(values, sizes, strict=True)
+                    self._gather_rows(i, name, rows, 0, len(rows)).numpy()
+                    for i, rows in enumerate(numbers)
                 ]
             )
 
         def block(start: int, size: int) -> list[tf.Tensor]:
             # Rows beyond the last are cut off again.
-            rows = tf.minimum(start + tf.range(size), self._capacity - 1)
-            return [tf.gather(v, rows) for v in values]
+            return [
+                self._gather_rows(
+                    i, name, np.pad(rows, (0, size)), start, size
+                )
+                for i, rows in enumerate(numbers)
+            ]
 
         return self._in_blocks(block, self._channel + 2)
+
+    def _gather_rows(
+        self, shard: int, name: str, rows: np.ndarray, start: int, size: int
+    ) -> tf.Tensor:
+        """Rows of a shard, [size, dim], in the host's memory."""
+        variable = self._variables[shard][name]
+        numbers = tf.constant(rows[start : start + size], tf.int64)
+        # Reading the variable would copy all of it if it was updated sparsely.
+        with tf.device(variable.device):
+            block = tf.gather(variable, numbers)
+        with tf.device("CPU:0"):
+            return tf.identity(block)
 
     def _by_rank(self, values: Sequence[Any]) -> list[Any]:
         """Orders shards' values by rank, where this process has all shards."""

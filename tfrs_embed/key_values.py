@@ -1,0 +1,176 @@
+"""The initial rows of keys, each made of its key and the table's seed alone.
+
+A key's row starts with the same values whenever it comes, on whatever row and
+replica it is, and when it comes back after its row was taken. An initializer
+makes rows one after the other, so this module draws from its distribution in
+its stead: number j of key k is a hash of (seed, k, j), taken for a uniform
+number and mapped to the distribution.
+
+The hash is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.configs import TableSpec
+from tfrs_embed.initial_values import calls_as, parameters
+
+#: Makes initial rows, [n, dim] float32, of keys, [n] int64.
+Maker = Callable[[tf.Tensor], tf.Tensor]
+
+_HOST = "/device:CPU:0"
+_GOLDEN = 0x9E3779B97F4A7C15
+# Both sides of a normal distribution beyond which Keras draws again.
+_TRUNCATED_AT = 2.0
+# What is left of the standard deviation then, as Keras has it.
+_TRUNCATED_STDDEV = 0.87962566103423978
+
+
+def seed_of(table: TableSpec) -> int:
+    """The seed of a table's keys, 64 bits.
+
+    That of its initializer; without one, a number made of the table's name.
+    """
+    initializer = table.initializer
+    # Keras 3 picks a seed where none is given, and keeps what was.
+    given = getattr(
+        initializer, "_init_seed", getattr(initializer, "seed", None)
+    )
+    if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
+        return int(given) % 2**64
+    return zlib.crc32(table.name.encode())
+
+
+def maker(table: TableSpec) -> Maker:
+    """Returns what makes the initial rows of a table's keys.
+
+    Args:
+        table: the table.
+
+    Raises:
+        ValueError: its initializer's rows can't be made one by one. These can:
+            TF's and Keras's zeros, ones, constants of one number, uniform,
+            normal and truncated normal ones, and those that scale the variance;
+            and a callable with a parameter named `keys`, which is called with
+            the shape [n, dim] and the keys, [n] int64.
+    """
+    initializer, dim = table.initializer, table.dim
+    if "keys" in parameters(initializer):
+        return lambda keys: _called(table, keys)
+    constant = _constant(initializer)
+    if constant is not None:
+        return lambda keys: tf.fill([tf.size(keys), dim], constant)
+    map_uniform = _distribution(initializer, (table.vocabulary_size, dim))
+    if map_uniform is None:
+        raise ValueError(
+            f"Table '{table.name}': the initial row of a key depends on the "
+            "key alone, and an initializer of the kind "
+            f"{type(initializer).__name__} can't make that. Take a constant, "
+            "uniform, normal or truncated normal one, one that scales the "
+            "variance, or a function with a parameter named 'keys'."
+        )
+    seed = seed_of(table)
+
+    def make(keys: tf.Tensor) -> tf.Tensor:
+        with tf.device(_HOST):
+            return map_uniform(_uniform(seed, keys, dim))
+
+    return make
+
+
+def _called(table: TableSpec, keys: tf.Tensor) -> tf.Tensor:
+    """Rows that a callable made of keys."""
+    shape = tf.stack([tf.size(keys), table.dim])
+    rows = tf.convert_to_tensor(table.initializer(shape, keys=keys))
+    if rows.dtype != tf.float32 or not rows.shape.is_compatible_with(
+        [keys.shape[0], table.dim]
+    ):
+        raise ValueError(
+            f"Table '{table.name}': its initializer returned "
+            f"{rows.dtype.name} of shape {rows.shape}, not float32 of shape "
+            f"{[keys.shape[0], table.dim]}."
+        )
+    return tf.ensure_shape(rows, [None, table.dim])
+
+
+def _constant(initializer: Any) -> float | None:
+    """The number that an initializer fills rows with, if it is one."""
+    if calls_as(initializer, "Zeros"):
+        return 0.0
+    if calls_as(initializer, "Ones"):
+        return 1.0
+    if calls_as(initializer, "Constant") and np.ndim(initializer.value) == 0:
+        return float(initializer.value)
+    return None
+
+
+def _distribution(
+    initializer: Any, shape: tuple[int, int]
+) -> Callable[[tf.Tensor], tf.Tensor] | None:
+    """What maps uniform numbers in (0, 1) to an initializer's distribution."""
+    if calls_as(initializer, "RandomUniform"):
+        return _uniform_in(initializer.minval, initializer.maxval)
+    if calls_as(initializer, "RandomNormal"):
+        return _normal(initializer.mean, initializer.stddev)
+    if calls_as(initializer, "TruncatedNormal"):
+        return _truncated_normal(initializer.mean, initializer.stddev)
+    if not calls_as(initializer, "VarianceScaling"):
+        return None
+    fans = {"fan_in": shape[0], "fan_out": shape[1]}
+    fan = fans.get(initializer.mode, sum(shape) / 2)
+    variance = initializer.scale / max(1.0, fan)
+    if initializer.distribution == "uniform":
+        limit = math.sqrt(3 * variance)
+        return _uniform_in(-limit, limit)
+    stddev = math.sqrt(variance)
+    if initializer.distribution == "untruncated_normal":
+        return _normal(0.0, stddev)
+    return _truncated_normal(0.0, stddev / _TRUNCATED_STDDEV)
+
+
+def _uniform_in(low: float, high: float) -> Callable[[tf.Tensor], tf.Tensor]:
+    return lambda u: low + (high - low) * u
+
+
+def _normal(mean: float, stddev: float) -> Callable[[tf.Tensor], tf.Tensor]:
+    return lambda u: mean + stddev * tf.math.ndtri(u)
+
+
+def _truncated_normal(
+    mean: float, stddev: float
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    tail = math.erfc(_TRUNCATED_AT / math.sqrt(2)) / 2
+    inner = _normal(mean, stddev)
+    return lambda u: inner(tail + (1 - 2 * tail) * u)
+
+
+def _uniform(seed: int, keys: tf.Tensor, dim: int) -> tf.Tensor:
+    """Numbers in (0, 1) of keys, [n] int64: [n, dim] float32."""
+    key = _mix(tf.bitcast(keys, tf.uint64))
+    state = _mix(tf.bitwise.bitwise_xor(_uint64(seed), key))
+    number = tf.constant(np.arange(dim, dtype=np.uint64))
+    bits = _mix(state[:, None] + number)
+    # 23 bits, and a half for the middle of their interval, are a float32.
+    steps = tf.cast(tf.bitwise.right_shift(bits, _uint64(41)), tf.float32)
+    return (steps + 0.5) * 2.0**-23
+
+
+def _mix(z: tf.Tensor) -> tf.Tensor:
+    """splitmix64's next number of a state, uint64."""
+    z += _uint64(_GOLDEN)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, _uint64(shift)))
+        z *= _uint64(factor)
+    return tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, _uint64(31)))
+
+
+def _uint64(value: int) -> tf.Tensor:
+    return tf.constant(np.uint64(value))
