@@ -22,6 +22,8 @@ class EngineKind(enum.Enum):
     ONE_DEVICE = "one device"
     SHARDED = "sharded"
     HASHED = "sharded by key"
+    DYNAMIC = "one device, by key"
+    DYNAMIC_SHARDED = "sharded, by key"
     MIRRORED = "mirrored"
     SPARSE_CORE = "SparseCore"
     EMBEDDING_CORE = "TPU embedding core"
@@ -252,6 +254,8 @@ def _route(
     strategy: tf.distribute.Strategy,
     tpu: EngineKind | None,
 ) -> TableRoute:
+    if table.keys is not None:
+        return _route_keys(table, strategy)
     wants_shards = table.placement == "sharded"
     wants_sparse_core = table.placement == "sparsecore"
     if (wants_sparse_core and tpu is not EngineKind.SPARSE_CORE) or (
@@ -286,6 +290,28 @@ def _route(
     keras = "; size_threshold=None keeps all tables in Keras layers"
     _require_one_device(table.name, strategy, reason, keras)
     return TableRoute(EngineKind.ONE_DEVICE, f"{reason}, one replica")
+
+
+def _route_keys(
+    table: TableSpec, strategy: tf.distribute.Strategy
+) -> TableRoute:
+    """The route of a table with `DynamicKeys`, which is always large."""
+    reason = f"its keys are {table.keys.dtype.name}"  # type: ignore[union-attr]
+    if is_tpu(strategy):
+        raise NotImplementedError(
+            f"Table '{table.name}' has DynamicKeys, and tables on TPUs have a "
+            "row for each number of a vocabulary: train it on CPUs or GPUs."
+        )
+    if can_shard(strategy):
+        replicas = f"{strategy.num_replicas_in_sync} replicas"
+        return TableRoute(EngineKind.DYNAMIC_SHARDED, f"{reason}, {replicas}")
+    if table.placement == "sharded":
+        raise ValueError(
+            f"Table '{table.name}': placement='sharded' is not available under "
+            f"{type(strategy).__name__}."
+        )
+    _require_one_device(table.name, strategy, reason, "")
+    return TableRoute(EngineKind.DYNAMIC, f"{reason}, one replica")
 
 
 def _require_one_device(

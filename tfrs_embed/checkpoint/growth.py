@@ -7,10 +7,11 @@ import contextvars
 from collections.abc import Iterator
 
 _allowed = contextvars.ContextVar("growing_tables", default=False)
+_may_shrink = contextvars.ContextVar("shrinking_tables", default=False)
 
 
 @contextlib.contextmanager
-def growing_tables() -> Iterator[None]:
+def growing_tables(shrink: bool = False) -> Iterator[None]:
     """Lets tables be restored from checkpoints in which they have fewer rows.
 
     The rows beyond those are initialized: parameters by the table's
@@ -37,16 +38,28 @@ def growing_tables() -> Iterator[None]:
         >>> bool(tf.reduce_all(after[:20_000] == before[:]))
         True
 
+    Args:
+        shrink: whether tables with `DynamicKeys` may take less keys than a
+            checkpoint has: those stay that would be evicted last. It holds for
+            tables that are there when they are restored.
+
     Yields:
         Nothing.
     """
     token = _allowed.set(True)
+    shrinking = _may_shrink.set(shrink)
     try:
         yield
     finally:
+        _may_shrink.reset(shrinking)
         _allowed.reset(token)
 
 
 def allowed() -> bool:
     """Whether a restore that begins now may grow tables."""
     return _allowed.get()
+
+
+def may_shrink() -> bool:
+    """Whether a table that is restored now may take less keys."""
+    return _may_shrink.get()

@@ -20,6 +20,11 @@ VALUE = "VARIABLE_VALUE"
 _SUFFIX = f"/.ATTRIBUTES/{VALUE}"
 #: The name of a table's keys in a checkpoint.
 KEYS = "keys"
+#: The names of the keys' counters, where keys come and go.
+FREQUENCY = "frequency"
+LAST_USED = "last_used"
+#: The name of what is known of keys without rows.
+CANDIDATES = "candidates"
 
 #: Makes initial rows from a row on: (first row's index, rows) block by block.
 Initial = Callable[[int], Iterable[tuple[int, tf.Tensor]]]

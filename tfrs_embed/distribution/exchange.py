@@ -15,7 +15,7 @@ from tfrs_embed import kernels
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 
 #: Collective channels that an exchange of one kind of rows uses.
-CHANNELS = 3
+CHANNELS = 4
 
 
 class Route(NamedTuple):
@@ -81,6 +81,11 @@ class Received(NamedTuple):
             [world * capacity] rows that come back.
         capacity: scalar int32.
         bucket: scalar int32, the capacity's number.
+        keys: [world * capacity] int64, the keys that have these rows, in a
+            training step of a table that gives rows to keys.
+        occurrences: [world * capacity] int64, how often each was asked for, in
+            such a step; padding is 0.
+        step: scalar int64, the number of such a step.
     """
 
     rows: tf.Tensor
@@ -88,6 +93,9 @@ class Received(NamedTuple):
     position: tf.Tensor
     capacity: tf.Tensor
     bucket: tf.Tensor
+    keys: tf.Tensor | None = None
+    occurrences: tf.Tensor | None = None
+    step: tf.Tensor | None = None
 
 
 class Exchange:
@@ -152,6 +160,41 @@ class Exchange:
             capacity,
             bucket,
         )
+
+    def send_counts(
+        self,
+        replica: int,
+        routed: Route,
+        received: Received,
+        counts: tf.Tensor,
+    ) -> tf.Tensor:
+        """Sends how often each key occurred to its shard.
+
+        Args:
+            replica: the local replica that calls.
+            routed: its keys.
+            received: what `send_keys` returned.
+            counts: [u] int64, of the unique keys.
+
+        Returns:
+            [world * capacity] int64, those of the keys that the others asked
+            for; padding is 0.
+        """
+        world = self._replicas.world
+        if world == 1:
+            return counts
+        message = tf.scatter_nd(
+            received.position[:, None],
+            counts,
+            [world * received.capacity],
+        )
+        message = self._replicas.all_to_all(
+            replica,
+            tf.reshape(message, [world, received.capacity]),
+            self._channel + 3,
+            received.bucket,
+        )
+        return tf.reshape(message, [-1])
 
     def send_rows(
         self, replica: int, received: Received, rows: tf.Tensor

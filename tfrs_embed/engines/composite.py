@@ -82,6 +82,11 @@ class CompositeEngine(Engine):
         """See the base class."""
         return all(e.has_whole_tables for e in self._engines)
 
+    @property
+    def gives_rows(self) -> bool:
+        """See the base class."""
+        return any(e.gives_rows for e in self._engines)
+
     def _deciding_engine(self) -> Engine:
         """The engine that decides for all replicas: the first that can."""
         able = (e for e in self._engines if e.consensus() is not None)

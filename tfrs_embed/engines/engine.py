@@ -217,6 +217,14 @@ class Engine(abc.ABC):
         return
 
     @property
+    def gives_rows(self) -> bool:
+        """Whether a lookup on a gradient tape is a training step.
+
+        One that gives rows to keys has to know that before their gradients.
+        """
+        return False
+
+    @property
     def key_capacity(self) -> int | None:
         """The number of keys that a shard has rows for.
 

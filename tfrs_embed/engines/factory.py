@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.engines.composite import CompositeEngine
+from tfrs_embed.engines.dynamic import DynamicEngine
+from tfrs_embed.engines.dynamic_sharded import DynamicShardedEngine
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.hashed import HashedEngine
 from tfrs_embed.engines.mirrored import MirroredEngine
@@ -23,6 +25,8 @@ _ENGINES: dict[EngineKind, Callable[..., Engine]] = {
     EngineKind.ONE_DEVICE: OneDeviceEngine,
     EngineKind.SHARDED: ShardedEngine,
     EngineKind.HASHED: HashedEngine,
+    EngineKind.DYNAMIC: DynamicEngine,
+    EngineKind.DYNAMIC_SHARDED: DynamicShardedEngine,
     EngineKind.MIRRORED: MirroredEngine,
     EngineKind.SPARSE_CORE: SparseCoreEngine,
     EngineKind.EMBEDDING_CORE: EmbeddingCoreEngine,

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import handshake
-from tfrs_embed.distribution.exchange import Received
+from tfrs_embed.distribution.exchange import Received, Route
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.replica_engine import NEW_KEYS
 from tfrs_embed.engines.shard import Shard
@@ -118,7 +118,12 @@ class HashedEngine(ShardedEngine):
         return self._rows.key_counts()
 
     def _locate(
-        self, replica: int, received: Received, training: bool
+        self,
+        replica: int,
+        group: int,
+        routed: Route,
+        received: Received,
+        training: bool,
     ) -> Received:
         keys = self._keys(replica, received.rows)
         rows = self._maps[replica].find(keys)
@@ -126,14 +131,8 @@ class HashedEngine(ShardedEngine):
             rows = self._insert(replica, keys, rows, received.mask)
         return received._replace(rows=rows)
 
-    def _find(self, replica: int, keys: tf.Tensor) -> tf.Tensor:
+    def _find(self, replica: int, table: str, keys: tf.Tensor) -> tf.Tensor:
         return self._maps[replica].find(self._keys(replica, keys))
-
-    def _keys(self, replica: int, quotients: tf.Tensor) -> tf.Tensor:
-        """The keys that were sent to a shard, from their quotients."""
-        # A key's route is key // world and key % world, the shard.
-        world, rank = self._replicas.world, self._replicas.ranks[replica]
-        return quotients if world == 1 else quotients * world + rank
 
     def _insert(
         self, replica: int, keys: tf.Tensor, rows: tf.Tensor, mask: tf.Tensor

@@ -115,15 +115,17 @@ class Shard:
             for table in self._tables:
                 shape = [rows(table), table.dim]
                 made = self.variables[table.name] = {}
+                # Rows that are given to keys may become more.
+                known = None if table.keys is None else [None, table.dim]
                 made[PARAMETERS] = make_variable(
-                    tf.zeros(shape), f"{table.name}/{PARAMETERS}"
+                    tf.zeros(shape), f"{table.name}/{PARAMETERS}", known
                 )
                 fill(table, made[PARAMETERS])
                 optimizer = self._optimizers[table.name]
                 slots = optimizer.rule.slots() if optimizer else {}
                 for slot, value in slots.items():
                     made[slot] = make_variable(
-                        tf.fill(shape, value), f"{table.name}/{slot}"
+                        tf.fill(shape, value), f"{table.name}/{slot}", known
                     )
             self._pack = handle_packs.HandlePack(
                 v for made in self.variables.values() for v in made.values()

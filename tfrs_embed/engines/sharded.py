@@ -115,7 +115,7 @@ class ShardedEngine(ReplicasEngine):
             zip(self._groups, routes, self._exchanges, strict=True)
         ):
             asked = swap.send_keys(replica, routed, longest[i])
-            asked = self._locate(replica, asked, training)
+            asked = self._locate(replica, i, routed, asked, training)
             rows = swap.send_rows(
                 replica, asked, self._gather(shard, group, asked.rows)
             )
@@ -144,12 +144,14 @@ class ShardedEngine(ReplicasEngine):
     ) -> dict[str, GradientContributions]:
         replica, kept = residuals.replica, residuals.kept
         contributions = {}
-        for group, swap, asked, positions in zip(
-            self._groups,
-            self._exchanges,
-            kept.received,
-            kept.positions,
-            strict=True,
+        for i, (group, swap, asked, positions) in enumerate(
+            zip(
+                self._groups,
+                self._exchanges,
+                kept.received,
+                kept.positions,
+                strict=True,
+            )
         ):
             sent = lookup_ops.spread(
                 group.select(gradients),
@@ -159,8 +161,9 @@ class ShardedEngine(ReplicasEngine):
                 self._shards[replica].device,
             )
             got = swap.send_gradients(replica, asked, sent)
-            places = tf.where(self._trained(asked))[:, 0]
-            rows = tf.gather(asked.rows, places)
+            settled = self._settle(replica, i, asked)
+            places = tf.where(self._trained(settled))[:, 0]
+            rows = tf.gather(settled.rows, places)
             contributions.update(
                 group.contributions(rows, tf.cast(places, tf.int32), got)
             )
@@ -168,14 +171,37 @@ class ShardedEngine(ReplicasEngine):
         return contributions
 
     def _locate(
-        self, replica: int, received: Received, training: bool
+        self,
+        replica: int,
+        group: int,
+        routed: Route,
+        received: Received,
+        training: bool,
     ) -> Received:
-        """Turns the keys that were asked for into rows of this shard."""
+        """Turns the keys that were asked for into rows of this shard.
+
+        Args:
+            replica: the local replica whose shard it is.
+            group: the number of the group of tables.
+            routed: the keys that the replica asked for.
+            received: the keys that it was asked for.
+            training: whether the tables are about to be updated.
+        """
         return received
 
-    def _find(self, replica: int, keys: tf.Tensor) -> tf.Tensor:
-        """The same without a replica that asks: keys [n] int64, rows alike."""
+    def _settle(self, replica: int, group: int, received: Received) -> Received:
+        """The rows to train, of what `_locate` returned."""
+        return received
+
+    def _find(self, replica: int, table: str, keys: tf.Tensor) -> tf.Tensor:
+        """Rows without a replica that asks: keys [n] int64, rows alike."""
         return keys
+
+    def _keys(self, replica: int, quotients: tf.Tensor) -> tf.Tensor:
+        """The keys that were sent to a shard, from their quotients."""
+        # A key's route is key // world and key % world, the shard.
+        world, rank = self._replicas.world, self._replicas.ranks[replica]
+        return quotients if world == 1 else quotients * world + rank
 
     def _read(self, shard: Shard, name: str, rows: tf.Tensor) -> tf.Tensor:
         """Rows of a table, [n, dim], that `_locate` or `_find` returned."""
@@ -234,7 +260,9 @@ class ShardedEngine(ReplicasEngine):
                 places,
                 [
                     self._read(
-                        self._shards[i], feature.table.name, self._find(i, r)
+                        self._shards[i],
+                        feature.table.name,
+                        self._find(i, feature.table.name, r),
                     )
                     for i, r in zip(by_rank, rows, strict=True)
                 ],

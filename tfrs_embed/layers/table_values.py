@@ -36,6 +36,11 @@ def check_values(
                 f"Layer '{layer}' has no table '{name}'; its tables "
                 f"are {list(specs)}."
             )
+        if specs[name].keys is not None:
+            raise ValueError(
+                f"Table '{name}' has DynamicKeys: its rows can't be set "
+                "without its keys. Restore a checkpoint."
+            )
         values[name] = _rows_of(name, value)
         wanted = (specs[name].vocabulary_size, specs[name].dim)
         if values[name].shape != wanted:

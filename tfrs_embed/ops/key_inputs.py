@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.input_checks import to_tensor
 
 
-def as_int64(feature: FeatureSpec, ids: Any, checks: Checks) -> Any:
-    """Checks a feature's keys, and brings them to int64.
+def as_int64(where: Any, dtype: tf.DType, ids: Any, checks: Checks) -> Any:
+    """Checks keys, and brings them to int64.
 
     Args:
-        feature: the feature, of a table with keys.
+        where: whose they are, for errors.
+        dtype: the table's dtype of keys.
         ids: the keys: a Tensor (or what converts to one), a RaggedTensor or a
-            SparseTensor of the table's dtype of keys, or of an integer dtype
-            all of whose values that has.
+            SparseTensor of that dtype, or of an integer dtype all of whose
+            values that has.
         checks: takes the conditions that depend on values.
 
     Returns:
@@ -29,12 +29,11 @@ def as_int64(feature: FeatureSpec, ids: Any, checks: Checks) -> Any:
     Raises:
         TypeError: keys of another dtype.
     """
-    dtype = feature.table.keys.dtype  # type: ignore[union-attr]
 
     def convert(values: tf.Tensor) -> tf.Tensor:
-        _check_dtype(feature, values.dtype, dtype)
+        _check_dtype(where, values.dtype, dtype)
         if dtype == tf.string:
-            return _fingerprints(feature, values, checks)
+            return _fingerprints(where, values, checks)
         # Signed ones are widened with their sign first, as in the wider dtype.
         values = tf.cast(values, dtype)
         if dtype == tf.uint64:
@@ -50,11 +49,11 @@ def as_int64(feature: FeatureSpec, ids: Any, checks: Checks) -> Any:
         converted.set_shape(ids.shape)
         return converted
     if not tf.is_tensor(ids):
-        ids = _from_python(feature, ids, dtype)
+        ids = _from_python(where, ids, dtype)
     return convert(ids)
 
 
-def _from_python(feature: FeatureSpec, ids: Any, dtype: tf.DType) -> tf.Tensor:
+def _from_python(where: Any, ids: Any, dtype: tf.DType) -> tf.Tensor:
     """Python's numbers as a tensor; they have no dtype to be wrong."""
     if not hasattr(ids, "dtype"):
         array = np.asarray(ids)
@@ -65,16 +64,14 @@ def _from_python(feature: FeatureSpec, ids: Any, dtype: tf.DType) -> tf.Tensor:
             low, high = min(array.flat), max(array.flat)
             if low < dtype.min or high > dtype.max:
                 raise TypeError(
-                    f"{feature}: keys must be {dtype.name}, got "
+                    f"{where}: keys must be {dtype.name}, got "
                     f"{low if low < dtype.min else high}."
                 )
             return tf.constant(array.astype(dtype.as_numpy_dtype))
-    return to_tensor(ids, f"{feature}: keys")
+    return to_tensor(ids, f"{where}: keys")
 
 
-def _check_dtype(
-    feature: FeatureSpec, given: tf.DType, wanted: tf.DType
-) -> None:
+def _check_dtype(where: Any, given: tf.DType, wanted: tf.DType) -> None:
     """Requires a dtype all of whose values the keys' dtype has."""
     if given == wanted:
         return
@@ -90,14 +87,12 @@ def _check_dtype(
             else ""
         )
         raise TypeError(
-            f"{feature}: keys must be {wanted.name}, as its table's "
+            f"{where}: keys must be {wanted.name}, as its table's "
             f"DynamicKeys say, got {given.name}.{hint}"
         )
 
 
-def _fingerprints(
-    feature: FeatureSpec, keys: tf.Tensor, checks: Checks
-) -> tf.Tensor:
+def _fingerprints(where: Any, keys: tf.Tensor, checks: Checks) -> tf.Tensor:
     """The keys' 64-bit fingerprints, of strings that aren't empty."""
     flat = tf.reshape(keys, [-1])
     empty = tf.equal(flat, "")
@@ -105,7 +100,7 @@ def _fingerprints(
     def text() -> tf.Tensor:
         place = tf.reduce_sum(tf.where(empty)[:1])
         return message(
-            f"{feature}: key number ",
+            f"{where}: key number ",
             place,
             " is an empty string, which is no key. Leave it out, or give it a "
             "name of its own.",

@@ -86,7 +86,7 @@ def parse_ids(
     """
     if feature.table.keys is not None:
         refuse_in_xla(f"{feature}: tables with DynamicKeys")
-        ids = as_int64(feature, ids, checks)
+        ids = as_int64(feature, feature.table.keys.dtype, ids, checks)
     if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
         refuse_in_xla(f"{feature}: ragged and sparse ids")
     if isinstance(ids, tf.RaggedTensor):

@@ -329,9 +329,7 @@ class KeyedRows:
         def block(start: int, size: int) -> list[tf.Tensor]:
             # Rows beyond the last are cut off again.
             return [
-                self._gather_rows(
-                    i, name, np.pad(rows, (0, size)), start, size
-                )
+                self._gather_rows(i, name, np.pad(rows, (0, size)), start, size)
                 for i, rows in enumerate(numbers)
             ]
 
@@ -355,10 +353,13 @@ class KeyedRows:
         return [values[ranks.index(rank)] for rank in range(len(ranks))]
 
     def _in_blocks(
-        self, block: Callable[[int, int], list[Any]], channel: int
+        self,
+        block: Callable[[int, int], list[Any]],
+        channel: int,
+        sizes: list[int] | None = None,
     ) -> list[np.ndarray]:
-        """Gathers all shards' values, each as long as it has keys."""
-        sizes = self.key_counts()
+        """Gathers all shards' values, each as long as it has keys, or says."""
+        sizes = self.key_counts() if sizes is None else sizes
         size = min(self._capacity, max(1, BLOCK_ELEMENTS // self._dim))
         parts: list[list[np.ndarray]] = [[] for _ in sizes]
         # Once at least, for the shape of no rows.

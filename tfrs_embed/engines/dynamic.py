@@ -1,0 +1,201 @@
+"""Tables whose keys come and go, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfrs_embed._tensorflow import save_context
+from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.distribution import replicas
+from tfrs_embed.engines.one_device import OneDeviceEngine
+from tfrs_embed.engines.options import EngineOptions
+from tfrs_embed.engines.tables.dynamic import DynamicTable
+from tfrs_embed.engines.tables.dynamic_rows import DynamicRows, rows_at_first
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.update import GradientContributions
+from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.strategies import refuse_in_xla
+
+
+class _Residuals(NamedTuple):
+    """The results of a lookup that its update needs.
+
+    Attributes:
+        bags: each feature's bags of keys.
+        rows: the rows of each table's keys, feature after feature.
+        step: the step's number, a scalar int64.
+    """
+
+    bags: list[BaggedIds]
+    rows: dict[str, tf.Tensor]
+    step: tf.Tensor
+
+
+class DynamicEngine(OneDeviceEngine):
+    """Holds each table on one device, and gives its rows to keys.
+
+    Args:
+        features: the features to look up, in the order of each call.
+        optimizers: each table's optimizer by the table's name, or None for a
+            table that is not trained: its keys get no rows.
+        options: the other arguments.
+
+    Raises:
+        NotImplementedError: the updates are to be pipelined.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec],
+        optimizers: dict[str, TableOptimizer | None],
+        options: EngineOptions,
+    ) -> None:
+        refuse_pipelining(options)
+        super().__init__(features, optimizers, options)
+        self._name = options.name
+        self._strategy = options.strategy
+        self._device = options.device
+        self.states = {
+            name: DynamicTable(state.spec, optimizers[name])
+            for name, state in self.states.items()
+        }
+        self._rows: dict[str, DynamicRows] = {}
+
+    def build(self) -> None:
+        """See the base class."""
+        with tf.init_scope():
+            self._shard.build(
+                lambda table: rows_at_first(table, 1),
+                lambda table, variable: None,
+            )
+            for name, state in self.states.items():
+                optimizer = self.optimizers[name]
+                self._rows[name] = DynamicRows(
+                    self._name,
+                    state.spec,
+                    1,
+                    self._shard.variables[name],
+                    optimizer.rule.slots() if optimizer else {},
+                    self._device,
+                )
+                assert isinstance(state, DynamicTable)
+                state.expose(
+                    [self._rows[name]],
+                    replicas.of(self._strategy),
+                    self._strategy,
+                    self.step,
+                )
+        self._follow_step()
+
+    @property
+    def has_whole_tables(self) -> bool:
+        """See the base class."""
+        return False
+
+    @property
+    def gives_rows(self) -> bool:
+        """See the base class."""
+        return True
+
+    def lookup(
+        self,
+        bags: Sequence[BaggedIds],
+        training: bool,
+        dtype: tf.DType = tf.float32,
+    ) -> tuple[list[tf.Tensor], Any]:
+        """See the base class."""
+        refuse_to_trace(self._name)
+        step = tf.convert_to_tensor(self.step) + 1
+        rows = {}
+        located = list(bags)
+        for name, mine in self._places().items():
+            keys = _concat([bags[i].ids for i in mine])
+            of_table = self._rows[name]
+            if training and self.optimizers[name] is not None:
+                rows[name] = of_table.plan(keys, None, step)
+            else:
+                rows[name] = of_table.find(keys)
+            for i, part in _split(rows[name], bags, mine).items():
+                located[i] = bags[i]._replace(ids=part)
+        activations = self._shard.lookup(
+            [f.table.name for f in self.features], located, training, dtype
+        )
+        return activations, _Residuals(list(bags), rows, step)
+
+    def apply_gradients(
+        self, residuals: Any, gradients: Sequence[tf.Tensor]
+    ) -> None:
+        """See the base class."""
+        contributions = {}
+        bags = residuals.bags
+        for name, mine in self._places().items():
+            if self.optimizers[name] is None:
+                continue
+            keys = _concat([bags[i].ids for i in mine])
+            rows = self._rows[name].commit(
+                keys, None, residuals.rows[name], residuals.step
+            )
+            parts = _split(rows, bags, mine)
+            contributions[name] = GradientContributions(
+                [bags[i]._replace(ids=parts[i]) for i in mine],
+                [gradients[i] for i in mine],
+            )
+        self._shard.update(contributions, after=[b.ids for b in bags])
+
+    def _places(self) -> dict[str, list[int]]:
+        """The places of each table's features among all."""
+        return {
+            name: [
+                i for i, f in enumerate(self.features) if f.table is state.spec
+            ]
+            for name, state in self.states.items()
+        }
+
+
+def refuse_pipelining(options: EngineOptions) -> None:
+    """Refuses to pipeline the updates of tables with keys.
+
+    Raises:
+        NotImplementedError: they are to be.
+    """
+    if options.pipelined:
+        raise NotImplementedError(
+            f"{options.name}: tables with DynamicKeys can't be pipelined: a "
+            "key's row has to be there before the next step looks it up. Leave "
+            "pipeline_execution_with_tensor_core out."
+        )
+
+
+def refuse_to_trace(name: str) -> None:
+    """Refuses lookups where a key's row can't be found.
+
+    Args:
+        name: whose tables these are.
+
+    Raises:
+        NotImplementedError: inside XLA.
+        RuntimeError: in a SavedModel, where the keys are not.
+    """
+    refuse_in_xla("Tables with DynamicKeys")
+    if save_context.in_save_context():
+        raise RuntimeError(
+            f"{name} has tables with DynamicKeys, which only "
+            "tfrs_embed.serving.export exports."
+        )
+
+
+def _concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0)
+
+
+def _split(
+    rows: tf.Tensor, bags: Sequence[BaggedIds], places: Sequence[int]
+) -> dict[int, tf.Tensor]:
+    """The rows of each feature's ids, by the feature's place."""
+    if len(places) == 1:
+        return {places[0]: rows}
+    parts = tf.split(rows, [tf.size(bags[i].ids) for i in places])
+    return dict(zip(places, parts, strict=True))

@@ -1,0 +1,168 @@
+"""Tables whose keys come and go, spread over the replicas of a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.distribution.exchange import Received, Route
+from tfrs_embed.engines.dynamic import refuse_pipelining, refuse_to_trace
+from tfrs_embed.engines.options import EngineOptions
+from tfrs_embed.engines.replica_engine import NEW_KEYS, Residuals
+from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.table_group import TableGroup
+from tfrs_embed.engines.tables.dynamic import DynamicTable
+from tfrs_embed.engines.tables.dynamic_rows import DynamicRows, rows_at_first
+from tfrs_embed.engines.tables.state import TableState
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.optimizers.rules import TableOptimizer
+
+
+class DynamicShardedEngine(ShardedEngine):
+    """Spreads keys over the replicas of a strategy, and gives them rows there.
+
+    Key k is one of shard k % replicas, which has rows for
+    vocabulary_size / replicas keys and evicts by itself.
+
+    Args:
+        features: the features to look up, in the order of each call.
+        optimizers: each table's optimizer by the table's name, or None for a
+            table that is not trained: its keys get no rows.
+        options: the other arguments.
+
+    Raises:
+        NotImplementedError: the updates are to be pipelined, or the strategy's
+            collectives can't be used.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec],
+        optimizers: dict[str, TableOptimizer | None],
+        options: EngineOptions,
+    ) -> None:
+        refuse_pipelining(options)
+        super().__init__(features, optimizers, options)
+        self.states = {
+            name: DynamicTable(state.spec, optimizers[name])
+            for name, state in self.states.items()
+        }
+        # By table, each local replica's.
+        self._rows: dict[str, list[DynamicRows]] = {}
+
+    def _make_groups(self) -> list[TableGroup]:
+        # A group numbers its tables' rows one after the other, which can't be
+        # done with keys.
+        world = self._replicas.world
+        return [
+            TableGroup([state.spec], self.features, world)
+            for state in self.states.values()
+        ]
+
+    def _rows_on_shard(self, table: TableSpec) -> int:
+        return rows_at_first(table, self._replicas.world)
+
+    def _fill(self, table: TableSpec) -> None:
+        """Keys get their initial rows when they come."""
+
+    def _expose(self, state: TableState) -> None:
+        table = state.spec
+        optimizer = self.optimizers[table.name]
+        self._rows[table.name] = [
+            DynamicRows(
+                self._name,
+                table,
+                self._replicas.world,
+                shard.variables[table.name],
+                optimizer.rule.slots() if optimizer else {},
+                shard.device,
+            )
+            for shard in self._shards
+        ]
+        assert isinstance(state, DynamicTable)
+        state.expose(
+            self._rows[table.name],
+            self._replicas,
+            self._strategy,
+            self._shards[0].step,
+        )
+
+    @property
+    def has_whole_tables(self) -> bool:
+        """See the base class."""
+        return False
+
+    @property
+    def gives_rows(self) -> bool:
+        """See the base class."""
+        return True
+
+    def _lookup(
+        self,
+        replica: int,
+        bags: Sequence[BaggedIds],
+        training: bool,
+        dtype: tf.DType,
+    ) -> tuple[list[tf.Tensor], Residuals]:
+        refuse_to_trace(self._name)
+        return super()._lookup(replica, bags, training, dtype)
+
+    def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
+        refuse_to_trace(self._name)
+        return super()._lookup_outside(bags)
+
+    def _table_of(self, group: int) -> str:
+        [table] = self._groups[group].tables
+        return table.name
+
+    def _locate(
+        self,
+        replica: int,
+        group: int,
+        routed: Route,
+        received: Received,
+        training: bool,
+    ) -> Received:
+        table = self._table_of(group)
+        keys = self._keys(replica, received.rows)
+        mine = self._rows[table][replica]
+        if not training or self.optimizers[table] is None:
+            return received._replace(rows=mine.find(keys))
+        counts = tf.math.unsorted_segment_sum(
+            tf.ones_like(routed.index, tf.int64),
+            routed.index,
+            tf.size(routed.row),
+        )
+        counts = self._exchanges[group].send_counts(
+            replica, routed, received, counts
+        )
+        consensus = self._consensus_on(NEW_KEYS)
+        if consensus is not None:
+            # The counts and the consensus are more than other lookups have.
+            others = self._replicas.world - 1
+            sent = 8 * others * tf.cast(received.capacity, tf.int64)
+            self._traffic[replica].assign_add(tf.stack([2, sent, 0, 0]))
+        step = tf.convert_to_tensor(self._shards[replica].step) + 1
+        return received._replace(
+            rows=mine.plan(keys, counts, step, consensus),
+            keys=keys,
+            occurrences=counts,
+            step=step,
+        )
+
+    def _settle(self, replica: int, group: int, received: Received) -> Received:
+        if received.keys is None:
+            return received
+        rows = self._rows[self._table_of(group)][replica].commit(
+            received.keys, received.occurrences, received.rows, received.step
+        )
+        return received._replace(rows=rows)
+
+    def _find(self, replica: int, table: str, keys: tf.Tensor) -> tf.Tensor:
+        return self._rows[table][replica].find(self._keys(replica, keys))
+
+    def _trained(self, received: Received) -> tf.Tensor:
+        [first, *_] = self._rows.values()
+        return received.mask & first[0].trained(received.rows)

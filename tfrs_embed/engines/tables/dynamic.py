@@ -1,0 +1,259 @@
+"""The state of a table whose keys come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS
+from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.dynamic_keys import TimeToLive
+from tfrs_embed.engines.tables.dynamic_columns import (
+    COUNTERS,
+    CandidatesColumn,
+    DynamicColumn,
+    DynamicKeyedRows,
+)
+from tfrs_embed.engines.tables.dynamic_rows import DynamicRows
+from tfrs_embed.engines.tables.state import TableState
+from tfrs_embed.ops.checks import Checks
+from tfrs_embed.ops.key_inputs import as_int64
+
+_STATISTICS = ("admitted", "evicted", "rejected", "hits")
+
+
+class DynamicTable(TableState):
+    """A table whose keys come and go: its keys, their rows and slots.
+
+    It is `layer.tables[name]`. Its methods are for programs that run eagerly,
+    between steps; with several workers all of them must call a method, and
+    where it takes keys, with the same.
+
+    A checkpoint holds `<table>/keys`, [n] int64, `<table>/parameters` and
+    `<table>/<slot>`, [n, dim], and `<table>/frequency` and `<table>/last_used`,
+    [n] int64, in one order; and `<table>/candidates`, [c, 3] int64: a key, its
+    occurrences, and the step that it was last seen in. Strings are their
+    fingerprints.
+
+    Args:
+        spec: the table.
+        optimizer: the table's optimizer; None: it is not trained.
+    """
+
+    def expose(
+        self,
+        shards: Sequence[DynamicRows],
+        replicas: Replicas,
+        strategy: tf.distribute.Strategy,
+        step: Any,
+    ) -> None:
+        """Adds what checkpoints hold; what was restored before is written now.
+
+        Args:
+            shards: this process's shards of the table.
+            replicas: the replicas.
+            strategy: the strategy that it was made under.
+            step: the number of updates made, as the engine has it.
+        """
+        rows = DynamicKeyedRows(self.spec, shards, replicas)
+        self._rows = rows
+        self._step = step
+        table, dim = self.spec.name, self.spec.dim
+        # The others are written for the keys that are there.
+        self._add_column(KEYS, (None,), tf.int64, strategy)
+        for name in rows.names:
+            self._add_column(name, (None, dim), tf.float32, strategy)
+        for name in COUNTERS:
+            self._add_column(name, (None,), tf.int64, strategy)
+        self.add(
+            CANDIDATES,
+            CandidatesColumn(
+                f"{table}/{CANDIDATES}",
+                tf.int64,
+                (None, 3),
+                rows.tables,
+                rows,
+                strategy,
+            ),
+        )
+
+    def _add_column(
+        self,
+        name: str,
+        shape: tuple[int | None, ...],
+        dtype: tf.DType,
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        rows = self._rows
+        parts = rows.variables(name) if name in rows.names else rows.tables
+        column = DynamicColumn(
+            f"{self.spec.name}/{name}", dtype, shape, parts, rows, strategy
+        )
+        self.add(name, column)
+
+    @property
+    def slots(self) -> dict[str, Any]:
+        """The slots by name, each of the rows' shape."""
+        others = (KEYS, CANDIDATES, *COUNTERS)
+        return {k: v for k, v in super().slots.items() if k not in others}
+
+    @property
+    def size(self) -> int:
+        """The number of keys that have rows."""
+        return sum(self._built("size").key_counts())
+
+    @property
+    def capacity(self) -> int:
+        """The number of keys that there is room for now."""
+        return sum(self._built("capacity").capacities())
+
+    def keys(self) -> np.ndarray:
+        """The keys that have rows, [size] int64, ascending.
+
+        Those of uint64 have the same bits; of strings these are the
+        fingerprints, as `tf.fingerprint` makes them.
+        """
+        return self._built("keys").read_keys()
+
+    def lookup(self, keys: Any) -> np.ndarray:
+        """Finds the rows of keys.
+
+        Args:
+            keys: of the table's dtype of keys, [n].
+
+        Returns:
+            [n] int64, the number of each key's row on the key's shard; -1 for a
+            key without a row.
+
+        Raises:
+            TypeError: keys of another dtype.
+            ValueError: keys of another shape.
+        """
+        return self._built("lookup").find(self._as_keys(keys))
+
+    def remove(self, keys: Any) -> int:
+        """Takes the rows of keys, and forgets what is known of them.
+
+        Keys that have no row are left alone, but for what admission remembers
+        of them. A key that comes back begins anew.
+
+        Args:
+            keys: of the table's dtype of keys, [n].
+
+        Returns:
+            The number of these keys that had a row in this process.
+
+        Raises:
+            TypeError: keys of another dtype.
+            ValueError: keys of another shape.
+            RuntimeError: it is called in a function that is being traced, as
+                part of a step.
+        """
+        return self._built("remove").remove(np.unique(self._as_keys(keys)))
+
+    def evict(self, count: int | None = None) -> int:
+        """Takes the rows of those keys that are the first to go.
+
+        Args:
+            count: how many. None: those that have expired, if the eviction
+                rule is a `TimeToLive`.
+
+        Returns:
+            The number of keys of this process that lost their rows.
+
+        Raises:
+            ValueError: there is no eviction rule, or no count; or a function
+                that is the rule returned something else than a number for
+                each key.
+            RuntimeError: see `remove`.
+        """
+        rows = self._built("evict")
+        order = self._by_score(rows, count)
+        return rows.remove(rows.read_keys()[order])
+
+    def _by_score(
+        self, rows: DynamicKeyedRows, count: int | None
+    ) -> np.ndarray:
+        """The places of the keys to evict, among the keys in their order."""
+        where = f"Table '{self.spec.name}'"
+        rule = self.spec.keys.eviction  # type: ignore[union-attr]
+        if rule is None:
+            raise ValueError(f"{where} has eviction=None: it evicts nothing.")
+        if count is not None and (
+            isinstance(count, bool)
+            or not isinstance(count, (int, np.integer))
+            or count < 0
+        ):
+            raise ValueError(
+                f"{where}: the number of keys to evict must be an integer >= "
+                f"0, got {count!r}."
+            )
+        if count is None and not isinstance(rule, TimeToLive):
+            raise ValueError(f"{where}: say how many keys to evict.")
+        keys = rows.read_keys()
+        frequency, last_used = (rows.read(name) for name in COUNTERS)
+        if isinstance(rule, TimeToLive):
+            if count is None:
+                age = int(np.asarray(self._step)) - last_used
+                return np.flatnonzero(age > rule.steps)
+            order = np.lexsort((keys, last_used))
+        elif rule == "lru":
+            order = np.lexsort((keys, last_used))
+        elif rule == "lfu":
+            order = np.lexsort((keys, last_used, frequency))
+        else:
+            scores = np.asarray(rule(keys, last_used, frequency))  # type: ignore[operator]
+            if scores.shape != keys.shape or scores.dtype.kind not in "iufb":
+                raise ValueError(
+                    f"{where}: its eviction rule returned {scores.dtype} of "
+                    f"shape {list(scores.shape)}, not a number for each of "
+                    f"{len(keys)} keys."
+                )
+            order = np.lexsort((keys, scores))
+        return order[:count]
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """What training steps did with keys: the last one, and all together.
+
+        Returns:
+            "last_step" and "in_all", each with "admitted", the keys that got
+            rows; "evicted", those that lost theirs to others; "rejected", those
+            that got none; "hits", the occurrences of keys that had rows before
+            the step. They count from when the table was made, and are in no
+            checkpoint.
+        """
+        numbers = self._built("statistics").statistics().tolist()
+        return {
+            "last_step": dict(zip(_STATISTICS, numbers[:4], strict=True)),
+            "in_all": dict(zip(_STATISTICS, numbers[4:], strict=True)),
+        }
+
+    def _built(self, what: str) -> DynamicKeyedRows:
+        where = f"Table '{self.spec.name}': {what}"
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                f"{where} can't be asked for in a function that is traced, as "
+                "part of a step: ask between steps."
+            )
+        if not self.variables:
+            raise ValueError(
+                f"{where} is not known before the layer has its tables: call "
+                "or build it first."
+            )
+        return self._rows
+
+    def _as_keys(self, keys: Any) -> np.ndarray:
+        where = f"Table '{self.spec.name}'"
+        dtype = self.spec.keys.dtype  # type: ignore[union-attr]
+        converted = as_int64(where, dtype, keys, Checks())
+        array = converted.numpy() if tf.is_tensor(converted) else None
+        if array is None or array.ndim != 1:
+            shape = getattr(converted, "shape", None)
+            raise ValueError(
+                f"{where}: keys must be a Tensor of shape [n], got "
+                f"{type(converted).__name__} of shape {shape}."
+            )
+        return array

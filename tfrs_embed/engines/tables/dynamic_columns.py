@@ -1,0 +1,406 @@
+"""What a checkpoint holds of a table whose keys come and go.
+
+Besides the keys, their rows and slots these are counters of the keys, and the
+candidates: keys without rows, with theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint import growth
+from tfrs_embed.checkpoint.bundle import BundleReader, blocks
+from tfrs_embed.checkpoint.rows import (
+    CANDIDATES,
+    FREQUENCY,
+    KEYS,
+    LAST_USED,
+    sibling,
+)
+from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.configs import TableSpec
+from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.engines.tables.column import Column
+from tfrs_embed.engines.tables.dynamic_rows import DynamicRows
+from tfrs_embed.engines.tables.keyed_rows import KeyedRows
+
+COUNTERS = (FREQUENCY, LAST_USED)
+
+
+class DynamicKeyedRows(KeyedRows):
+    """The keys of this process's shards, their rows, slots and counters.
+
+    Args:
+        table: the table.
+        shards: this process's shards of it.
+        replicas: the replicas.
+    """
+
+    has_counters = True
+
+    def __init__(
+        self,
+        table: TableSpec,
+        shards: Sequence[DynamicRows],
+        replicas: Replicas,
+    ) -> None:
+        super().__init__(
+            f"Table '{table.name}'",
+            shards[0].rules.max_capacity,
+            "the most rows of a shard",
+            table.dim,
+            shards,
+            [shard.variables for shard in shards],
+            replicas,
+            lambda: None,  # Keys that get rows get initial ones.
+        )
+        self.shards = tuple(shards)
+        self._policy = shards[0].rules.policy
+        # Of the candidates' numbers and of themselves.
+        self._more = replicas.allocate(2)
+        self._new: dict[str, np.ndarray] = {}
+
+    def read(self, name: str) -> np.ndarray:
+        """See the base class; counters are [n] int64."""
+        if name not in COUNTERS:
+            return super().read(name)
+        order = np.argsort(np.concatenate(self._all_keys()))
+        return np.concatenate(self._all_counters(name))[order]
+
+    def _all_counters(self, name: str) -> list[np.ndarray]:
+        """Each shard's counters by row, in the order of the ranks."""
+        values = [shard.counters(name) for shard in self.shards]
+        if self.workers == 1:
+            return self._by_rank(values)
+        return self._numbers_in_blocks(values, self.key_counts())
+
+    def _numbers_in_blocks(
+        self, values: Sequence[np.ndarray], sizes: list[int]
+    ) -> list[np.ndarray]:
+        """Gathers all shards' numbers, [n] int64 each."""
+
+        def block(start: int, size: int) -> list[np.ndarray]:
+            parts = [v[start : start + size] for v in values]
+            return [np.pad(p, (0, size - len(p))) for p in parts]
+
+        return self._in_blocks(block, self._channel + 1, sizes)
+
+    def write(self, name: str, values: np.ndarray) -> None:
+        """See the base class; counters are [n] int64."""
+        if name not in COUNTERS:
+            super().write(name, values)
+            return
+        keys = self._keys_to_write_for()
+        values = _checked(values, len(keys), f"{self._owner}: {name}")
+        for rank, shard in zip(self._replicas.ranks, self.shards, strict=True):
+            mine = np.mod(keys, self._replicas.world) == rank
+            # By key here, by row there.
+            place = np.searchsorted(keys[mine], shard.keys())
+            shard.set_counters(name, values[mine][place])
+
+    def save(self, name: str, key: str, session: Session) -> None:
+        """See the base class."""
+        if name not in COUNTERS:
+            super().save(name, key, session)
+            return
+        values = [shard.counters(name) for shard in self.shards]
+        self._save_numbers(key, session, values, self.key_counts(), ())
+
+    def _save_numbers(
+        self,
+        key: str,
+        session: Session,
+        values: Sequence[np.ndarray],
+        sizes: Sequence[int],
+        row: tuple[int, ...],
+    ) -> None:
+        """Writes all shards' numbers, one shard after the other."""
+        writer = session.writer(self._replicas)
+        if sum(sizes) == 0:
+            if self._replicas.worker == 0:
+                writer.add(key, tf.zeros((0, *row), tf.int64))
+            return
+        for rank, value in zip(self._replicas.ranks, values, strict=True):
+            first = sum(sizes[:rank])
+            writer.add_blocks(key, tf.constant(value), sum(sizes), first)
+
+    def candidates(self) -> np.ndarray:
+        """All candidates, [c, 3] int64, in the order of their keys."""
+        values = [shard.candidates() for shard in self.shards]
+        if self.workers > 1:
+            sizes = self.candidate_counts()
+            columns = [
+                self._numbers_in_blocks([v[:, i] for v in values], sizes)
+                for i in range(3)
+            ]
+            values = [np.stack(c, 1) for c in zip(*columns, strict=True)]
+        found = np.concatenate(values)
+        return found[np.argsort(found[:, 0])]
+
+    def candidate_counts(self) -> list[int]:
+        """The number of candidates of each shard; all workers must ask."""
+        sizes = [len(shard.candidates()) for shard in self.shards]
+        if self.workers == 1:
+            return self._by_rank(sizes)
+        sent = [tf.constant([size], tf.int64) for size in sizes]
+        return self._gather(sent, self._channel).tolist()
+
+    def write_candidates(self, candidates: np.ndarray) -> None:
+        """Replaces all candidates, [c, 3] int64."""
+        candidates = _checked_candidates(candidates, self._owner)
+        for rank, shard in zip(self._replicas.ranks, self.shards, strict=True):
+            shard.set_candidates(self._of_shard(candidates, rank))
+
+    def _of_shard(self, candidates: np.ndarray, rank: int) -> np.ndarray:
+        """The candidates of a shard, as many as it remembers."""
+        rules = self.shards[0].rules
+        if not rules.threshold:
+            return candidates[:0]
+        mine = candidates[
+            np.mod(candidates[:, 0], self._replicas.world) == rank
+        ]
+        # The last are those that were seen last.
+        order = np.lexsort((mine[:, 0], mine[:, 2]))
+        return mine[order[max(0, len(mine) - rules.candidates) :]]
+
+    def save_candidates(self, key: str, session: Session) -> None:
+        """Writes the candidates, shard after shard."""
+        values = [shard.candidates() for shard in self.shards]
+        sizes = self.candidate_counts()
+        self._save_numbers(key, session, values, sizes, (3,))
+
+    def read_new_keys(self, key: str, reader: BundleReader) -> None:
+        """See the base class; reads the counters and candidates as well."""
+        keys = _read(key, reader)
+        where = f"{self._owner}: '{reader.prefix}'"
+        if keys.ndim != 1 or keys.dtype != np.int64:
+            raise ValueError(
+                f"{where} has keys of {keys.dtype} and shape "
+                f"{list(keys.shape)}, not int64 of shape [n]."
+            )
+        if len(np.unique(keys)) != len(keys):
+            raise ValueError(f"{where}: its keys must all differ.")
+        counters = {}
+        for name in COUNTERS:
+            there = sibling(key, name)
+            if there in reader.shapes:
+                counters[name] = _checked(
+                    _read(there, reader), len(keys), f"{where}: its {name}"
+                )
+        candidates = sibling(key, CANDIDATES)
+        if candidates in reader.shapes:
+            counters[CANDIDATES] = _checked_candidates(
+                _read(candidates, reader), where
+            )
+        self._set_new(keys, counters, reader.prefix)
+
+    def read_new_numbers(self, rows: int, prefix: str) -> None:
+        """Makes keys of the numbers of a table's rows; see `read_new_keys`."""
+        self._set_new(np.arange(rows, dtype=np.int64), {}, prefix)
+
+    def _set_new(
+        self, keys: np.ndarray, counters: dict[str, np.ndarray], prefix: str
+    ) -> None:
+        zeros = np.zeros(len(keys), np.int64)
+        new = {FREQUENCY: zeros, LAST_USED: zeros, **counters}
+        shard_of = np.mod(keys, self._replicas.world).astype(np.int32)
+        if growth.may_shrink():
+            shard_of = self._best(keys, shard_of, new)
+        else:
+            self._require_room(keys)
+        self.source, self.num_new_keys = prefix, len(keys)
+        self._new_keys, self._shard_of, self._new = keys, shard_of, new
+
+    def _best(
+        self,
+        keys: np.ndarray,
+        shard_of: np.ndarray,
+        new: dict[str, np.ndarray],
+    ) -> np.ndarray:
+        """The shards of keys, -1 for those that there is no room for.
+
+        The keys that would be evicted last stay.
+        """
+        order = [keys, new[LAST_USED]]
+        if self._policy == "lfu":
+            order.append(new[FREQUENCY])
+        by_score = np.lexsort(order)
+        kept = shard_of.copy()
+        for rank in range(self._replicas.world):
+            mine = by_score[shard_of[by_score] == rank]
+            kept[mine[: max(0, len(mine) - self._capacity)]] = -1
+        return kept
+
+    def restore_keys(self) -> None:
+        """See the base class."""
+        new = self._new
+        for rank, shard in zip(self._replicas.ranks, self.shards, strict=True):
+            mine = self._shard_of == rank
+            candidates = new.get(CANDIDATES, np.zeros([0, 3], np.int64))
+            shard.replace(
+                self._new_keys[mine],
+                new[FREQUENCY][mine],
+                new[LAST_USED][mine],
+                self._of_shard(candidates, rank),
+            )
+        self._new_keys, self._new = self._new_keys[:0], {}
+
+    @property
+    def has_new_keys(self) -> bool:
+        """Whether new keys were read that are not restored yet."""
+        return bool(self._new)
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """The rows of keys, [n] int64, on their shards; -1: none.
+
+        With several workers all must ask for the same keys.
+        """
+        found = []
+        shard_of = np.mod(keys, self._replicas.world)
+        for rank, shard in zip(self._replicas.ranks, self.shards, strict=True):
+            rows = shard.find(tf.constant(keys, tf.int64)).numpy()
+            known = (shard_of == rank) & (rows >= shard.FIRST_ROW)
+            found.append(np.where(known, rows - shard.FIRST_ROW, -1))
+        if self.workers > 1:
+            size = max(1, len(keys))
+            padded = [np.pad(f, (0, size - len(f))) for f in found]
+            gathered = self._gather(padded, self._channel + 1)
+            found = list(gathered.reshape(-1, size)[:, : len(keys)])
+        return np.max(found, 0)
+
+    def remove(self, keys: np.ndarray) -> int:
+        """Takes keys' rows; returns how many of this process's had one."""
+        shard_of = np.mod(keys, self._replicas.world)
+        return sum(
+            shard.remove(keys[shard_of == rank])
+            for rank, shard in zip(
+                self._replicas.ranks, self.shards, strict=True
+            )
+        )
+
+    def statistics(self) -> np.ndarray:
+        """The sums of all shards' statistics, [8] int64."""
+        here = [shard.key_table.statistics() for shard in self.shards]
+        if self.workers == 1:
+            return np.sum(here, 0)
+        return np.sum(self._gather(here, self._channel + 1).reshape(-1, 8), 0)
+
+    def capacities(self) -> list[int]:
+        """How many keys each shard has room for; all workers must ask."""
+        here = [shard.capacity() for shard in self.shards]
+        if self.workers == 1:
+            return [int(c) for c in self._by_rank(here)]
+        return self._gather([c[None] for c in here], self._channel).tolist()
+
+
+class DynamicColumn(Column):
+    """A column of a table whose keys come and go; see `Column`."""
+
+    _rows: DynamicKeyedRows
+
+    @property
+    def optional(self) -> bool:  # type: ignore[override]
+        """Whether there are checkpoints without it: of tables of other kinds.
+
+        Their keys are then the numbers of their rows.
+        """
+        return self._which in (KEYS, *COUNTERS)
+
+    def check(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+        if self._which in COUNTERS:
+            return  # It was read, and checked, with the keys.
+        if self._which == "parameters" and sibling(key, KEYS) not in (
+            reader.shapes
+        ):
+            self._rows.read_new_numbers(reader.shapes[key][0], reader.prefix)
+        super().check(key, reader)
+
+    def restore(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+        if self._which in COUNTERS:
+            return
+        if self._which != KEYS and self._rows.has_new_keys:
+            self._rows.restore_keys()
+        super().restore(key, reader)
+
+
+class CandidatesColumn(DynamicColumn):
+    """The candidates, [c, 3] int64: key, occurrences, last seen in step."""
+
+    optional = True
+
+    @property
+    def current_shape(self) -> tf.TensorShape:
+        """The shape, with the candidates there are; all workers must ask."""
+        return tf.TensorShape([sum(self._rows.candidate_counts()), 3])
+
+    def numpy(self) -> np.ndarray:
+        """The whole value."""
+        return self._rows.candidates()
+
+    def assign(self, value: Any) -> None:
+        """Sets the whole value.
+
+        Raises:
+            ValueError: it has another shape, or keys twice.
+        """
+        self._rows.write_candidates(np.asarray(value))
+
+    def save(self, key: str, session: Session) -> None:
+        """See the base class."""
+        self._rows.save_candidates(key, session)
+
+    def check(self, key: str, reader: BundleReader) -> None:
+        """See the base class."""
+
+    def restore(self, key: str, reader: BundleReader) -> None:
+        """See the base class: the keys brought them."""
+
+
+def _read(key: str, reader: BundleReader) -> np.ndarray:
+    """A small tensor of a checkpoint."""
+    shape, dtype = reader.shapes[key], reader.dtypes[key]
+    parts = [reader.read_rows(key, *b).numpy() for b in blocks(shape, dtype)]
+    empty = np.zeros([0, *shape[1:]], dtype.as_numpy_dtype)
+    return np.concatenate([empty, *parts])
+
+
+def _checked(values: np.ndarray, size: int, what: str) -> np.ndarray:
+    """Counters as [size] int64.
+
+    Raises:
+        ValueError: they are of another length or kind.
+    """
+    values = np.asarray(values)
+    if values.shape != (size,) or values.dtype.kind not in "iu":
+        raise ValueError(
+            f"{what} must be integers of shape {[size]}, one for each key, got "
+            f"{values.dtype} of shape {list(values.shape)}."
+        )
+    return values.astype(np.int64)
+
+
+def _checked_candidates(values: np.ndarray, what: str) -> np.ndarray:
+    """Candidates as [c, 3] int64.
+
+    Raises:
+        ValueError: they are of another shape or kind, or have a key twice.
+    """
+    values = np.asarray(values)
+    if (
+        values.ndim != 2
+        or values.shape[1] != 3
+        or values.dtype.kind not in "iu"
+    ):
+        raise ValueError(
+            f"{what}: candidates must be integers of shape [c, 3], got "
+            f"{values.dtype} of shape {list(values.shape)}."
+        )
+    if len(np.unique(values[:, 0])) != len(values):
+        raise ValueError(f"{what}: candidates must all differ.")
+    return values.astype(np.int64)

@@ -1,0 +1,389 @@
+"""A shard's rows of a table whose keys come and go.
+
+A training step's lookup plans: it finds the rows of the keys, and for keys that
+the step would admit it writes their initial values into rows that no key has.
+Nothing of that can be observed, so a step that fails, or that a loss scale
+skips, has changed nothing. The update commits: it counts the step's keys, gives
+rows to some and takes them from others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed import key_values
+from tfrs_embed.configs import TableSpec
+from tfrs_embed.dynamic_keys import (
+    CANDIDATES_PER_ROW,
+    FrequencyAdmission,
+    ProbabilisticAdmission,
+    TimeToLive,
+)
+from tfrs_embed.engines.table_group import rows_per_shard
+from tfrs_embed.engines.tables.key_table import (
+    ABSENT,
+    FIRST_ROW,
+    TRASH,
+    KeyRules,
+    KeyTable,
+)
+from tfrs_embed.ops.checks import Checks, Consensus, message
+from tfrs_embed.ops.update import PARAMETERS, scatter_update
+
+# Rows beside those that keys have, for planned ones of a full table: at least
+# one in so many, and for small tables as many as there are, up to a limit.
+_SPARE_PART = 32
+_MOST_SPARE_OF_SMALL = 1024
+# No table grows beyond what an index of rows can count.
+_UNLIMITED = 2**40
+
+
+def key_rules(table: TableSpec, world: int) -> KeyRules:
+    """The rules by which a shard's keys come and go.
+
+    Args:
+        table: the table, one with keys.
+        world: the number of shards.
+    """
+    keys = table.keys
+    assert keys is not None
+    capacity = rows_per_shard(table, world)
+    most = capacity
+    if keys.when_full == "grow":
+        most = (
+            _UNLIMITED if keys.max_rows is None else -(-keys.max_rows // world)
+        )
+    candidates = keys.candidates or CANDIDATES_PER_ROW * table.vocabulary_size
+    admission, eviction = keys.admission, keys.eviction
+    policy = "none"
+    if isinstance(eviction, TimeToLive):
+        policy = "ttl"
+    elif isinstance(eviction, str):
+        policy = eviction
+    return KeyRules(
+        capacity=capacity,
+        max_capacity=most,
+        candidates=-(-candidates // world),
+        threshold=(
+            admission.threshold
+            if isinstance(admission, FrequencyAdmission)
+            else 0
+        ),
+        probability=(
+            admission.probability
+            if isinstance(admission, ProbabilisticAdmission)
+            else 1.0
+        ),
+        seed=key_values.seed_of(table),
+        policy=policy,
+        ttl=eviction.steps if isinstance(eviction, TimeToLive) else 0,
+        evicts=keys.when_full in ("evict", "grow") and keys.evicts_in_steps,
+    )
+
+
+def rows_at_first(table: TableSpec, world: int) -> int:
+    """The rows that a shard's variables are made with."""
+    capacity = rows_per_shard(table, world)
+    spare = max(capacity // _SPARE_PART, min(capacity, _MOST_SPARE_OF_SMALL))
+    return FIRST_ROW + capacity + spare
+
+
+class DynamicRows:
+    """A shard's keys of one table, and the rows they have.
+
+    Args:
+        owner: whose they are, for errors.
+        table: the table, one with keys.
+        world: the number of shards.
+        variables: the shard's parameters and slots by name; see
+            `rows_at_first`. Their rows are all zero, or the slots' initial
+            value.
+        slots: the slots' initial values, by name.
+        device: where the variables are.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        table: TableSpec,
+        world: int,
+        variables: Mapping[str, tf.Variable],
+        slots: Mapping[str, float],
+        device: str | None,
+    ) -> None:
+        self._owner = owner
+        self._table = table
+        self._variables = dict(variables)
+        self._initial = {PARAMETERS: 0.0, **slots}
+        self._device = device
+        self._make_rows = key_values.maker(table)
+        self.rules = key_rules(table, world)
+        self.key_table = KeyTable(self.rules)
+
+    #: The first row that a key can have.
+    FIRST_ROW = FIRST_ROW
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """The shard's parameters and slots, by name."""
+        return self._variables
+
+    @property
+    def resource(self) -> Any:
+        """What TensorFlow tracks: nothing, as keys are saved as columns."""
+        return self._variables[PARAMETERS]
+
+    def size(self) -> tf.Tensor:
+        """The number of keys that have rows, a scalar int64."""
+        return self.key_table.size()
+
+    def capacity(self) -> tf.Tensor:
+        """The number of keys that there is room for, a scalar int64."""
+        return self.key_table.capacity()
+
+    def find(self, keys: tf.Tensor) -> tf.Tensor:
+        """Finds the rows of keys.
+
+        Args:
+            keys: [n] int64.
+
+        Returns:
+            [n] int64; of a key without one a row of zeros.
+        """
+        return self.key_table.find(keys)
+
+    def plan(
+        self,
+        keys: tf.Tensor,
+        counts: tf.Tensor | None,
+        step: tf.Tensor,
+        consensus: Consensus | None = None,
+    ) -> tf.Tensor:
+        """Finds the rows of a training step's keys, and changes nothing.
+
+        Args:
+            keys: [n] int64.
+            counts: [n] int64, how often each occurred, 0 for padding; None:
+                once.
+            step: scalar int64, the step's number: 1 for the first.
+            consensus: with whom to decide whether there is room.
+
+        Returns:
+            [n] int64; of a key that this step admits a row of its initial
+            values, of another without a row one of zeros.
+
+        Raises:
+            tf.errors.InvalidArgumentError: they need more rows than there are.
+        """
+        planned = self.key_table.plan(keys, counts, step)
+        checks = Checks(consensus)
+        checks.require(
+            tf.equal(planned.lacking, 0),
+            lambda: self._no_room(keys, planned.lacking),
+        )
+        rows, new_keys, new_rows = checks.guard(
+            [planned.rows, planned.new_keys, planned.new_rows]
+        )
+
+        def write() -> tf.Tensor:
+            self._grow(planned.physical)
+            self._write(PARAMETERS, new_rows, self._make_rows(new_keys))
+            return tf.constant(True)
+
+        written = tf.cond(
+            tf.size(new_keys) > 0, write, lambda: tf.constant(False)
+        )
+        with tf.control_dependencies([written]):
+            return tf.identity(rows)
+
+    def commit(
+        self,
+        keys: tf.Tensor,
+        counts: tf.Tensor | None,
+        rows: tf.Tensor,
+        step: tf.Tensor,
+    ) -> tf.Tensor:
+        """Counts a step's keys, and gives rows to those that it admits.
+
+        Args:
+            keys: [n] int64, see `plan`.
+            counts: see `plan`.
+            rows: what `plan` or `find` returned.
+            step: see `plan`.
+
+        Returns:
+            [n] int64, the rows to train; those of keys without one are a row
+            that nobody reads.
+
+        Raises:
+            tf.errors.InvalidArgumentError: another step has taken the rows
+                that these keys need. Nothing has changed.
+        """
+        settled = self.key_table.commit(keys, counts, rows, step)
+        checks = Checks()
+        checks.require(
+            tf.equal(settled.lacking, 0),
+            lambda: self._no_room(keys, settled.lacking),
+        )
+        rows, new_keys, new_rows = checks.guard(
+            [settled.rows, settled.new_keys, settled.new_rows]
+        )
+
+        def reset() -> tf.Tensor:
+            self._grow(settled.physical)
+            self._reset(new_keys, new_rows)
+            return tf.constant(True)
+
+        done = tf.cond(tf.size(new_keys) > 0, reset, lambda: tf.constant(False))
+        with tf.control_dependencies([done]):
+            return tf.identity(rows)
+
+    def trained(self, rows: tf.Tensor) -> tf.Tensor:
+        """Which of the rows that `commit` returned keys have: [n] bool."""
+        return tf.not_equal(rows, TRASH)
+
+    def _no_room(self, keys: tf.Tensor, lacking: tf.Tensor) -> tf.Tensor:
+        absent = tf.equal(self.key_table.find(keys), ABSENT)
+        key = tf.reduce_sum(tf.boolean_mask(keys, absent)[:1])
+        dtype = self._table.keys.dtype  # type: ignore[union-attr]
+        if dtype == tf.uint64:
+            key = tf.bitcast(key, tf.uint64)
+        what = "the fingerprint of a key" if dtype == tf.string else "a key"
+        return message(
+            f"{self._owner}, table '{self._table.name}': no room for the keys "
+            "of this step: a shard has rows for ",
+            self.capacity(),
+            " keys, and holds ",
+            self.size(),
+            ". It needs ",
+            lacking,
+            " rows more than it can make room for; ",
+            key,
+            f" is {what} without one.",
+        )
+
+    def _grow(self, rows: tf.Tensor) -> None:
+        """Gives the variables as many rows, and some to spare."""
+        variable = self._variables[PARAMETERS]
+        shape = tf.raw_ops.VariableShape(input=variable.handle)
+        here = tf.cast(shape[0], tf.int64)
+
+        def grow() -> tf.Tensor:
+            more = rows - here + rows // _SPARE_PART
+            for name, value in self._initial.items():
+                variable = self._variables[name]
+                with tf.device(self._device):
+                    added = tf.fill(
+                        tf.stack([more, self._table.dim]),
+                        tf.constant(value, tf.float32),
+                    )
+                    variable.assign(tf.concat([variable, added], 0))
+            return tf.constant(True)
+
+        tf.cond(rows > here, grow, lambda: tf.constant(False))
+
+    def _reset(self, keys: tf.Tensor, rows: tf.Tensor) -> None:
+        """Gives rows the initial values of their keys, slots included."""
+        self._write(PARAMETERS, rows, self._make_rows(keys))
+        for name, value in self._initial.items():
+            if name != PARAMETERS:
+                shape = tf.stack([tf.size(rows), self._table.dim])
+                self._write(name, rows, tf.fill(shape, value))
+
+    def _write(self, name: str, rows: tf.Tensor, values: tf.Tensor) -> None:
+        with tf.device(self._device):
+            scatter_update(self._variables[name], rows, values)
+
+    # Eagerly, of what users and checkpoints read and write.
+
+    def keys(self) -> np.ndarray:
+        """The keys that have rows, [size] int64, by row."""
+        live = self.key_table.live()
+        return live.keys[np.argsort(live.rows)]
+
+    def rows(self) -> np.ndarray:
+        """Their rows, [size] int64, ascending."""
+        return np.sort(self.key_table.live().rows)
+
+    def counters(self, name: str) -> np.ndarray:
+        """Their `frequency` or `last_used`, [size] int64, by row."""
+        live = self.key_table.live()
+        return getattr(live, name)[np.argsort(live.rows)]
+
+    def candidates(self) -> np.ndarray:
+        """The candidates, [c, 3] int64: key, occurrences, last seen in step."""
+        return np.stack(self.key_table.candidates(), 1)
+
+    def replace(
+        self,
+        keys: np.ndarray,
+        frequency: np.ndarray | None = None,
+        last_used: np.ndarray | None = None,
+        candidates: np.ndarray | None = None,
+    ) -> None:
+        """Forgets all keys, and gives rows of initial values to others.
+
+        Args:
+            keys: [n] int64, unique.
+            frequency: [n] int64; None: zeros.
+            last_used: [n] int64; None: zeros.
+            candidates: as `candidates` returns them; None: none.
+
+        Raises:
+            ValueError: there is no room for them.
+        """
+        zeros = np.zeros(len(keys), np.int64)
+        counted = [zeros if c is None else c for c in (frequency, last_used)]
+        known = None if candidates is None else tuple(candidates.T)
+        rows = self.key_table.replace(keys, *counted, known)
+        self._grow(self.key_table.physical())
+        blocks = max(1, (1 << 20) // self._table.dim)
+        for start in range(0, len(keys), blocks):
+            part = slice(start, start + blocks)
+            self._reset(
+                tf.constant(keys[part], tf.int64),
+                tf.constant(rows[part], tf.int64),
+            )
+
+    def set_counters(self, name: str, values: np.ndarray) -> None:
+        """Sets the keys' `frequency` or `last_used`, [size] int64, by row."""
+        counted = {n: self.counters(n) for n in ("frequency", "last_used")}
+        counted[name] = values
+        self._put(self.keys(), candidates=self.candidates(), **counted)
+
+    def set_candidates(self, candidates: np.ndarray) -> None:
+        """Sets the candidates, as `candidates` returns them."""
+        counted = {n: self.counters(n) for n in ("frequency", "last_used")}
+        self._put(self.keys(), candidates=candidates, **counted)
+
+    def _put(
+        self,
+        keys: np.ndarray,
+        frequency: np.ndarray,
+        last_used: np.ndarray,
+        candidates: np.ndarray,
+    ) -> None:
+        """Replaces the keys by themselves, by row, with other counters."""
+        before = self.rows()
+        after = self.key_table.replace(
+            keys, frequency, last_used, tuple(candidates.T)
+        )
+        if np.array_equal(before, after):
+            return
+        for name in self._initial:
+            with tf.device(self._device):
+                values = tf.gather(self._variables[name], before)
+            self._write(name, tf.constant(after, tf.int64), values)
+
+    def remove(self, keys: np.ndarray) -> int:
+        """Takes the rows of keys; returns how many had one.
+
+        Args:
+            keys: [n] int64.
+        """
+        rows = np.asarray(self.key_table.remove(tf.constant(keys, tf.int64)))
+        return int(np.sum(np.unique(rows) != ABSENT))
