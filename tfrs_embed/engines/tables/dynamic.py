@@ -172,7 +172,7 @@ class DynamicTable(TableState):
         """
         rows = self._built("evict")
         order = self._by_score(rows, count)
-        return rows.remove(rows.read_keys()[order])
+        return rows.remove(rows.read_keys()[order], evicted=True)
 
     def _by_score(
         self, rows: DynamicKeyedRows, count: int | None

@@ -272,11 +272,16 @@ class DynamicKeyedRows(KeyedRows):
             found = list(gathered.reshape(-1, size)[:, : len(keys)])
         return np.max(found, 0)
 
-    def remove(self, keys: np.ndarray) -> int:
-        """Takes keys' rows; returns how many of this process's had one."""
+    def remove(self, keys: np.ndarray, evicted: bool = False) -> int:
+        """Takes keys' rows; returns how many of this process's had one.
+
+        Args:
+            keys: [n] int64, unique.
+            evicted: whether they count as evicted.
+        """
         shard_of = np.mod(keys, self._replicas.world)
         return sum(
-            shard.remove(keys[shard_of == rank])
+            shard.remove(keys[shard_of == rank], evicted)
             for rank, shard in zip(
                 self._replicas.ranks, self.shards, strict=True
             )
@@ -365,9 +370,10 @@ class CandidatesColumn(DynamicColumn):
 def _read(key: str, reader: BundleReader) -> np.ndarray:
     """A small tensor of a checkpoint."""
     shape, dtype = reader.shapes[key], reader.dtypes[key]
+    if shape[0] == 0:
+        return np.zeros(shape, dtype.as_numpy_dtype)
     parts = [reader.read_rows(key, *b).numpy() for b in blocks(shape, dtype)]
-    empty = np.zeros([0, *shape[1:]], dtype.as_numpy_dtype)
-    return np.concatenate([empty, *parts])
+    return np.concatenate(parts)
 
 
 def _checked(values: np.ndarray, size: int, what: str) -> np.ndarray:

@@ -28,6 +28,7 @@ from tfrs_embed.engines.tables.key_table import (
     ABSENT,
     FIRST_ROW,
     TRASH,
+    Candidates,
     KeyRules,
     KeyTable,
 )
@@ -338,7 +339,7 @@ class DynamicRows:
         """
         zeros = np.zeros(len(keys), np.int64)
         counted = [zeros if c is None else c for c in (frequency, last_used)]
-        known = None if candidates is None else tuple(candidates.T)
+        known = None if candidates is None else Candidates(*candidates.T)
         rows = self.key_table.replace(keys, *counted, known)
         self._grow(self.key_table.physical())
         blocks = max(1, (1 << 20) // self._table.dim)
@@ -370,7 +371,7 @@ class DynamicRows:
         """Replaces the keys by themselves, by row, with other counters."""
         before = self.rows()
         after = self.key_table.replace(
-            keys, frequency, last_used, tuple(candidates.T)
+            keys, frequency, last_used, Candidates(*candidates.T)
         )
         if np.array_equal(before, after):
             return
@@ -379,11 +380,11 @@ class DynamicRows:
                 values = tf.gather(self._variables[name], before)
             self._write(name, tf.constant(after, tf.int64), values)
 
-    def remove(self, keys: np.ndarray) -> int:
+    def remove(self, keys: np.ndarray, evicted: bool = False) -> int:
         """Takes the rows of keys; returns how many had one.
 
         Args:
-            keys: [n] int64.
+            keys: [n] int64, unique.
+            evicted: whether they count as evicted.
         """
-        rows = np.asarray(self.key_table.remove(tf.constant(keys, tf.int64)))
-        return int(np.sum(np.unique(rows) != ABSENT))
+        return int(np.sum(self.key_table.remove(keys, evicted) != ABSENT))
