@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tfrs_embed.keras2 import (
         All2AllDenseEmbedding,
         DistributedEmbedding,
+        DynamicEmbedding,
         Embedding,
         PartialTPUEmbedding,
     )
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = [
     "All2AllDenseEmbedding",
     "DistributedEmbedding",
+    "DynamicEmbedding",
     "DynamicKeys",
     "Embedding",
     "FeatureConfig",
@@ -81,6 +83,7 @@ __all__ = [
 _OF_TF_KERAS = (
     "All2AllDenseEmbedding",
     "DistributedEmbedding",
+    "DynamicEmbedding",
     "Embedding",
     "PartialTPUEmbedding",
 )

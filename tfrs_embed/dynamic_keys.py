@@ -274,10 +274,7 @@ class DynamicKeys:
         """Makes it of what `to_config` returned."""
         fields = dict(config)
         for field in ("admission", "eviction"):
-            value = fields[field]
-            if isinstance(value, Mapping):
-                arguments = dict(value)
-                fields[field] = _CLASSES[arguments.pop("class")](**arguments)
+            fields[field] = rule_from_config(fields[field])
         return cls(**fields)
 
 
@@ -285,6 +282,14 @@ _CLASSES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (FrequencyAdmission, ProbabilisticAdmission, TimeToLive)
 }
+
+
+def rule_from_config(config: Any) -> Any:
+    """Makes an admission or eviction rule of what `to_config` stored of it."""
+    if not isinstance(config, Mapping):
+        return config
+    arguments = dict(config)
+    return _CLASSES[arguments.pop("class")](**arguments)
 
 
 def _fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:

@@ -18,6 +18,7 @@ from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.layers import (
     all2all_dense_embedding,
     distributed_embedding,
+    dynamic_embedding,
     embedding,
     engine_layer,
     loss_scaling,
@@ -144,6 +145,13 @@ class DistributedEmbedding(  # noqa: D101
 
 
 @_of_tf_keras
+class DynamicEmbedding(
+    dynamic_embedding.DynamicEmbedding, _Layer
+):
+    pass
+
+
+@_of_tf_keras
 class All2AllDenseEmbedding(  # noqa: D101
     all2all_dense_embedding.All2AllDenseEmbedding, _Layer
 ):
@@ -169,6 +177,7 @@ for _layer in (
     EngineLayer,
     PartialTPUEmbedding,
     DistributedEmbedding,
+    DynamicEmbedding,
     All2AllDenseEmbedding,
 ):
     _layer._front = _FRONT

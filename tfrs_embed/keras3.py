@@ -50,6 +50,7 @@ from tfrs_embed.checkpoint.names import escape
 from tfrs_embed.layers import (
     all2all_dense_embedding,
     distributed_embedding,
+    dynamic_embedding,
     embedding,
     engine_layer,
     loss_scaling,
@@ -62,6 +63,7 @@ from tfrs_embed.version import OLDEST_KERAS_3
 __all__ = [
     "All2AllDenseEmbedding",
     "DistributedEmbedding",
+    "DynamicEmbedding",
     "Embedding",
     "PartialTPUEmbedding",
 ]
@@ -402,6 +404,17 @@ class DistributedEmbedding(distributed_embedding.DistributedEmbedding, _Layer):
 
 
 @_of_keras_3
+class DynamicEmbedding(dynamic_embedding.DynamicEmbedding, _Layer):
+    """`tfrs_embed.DynamicEmbedding` as a layer of Keras 3.
+
+    Example:
+        >>> layer = tfrs_embed.keras3.DynamicEmbedding(16, input_dim=1000)
+        >>> layer(tf.constant([2**60, -3])).shape
+        TensorShape([2, 16])
+    """
+
+
+@_of_keras_3
 class All2AllDenseEmbedding(
     all2all_dense_embedding.All2AllDenseEmbedding, _Layer
 ):
@@ -439,6 +452,7 @@ for _layer in (
     EngineLayer,
     PartialTPUEmbedding,
     DistributedEmbedding,
+    DynamicEmbedding,
     All2AllDenseEmbedding,
 ):
     _layer._front = _FRONT

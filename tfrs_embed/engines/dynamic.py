@@ -34,7 +34,31 @@ class _Residuals(NamedTuple):
     step: tf.Tensor
 
 
-class DynamicEngine(OneDeviceEngine):
+class CountsKeys:
+    """Counts the keys of an engine's one table, for a layer of keys."""
+
+    states: dict[str, Any]
+
+    def _table(self) -> DynamicTable:
+        [table] = self.states.values()
+        assert isinstance(table, DynamicTable)
+        return table
+
+    @property
+    def key_capacity(self) -> int | None:
+        """See `Engine`."""
+        return self._table().shard_capacity
+
+    def local_key_counts(self) -> dict[int, int]:
+        """See `Engine`."""
+        return self._table().local_counts()
+
+    def key_counts(self) -> list[int]:
+        """See `Engine`."""
+        return self._table().counts()
+
+
+class DynamicEngine(CountsKeys, OneDeviceEngine):
     """Holds each table on one device, and gives its rows to keys.
 
     Args:

@@ -8,7 +8,11 @@ import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution.exchange import Received, Route
-from tfrs_embed.engines.dynamic import refuse_pipelining, refuse_to_trace
+from tfrs_embed.engines.dynamic import (
+    CountsKeys,
+    refuse_pipelining,
+    refuse_to_trace,
+)
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.replica_engine import NEW_KEYS, Residuals
 from tfrs_embed.engines.sharded import ShardedEngine
@@ -20,7 +24,7 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.optimizers.rules import TableOptimizer
 
 
-class DynamicShardedEngine(ShardedEngine):
+class DynamicShardedEngine(CountsKeys, ShardedEngine):
     """Spreads keys over the replicas of a strategy, and gives them rows there.
 
     Key k is one of shard k % replicas, which has rows for

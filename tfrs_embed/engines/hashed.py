@@ -106,11 +106,8 @@ class HashedEngine(ShardedEngine):
 
     def local_key_counts(self) -> dict[int, int]:
         """See the base class."""
-        ranks = self._replicas.ranks
-        return {
-            rank: int(key_map.size())
-            for rank, key_map in zip(ranks, self._maps, strict=True)
-        }
+        assert self._rows is not None
+        return self._rows.local_key_counts()
 
     def key_counts(self) -> list[int]:
         """See the base class."""

@@ -72,6 +72,13 @@ class All2AllDenseEmbedding(Layer):
             uniform in [-0.05, 0.05].
         optimizer: trains the table, as in `PartialTPUEmbedding`; None: it is
             not trained, and no key gets a row.
+        admission: which keys get rows, as in `DynamicKeys`. With this, eviction
+            or when_full a key gets its row where a step updates the table, and
+            `table` has the methods of a table with `DynamicKeys`.
+        eviction: which keys lose theirs first, as in `DynamicKeys`. None: none
+            does.
+        when_full: "evict", "grow" or "error", as in `DynamicKeys`; None:
+            "evict" if there is an eviction rule, else "error".
         **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in
             every Keras layer.
 
@@ -118,6 +125,9 @@ class All2AllDenseEmbedding(Layer):
         embedding_initializer: Any = None,
         *,
         optimizer: Optimizer = "adagrad",
+        admission: Any = None,
+        eviction: Any = None,
+        when_full: str | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
@@ -133,6 +143,9 @@ class All2AllDenseEmbedding(Layer):
             key_dtype=key_dtype,
             embedding_initializer=embedding_initializer,
             optimizer=optimizer,
+            admission=admission,
+            eviction=eviction,
+            when_full=when_full,
             keras=self._front.keras,
         )
         self._strategy = tf.distribute.get_strategy()
@@ -164,6 +177,7 @@ class All2AllDenseEmbedding(Layer):
             rows * self._strategy.num_replicas_in_sync,
             arguments.embedding_vec_size,
             initializer=initializer,
+            keys=arguments.keys(),
         )
         spec = configs.parse(configs.FeatureConfig("keys", table))
         [feature] = spec.features
@@ -174,9 +188,12 @@ class All2AllDenseEmbedding(Layer):
         feature: configs.FeatureSpec,
         optimizer: TableOptimizer | None,
     ) -> Engine:
-        if self._arguments.use_hashtable:
+        several = self._strategy.num_replicas_in_sync > 1
+        if feature.table.keys is not None:
+            kind = EngineKind.DYNAMIC_SHARDED if several else EngineKind.DYNAMIC
+        elif self._arguments.use_hashtable:
             kind = EngineKind.HASHED
-        elif self._strategy.num_replicas_in_sync > 1:
+        elif several:
             kind = EngineKind.SHARDED
         else:
             kind = EngineKind.ONE_DEVICE
@@ -301,8 +318,8 @@ class All2AllDenseEmbedding(Layer):
     def load(self) -> float:
         """How full the fullest shard is, from 0 to 1.
 
-        A step that needs more than 1 is an error. With several workers it is a
-        collective: all of them must ask.
+        A step that needs more than 1 is an error, unless the table evicts or
+        grows. With several workers it is a collective: all of them must ask.
 
         Raises:
             AttributeError: `use_hashtable` is False.
@@ -311,7 +328,7 @@ class All2AllDenseEmbedding(Layer):
         return max(engine.key_counts()) / (engine.key_capacity or 1)
 
     def _keyed_engine(self, what: str) -> Engine:
-        if self._engine.key_capacity is None:
+        if not self._arguments.use_hashtable:
             raise AttributeError(
                 f"{self._where} has no {what}: with use_hashtable=False every "
                 "key has its row."

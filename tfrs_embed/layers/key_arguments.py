@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import serialization
+from tfrs_embed.dynamic_keys import DynamicKeys, rule_from_config
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers.rules import TableOptimizer
 
@@ -34,6 +35,9 @@ class KeyArguments:
     key_dtype: tf.DType
     embedding_initializer: Any
     optimizer: Any
+    admission: Any
+    eviction: Any
+    when_full: Any
     where: dataclasses.InitVar[str]
     keras: dataclasses.InitVar[Any]
 
@@ -44,6 +48,35 @@ class KeyArguments:
             object.__setattr__(self, field, value)
         initializer = _initializer(self.embedding_initializer, where, keras)
         object.__setattr__(self, "embedding_initializer", initializer)
+        self._check_keys(where)
+
+    def _check_keys(self, where: str) -> None:
+        given = self._given_of_keys()
+        if given and not self.use_hashtable:
+            raise ValueError(
+                f"{where}: with use_hashtable=False every key has its row: "
+                f"{', '.join(given)} can't be honoured."
+            )
+        try:
+            self.keys()
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from error
+
+    def _given_of_keys(self) -> list[str]:
+        """The arguments that say how keys come and go, as far as given."""
+        names = ("admission", "eviction", "when_full")
+        return [name for name in names if getattr(self, name) is not None]
+
+    def keys(self) -> DynamicKeys | None:
+        """How keys come and go; None: they come, until a shard is full."""
+        if not self._given_of_keys():
+            return None
+        return DynamicKeys(
+            self.key_dtype,
+            self.admission,
+            self.eviction,
+            self.when_full,
+        )
 
     @property
     def keys_shape(self) -> tf.TensorShape:
@@ -85,6 +118,12 @@ class KeyArguments:
             ),
             optimizer=conversion.serialize(self.optimizer, optimizer),
         )
+        keys = self.keys()
+        if keys is not None:
+            stored = keys.to_config()
+            config.update(
+                admission=stored["admission"], eviction=stored["eviction"]
+            )
         return config
 
     @staticmethod
@@ -96,6 +135,8 @@ class KeyArguments:
             keras: the layer's Keras.
         """
         arguments = dict(config)
+        for name in ("admission", "eviction"):
+            arguments[name] = rule_from_config(arguments.get(name))
         arguments["embedding_initializer"] = (
             serialization.initializer_from_config(
                 config["embedding_initializer"], keras

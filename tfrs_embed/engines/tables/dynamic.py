@@ -110,6 +110,20 @@ class DynamicTable(TableState):
         """The number of keys that there is room for now."""
         return sum(self._built("capacity").capacities())
 
+    def counts(self) -> list[int]:
+        """The number of keys with rows, of each shard."""
+        return self._built("the number of keys").key_counts()
+
+    def local_counts(self) -> dict[int, int]:
+        """The same by the ranks of this process's shards."""
+        return self._built("the number of keys").local_key_counts()
+
+    @property
+    def shard_capacity(self) -> int:
+        """The number of keys that the largest of these has room for."""
+        shards = self._built("the capacity").shards
+        return max(int(shard.capacity()) for shard in shards)
+
     def keys(self) -> np.ndarray:
         """The keys that have rows, [size] int64, ascending.
 
@@ -133,6 +147,19 @@ class DynamicTable(TableState):
             ValueError: keys of another shape.
         """
         return self._built("lookup").find(self._as_keys(keys))
+
+    def give_rows(self, keys: Any) -> None:
+        """Gives initial rows to keys, in the place of all that have any.
+
+        Args:
+            keys: of the table's dtype of keys, [n].
+
+        Raises:
+            TypeError: keys of another dtype.
+            ValueError: there is no room for them, or they have another shape.
+        """
+        rows = self._built("give_rows")
+        rows.write_keys(np.unique(self._as_keys(keys)))
 
     def remove(self, keys: Any) -> int:
         """Takes the rows of keys, and forgets what is known of them.

@@ -126,6 +126,15 @@ class KeyedRows:
             return [int(size) for size in self._by_rank(sizes)]
         return self._gather([s[None] for s in sizes], self._channel).tolist()
 
+    def local_key_counts(self) -> dict[int, int]:
+        """The number of keys of this process's shards, by their ranks."""
+        return {
+            rank: int(key_map.size())
+            for rank, key_map in zip(
+                self._replicas.ranks, self._maps, strict=True
+            )
+        }
+
     def write_keys(self, keys: np.ndarray) -> None:
         """Replaces all keys; their rows and slots are initial ones.
 
