@@ -1,0 +1,315 @@
+"""The keys that have a shard's rows: which are admitted, which are evicted.
+
+A training step is planned and then committed. The plan is for the lookup: it
+says which rows to read, and for keys that the commit will admit it has rows
+that no key has, where their initial values can be written. The commit is for
+the update: it counts the keys, evicts and admits, and says which rows to write.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed import kernels
+from tfrs_embed.engines.tables.key_rules import (
+    ABSENT,
+    FIRST_ROW,
+    TRASH,
+    Candidates,
+    KeyRules,
+    Live,
+)
+from tfrs_embed.engines.tables.key_table_numpy import NumpyOperations
+
+__all__ = [
+    "ABSENT",
+    "FIRST_ROW",
+    "TRASH",
+    "Candidates",
+    "Commit",
+    "KeyRules",
+    "KeyTable",
+    "Live",
+    "Plan",
+]
+
+# Whatever the shard's device.
+_HOST = "/device:CPU:0"
+
+
+class Plan(NamedTuple):
+    """What a commit would do, and the rows to read until then.
+
+    Attributes:
+        rows: [n] int64, the keys' rows; `ABSENT` for keys that have none and
+            would not be admitted, and for entries that don't count.
+        new_keys: [m] int64, the keys that would be admitted.
+        new_rows: [m] int64, rows of no key, which stand for theirs in `rows`.
+        lacking: scalar int64, by how many rows a commit would fail; if it
+            isn't 0, the rest has no meaning.
+        physical: scalar int64, how many rows variables must have.
+    """
+
+    rows: tf.Tensor
+    new_keys: tf.Tensor
+    new_rows: tf.Tensor
+    lacking: tf.Tensor
+    physical: tf.Tensor
+
+
+class Commit(NamedTuple):
+    """What a commit did, and the rows to write.
+
+    Attributes:
+        rows: [n] int64, the keys' rows; `TRASH` for keys that have none, and
+            for entries that don't count.
+        new_keys: [m] int64, the keys that were admitted.
+        new_rows: [m] int64, their rows, which have to be reset.
+        evicted_keys: [k] int64.
+        lacking: scalar int64, how many rows too few there are; if it isn't 0,
+            nothing has changed, and the rest has no meaning.
+        physical: scalar int64, how many rows variables must have.
+    """
+
+    rows: tf.Tensor
+    new_keys: tf.Tensor
+    new_rows: tf.Tensor
+    evicted_keys: tf.Tensor
+    lacking: tf.Tensor
+    physical: tf.Tensor
+
+
+class KeyTable:
+    """The keys of one shard's rows.
+
+    No strategy mirrors it. In a traced function its operations run in the order
+    they are traced in. Several threads may use it.
+
+    Args:
+        rules: when keys get and lose rows.
+    """
+
+    def __init__(self, rules: KeyRules) -> None:
+        self.rules = rules
+        self._operations: _KernelOperations | NumpyOperations
+        with tf.init_scope(), tf.device(_HOST):
+            module = None
+            if tf.executing_eagerly():
+                module = kernels.operations(_HOST, training=True)
+            if module:
+                self._operations = _KernelOperations(module, rules)
+            else:
+                self._operations = NumpyOperations(rules)
+
+    def size(self) -> tf.Tensor:
+        """The number of keys that have rows, a scalar int64."""
+        return self._info()[0]
+
+    def capacity(self) -> tf.Tensor:
+        """How many keys can have rows as yet, a scalar int64."""
+        return self._info()[1]
+
+    def physical(self) -> tf.Tensor:
+        """How many rows variables must have, a scalar int64; it never falls."""
+        return self._info()[2]
+
+    def _info(self) -> tf.Tensor:
+        with tf.device(_HOST):
+            return self._operations.info()
+
+    def find(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of keys, [n] int64; `ABSENT` for those without."""
+        with tf.device(_HOST):
+            return self._operations.find(keys)
+
+    def plan(
+        self, keys: tf.Tensor, counts: tf.Tensor | None, step: tf.Tensor
+    ) -> Plan:
+        """Says what `commit` would do; nobody can see a change.
+
+        Args:
+            keys: [n] int64, not necessarily unique.
+            counts: [n] int64, how often each entry's key occurs; an entry of 0
+                does not count. None: once.
+            step: scalar int64, the step's number.
+
+        Returns:
+            The plan. If no commit is between two plans, the second has other
+            free rows than the first, if there are enough.
+        """
+        with tf.device(_HOST):
+            return Plan(*self._operations.plan(keys, _or_none(counts), step))
+
+    def commit(
+        self,
+        keys: tf.Tensor,
+        counts: tf.Tensor | None,
+        rows: tf.Tensor,
+        step: tf.Tensor,
+    ) -> Commit:
+        """Counts a step's keys, and gives rows to those that are admitted.
+
+        Args:
+            keys: [n] int64, not necessarily unique.
+            counts: [n] int64, how often each entry's key occurs; an entry of 0
+                does not count. None: once.
+            rows: [n] int64, those of the plan; others only take longer.
+            step: scalar int64, the step's number.
+
+        Returns:
+            What it did.
+        """
+        with tf.device(_HOST):
+            return Commit(
+                *self._operations.commit(keys, _or_none(counts), rows, step)
+            )
+
+    def live(self) -> Live:
+        """The keys that have rows, of one moment."""
+        with tf.device(_HOST):
+            return Live(*(x.numpy() for x in self._operations.export(False)))
+
+    def candidates(self) -> Candidates:
+        """The keys without rows that admission remembers, of one moment."""
+        with tf.device(_HOST):
+            keys, _, frequency, last_seen = (
+                x.numpy() for x in self._operations.export(True)
+            )
+        return Candidates(keys, frequency, last_seen)
+
+    def replace(
+        self,
+        live_keys: np.ndarray,
+        frequency: np.ndarray,
+        last_used: np.ndarray,
+        candidates: Candidates | None = None,
+    ) -> np.ndarray:
+        """Forgets all keys, and gives rows to others.
+
+        The capacity doubles, up to its bound, until they fit.
+
+        Args:
+            live_keys: [n] int64, unique.
+            frequency: [n] int64, how often each was used.
+            last_used: [n] int64, the step of its last use.
+            candidates: the keys without rows to remember. Those that are live
+                are left out, then those seen longest ago if they are too many,
+                and all if no threshold asks for them.
+
+        Returns:
+            Their rows, [n] int64: `FIRST_ROW` and those that follow.
+
+        Raises:
+            ValueError: keys twice, lengths that differ, or too many keys.
+        """
+        empty = np.zeros([0], np.int64)
+        live = [live_keys, frequency, last_used]
+        others = list(candidates or Candidates(empty, empty, empty))
+        for name, values in (("live keys", live), ("candidates", others)):
+            sizes = [np.size(value) for value in values]
+            if len(set(sizes)) > 1:
+                raise ValueError(
+                    f"The {name} and what is known of them have different "
+                    f"lengths: {sizes}."
+                )
+            if len(np.unique(values[0])) < sizes[0]:
+                raise ValueError(f"The {name} must all differ.")
+        n = len(live_keys)
+        if n > self.rules.max_capacity:
+            raise ValueError(
+                f"{n} keys don't fit into {self.rules.max_capacity} rows."
+            )
+        with tf.device(_HOST):
+            self._operations.replace(
+                *(np.asarray(value, np.int64) for value in [*live, *others])
+            )
+        return FIRST_ROW + np.arange(n)
+
+    def remove(self, keys: np.ndarray, evicted: bool = False) -> np.ndarray:
+        """Forgets keys, those that have rows and those that have none.
+
+        Args:
+            keys: [n] int64.
+            evicted: whether those that have rows count as evicted.
+
+        Returns:
+            The rows that they had, [n] int64; `ABSENT` if none.
+        """
+        with tf.device(_HOST):
+            keys = np.asarray(keys, np.int64)
+            return self._operations.remove(keys, evicted).numpy()
+
+    def statistics(self) -> np.ndarray:
+        """The numbers of keys in the last commit that did not fail, and in all.
+
+        Returns:
+            [8] int64: of the last commit the keys that were admitted and
+            evicted, and those that got no row, then the occurrences of keys
+            that had rows before; the same of all commits together.
+        """
+        return self._info().numpy()[3:]
+
+
+def _or_none(counts: tf.Tensor | None) -> tf.Tensor:
+    return tf.zeros([0], tf.int64) if counts is None else counts
+
+
+class _KernelOperations:
+    """The compiled operations on a table's handle."""
+
+    def __init__(self, module: Any, rules: KeyRules) -> None:
+        self._module = module
+        seed = rules.seed % 2**64
+        self._handle = module.tfrs_embed_key_table(
+            probability=tf.constant(rules.probability, tf.float64),
+            capacity=rules.capacity,
+            max_capacity=rules.max_capacity,
+            candidates=rules.candidates,
+            threshold=rules.threshold,
+            seed=seed - 2**64 if seed >= 2**63 else seed,
+            policy=rules.policy,
+            ttl=rules.ttl,
+            evicts=rules.evicts,
+        )
+
+    def info(self) -> tf.Tensor:
+        return self._module.tfrs_embed_key_table_info(table=self._handle)
+
+    def find(self, keys: tf.Tensor) -> tf.Tensor:
+        return self._module.tfrs_embed_key_table_find(
+            table=self._handle, keys=keys
+        )
+
+    def plan(
+        self, keys: tf.Tensor, counts: tf.Tensor, step: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        return self._module.tfrs_embed_key_table_plan(
+            table=self._handle, keys=keys, counts=counts, step=step
+        )
+
+    def commit(
+        self,
+        keys: tf.Tensor,
+        counts: tf.Tensor,
+        rows: tf.Tensor,
+        step: tf.Tensor,
+    ) -> tuple[tf.Tensor, ...]:
+        return self._module.tfrs_embed_key_table_commit(
+            table=self._handle, keys=keys, counts=counts, rows=rows, step=step
+        )
+
+    def export(self, candidates: bool) -> tuple[tf.Tensor, ...]:
+        return self._module.tfrs_embed_key_table_export(
+            table=self._handle, candidates=candidates
+        )
+
+    def replace(self, *values: np.ndarray) -> None:
+        self._module.tfrs_embed_key_table_replace(self._handle, *values)
+
+    def remove(self, keys: np.ndarray, evicted: bool) -> tf.Tensor:
+        return self._module.tfrs_embed_key_table_remove(
+            table=self._handle, keys=keys, evicted=evicted
+        )

@@ -1,0 +1,466 @@
+"""A shard's keys in numpy, for where there are no kernels."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.engines.tables.key_rules import (
+    ABSENT,
+    FIRST_ROW,
+    TRASH,
+    KeyRules,
+)
+
+
+class NumpyOperations:
+    """The operations on a table of keys, as the kernels have them.
+
+    Args:
+        rules: when keys get and lose rows.
+    """
+
+    def __init__(self, rules: KeyRules) -> None:
+        # Graphs keep the functions that they call: no more than the table.
+        self._table = _Table(rules)
+        # The operations that call Python have no resource by which a function's
+        # caller could order them: they come after one that has.
+        self._order = tf.lookup.experimental.MutableHashTable(
+            tf.int64, tf.int64, 0, experimental_is_anonymous=True
+        )
+
+    def info(self) -> tf.Tensor:
+        """[11] int64: size, capacity, physical rows and the statistics."""
+        [info] = self._call(self._table.info, [], [[11]])
+        return info
+
+    def find(self, keys: tf.Tensor) -> tf.Tensor:
+        """See `KeyTable.find`."""
+        [rows] = self._call(self._table.find, [keys], [keys])
+        return rows
+
+    def plan(
+        self, keys: tf.Tensor, counts: tf.Tensor, step: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """See `KeyTable.plan`."""
+        shapes = [keys, [None], [None], [], []]
+        return self._call(self._table.plan, [keys, counts, step], shapes)
+
+    def commit(
+        self,
+        keys: tf.Tensor,
+        counts: tf.Tensor,
+        rows: tf.Tensor,
+        step: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """See `KeyTable.commit`; keys are searched for without the rows."""
+        del rows
+        shapes = [keys, [None], [None], [None], [], []]
+        return self._call(self._table.commit, [keys, counts, step], shapes)
+
+    def export(self, candidates: bool) -> list[tf.Tensor]:
+        """Keys, rows, frequency and last_used, each [n] int64."""
+        return [tf.constant(x) for x in self._table.export(candidates)]
+
+    def replace(self, *values: np.ndarray) -> None:
+        """See `KeyTable.replace`; each [n] int64, those of candidates last."""
+        self._table.replace(*values)
+
+    def remove(self, keys: np.ndarray, evicted: bool) -> tf.Tensor:
+        """See `KeyTable.remove`."""
+        return tf.constant(self._table.remove(keys, evicted))
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        inputs: list[tf.Tensor],
+        shapes: list[Any],
+    ) -> list[tf.Tensor]:
+        """Calls a method of the table; shapes may be those of tensors."""
+        order = [] if tf.executing_eagerly() else [self._order.size()]
+        with tf.control_dependencies(order):
+            outputs = tf.numpy_function(
+                function, inputs, [tf.int64] * len(shapes)
+            )
+        outputs = tf.nest.flatten(outputs)  # It may be the only one.
+        for output, shape in zip(outputs, shapes, strict=True):
+            output.set_shape(getattr(shape, "shape", shape))
+        return outputs
+
+
+class _Step(NamedTuple):
+    """A step's distinct keys, and where they came from."""
+
+    counted: np.ndarray  # [n] bool: the entries that count.
+    key_of: np.ndarray  # [number of these]: which of the keys each one is.
+    keys: np.ndarray  # [u], of which the others are.
+    occurrences: np.ndarray  # With those that a candidate had before.
+    rows: np.ndarray
+    hits: int
+    unknown: np.ndarray  # Which have no row, [v],
+    places: np.ndarray  # and their places among the candidates, [v];
+    admitted: np.ndarray  # which get one.
+
+    def of_entries(self, values: np.ndarray, default: int) -> np.ndarray:
+        result = np.full(len(self.counted), default, np.int64)
+        result[self.counted] = values[self.key_of]
+        return result
+
+
+class _Room(NamedTuple):
+    """How room is made for new keys."""
+
+    capacity: int
+    expired: np.ndarray  # Rows that go.
+    least: int  # How many others go.
+    lacking: int
+
+
+class _Table:
+    """The keys. Every method takes the lock for as long as it runs."""
+
+    def __init__(self, rules: KeyRules) -> None:
+        self._rules = rules
+        self._lock = threading.Lock()
+        self._capacity = rules.capacity
+        self._physical = FIRST_ROW + rules.capacity
+        self._shown = ABSENT  # The last row that a plan has shown.
+        self._live = _Store(self._physical)
+        self._candidates = _Store(1)
+        self._statistics = np.zeros([8], np.int64)
+
+    def info(self) -> np.ndarray:
+        with self._lock:
+            sizes = [len(self._live), self._capacity, self._physical]
+            return np.concatenate([np.array(sizes), self._statistics])
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        with self._lock:
+            return self._live.find(keys)
+
+    def plan(
+        self, keys: np.ndarray, counts: np.ndarray, number: np.ndarray
+    ) -> tuple[np.ndarray | np.int64, ...]:
+        with self._lock:
+            step = self._read(keys, counts, number)
+            room = self._find_room(step, number)
+            new = np.zeros([0], np.int64)
+            if not room.lacking:
+                self._raise(FIRST_ROW + room.capacity)
+                new = self._show(len(step.admitted))
+                step.rows[step.admitted] = new
+            rows = step.of_entries(step.rows, ABSENT)
+            new_keys = step.keys[step.admitted[: len(new)]]
+            return rows, new_keys, new, *self._scalars(room)
+
+    def commit(
+        self, keys: np.ndarray, counts: np.ndarray, number: np.ndarray
+    ) -> tuple[np.ndarray | np.int64, ...]:
+        with self._lock:
+            step = self._read(keys, counts, number)
+            room = self._find_room(step, number)
+            if room.lacking:
+                none = np.zeros([0], np.int64)
+                rows = np.full(len(keys), TRASH)
+                return rows, none, none, none, *self._scalars(room)
+            evicted_keys = self._evict(step, room)
+            known = step.rows != ABSENT
+            self._live.use(step.rows[known], step.occurrences[known], number)
+            self._capacity = room.capacity
+            self._raise(FIRST_ROW + self._capacity)
+            new_rows = self._free_rows()[: len(step.admitted)]
+            new_keys = step.keys[step.admitted]
+            self._live.insert(
+                new_rows, new_keys, step.occurrences[step.admitted], number
+            )
+            step.rows[step.admitted] = new_rows
+            if self._rules.threshold:
+                self._remember(step, number)
+            last = [
+                len(new_keys),
+                len(evicted_keys),
+                len(step.unknown) - len(new_keys),
+                step.hits,
+            ]
+            self._statistics[:4] = last
+            self._statistics[4:] += last
+            rows = step.of_entries(step.rows, TRASH)
+            rows[rows == ABSENT] = TRASH
+            return (
+                rows,
+                new_keys,
+                new_rows,
+                evicted_keys,
+                *self._scalars(room),
+            )
+
+    def export(self, candidates: bool) -> tuple[np.ndarray, ...]:
+        with self._lock:
+            store = self._candidates if candidates else self._live
+            places = np.flatnonzero(store.live)
+            return (
+                store.keys[places],
+                places,
+                store.frequency[places],
+                store.last_used[places],
+            )
+
+    def replace(
+        self,
+        keys: np.ndarray,
+        frequency: np.ndarray,
+        last_used: np.ndarray,
+        candidate_keys: np.ndarray,
+        candidate_frequency: np.ndarray,
+        last_seen: np.ndarray,
+    ) -> None:
+        with self._lock:
+            self._capacity = self._grown(len(keys))
+            self._raise(FIRST_ROW + self._capacity)
+            self._live = _Store(self._physical)
+            rows = FIRST_ROW + np.arange(len(keys))
+            self._live.insert(rows, keys, frequency, last_used)
+            self._candidates = _Store(1)
+            if self._rules.threshold:
+                new = self._live.find(candidate_keys) == ABSENT
+                self._candidates.insert(
+                    1 + np.arange(np.sum(new)),
+                    candidate_keys[new],
+                    candidate_frequency[new],
+                    last_seen[new],
+                )
+                self._forget_candidates()
+
+    def remove(self, keys: np.ndarray, evicted: bool) -> np.ndarray:
+        with self._lock:
+            rows = self._live.find(keys)
+            gone = np.unique(rows[rows != ABSENT])
+            self._live.erase(gone)
+            if evicted:
+                self._statistics[5] += len(gone)
+            places = np.unique(self._candidates.find(keys))
+            self._candidates.erase(places[places != 0])
+            return rows
+
+    def _scalars(self, room: _Room) -> tuple[np.int64, np.int64]:
+        return np.int64(room.lacking), np.int64(self._physical)
+
+    def _read(
+        self, keys: np.ndarray, counts: np.ndarray, number: np.ndarray
+    ) -> _Step:
+        """Reads a step's keys; changes nothing."""
+        if not len(counts):
+            counts = np.ones_like(keys)
+        counted = counts > 0
+        distinct, index = np.unique(keys[counted], return_inverse=True)
+        occurrences = np.zeros_like(distinct)
+        np.add.at(occurrences, index, counts[counted])
+        rows = self._live.find(distinct)
+        hits = int(np.sum(occurrences[rows != ABSENT]))
+        unknown = np.flatnonzero(rows == ABSENT)
+        places = self._candidates.find(distinct[unknown])
+        occurrences[unknown] += np.where(
+            places != 0, self._candidates.frequency[places], 0
+        )
+        yes = self._admits(distinct[unknown], occurrences[unknown], number)
+        return _Step(
+            counted,
+            index,
+            distinct,
+            occurrences,
+            rows,
+            hits,
+            unknown,
+            places,
+            unknown[yes],
+        )
+
+    def _admits(
+        self, keys: np.ndarray, occurrences: np.ndarray, number: np.ndarray
+    ) -> np.ndarray:
+        """Which of unknown keys get a row, [n] bool."""
+        rules = self._rules
+        if rules.threshold:
+            return occurrences >= rules.threshold
+        if rules.probability == 1:
+            return np.ones(len(keys), bool)
+        seed = np.array([rules.seed % 2**64], np.uint64)
+        bits = _mix(seed ^ _mix(keys.view(np.uint64)))
+        bits = _mix(bits + number.reshape([1]).view(np.uint64))
+        uniform = (bits >> np.uint64(11)) * 2.0**-53
+        return uniform < 1 - (1 - rules.probability) ** occurrences
+
+    def _grown(self, keys: int) -> int:
+        """The capacity for so many keys, or the greatest."""
+        capacity = self._capacity
+        while capacity < keys and capacity < self._rules.max_capacity:
+            capacity = min(2 * capacity, self._rules.max_capacity)
+        return capacity
+
+    def _find_room(self, step: _Step, number: np.ndarray) -> _Room:
+        rules = self._rules
+        size = len(self._live)
+        keys = size + len(step.admitted)
+        expired = np.zeros([0], np.int64)
+        if rules.ttl and keys > self._capacity:
+            old = self._live.last_used < number - rules.ttl
+            rows = np.flatnonzero(self._may_go(step) & old)
+            expired = self._live.least(rows, keys - self._capacity, False)
+            keys -= len(expired)
+        capacity = self._grown(keys)
+        lacking, least = max(0, keys - capacity), 0
+        if rules.evicts and rules.policy != "none":
+            pinned = len(step.keys) - len(step.unknown)
+            least = min(lacking, size - len(expired) - pinned)
+        return _Room(capacity, expired, least, lacking - least)
+
+    def _may_go(self, step: _Step) -> np.ndarray:
+        """Which rows have keys that the step doesn't use, [rows] bool."""
+        free = self._live.live.copy()
+        free[step.rows] = False
+        return free
+
+    def _evict(self, step: _Step, room: _Room) -> np.ndarray:
+        """Makes the room; returns the keys that are gone."""
+        rows = room.expired
+        if room.least:
+            rest = self._may_go(step)
+            rest[rows] = False
+            by_frequency = self._rules.policy == "lfu"
+            others = self._live.least(
+                np.flatnonzero(rest), room.least, by_frequency
+            )
+            rows = np.concatenate([rows, others])
+        keys = self._live.keys[rows]
+        self._live.erase(rows)
+        return keys
+
+    def _raise(self, physical: int) -> None:
+        self._physical = max(self._physical, physical)
+        self._live.reserve(self._physical)
+
+    def _free_rows(self) -> np.ndarray:
+        free = ~self._live.live[FIRST_ROW : self._physical]
+        return FIRST_ROW + np.flatnonzero(free)
+
+    def _show(self, count: int) -> np.ndarray:
+        """Rows that stay free, not the last time's if there are enough."""
+        if not count:
+            return np.zeros([0], np.int64)
+        self._raise(FIRST_ROW + len(self._live) + count)
+        free = self._free_rows()
+        start = np.searchsorted(free, self._shown, "right")
+        shown = np.take(free, start + np.arange(count), mode="wrap")
+        self._shown = shown[-1]
+        return shown
+
+    def _remember(self, step: _Step, number: np.ndarray) -> None:
+        """Remembers the unknown keys that have not been admitted."""
+        store = self._candidates
+        admitted = step.rows[step.unknown] != ABSENT
+        seen = step.places != 0
+        store.erase(step.places[admitted & seen])
+        rest = seen & ~admitted
+        store.frequency[step.places[rest]] = step.occurrences[
+            step.unknown[rest]
+        ]
+        store.last_used[step.places[rest]] = number
+        new = step.unknown[~seen & ~admitted]
+        store.reserve(1 + len(store) + len(new))
+        free = 1 + np.flatnonzero(~store.live[1:])[: len(new)]
+        store.insert(free, step.keys[new], step.occurrences[new], number)
+        self._forget_candidates()
+
+    def _forget_candidates(self) -> None:
+        """Forgets those that are too many, which were seen longest ago."""
+        store = self._candidates
+        excess = len(store) - self._rules.candidates
+        if excess > 0:
+            every = np.flatnonzero(store.live)
+            store.erase(store.least(every, excess, False))
+
+
+class _Store:
+    """Keys at places, the first of which is never used."""
+
+    def __init__(self, size: int) -> None:
+        self._place_of: dict[int, int] = {}
+        self.live = np.zeros([size], bool)
+        self.keys = np.zeros([size], np.int64)
+        self.frequency = np.zeros([size], np.int64)
+        self.last_used = np.zeros([size], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._place_of)
+
+    def reserve(self, size: int) -> None:
+        """Makes so many places, and twice as many as there were if any."""
+        if size <= len(self.live):
+            return
+        more = (0, max(size, 2 * len(self.live)) - len(self.live))
+        self.live = np.pad(self.live, more)
+        self.keys = np.pad(self.keys, more)
+        self.frequency = np.pad(self.frequency, more)
+        self.last_used = np.pad(self.last_used, more)
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        found = map(self._place_of.get, keys.tolist(), itertools.repeat(0))
+        return np.fromiter(found, np.int64, len(keys))
+
+    def insert(
+        self,
+        places: np.ndarray,
+        keys: np.ndarray,
+        frequency: np.ndarray,
+        last_used: np.ndarray,
+    ) -> None:
+        """Gives places to keys that have none."""
+        if len(places):
+            self.reserve(int(places.max()) + 1)
+        self._place_of.update(zip(keys.tolist(), places.tolist(), strict=True))
+        self.live[places] = True
+        self.keys[places] = keys
+        self.frequency[places] = frequency
+        self.last_used[places] = last_used
+
+    def use(
+        self, places: np.ndarray, occurrences: np.ndarray, number: np.ndarray
+    ) -> None:
+        self.frequency[places] += occurrences
+        self.last_used[places] = number
+
+    def erase(self, places: np.ndarray) -> None:
+        for key in self.keys[places].tolist():
+            del self._place_of[key]
+        self.live[places] = False
+
+    def least(
+        self, places: np.ndarray, count: int, by_frequency: bool
+    ) -> np.ndarray:
+        """The places of up to so many keys with the least scores."""
+        scores = [self.last_used, self.keys]
+        if by_frequency:
+            scores.insert(0, self.frequency)
+        chosen = []
+        for score in scores:
+            if count >= len(places) or count <= 0:
+                break
+            values = score[places]
+            last = np.partition(values, count - 1)[count - 1]
+            chosen.append(places[values < last])
+            places = places[values == last]
+            count -= len(chosen[-1])
+        return np.concatenate([*chosen, places[: max(0, count)]])
+
+
+def _mix(bits: np.ndarray) -> np.ndarray:
+    """splitmix64's finaliser, of [n] uint64."""
+    bits = bits + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))

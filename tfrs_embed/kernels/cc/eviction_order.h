@@ -1,0 +1,192 @@
+// The order in which keys are evicted, found out as far as it is needed.
+
+#ifndef TFRS_EMBED_KERNELS_CC_EVICTION_ORDER_H_
+#define TFRS_EMBED_KERNELS_CC_EVICTION_ORDER_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "key_store.h"
+
+namespace tfrs_embed {
+
+// A heap of the keys with the least scores. Scores rise with each use of a key,
+// and most keys are used far more often than they are evicted: so a use changes
+// nothing here. A key's entry has the score that it had when it was queued, and
+// is compared with the present one when it comes up.
+//
+// All keys whose scores are up to `complete_` are queued. When few are left, a
+// scan of all records queues those up to `collected_`, a little of it with each
+// call so that no step has to wait for all.
+class EvictionOrder {
+ public:
+  // Orders by (last_used, key), or by (frequency, last_used, key).
+  explicit EvictionOrder(bool by_frequency) : by_frequency_(by_frequency) {}
+
+  // Forgets the order: scores have fallen.
+  void Reset(KeyRecord* records) {
+    for (const Entry& entry : heap_) records[entry.place].set_queued(false);
+    heap_.clear();
+    complete_ = collected_ = Score::Least();
+    scanning_ = false;
+  }
+
+  // A key has been placed, whose record isn't queued.
+  void Add(KeyRecord* records, int64_t place) {
+    QueueIfCovered(records[place], place);
+  }
+
+  // The place of the key with the least score, whose record is then not queued;
+  // 0 if there is none. Passes over keys that have this stamp. `end` is behind
+  // the last record.
+  int64_t Pop(KeyRecord* records, int64_t end, uint64_t pinned) {
+    while (true) {
+      while (heap_.empty() || complete_ < heap_.front().score) {
+        if (complete_ == Score::Greatest()) return 0;
+        Scan(records, end, end);
+      }
+      ++pops_;
+      const Entry entry = heap_.front();
+      std::pop_heap(heap_.begin(), heap_.end());
+      heap_.pop_back();
+      KeyRecord& record = records[entry.place];
+      // It was removed, and perhaps another key has come to its place.
+      if (!record.live() || record.key != entry.score.key) continue;
+      record.set_queued(false);
+      if (entry.score < ScoreOf(record)) {
+        QueueIfCovered(record, entry.place);
+      } else if (record.stamp() == pinned) {
+        passed_over_.push_back(entry.place);
+      } else {
+        return entry.place;
+      }
+    }
+  }
+
+  // Takes back what Pop returned.
+  void PutBack(KeyRecord* records, int64_t place) {
+    Queue(records[place], place);
+  }
+
+  // Must follow calls of Pop that had the same keys pinned. Looks for the keys
+  // that come next.
+  void EndPops(KeyRecord* records, int64_t end) {
+    for (const int64_t place : passed_over_) PutBack(records, place);
+    passed_over_.clear();
+    Prepare(records, end, pops_);
+    pops_ = 0;
+  }
+
+  // Looks for the keys that come next, with work for so many pops.
+  void Prepare(KeyRecord* records, int64_t end, int64_t pops) {
+    if (!scanning_ && (complete_ == Score::Greatest() ||
+                       static_cast<int64_t>(heap_.size()) > end / kShare / 2)) {
+      return;
+    }
+    // A scan begins with at least half a share of the records queued: with so
+    // many records a pop it ends when half of these are gone.
+    constexpr int64_t kRecordsPerPop = 4 * kShare;
+    if (pops > 0) Scan(records, end, pops * kRecordsPerPop);
+  }
+
+ private:
+  struct Score {
+    int64_t first, second, key;
+
+    static constexpr Score All(int64_t x) { return {x, x, x}; }
+    static constexpr Score Least() {
+      return All(std::numeric_limits<int64_t>::min());
+    }
+    static constexpr Score Greatest() {
+      return All(std::numeric_limits<int64_t>::max());
+    }
+    auto tie() const { return std::tie(first, second, key); }
+    bool operator<(const Score& other) const { return tie() < other.tie(); }
+    bool operator==(const Score& other) const { return tie() == other.tie(); }
+  };
+
+  struct Entry {
+    Score score;
+    int64_t place;
+
+    // std's heaps have their greatest entry in front.
+    bool operator<(const Entry& other) const { return other.score < score; }
+  };
+
+  // A scan queues about one of so many keys.
+  static constexpr int64_t kShare = 16;
+  // The scores by which it chooses which.
+  static constexpr int64_t kSample = 1024;
+
+  Score ScoreOf(const KeyRecord& record) const {
+    return by_frequency_
+               ? Score{record.frequency, record.last_used, record.key}
+               : Score{record.last_used, 0, record.key};
+  }
+
+  void Queue(KeyRecord& record, int64_t place) {
+    record.set_queued(true);
+    heap_.push_back({ScoreOf(record), place});
+    std::push_heap(heap_.begin(), heap_.end());
+  }
+
+  // Queues a key unless a scan will find it.
+  void QueueIfCovered(KeyRecord& record, int64_t place) {
+    const Score score = ScoreOf(record);
+    const Score& covered =
+        scanning_ && place < scanned_ ? collected_ : complete_;
+    if (!(covered < score)) Queue(record, place);
+  }
+
+  // Looks at up to so many records, and begins a scan if there is none.
+  void Scan(KeyRecord* records, int64_t end, int64_t count) {
+    if (!scanning_) {
+      collected_ = ChooseEnd(records, end);
+      scanning_ = true;
+      scanned_ = 0;
+    }
+    const int64_t stop = count < end - scanned_ ? scanned_ + count : end;
+    for (; scanned_ < stop; ++scanned_) {
+      KeyRecord& record = records[scanned_];
+      if (!record.live() || record.queued()) continue;
+      if (!(collected_ < ScoreOf(record))) Queue(record, scanned_);
+    }
+    if (scanned_ == end) {
+      complete_ = collected_;
+      scanning_ = false;
+    }
+  }
+
+  // The score up to which about one of kShare keys is that isn't queued.
+  Score ChooseEnd(const KeyRecord* records, int64_t end) {
+    if (end <= kSample) return Score::Greatest();
+    std::vector<Score> sample;
+    for (int64_t i = 0; i < kSample; ++i) {
+      random_ = MixBits(random_);
+      const KeyRecord& record = records[random_ % end];
+      if (!record.live() || record.queued()) continue;
+      const Score score = ScoreOf(record);
+      if (complete_ < score) sample.push_back(score);
+    }
+    const int64_t rank = sample.size() / kShare;
+    if (rank == 0) return Score::Greatest();
+    std::nth_element(sample.begin(), sample.begin() + rank, sample.end());
+    return sample[rank];
+  }
+
+  bool by_frequency_;
+  std::vector<Entry> heap_;
+  Score complete_ = Score::Least(), collected_ = Score::Least();
+  bool scanning_ = false;
+  int64_t scanned_ = 0;  // Records that the present scan has seen.
+  int64_t pops_ = 0;     // Since the last EndPops.
+  std::vector<int64_t> passed_over_;
+  uint64_t random_ = 0;
+};
+
+}  // namespace tfrs_embed
+
+#endif  // TFRS_EMBED_KERNELS_CC_EVICTION_ORDER_H_
