@@ -145,9 +145,7 @@ class DistributedEmbedding(  # noqa: D101
 
 
 @_of_tf_keras
-class DynamicEmbedding(
-    dynamic_embedding.DynamicEmbedding, _Layer
-):
+class DynamicEmbedding(dynamic_embedding.DynamicEmbedding, _Layer):
     pass
 
 

@@ -338,9 +338,12 @@ class DynamicRows:
             ValueError: there is no room for them.
         """
         zeros = np.zeros(len(keys), np.int64)
-        counted = [zeros if c is None else c for c in (frequency, last_used)]
-        known = None if candidates is None else Candidates(*candidates.T)
-        rows = self.key_table.replace(keys, *counted, known)
+        rows = self.key_table.replace(
+            keys,
+            zeros if frequency is None else frequency,
+            zeros if last_used is None else last_used,
+            None if candidates is None else Candidates(*candidates.T),
+        )
         self._grow(self.key_table.physical())
         blocks = max(1, (1 << 20) // self._table.dim)
         for start in range(0, len(keys), blocks):
