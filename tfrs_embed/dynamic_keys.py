@@ -249,39 +249,43 @@ class DynamicKeys:
         """Whether the eviction rule is one that steps can follow."""
         return isinstance(self.eviction, (str, TimeToLive))
 
-    def to_config(self) -> dict[str, Any]:
-        """The fields by name, JSON-able.
 
-        Raises:
-            ValueError: the eviction rule is a function.
-        """
-        config = {f.name: getattr(self, f.name) for f in _fields(self)}
-        config["dtype"] = self.dtype.name
-        for field in ("admission", "eviction"):
-            value = config[field]
-            if dataclasses.is_dataclass(value):
-                fields = dataclasses.asdict(value)  # type: ignore[arg-type]
-                config[field] = {"class": type(value).__name__, **fields}
-            elif callable(value):
-                raise ValueError(
-                    "A table whose eviction rule is a function can't be stored "
-                    f"in a layer's config: {value!r}."
-                )
-        return config
+def to_config(keys: DynamicKeys) -> dict[str, Any]:
+    """The fields by name, JSON-able.
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> DynamicKeys:
-        """Makes it of what `to_config` returned."""
-        fields = dict(config)
-        for field in ("admission", "eviction"):
-            fields[field] = rule_from_config(fields[field])
-        return cls(**fields)
+    Args:
+        keys: the keys.
+
+    Raises:
+        ValueError: the eviction rule is a function.
+    """
+    config = {
+        field.name: getattr(keys, field.name)
+        for field in dataclasses.fields(keys)
+    }
+    config["dtype"] = keys.dtype.name
+    for field in ("admission", "eviction"):
+        value = config[field]
+        if isinstance(value, _RULES):
+            fields = dataclasses.asdict(value)
+            config[field] = {"class": type(value).__name__, **fields}
+        elif callable(value):
+            raise ValueError(
+                "A table whose eviction rule is a function can't be stored in "
+                f"a layer's config: {value!r}."
+            )
+    return config
 
 
-_CLASSES: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (FrequencyAdmission, ProbabilisticAdmission, TimeToLive)
-}
+def from_config(config: Mapping[str, Any]) -> DynamicKeys:
+    """Makes it of what `to_config` returned."""
+    fields = dict(config)
+    for field in ("admission", "eviction"):
+        fields[field] = rule_from_config(fields[field])
+    return DynamicKeys(**fields)
+
+
+_RULES = (FrequencyAdmission, ProbabilisticAdmission, TimeToLive)
 
 
 def rule_from_config(config: Any) -> Any:
@@ -289,11 +293,9 @@ def rule_from_config(config: Any) -> Any:
     if not isinstance(config, Mapping):
         return config
     arguments = dict(config)
-    return _CLASSES[arguments.pop("class")](**arguments)
-
-
-def _fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(value)
+    name = arguments.pop("class")
+    [rule] = (kind for kind in _RULES if kind.__name__ == name)
+    return rule(**arguments)
 
 
 def _positive(value: Any, what: str) -> int:

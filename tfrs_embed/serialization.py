@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import kerases
+from tfrs_embed import dynamic_keys, kerases
 from tfrs_embed._tensorflow import init_ops_v2
 from tfrs_embed.configs import (
     EmbeddingSpec,
@@ -19,7 +19,6 @@ from tfrs_embed.configs import (
     TableConfig,
     TableSpec,
 )
-from tfrs_embed.dynamic_keys import DynamicKeys
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.strategies import require_sparse_core_api
@@ -128,7 +127,7 @@ def _table_to_config(
     if not isinstance(table.source, TableConfig):
         return {"kind": "tpu", "dim": table.dim, **config}
     if table.keys is not None:
-        config["keys"] = table.keys.to_config()
+        config["keys"] = dynamic_keys.to_config(table.keys)
     return {
         "kind": "own",
         "embedding_dim": table.dim,
@@ -149,7 +148,7 @@ def _table_from_config(
     )
     arguments["optimizer"] = shared[arguments["optimizer"]]
     if "keys" in arguments:
-        arguments["keys"] = DynamicKeys.from_config(arguments["keys"])
+        arguments["keys"] = dynamic_keys.from_config(arguments["keys"])
     return (TableConfig if kind == "own" else _tpu.TableConfig)(**arguments)
 
 

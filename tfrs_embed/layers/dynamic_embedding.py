@@ -9,7 +9,11 @@ import tensorflow as tf
 
 from tfrs_embed import configs, placement, serialization
 from tfrs_embed.arguments import named
-from tfrs_embed.dynamic_keys import DynamicKeys, rule_from_config
+from tfrs_embed.dynamic_keys import (
+    DynamicKeys,
+    rule_from_config,
+    to_config,
+)
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.table_arguments import TableArguments, check_integer
@@ -187,7 +191,7 @@ class DynamicEmbedding(TableLayer):
         keras = self._front.keras
         [table] = self._spec.tables
         assert table.keys is not None
-        keys = table.keys.to_config()
+        keys = to_config(table.keys)
         config = super(TableHolder, self).get_config()
         config.update(
             output_dim=table.dim,

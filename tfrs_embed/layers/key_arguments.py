@@ -10,7 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import serialization
-from tfrs_embed.dynamic_keys import DynamicKeys, rule_from_config
+from tfrs_embed.dynamic_keys import (
+    DynamicKeys,
+    rule_from_config,
+    to_config,
+)
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers.rules import TableOptimizer
 
@@ -120,7 +124,7 @@ class KeyArguments:
         )
         keys = self.keys()
         if keys is not None:
-            stored = keys.to_config()
+            stored = to_config(keys)
             config.update(
                 admission=stored["admission"], eviction=stored["eviction"]
             )
