@@ -29,7 +29,7 @@ class NumpyOperations:
         # Graphs keep the functions that they call: no more than the table.
         self._table = _Table(rules)
         # The operations that call Python have no resource by which a function's
-        # caller could order them: they come after one that has.
+        # caller could order them: each is between two that have.
         self._order = tf.lookup.experimental.MutableHashTable(
             tf.int64, tf.int64, 0, experimental_is_anonymous=True
         )
@@ -82,12 +82,15 @@ class NumpyOperations:
         shapes: list[Any],
     ) -> list[tf.Tensor]:
         """Calls a method of the table; shapes may be those of tensors."""
-        order = [] if tf.executing_eagerly() else [self._order.size()]
-        with tf.control_dependencies(order):
+        in_graph = not tf.executing_eagerly()
+        with tf.control_dependencies([self._order.size()] if in_graph else []):
             outputs = tf.numpy_function(
                 function, inputs, [tf.int64] * len(shapes)
             )
         outputs = tf.nest.flatten(outputs)  # It may be the only one.
+        if in_graph:
+            with tf.control_dependencies(outputs):
+                self._order.size()
         for output, shape in zip(outputs, shapes, strict=True):
             output.set_shape(getattr(shape, "shape", shape))
         return outputs

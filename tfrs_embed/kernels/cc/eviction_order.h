@@ -53,8 +53,10 @@ class EvictionOrder {
       std::pop_heap(heap_.begin(), heap_.end());
       heap_.pop_back();
       KeyRecord& record = records[entry.place];
-      // It was removed, and perhaps another key has come to its place.
+      // It was removed, and perhaps another key has come to its place, or it
+      // has come back and has an entry of its own.
       if (!record.live() || record.key != entry.score.key) continue;
+      if (!record.queued()) continue;
       record.set_queued(false);
       if (entry.score < ScoreOf(record)) {
         QueueIfCovered(record, entry.place);
@@ -152,7 +154,9 @@ class EvictionOrder {
     for (; scanned_ < stop; ++scanned_) {
       KeyRecord& record = records[scanned_];
       if (!record.live() || record.queued()) continue;
-      if (!(collected_ < ScoreOf(record))) Queue(record, scanned_);
+      const Score score = ScoreOf(record);
+      // A lower score is of a key that has just been popped.
+      if (complete_ < score && !(collected_ < score)) Queue(record, scanned_);
     }
     if (scanned_ == end) {
       complete_ = collected_;

@@ -165,7 +165,7 @@ class KeyTable {
         live_(rules.capacity, kFirstRow + 2 * rules.capacity, kFirstRow,
               rules.by_frequency),
         candidates_(rules.threshold ? rules.candidates : 0,
-                    rules.threshold ? 2 * rules.candidates : 0, 1, false),
+                    rules.threshold ? 2 * rules.candidates : 1, 1, false),
         free_rows_(kFirstRow + rules.capacity),
         scratch_(0) {}
 

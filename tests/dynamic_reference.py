@@ -1,0 +1,189 @@
+"""The reference of tables whose keys come and go: which keys have rows.
+
+It is written key by key with dicts and sorting, with no thought of speed and
+nothing taken from the library, so that it can be read as the definition.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+MASK = 2**64 - 1
+
+
+def mix(z):
+    """splitmix64's finaliser."""
+    z = (z + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def uniform(seed, key, step):
+    """The number in [0, 1) that a key has in a step."""
+    of_key = mix((seed & MASK) ^ mix(key & MASK))
+    return (mix((of_key + step) & MASK) >> 11) * 2.0**-53
+
+
+@dataclasses.dataclass
+class Seen:
+    """What is known of a key."""
+
+    frequency: int
+    last: int  # The step of its last use.
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a step does, or would do.
+
+    Attributes:
+        lacking: the rows that are too few; if it isn't 0, nothing happens.
+        known: the keys of the step that had rows before.
+        admitted: those that get one.
+        evicted: those that lose theirs.
+    """
+
+    lacking: int
+    known: set
+    admitted: set
+    evicted: set
+
+
+class ReferenceKeys:
+    """The keys that have the rows of a shard.
+
+    Args:
+        rules: an object with the fields of `KeyRules`.
+    """
+
+    def __init__(self, rules):
+        self.rules = rules
+        self.capacity = rules.capacity
+        self.live: dict[int, Seen] = {}
+        self.candidates: dict[int, Seen] = {}
+        self.last = [0, 0, 0, 0]
+        self.total = [0, 0, 0, 0]
+
+    def statistics(self):
+        """Admitted, evicted, rejected, hits: of the last step, then of all."""
+        return [*self.last, *self.total]
+
+    def plan(self, keys, counts, step):
+        """Says what `commit` would do."""
+        return self._decide(_sum(keys, counts), step)[0]
+
+    def commit(self, keys, counts, step):
+        """Counts a step's keys, evicts and admits; returns what it did."""
+        used = _sum(keys, counts)
+        outcome, capacity = self._decide(used, step)
+        if outcome.lacking:
+            return outcome
+        self.capacity = capacity
+        for key in outcome.evicted:
+            del self.live[key]
+        for key, occurrences in used.items():
+            if key in outcome.known:
+                self.live[key].frequency += occurrences
+                self.live[key].last = step
+            elif key in outcome.admitted:
+                before = self.candidates.pop(key, Seen(0, 0))
+                self.live[key] = Seen(before.frequency + occurrences, step)
+            elif self.rules.threshold:
+                seen = self.candidates.setdefault(key, Seen(0, 0))
+                seen.frequency += occurrences
+                seen.last = step
+        self._forget_candidates()
+        self.last = [
+            len(outcome.admitted),
+            len(outcome.evicted),
+            len(used) - len(outcome.known) - len(outcome.admitted),
+            sum(used[key] for key in outcome.known),
+        ]
+        self.total = [a + b for a, b in zip(self.total, self.last, strict=True)]
+        return outcome
+
+    def remove(self, keys, evicted=False):
+        """Forgets keys; returns those that had rows."""
+        gone = {key for key in keys if key in self.live}
+        for key in gone:
+            del self.live[key]
+        for key in keys:
+            self.candidates.pop(key, None)
+        self.total[1] += len(gone) if evicted else 0
+        return gone
+
+    def replace(self, live, candidates):
+        """Forgets all keys; both are dicts of `Seen`."""
+        self.live = dict(live)
+        while self.capacity < len(live):
+            self.capacity = min(2 * self.capacity, self.rules.max_capacity)
+        self.candidates = {}
+        if self.rules.threshold:
+            self.candidates = {
+                key: seen for key, seen in candidates.items() if key not in live
+            }
+        self._forget_candidates()
+
+    def _forget_candidates(self):
+        by_age = sorted(self.candidates, key=self._age_of_candidate)
+        for key in by_age[: max(0, len(by_age) - self.rules.candidates)]:
+            del self.candidates[key]
+
+    def _age_of_candidate(self, key):
+        return self.candidates[key].last, key
+
+    def _is_admitted(self, key, occurrences, step):
+        rules = self.rules
+        if rules.threshold:
+            before = self.candidates.get(key, Seen(0, 0)).frequency
+            return before + occurrences >= rules.threshold
+        if rules.probability < 1:
+            chance = 1 - (1 - rules.probability) ** occurrences
+            return uniform(rules.seed, key, step) < chance
+        return True
+
+    def _decide(self, used, step):
+        """The outcome of a step, and the capacity after it."""
+        rules = self.rules
+        known = {key for key in used if key in self.live}
+        admitted = {
+            key
+            for key, occurrences in used.items()
+            if key not in known and self._is_admitted(key, occurrences, step)
+        }
+        capacity = self.capacity
+        evicted: set[int] = set()
+
+        def need():
+            return len(self.live) - len(evicted) + len(admitted) - capacity
+
+        def evict_some(keys):
+            evicted.update(sorted(keys, key=self._score)[: max(0, need())])
+
+        unused = set(self.live) - known
+        if rules.policy == "ttl":
+            evict_some(k for k in unused if self._is_expired(k, step))
+        while need() > 0 and capacity < rules.max_capacity:
+            capacity = min(2 * capacity, rules.max_capacity)
+        if rules.evicts and rules.policy != "none":
+            evict_some(unused - evicted)
+        return Outcome(max(0, need()), known, admitted, evicted), capacity
+
+    def _is_expired(self, key, step):
+        return step - self.live[key].last > self.rules.ttl
+
+    def _score(self, key):
+        seen = self.live[key]
+        if self.rules.policy == "lfu":
+            return seen.frequency, seen.last, key
+        return seen.last, key
+
+
+def _sum(keys, counts):
+    """The occurrences of each key that occurs."""
+    used: dict[int, int] = {}
+    for key, count in zip(keys, counts or [1] * len(keys), strict=True):
+        if count > 0:
+            used[key] = used.get(key, 0) + count
+    return used

@@ -1,0 +1,477 @@
+"""Which keys have a shard's rows, compared with the reference."""
+
+import gc
+import itertools
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dynamic_reference import ReferenceKeys, Seen
+from tfrs_embed.engines.tables.key_table import (
+    ABSENT,
+    FIRST_ROW,
+    TRASH,
+    Candidates,
+    KeyRules,
+    KeyTable,
+)
+
+pytestmark = pytest.mark.usefixtures("both_implementations")
+
+INT64 = np.iinfo(np.int64)
+EXTREME = [0, -1, INT64.min, INT64.max, INT64.min + 1, 1 << 32]
+
+POLICIES = [
+    {"policy": "none"},
+    {"policy": "lru", "evicts": True},
+    {"policy": "lfu", "evicts": True},
+    {"policy": "ttl", "ttl": 3, "evicts": True},
+    {"policy": "ttl", "ttl": 2},
+]
+ADMISSIONS = [
+    {},
+    {"threshold": 1},
+    {"threshold": 3},
+    {"probability": 0.3, "seed": 2**63 + 5},
+]
+
+
+def int64(values):
+    return tf.constant(np.array(values, np.int64))
+
+
+class Compared:
+    """A table and the reference, which are given the same and must agree."""
+
+    def __init__(self, rules):
+        self.rules = rules
+        self.table = KeyTable(rules)
+        self.reference = ReferenceKeys(rules)
+        self.rows = {}  # Of the live keys.
+        self.most_planned = 0
+        self.hints = {}
+
+    def find(self, keys):
+        found = self.table.find(int64(keys)).numpy().tolist()
+        assert found == [self.rows.get(key, ABSENT) for key in keys]
+
+    def plan(self, keys, counts, step):
+        expected = self.reference.plan(keys, counts, step)
+        before = int(self.table.physical())
+        plan = self.table.plan(
+            int64(keys), counts if counts is None else int64(counts), step
+        )
+        assert int(plan.lacking) == expected.lacking
+        assert int(plan.physical) == int(self.table.physical()) >= before
+        if expected.lacking:
+            assert int(plan.physical) == before
+            return []
+        planned = self._new_rows(plan)
+        assert set(planned) == expected.admitted
+        assert not set(planned.values()) & set(self.rows.values())
+        self.most_planned = max(self.most_planned, len(planned))
+        rows = {**self.rows, **planned}
+        assert plan.rows.numpy().tolist() == [
+            rows.get(key, ABSENT) if count > 0 else ABSENT
+            for key, count in _counted(keys, counts)
+        ]
+        self.hints = rows
+        return list(planned.values())
+
+    def commit(self, keys, counts, step, hints=None):
+        if hints is None:
+            hints = [self.hints.get(key, ABSENT) for key in keys]
+        expected = self.reference.commit(keys, counts, step)
+        commit = self.table.commit(
+            int64(keys),
+            counts if counts is None else int64(counts),
+            int64(hints),
+            step,
+        )
+        assert int(commit.lacking) == expected.lacking
+        if expected.lacking:
+            return expected
+        assert set(commit.evicted_keys.numpy()) == expected.evicted
+        assert len(commit.evicted_keys) == len(expected.evicted)
+        new = self._new_rows(commit)
+        assert set(new) == expected.admitted
+        for key in expected.evicted:
+            del self.rows[key]
+        self.rows.update(new)
+        assert commit.rows.numpy().tolist() == [
+            self.rows.get(key, TRASH) if count > 0 else TRASH
+            for key, count in _counted(keys, counts)
+        ]
+        assert int(commit.physical) == int(self.table.physical())
+        return expected
+
+    def remove(self, keys, evicted=False):
+        gone = self.reference.remove(keys, evicted)
+        rows = self.table.remove(np.array(keys, np.int64), evicted)
+        assert rows.tolist() == [
+            self.rows[key] if key in gone else ABSENT for key in keys
+        ]
+        for key in gone:
+            del self.rows[key]
+
+    def replace(self, live, candidates):
+        """Both are dicts of (frequency, step)."""
+        self.reference.replace(
+            {key: Seen(*seen) for key, seen in live.items()},
+            {key: Seen(*seen) for key, seen in candidates.items()},
+        )
+        rows = self.table.replace(*_arrays(live), _arrays(candidates))
+        assert rows.tolist() == list(range(FIRST_ROW, FIRST_ROW + len(live)))
+        self.rows = dict(zip(live, rows.tolist(), strict=True))
+
+    def check(self):
+        """All that can be observed."""
+        table, reference = self.table, self.reference
+        live = table.live()
+        assert len(live.keys) == len(reference.live) == int(table.size())
+        assert _as_dict(live.keys, live.frequency, live.last_used) == {
+            key: (seen.frequency, seen.last)
+            for key, seen in reference.live.items()
+        }
+        # Rows stay the keys' own.
+        assert _as_dict(live.keys, live.rows) == {
+            key: (row,) for key, row in self.rows.items()
+        }
+        candidates = table.candidates()
+        assert len(candidates.keys) == len(reference.candidates)
+        assert _as_dict(*candidates) == {
+            key: (seen.frequency, seen.last)
+            for key, seen in reference.candidates.items()
+        }
+        assert table.statistics().tolist() == reference.statistics()
+        assert int(table.capacity()) == reference.capacity
+        physical = int(table.physical())
+        most = FIRST_ROW + self.rules.max_capacity + self.most_planned
+        assert FIRST_ROW + reference.capacity <= physical <= most
+        rows = set(self.rows.values())
+        assert len(rows) == len(self.rows)
+        assert all(FIRST_ROW <= row < physical for row in rows)
+
+    def _new_rows(self, result):
+        """The new keys of a plan or commit, each in a row of its own."""
+        keys, rows = result.new_keys.numpy(), result.new_rows.numpy()
+        assert len(set(rows.tolist())) == len(set(keys.tolist())) == len(rows)
+        assert all(rows >= FIRST_ROW) and all(rows < int(result.physical))
+        return dict(zip(keys.tolist(), rows.tolist(), strict=True))
+
+
+def _counted(keys, counts):
+    return zip(keys, counts or [1] * len(keys), strict=True)
+
+
+def _as_dict(keys, *values):
+    columns = zip(*(value.tolist() for value in values), strict=True)
+    return dict(zip(keys.tolist(), columns, strict=True))
+
+
+def _arrays(seen):
+    frequency = [value[0] for value in seen.values()]
+    last = [value[1] for value in seen.values()]
+    return Candidates(
+        *(np.array(x, np.int64) for x in (list(seen), frequency, last))
+    )
+
+
+@st.composite
+def all_rules(draw):
+    capacity = draw(st.integers(1, 12))
+    most = draw(st.sampled_from([capacity, 2 * capacity, 5 * capacity + 1]))
+    return KeyRules(
+        capacity=capacity,
+        max_capacity=most,
+        candidates=draw(st.integers(1, 15)),
+        **draw(st.sampled_from(ADMISSIONS)),
+        **draw(st.sampled_from(POLICIES)),
+    )
+
+
+KEYS = st.integers(1, 20) | st.sampled_from(EXTREME)
+SEEN = st.dictionaries(
+    KEYS, st.tuples(st.integers(1, 5), st.integers(-3, 12)), max_size=14
+)
+
+
+@st.composite
+def operations(draw):
+    kind = draw(
+        st.sampled_from(
+            ["step", "step", "step", "commit", "plan", "remove", "replace"]
+        )
+    )
+    if kind == "replace":
+        return kind, draw(SEEN), draw(SEEN)
+    keys = draw(st.lists(KEYS, max_size=14))
+    if kind == "remove":
+        return kind, keys, draw(st.booleans())
+    counts = draw(
+        st.none()
+        | st.lists(st.integers(0, 3), min_size=len(keys), max_size=len(keys))
+    )
+    # Mostly the next step, but callers may number them as they like.
+    return kind, keys, counts, draw(st.sampled_from([1, 1, 1, 0, 5, -2]))
+
+
+def run(compared, stream):
+    step = 0
+    for kind, *arguments in stream:
+        if kind == "replace":
+            live, candidates = arguments
+            most = compared.rules.max_capacity
+            live = dict(itertools.islice(live.items(), most))
+            compared.replace(live, candidates)
+        elif kind == "remove":
+            compared.remove(*arguments)
+        else:
+            keys, counts, more = arguments
+            step += more
+            if kind != "commit":
+                compared.plan(keys, counts, step)
+                compared.check()
+            if kind != "plan":
+                compared.commit(keys, counts, step)
+            compared.find(keys)
+        compared.check()
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(all_rules(), st.lists(operations(), max_size=14))
+def test_random_streams(rules, stream):
+    run(Compared(rules), stream)
+
+
+# So many rows that the order of eviction is looked for in parts.
+@pytest.mark.parametrize("admission", ADMISSIONS, ids=str)
+@pytest.mark.parametrize("policy", POLICIES[1:], ids=str)
+def test_long_streams(policy, admission):
+    rng = np.random.default_rng(0)
+    rules = KeyRules(
+        capacity=3000, max_capacity=3000, candidates=2000, **policy, **admission
+    )
+    compared = Compared(rules)
+    for step in range(1, 61):
+        # A Zipf distribution that drifts.
+        keys = 10 * step + rng.zipf(1.2, 700) % 6000
+        keys[rng.random(700) < 0.2] += 10_000 * step
+        counts = rng.integers(0, 4, 700).tolist() if step % 2 else None
+        compared.plan(keys.tolist(), counts, step)
+        compared.commit(keys.tolist(), counts, step)
+        if step % 20 == 0:
+            compared.check()
+    assert compared.reference.total[1] > 0 or not rules.evicts
+
+
+def test_a_full_table_evicts_for_hundreds_of_steps():
+    for by in ("lru", "lfu"):
+        rules = KeyRules(4000, 4000, 1, policy=by, evicts=True)
+        compared = Compared(rules)
+        rng = np.random.default_rng(1)
+        seen = {i: (int(rng.integers(1, 4)), 0) for i in range(4000)}
+        compared.replace(seen, {})
+        for step in range(1, 200):
+            used = rng.choice(4000 + 40 * step, 300)
+            new = np.arange(40) + 4000 + 40 * step
+            keys = np.concatenate([used, new]).tolist()
+            compared.commit(keys, None, step, [ABSENT] * len(keys))
+            if step % 40 == 0:
+                # Those that are forgotten and return are new ones.
+                compared.remove(used.tolist())
+                compared.commit(used.tolist(), None, step, used.tolist())
+        compared.check()
+
+
+def test_hints_may_be_anything():
+    compared = Compared(KeyRules(8, 8, 1, policy="lru", evicts=True))
+    compared.commit([1, 2, 3], None, 1)
+    hints = [INT64.min, INT64.max, -1, 0, 1, 2, 3, 9, 10, 11, 1000, 4]
+    keys = [1, 2, 3, 4] * 3
+    compared.commit(keys, None, 2, hints)
+    compared.check()
+
+
+def test_a_step_that_fails_changes_nothing():
+    rules = KeyRules(4, 6, 5, threshold=2, policy="lru", evicts=True)
+    compared = Compared(rules)
+    compared.commit([1, 1, 2, 2, 3], None, 1)
+    compared.check()
+    keys = [1, 3, 4, 5, 6, 7, 8, 2]
+    counts = [1, 1, 2, 2, 2, 2, 2, 1]
+    compared.plan(keys, counts, 2)
+    assert compared.commit(keys, counts, 2).lacking == 2
+    compared.check()
+    assert int(compared.table.capacity()) == 4
+
+
+def test_expired_keys_go_before_the_capacity_grows():
+    compared = Compared(KeyRules(3, 12, 1, policy="ttl", ttl=2))
+    compared.commit([1, 2, 3], None, 1)
+    compared.commit([2], None, 3)
+    assert compared.commit([4], None, 4).evicted == {1}
+    assert compared.commit([5, 6, 7, 8], None, 4).evicted == {3}
+    compared.check()
+    assert int(compared.table.capacity()) == 6
+
+
+def test_plans_without_a_commit_between_have_other_rows():
+    compared = Compared(KeyRules(10, 10, 1))
+    compared.commit([1, 2, 3], None, 1)
+    shown = [compared.plan([4, 5, 6], None, 2) for _ in range(2)]
+    assert not set(shown[0]) & set(shown[1])
+    compared.plan([4, 5, 6], None, 2)  # The free rows begin anew.
+    compared.commit([4, 5, 6], None, 2)
+    compared.check()
+    assert int(compared.table.physical()) == FIRST_ROW + 10
+
+
+def test_a_plan_of_a_full_table_needs_more_rows_once():
+    compared = Compared(KeyRules(5, 5, 1, policy="lru", evicts=True))
+    for step in range(1, 8):
+        keys = range(2 * step, 2 * step + 5)
+        compared.plan(list(keys), None, step)
+        compared.commit(list(keys), None, step)
+    assert int(compared.table.physical()) == FIRST_ROW + 5 + 2
+
+
+@pytest.mark.parametrize("occurrences", [1, 4])
+def test_admission_has_the_probability(occurrences):
+    table = KeyTable(KeyRules(20_000, 20_000, 1, probability=0.2, seed=-3))
+    keys = np.arange(10_000, dtype=np.int64).repeat(occurrences)
+    commit = table.commit(keys, None, keys, 1)
+    chance = 1 - 0.8**occurrences
+    assert abs(len(commit.new_keys) / 10_000 - chance) < 0.02
+
+
+def test_what_replace_refuses():
+    compared = Compared(KeyRules(2, 5, 3, threshold=2))
+    compared.commit([1, 1, 2], None, 1)
+    three, two = np.arange(3), np.arange(2)
+    for match, arguments in {
+        r"live keys .* different lengths: \[3, 2, 3\]": (three, two, three),
+        r"candidates .* different lengths: \[3, 3, 2\]": (
+            *(two, two, two),
+            Candidates(three, three, two),
+        ),
+        "live keys must all differ": (three * 0, three, three),
+        "candidates must all differ": (
+            *(two, two, two),
+            Candidates(two * 0, two, two),
+        ),
+        "6 keys don't fit into 5 rows": (np.arange(6),) * 3,
+    }.items():
+        with pytest.raises(ValueError, match=match):
+            compared.table.replace(*arguments)
+        compared.check()
+
+
+def test_functions_run_in_the_order_they_are_traced():
+    table = KeyTable(KeyRules(4, 4, 1, policy="lru", evicts=True))
+
+    @tf.function
+    def inner(keys, step):
+        rows = table.plan(keys, None, step).rows
+        return table.commit(keys, None, rows, step)
+
+    @tf.function
+    def steps(keys, step):
+        before = table.size()
+        first = inner(keys, step + 1)
+        second = inner(keys + 1, step + 2)
+        found = table.find(keys)
+        third = inner(keys + 2, step + 3)
+        return before, first, second, found, third, table.size()
+
+    for number in range(20):
+        base = 10 * number
+        before, first, second, found, third, after = steps(
+            int64([base, base + 1, base + 2]), int64(base)
+        )
+        assert [int(before), int(after)] == [min(4, 10 * number), 4]
+        assert first.rows.shape == [3]
+        assert len(first.new_keys) == 3
+        assert second.new_keys.numpy().tolist() == [base + 3]
+        np.testing.assert_array_equal(found, first.rows)
+        assert third.evicted_keys.numpy().tolist() == [base]
+
+
+def test_many_threads():
+    table = KeyTable(
+        KeyRules(500, 500, 50, threshold=3, policy="lfu", evicts=True)
+    )
+    threads, steps, n = 6, 25, 300
+    errors = []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        try:
+            for _ in range(steps):
+                keys = int64(rng.zipf(1.3, n) % 1000)
+                plan = table.plan(keys, None, 1)
+                table.find(keys)
+                commit = table.commit(keys, None, plan.rows, 1)
+                assert int(commit.lacking) == 0
+                assert int(table.size()) <= 500
+        except BaseException as error:
+            errors.append(error)
+
+    pool = [threading.Thread(target=work, args=[i]) for i in range(threads)]
+    for thread in pool:
+        thread.start()
+    for thread in pool:
+        thread.join()
+    assert not errors
+    live, statistics = table.live(), table.statistics()
+    assert len(set(live.rows.tolist())) == len(set(live.keys.tolist()))
+    assert statistics[4] - statistics[5] == len(live.keys) == int(table.size())
+    np.testing.assert_array_equal(table.find(live.keys), live.rows)
+
+
+def test_sums_of_many_threads():
+    # Nothing is evicted: every occurrence is counted.
+    table = KeyTable(KeyRules(400, 400, 1))
+    keys = np.random.default_rng(0).integers(0, 400, [6, 20, 5000])
+
+    def work(mine):
+        for step, some in enumerate(mine):
+            rows = table.find(some)
+            table.commit(some, None, rows, step)
+
+    pool = [threading.Thread(target=work, args=[mine]) for mine in keys]
+    for thread in pool:
+        thread.start()
+    for thread in pool:
+        thread.join()
+    live = table.live()
+    np.testing.assert_array_equal(
+        live.frequency[np.argsort(live.keys)], np.bincount(keys.reshape(-1))
+    )
+
+
+def test_a_table_that_nobody_has_is_gone():
+    def use_one():
+        table = KeyTable(KeyRules(4, 4, 1))
+
+        @tf.function
+        def step(keys):
+            return table.commit(keys, None, keys, tf.constant(1, tf.int64))
+
+        step(int64([1, 2]))
+        return weakref.ref(table)
+
+    table = use_one()
+    gc.collect()
+    assert table() is None
