@@ -21,6 +21,7 @@ REPLICAS = {
         "strategies/test_sharded_errors.py": None,
         "strategies/test_sharded_traffic.py": None,
         "strategies/test_sharded_all2all.py": None,
+        "strategies/test_dynamic_replicas.py": None,
         "strategies/test_serving_export.py": "distributed or keys",
         "strategies/test_gradients_on_replicas.py": GRADIENTS,
     },
@@ -37,6 +38,9 @@ REPLICAS = {
         " pipelined or (pending and sgd)) and not tensorflow",
         "strategies/test_sharded_keras.py": None,
         "strategies/test_mirrored_engine.py": None,
+        "strategies/test_dynamic_replicas.py": None
+        if ALL
+        else "lfu or numbers or evicted",
         "strategies/test_serving_export.py": "partial or keys",
     },
     "workers:3": {

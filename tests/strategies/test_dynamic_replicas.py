@@ -1,0 +1,277 @@
+"""Tables whose keys come and go, spread over replicas."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tfrs_embed
+from dynamic_reference import ReferenceKeys
+from helpers import assert_same, differentiate, state
+from strategies.replicas import distribute, local, of_chief
+from tfrs_embed import key_values
+from tfrs_embed.engines.tables.dynamic_rows import key_rules
+
+DIM, RATE = 3, 0.5
+BATCH, WIDTH = 4, 2  # Of a replica.
+
+KEYS = {
+    "open": dict(eviction=None),
+    "lru": dict(eviction="lru"),
+    "lfu": dict(eviction="lfu", admission=tfrs_embed.FrequencyAdmission(2)),
+    "ttl": dict(
+        eviction=tfrs_embed.TimeToLive(2), when_full="grow", max_rows=400
+    ),
+    "chance": dict(admission=tfrs_embed.ProbabilisticAdmission(0.5)),
+}
+
+
+def workers(strategy):
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def make(strategy, rows, dtype=tf.int64, **keys):
+    """A layer of one table, for single keys and for bags of them."""
+    with strategy.scope():
+        table = tfrs_embed.TableConfig(
+            "items",
+            rows,
+            DIM,
+            initializer=tf_keras.initializers.RandomUniform(-1, 1, seed=7),
+            combiner="sum",
+            keys=tfrs_embed.DynamicKeys(dtype=dtype, **keys),
+        )
+        features = {
+            "one": tfrs_embed.FeatureConfig("one", table),
+            "bag": tfrs_embed.FeatureConfig("bag", table),
+        }
+        return tfrs_embed.PartialTPUEmbedding(
+            features, tf_keras.optimizers.SGD(RATE), name="layer"
+        )
+
+
+def trainer(strategy, layer):
+    """A function that trains on all replicas' keys and gradients at once."""
+
+    def of_replica(one, bag, gradients):
+        inputs = {"one": one, "bag": tf.RaggedTensor.from_tensor(bag)}
+        with tf.GradientTape() as tape:
+            vectors = layer(inputs, training=True)
+            loss = tf.reduce_sum(vectors["one"] * gradients[0])
+            loss += tf.reduce_sum(vectors["bag"] * gradients[1])
+        differentiate(tape, loss, layer.trainable_variables)
+        return vectors
+
+    run = tf.function(lambda *args: strategy.run(of_replica, args))
+
+    def step(batches):
+        given = [
+            distribute(strategy, [b[i] for b in batches]) for i in range(3)
+        ]
+        return local(strategy, run(*given))
+
+    return step
+
+
+class Reference:
+    """Shards of keys, and each key's row as SGD trains it."""
+
+    def __init__(self, layer, world):
+        [self.table] = layer._spec.tables
+        self.world = world
+        self.shards = [
+            ReferenceKeys(key_rules(self.table, world)) for _ in range(world)
+        ]
+        self.rows = {}
+        self.steps = 0
+
+    def step(self, batches):
+        """Returns each replica's vectors, and trains."""
+        self.steps += 1
+        everything = [k for b in batches for k in (*b[0], *b[1].ravel())]
+        for shard, keys in enumerate(self.shards):
+            mine = [int(k) for k in everything if k % self.world == shard]
+            outcome = keys.commit(mine, None, self.steps)
+            assert not outcome.lacking
+            for key in outcome.evicted:
+                del self.rows[key]
+            for key in outcome.admitted:
+                self.rows[key] = self.initial(key)
+        zeros = np.zeros(DIM, np.float32)
+        vectors = {
+            r: {
+                "one": np.stack([self.rows.get(int(k), zeros) for k in one]),
+                "bag": np.stack(
+                    [sum(self.rows.get(int(k), zeros) for k in b) for b in bag]
+                ),
+            }
+            for r, (one, bag, _) in enumerate(batches)
+        }
+        sums = {}
+        for one, bag, (of_one, of_bag) in batches:
+            pairs = [*zip(one, of_one, strict=True)]
+            pairs += [
+                (k, g) for b, g in zip(bag, of_bag, strict=True) for k in b
+            ]
+            for key, gradient in pairs:
+                sums[int(key)] = sums.get(int(key), 0) + gradient
+        for key, gradient in sums.items():
+            if key in self.rows:
+                self.rows[key] = self.rows[key] - RATE * gradient
+        return vectors
+
+    def initial(self, key):
+        return key_values.maker(self.table)(tf.constant([key]))[0].numpy()
+
+    def state(self):
+        """The table as checkpoints hold it."""
+        live = {k: s for shard in self.shards for k, s in shard.live.items()}
+        others = {
+            k: s for shard in self.shards for k, s in shard.candidates.items()
+        }
+        keys = sorted(live)
+        return {
+            "keys": np.array(keys, np.int64),
+            "parameters": np.stack([self.rows[k] for k in keys]),
+            "frequency": np.array([live[k].frequency for k in keys]),
+            "last_used": np.array([live[k].last for k in keys]),
+            "candidates": np.array(
+                [
+                    (k, others[k].frequency, others[k].last)
+                    for k in sorted(others)
+                ]
+            ).reshape(-1, 3),
+        }
+
+
+def make_batches(rng, pool, world):
+    shape = (BATCH, DIM)
+    return [
+        (
+            rng.choice(pool, BATCH),
+            rng.choice(pool, (BATCH, WIDTH)),
+            [rng.normal(size=shape).astype(np.float32) for _ in range(2)],
+        )
+        for _ in range(world)
+    ]
+
+
+def assert_state(layer, reference):
+    held, expected = state_of(layer), reference.state()
+    for name, value in expected.items():
+        np.testing.assert_allclose(
+            held[name], value, rtol=1e-5, atol=1e-5, err_msg=name
+        )
+
+
+def state_of(layer):
+    table = layer.tables["items"]
+    return {name: v.numpy() for name, v in table.variables.items()}
+
+
+@pytest.mark.parametrize("keys", list(KEYS))
+def test_shards_equal_the_reference(strategy, keys):
+    world = strategy.num_replicas_in_sync
+    # A step has at most 12 keys a replica, of which a shard may own all.
+    rows = 300 if keys in ("open", "chance") else 14 * world * world
+    layer = make(strategy, rows, **KEYS[keys])
+    reference = Reference(layer, world)
+    step = trainer(strategy, layer)
+    rng = np.random.default_rng(3)
+    pool = rng.integers(-(2**63), 2**63 - 1, 200 * world)
+    for i in range(10):
+        # What is of interest drifts.
+        part = pool[6 * world * i :][: 20 * world]
+        batches = make_batches(rng, part, world)
+        expected = reference.step(batches)
+        for replica, vectors in step(batches).items():
+            for name, vector in vectors.items():
+                np.testing.assert_allclose(
+                    vector, expected[replica][name], rtol=1e-4, atol=1e-5
+                )
+    assert_state(layer, reference)
+    table = layer.tables["items"]
+    assert table.size == sum(len(s.live) for s in reference.shards)
+    assert table.capacity == sum(s.capacity for s in reference.shards)
+    numbers = np.sum([s.statistics() for s in reference.shards], 0)
+    found = table.statistics()
+    assert [*found["last_step"].values()] == numbers[:4].tolist()
+    assert [*found["in_all"].values()] == numbers[4:].tolist()
+    if KEYS[keys].get("eviction"):
+        assert found["in_all"]["evicted"] > 0 or table.capacity > rows
+    known = table.keys()
+    rows_of = table.lookup([*known, 12345])
+    assert (rows_of[:-1] >= 0).all()
+    assert rows_of[-1] == -1
+
+
+def test_a_shard_without_room_fails_on_all_and_changes_nothing(strategy):
+    world = strategy.num_replicas_in_sync
+    layer = make(strategy, 8 * world, eviction="lru")
+    step = trainer(strategy, layer)
+    ones = [np.ones([BATCH, DIM], np.float32)] * 2
+    small = [(np.arange(4), np.arange(8).reshape(4, 2), ones)] * world
+    step(small)
+    before = state_of(layer)
+    # All of the first shard's.
+    keys = world * np.arange(12)
+    large = [(keys[:4], keys[4:].reshape(4, 2), ones)] * world
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="no room for the keys.* 8 keys"
+    ):
+        step(large)
+    assert_same(state_of(layer), before)
+    step(small)
+    np.testing.assert_array_equal(
+        state_of(layer)["frequency"], 2 * before["frequency"]
+    )
+
+
+def test_checkpoints_move_between_numbers_of_replicas(strategy, tmp_path):
+    world = strategy.num_replicas_in_sync
+    rows = 14 * world * world
+    layer = make(strategy, rows, **KEYS["lfu"])
+    step = trainer(strategy, layer)
+    rng = np.random.default_rng(5)
+    pool = np.arange(-20, 20) * 1001
+    for _ in range(4):
+        step(make_batches(rng, pool, world))
+    before = state_of(layer)
+    assert len(before["keys"]) and len(before["candidates"])
+    path = tmp_path / "checkpoint"
+    path = of_chief(strategy, path)
+    saved = tf.train.Checkpoint(layer=layer).save(str(path))
+    chief = of_chief(strategy, type(path)(saved))
+    again = make(strategy, rows, **KEYS["lfu"])
+    # Before it has tables.
+    restored = tf.train.Checkpoint(layer=again).restore(str(chief))
+    again.build(None)
+    restored.assert_existing_objects_matched()
+    assert_same(state_of(again), before)
+    if workers(strategy):
+        return
+    alone = make(tf.distribute.get_strategy(), rows, **KEYS["lfu"])
+    alone.build(None)
+    tf.train.Checkpoint(layer=alone).restore(str(chief)).assert_consumed()
+    assert_same(state_of(alone), before)
+    back = tf.train.Checkpoint(layer=alone).save(str(tmp_path / "alone"))
+    third = make(strategy, rows, **KEYS["lfu"])
+    third.build(None)
+    tf.train.Checkpoint(layer=third).restore(back)
+    assert_same(state_of(third), before)
+
+
+def test_keys_are_removed_and_evicted_on_their_shards(strategy):
+    world = strategy.num_replicas_in_sync
+    layer = make(strategy, 20 * world, eviction="lfu")
+    step = trainer(strategy, layer)
+    ones = [np.ones([BATCH, DIM], np.float32)] * 2
+    keys = np.arange(12)
+    for batch in (keys, np.concatenate([keys[6:], keys[6:]])):
+        one = (batch[:4], batch[4:].reshape(4, 2), ones)
+        step([one] * world)
+    table = layer.tables["items"]
+    table.remove([11, 100])
+    table.evict(4)
+    np.testing.assert_array_equal(table.keys(), [4, 5, 6, 7, 8, 9, 10])
+    assert state(layer)
