@@ -238,10 +238,8 @@ def test_checkpoints_move_between_numbers_of_replicas(strategy, tmp_path):
         step(make_batches(rng, pool, world))
     before = state_of(layer)
     assert len(before["keys"]) and len(before["candidates"])
-    path = tmp_path / "checkpoint"
-    path = of_chief(strategy, path)
-    saved = tf.train.Checkpoint(layer=layer).save(str(path))
-    chief = of_chief(strategy, type(path)(saved))
+    saved = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "saved"))
+    chief = of_chief(strategy, type(tmp_path)(saved))
     again = make(strategy, rows, **KEYS["lfu"])
     # Before it has tables.
     restored = tf.train.Checkpoint(layer=again).restore(str(chief))

@@ -60,8 +60,6 @@ class DynamicKeyedRows(KeyedRows):
         )
         self.shards = tuple(shards)
         self._policy = shards[0].rules.policy
-        # Of the candidates' numbers and of themselves.
-        self._more = replicas.allocate(2)
         self._new: dict[str, np.ndarray] = {}
 
     def read(self, name: str) -> np.ndarray:
@@ -266,10 +264,8 @@ class DynamicKeyedRows(KeyedRows):
             known = (shard_of == rank) & (rows >= shard.FIRST_ROW)
             found.append(np.where(known, rows - shard.FIRST_ROW, -1))
         if self.workers > 1:
-            size = max(1, len(keys))
-            padded = [np.pad(f, (0, size - len(f))) for f in found]
-            gathered = self._gather(padded, self._channel + 1)
-            found = list(gathered.reshape(-1, size)[:, : len(keys)])
+            sizes = [len(keys)] * self._replicas.world
+            found = self._numbers_in_blocks(found, sizes)
         return np.max(found, 0)
 
     def remove(self, keys: np.ndarray, evicted: bool = False) -> int:
@@ -290,9 +286,10 @@ class DynamicKeyedRows(KeyedRows):
     def statistics(self) -> np.ndarray:
         """The sums of all shards' statistics, [8] int64."""
         here = [shard.key_table.statistics() for shard in self.shards]
-        if self.workers == 1:
-            return np.sum(here, 0)
-        return np.sum(self._gather(here, self._channel + 1).reshape(-1, 8), 0)
+        if self.workers > 1:
+            sizes = [len(here[0])] * self._replicas.world
+            here = self._numbers_in_blocks(here, sizes)
+        return np.sum(here, 0)
 
     def capacities(self) -> list[int]:
         """How many keys each shard has room for; all workers must ask."""
