@@ -186,6 +186,7 @@ bench: ## Compare speed with other libraries, and write docs/benchmarks.md
 		$(or $(ARGS),--output docs/benchmarks.md)
 	$(RUN) benchmarks/sharded.py
 	$(RUN) benchmarks/checkpoints.py
+	$(RUN) benchmarks/dynamic.py
 
 WHEEL_CHECK := import sys, tfrs_embed; \
 	assert "tensorflow_recommenders" not in sys.modules; \

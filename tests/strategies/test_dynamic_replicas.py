@@ -217,7 +217,7 @@ def test_a_shard_without_room_fails_on_all_and_changes_nothing(strategy):
     keys = world * np.arange(12)
     large = [(keys[:4], keys[4:].reshape(4, 2), ones)] * world
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match="no room for the keys.* 8 keys"
+        tf.errors.InvalidArgumentError, match=r"no room for the keys.* 8 keys"
     ):
         step(large)
     assert_same(state_of(layer), before)
