@@ -159,9 +159,11 @@ class DynamicEngine(CountsKeys, OneDeviceEngine):
             if self.optimizers[name] is None:
                 continue
             keys = _concat([bags[i].ids for i in mine])
-            rows = self._rows[name].commit(
-                keys, None, residuals.rows[name], residuals.step
-            )
+            # Not in a step whose loss, or its gradient, fails.
+            with tf.control_dependencies(list(gradients)):
+                rows = self._rows[name].commit(
+                    keys, None, residuals.rows[name], residuals.step
+                )
             parts = _split(rows, bags, mine)
             contributions[name] = GradientContributions(
                 [bags[i]._replace(ids=parts[i]) for i in mine],

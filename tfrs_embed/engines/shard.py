@@ -199,8 +199,11 @@ class Shard:
                 stored.assign(tf.cast(ids, stored.dtype))
                 deferred.gradients[in_saved_model(name)].assign(gradients)
         # Variables that don't depend on the ids must not change either if these
-        # are bad.
-        with tf.control_dependencies(after):
+        # are bad, nor if the loss or its gradient fails.
+        made = [
+            g for of_table in contributions.values() for g in of_table.gradients
+        ]
+        with tf.control_dependencies([*after, *made]):
             bags = (
                 b for of_table in contributions.values() for b in of_table.bags
             )

@@ -161,7 +161,9 @@ class ShardedEngine(ReplicasEngine):
                 self._shards[replica].device,
             )
             got = swap.send_gradients(replica, asked, sent)
-            settled = self._settle(replica, i, asked)
+            # Not in a step whose loss, or its gradient, fails.
+            with tf.control_dependencies([got]):
+                settled = self._settle(replica, i, asked)
             places = tf.where(self._trained(settled))[:, 0]
             rows = tf.gather(settled.rows, places)
             contributions.update(

@@ -200,9 +200,14 @@ def to_bags(
             require_valid(*_numbered(features, parsed), checks, training)
     _guard(parsed, checks)
     if in_kernel:
-        require_valid_in_kernel(module, *_numbered(features, parsed), training)
-        for each in parsed:
-            each.flatten()
+        numbered = _numbered(features, parsed)
+        require_valid_in_kernel(module, *numbered, training)
+        valid_ids = [each.ids for each in numbered[1]]
+        for feature, each in zip(features, parsed, strict=True):
+            if feature.table.keys is not None:
+                # No key counts in a step that a bad id of another table fails.
+                with tf.control_dependencies(valid_ids):
+                    each.ids = tf.reshape(each.ids, [-1])
     return [
         _finish(feature, each, invalid_ids)
         for feature, each in zip(features, parsed, strict=True)
