@@ -14,6 +14,7 @@ from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.dynamic_rows import DynamicRows, rows_at_first
+from tfrs_embed.ops import concat_gradients
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import GradientContributions
 from tfrs_embed.optimizers.rules import TableOptimizer
@@ -155,12 +156,13 @@ class DynamicEngine(CountsKeys, OneDeviceEngine):
         """See the base class."""
         contributions = {}
         bags = residuals.bags
+        made = concat_gradients.find(gradients)
         for name, mine in self._places().items():
             if self.optimizers[name] is None:
                 continue
             keys = _concat([bags[i].ids for i in mine])
             # Not in a step whose loss, or its gradient, fails.
-            with tf.control_dependencies(list(gradients)):
+            with tf.control_dependencies(made.matrices):
                 rows = self._rows[name].commit(
                     keys, None, residuals.rows[name], residuals.step
                 )

@@ -11,9 +11,9 @@ from tfrs_embed._tensorflow import AutoTrackable
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.kernels import handle_packs
+from tfrs_embed.ops import concat_gradients, xla
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import update as update_ops
-from tfrs_embed.ops import xla
 from tfrs_embed.ops.bags import BaggedIds, id_dtype
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions, TableUpdate
 from tfrs_embed.optimizers.rules import TableOptimizer
@@ -200,10 +200,10 @@ class Shard:
                 deferred.gradients[in_saved_model(name)].assign(gradients)
         # Variables that don't depend on the ids must not change either if these
         # are bad, nor if the loss or its gradient fails.
-        made = [
-            g for of_table in contributions.values() for g in of_table.gradients
-        ]
-        with tf.control_dependencies([*after, *made]):
+        gradients = concat_gradients.find(
+            [g for c in contributions.values() for g in c.gradients]
+        )
+        with tf.control_dependencies([*after, *gradients.matrices]):
             bags = (
                 b for of_table in contributions.values() for b in of_table.bags
             )
