@@ -19,6 +19,7 @@ import tensorflow as tf
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+import compared_keys
 import kernel_cases as cases
 from tfrs_embed import kernels
 from tfrs_embed.kernels import files, handle_packs
@@ -211,6 +212,12 @@ def try_wrong(rng, tables, features, gradients):
         np.testing.assert_array_equal(of_table["momenta"], np.zeros_like(table))
 
 
+def try_keys(rng):
+    """Keys that come and go, mostly of small tables."""
+    capacity = int(2 ** rng.uniform(0, 12 if rng.random() < 0.2 else 6))
+    compared_keys.run_random_stream(rng, capacity, 12)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", type=pathlib.Path)
@@ -229,6 +236,7 @@ def main():
             try_one_table(rng, *case)
             try_update(rng, *case)
             try_wrong(rng, *case)
+            try_keys(rng)
         except BaseException:
             print(f"Failed with --seed {seed}", file=sys.stderr)
             raise

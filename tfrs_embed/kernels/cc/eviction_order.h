@@ -13,14 +13,16 @@
 
 namespace tfrs_embed {
 
-// A heap of the keys with the least scores. Scores rise with each use of a key,
-// and most keys are used far more often than they are evicted: so a use changes
-// nothing here. A key's entry has the score that it had when it was queued, and
-// is compared with the present one when it comes up.
+// The keys with the least scores, of which the very least are sorted. Scores
+// rise with each use of a key, and most keys are used far more often than they
+// are evicted: so a use changes nothing here. A key's entry has the score that
+// it had when it was queued, and is compared with the present one when it comes
+// up.
 //
 // All keys whose scores are up to `complete_` are queued. When few are left, a
 // scan of all records queues those up to `collected_`, a little of it with each
-// call so that no step has to wait for all.
+// call so that no step has to wait for all. Of the queued ones those up to
+// `sorted_` are sorted, or in a heap if they were queued later.
 class EvictionOrder {
  public:
   // Orders by (last_used, key), or by (frequency, last_used, key).
@@ -28,9 +30,16 @@ class EvictionOrder {
 
   // Forgets the order: scores have fallen.
   void Reset(KeyRecord* records) {
-    for (const Entry& entry : heap_) records[entry.place].set_queued(false);
-    heap_.clear();
-    complete_ = collected_ = Score::Least();
+    for (const auto* entries : {&run_, &late_, &rest_}) {
+      for (const Entry& entry : *entries) {
+        records[entry.place].set_queued(false);
+      }
+    }
+    run_.clear();
+    late_.clear();
+    rest_.clear();
+    next_ = 0;
+    complete_ = collected_ = sorted_ = Score::Least();
     scanning_ = false;
   }
 
@@ -43,15 +52,9 @@ class EvictionOrder {
   // 0 if there is none. Passes over keys that have this stamp. `end` is behind
   // the last record.
   int64_t Pop(KeyRecord* records, int64_t end, uint64_t pinned) {
-    while (true) {
-      while (heap_.empty() || complete_ < heap_.front().score) {
-        if (complete_ == Score::Greatest()) return 0;
-        Scan(records, end, end);
-      }
+    Entry entry;
+    while (TakeLeast(records, end, &entry)) {
       ++pops_;
-      const Entry entry = heap_.front();
-      std::pop_heap(heap_.begin(), heap_.end());
-      heap_.pop_back();
       KeyRecord& record = records[entry.place];
       // It was removed, and perhaps another key has come to its place, or it
       // has come back and has an entry of its own.
@@ -66,6 +69,7 @@ class EvictionOrder {
         return entry.place;
       }
     }
+    return 0;
   }
 
   // Takes back what Pop returned.
@@ -84,14 +88,13 @@ class EvictionOrder {
 
   // Looks for the keys that come next, with work for so many pops.
   void Prepare(KeyRecord* records, int64_t end, int64_t pops) {
-    if (!scanning_ && (complete_ == Score::Greatest() ||
-                       static_cast<int64_t>(heap_.size()) > end / kShare / 2)) {
-      return;
-    }
+    const bool enough =
+        complete_ == Score::Greatest() || queued() > end / kShare / 2;
+    if (pops == 0 || (enough && !scanning_)) return;
     // A scan begins with at least half a share of the records queued: with so
     // many records a pop it ends when half of these are gone.
     constexpr int64_t kRecordsPerPop = 4 * kShare;
-    if (pops > 0) Scan(records, end, pops * kRecordsPerPop);
+    Scan(records, end, pops * kRecordsPerPop);
   }
 
  private:
@@ -113,14 +116,16 @@ class EvictionOrder {
   struct Entry {
     Score score;
     int64_t place;
-
-    // std's heaps have their greatest entry in front.
-    bool operator<(const Entry& other) const { return other.score < score; }
   };
 
-  // A scan queues about one of so many keys.
+  // std's heaps have what comes last in front.
+  static bool After(const Entry& a, const Entry& b) {
+    return b.score < a.score;
+  }
+
+  // A scan queues about one of so many keys, of which so many are sorted.
   static constexpr int64_t kShare = 16;
-  // The scores by which it chooses which.
+  // The scores by which these are chosen.
   static constexpr int64_t kSample = 1024;
 
   Score ScoreOf(const KeyRecord& record) const {
@@ -129,10 +134,59 @@ class EvictionOrder {
                : Score{record.last_used, 0, record.key};
   }
 
+  int64_t queued() const {
+    return run_.size() - next_ + late_.size() + rest_.size();
+  }
+
   void Queue(KeyRecord& record, int64_t place) {
     record.set_queued(true);
-    heap_.push_back({ScoreOf(record), place});
-    std::push_heap(heap_.begin(), heap_.end());
+    const Entry entry = {ScoreOf(record), place};
+    if (sorted_ < entry.score) {
+      rest_.push_back(entry);
+    } else {
+      late_.push_back(entry);
+      std::push_heap(late_.begin(), late_.end(), After);
+    }
+  }
+
+  // Takes the entry with the least score; false if there is none.
+  bool TakeLeast(KeyRecord* records, int64_t end, Entry* entry) {
+    constexpr size_t kAhead = 8;
+    while (next_ == run_.size() && late_.empty()) {
+      if (SortSome()) continue;
+      if (complete_ == Score::Greatest()) return false;
+      Scan(records, end, end);
+    }
+    if (next_ == run_.size() ||
+        (!late_.empty() && late_.front().score < run_[next_].score)) {
+      *entry = late_.front();
+      std::pop_heap(late_.begin(), late_.end(), After);
+      late_.pop_back();
+    } else {
+      if (next_ + kAhead < run_.size()) {
+        __builtin_prefetch(&records[run_[next_ + kAhead].place], 1);
+      }
+      *entry = run_[next_++];
+    }
+    return true;
+  }
+
+  // Sorts a share of the entries that aren't, the least; false if no entry is
+  // known to be among them.
+  bool SortSome() {
+    run_.clear();
+    next_ = 0;
+    sorted_ = std::min(complete_, ShareOf(rest_.size(), [this](uint64_t i) {
+      return &rest_[i].score;
+    }));
+    const auto end = std::partition(
+        rest_.begin(), rest_.end(),
+        [this](const Entry& entry) { return sorted_ < entry.score; });
+    run_.assign(end, rest_.end());
+    rest_.erase(end, rest_.end());
+    std::sort(run_.begin(), run_.end(),
+              [](const Entry& a, const Entry& b) { return a.score < b.score; });
+    return !run_.empty();
   }
 
   // Queues a key unless a scan will find it.
@@ -166,28 +220,44 @@ class EvictionOrder {
 
   // The score up to which about one of kShare keys is that isn't queued.
   Score ChooseEnd(const KeyRecord* records, int64_t end) {
-    if (end <= kSample) return Score::Greatest();
-    std::vector<Score> sample;
+    Score score;
+    return ShareOf(end, [&](uint64_t i) -> const Score* {
+      const KeyRecord& record = records[i];
+      if (!record.live() || record.queued()) return nullptr;
+      score = ScoreOf(record);
+      return complete_ < score ? &score : nullptr;
+    });
+  }
+
+  // The score up to which about one of kShare scores is, or all where they are
+  // few. `score_at` returns one of `size`, or null.
+  template <typename ScoreAt>
+  Score ShareOf(int64_t size, const ScoreAt& score_at) {
+    if (size <= kSample) return Score::Greatest();
+    sample_.clear();
     for (int64_t i = 0; i < kSample; ++i) {
       random_ = MixBits(random_);
-      const KeyRecord& record = records[random_ % end];
-      if (!record.live() || record.queued()) continue;
-      const Score score = ScoreOf(record);
-      if (complete_ < score) sample.push_back(score);
+      const Score* score = score_at(random_ % size);
+      if (score != nullptr) sample_.push_back(*score);
     }
-    const int64_t rank = sample.size() / kShare;
+    const int64_t rank = sample_.size() / kShare;
     if (rank == 0) return Score::Greatest();
-    std::nth_element(sample.begin(), sample.begin() + rank, sample.end());
-    return sample[rank];
+    std::nth_element(sample_.begin(), sample_.begin() + rank, sample_.end());
+    return sample_[rank];
   }
 
   bool by_frequency_;
-  std::vector<Entry> heap_;
+  std::vector<Entry> run_;   // Sorted; from next_ on.
+  size_t next_ = 0;
+  std::vector<Entry> late_;  // A heap.
+  std::vector<Entry> rest_;  // With scores beyond sorted_.
+  Score sorted_ = Score::Least();
   Score complete_ = Score::Least(), collected_ = Score::Least();
   bool scanning_ = false;
   int64_t scanned_ = 0;  // Records that the present scan has seen.
   int64_t pops_ = 0;     // Since the last EndPops.
   std::vector<int64_t> passed_over_;
+  std::vector<Score> sample_;
   uint64_t random_ = 0;
 };
 

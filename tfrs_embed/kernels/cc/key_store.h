@@ -101,7 +101,7 @@ class KeyIndex {
   // Finds the places of n keys. It is much faster than one key at a time: slots
   // are on their way from memory while others are looked at.
   void Find(const int64_t* keys, int64_t n, int64_t* places) const {
-    constexpr int64_t kAhead = 16;
+    constexpr int64_t kAhead = 64;
     int64_t homes[kAhead];
     auto approach = [&](int64_t i) {
       homes[i % kAhead] = Home(keys[i]);
@@ -122,7 +122,9 @@ class KeyIndex {
     return slot.place;
   }
 
-  void Prefetch(int64_t key) const { __builtin_prefetch(&slots_[Home(key)], 1); }
+  void Prefetch(int64_t key) const {
+    __builtin_prefetch(&slots_[Home(key)], 1);
+  }
 
   // Forgets a key that there is.
   void Erase(int64_t key) {
@@ -180,9 +182,9 @@ struct KeyRecord {
   int64_t key, frequency, last_used;
   uint64_t state;  // The last stamp, doubled, plus whether it is queued; or 0.
 
-  // Another thread may be about to set another stamp.
-  bool live() const { return __atomic_load_n(&state, __ATOMIC_RELAXED) != 0; }
+  bool live() const { return state != 0; }
   uint64_t stamp() const { return state >> 1; }
+  void set_stamp(uint64_t stamp) { state = stamp << 1 | (state & 1); }
   bool queued() const { return state & 1; }
   void set_queued(bool queued) { state = (state & ~uint64_t{1}) | queued; }
 };

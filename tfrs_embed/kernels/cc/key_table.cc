@@ -143,9 +143,10 @@ class OpOnKeys : public OpKernel {
                            KeyTableResource* resource) = 0;
 
   static KeyTable::Parallel ParallelOn(OpKernelContext* ctx) {
-    return [ctx](int64_t total, int64_t cost, const Chunks::Function& fn) {
-      ParallelFor(ctx, total, cost, fn);
-    };
+    return {NumThreads(ctx), [ctx](int64_t total, int64_t cost,
+                                   const Chunks::Function& fn) {
+              ParallelFor(ctx, total, cost, fn);
+            }};
   }
 
   static const int64_t* Input(OpKernelContext* ctx, int i) {

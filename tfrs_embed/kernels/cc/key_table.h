@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "chunks.h"
@@ -62,6 +64,11 @@ class KeyStore {
 
   bool Holds(int64_t place, int64_t key) const {
     return place < end_ && records_[place].key == key && records_[place].live();
+  }
+
+  void Prefetch(int64_t place) const {
+    const bool valid = 0 <= place && place < end_;
+    __builtin_prefetch(&records_[valid ? place : 0], 1);
   }
 
   // Makes room for so many keys.
@@ -149,9 +156,12 @@ class FreeRows {
 // Not safe for threads, but for Find beside Find.
 class KeyTable {
  public:
-  // Runs a function over parts of [0, total), as ParallelFor of threads.h.
-  using Parallel = std::function<void(int64_t total, int64_t cost,
-                                      const Chunks::Function& fn)>;
+  struct Parallel {
+    int64_t threads;
+    // Runs a function over parts of [0, total), as ParallelFor of threads.h.
+    std::function<void(int64_t total, int64_t cost, const Chunks::Function& fn)>
+        run;
+  };
 
   // The last step's numbers, and in all.
   struct Statistics {
@@ -188,13 +198,8 @@ class KeyTable {
   KeyChanges Plan(const Parallel& parallel, const KeyStep& step,
                   int64_t* rows) {
     ++stamp_;
-    Find(parallel, step.keys, step.n, rows);
-    if (step.counts != nullptr) {
-      for (int64_t i = 0; i < step.n; ++i) {
-        if (step.counts[i] <= 0) rows[i] = kAbsentRow;
-      }
-    }
-    CollectUnknown(parallel, step, rows);
+    FindCounted(parallel, step, rows);
+    CollectUnknown(parallel, step);
     Admit(step.number);
     const int64_t wanted = live_.size() + admitted_.size();
     KeyChanges changes;
@@ -212,7 +217,7 @@ class KeyTable {
       changes.new_keys.push_back(unknown_[admitted_[a]]);
       rows_[admitted_[a]] = changes.new_rows[a];
     }
-    WriteUnknown(rows);
+    WriteUnknown(kAbsentRow, rows);
     return changes;
   }
 
@@ -223,7 +228,7 @@ class KeyTable {
     ++stamp_;
     const bool cannot_fail = CannotFail(step.n);
     const int64_t hits = FindHinted(parallel, step, hints, cannot_fail, rows);
-    CollectUnknown(parallel, step, rows);
+    CollectUnknown(parallel, step);
     Admit(step.number);
     Room room = {capacity_, 0, 0};
     if (live_.size() + static_cast<int64_t>(admitted_.size()) > capacity_) {
@@ -243,10 +248,7 @@ class KeyTable {
     Evict(room.least, &changes);
     Place(step.number, &changes);
     RememberCandidates(step.number);
-    WriteUnknown(rows);
-    for (int64_t i = 0; i < step.n; ++i) {
-      if (rows[i] == kAbsentRow) rows[i] = kTrashRow;
-    }
+    WriteUnknown(kTrashRow, rows);
     const int64_t admitted = admitted_.size(), unknown = unknown_.size();
     last_ = {admitted, static_cast<int64_t>(changes.evicted_keys.size()),
              unknown - admitted, hits};
@@ -307,7 +309,7 @@ class KeyTable {
 
   static void FindAll(const Parallel& parallel, const KeyStore& store,
                       const int64_t* keys, int64_t n, int64_t* places) {
-    parallel(n, kFindCost, [&](int64_t begin, int64_t end) {
+    parallel.run(n, kFindCost, [&](int64_t begin, int64_t end) {
       store.index().Find(keys + begin, end - begin, places + begin);
     });
   }
@@ -329,71 +331,135 @@ class KeyTable {
     return capacity;
   }
 
-  // Finds rows as Find does, and uses their records if told so. Entries without
-  // a count get kAbsentRow. Returns the occurrences of keys that have rows.
-  int64_t FindHinted(const Parallel& parallel, const KeyStep& step,
-                     const int64_t* hints, bool use, int64_t* rows) {
-    std::atomic<int64_t> hits{0};
-    parallel(step.n, kFindCost, [&](int64_t begin, int64_t end) {
-      int64_t found = 0;
-      for (int64_t i = begin; i < end; i += kBlock) {
-        const int64_t size = std::min(kBlock, end - i);
-        FindBlock(step, hints, i, size, rows);
-        for (int64_t j = i; j < i + size; ++j) {
-          if (rows[j] == kAbsentRow) continue;
-          found += step.count(j);
-          if (use) Use(step, j, rows[j]);
+  // Finds rows as Find does. Entries that don't count get kAbsentRow; lists the
+  // others without a row in entries_.
+  void FindCounted(const Parallel& parallel, const KeyStep& step,
+                   int64_t* rows) {
+    std::mutex mutex;
+    std::vector<std::vector<int64_t>> lists;
+    parallel.run(step.n, kFindCost, [&](int64_t begin, int64_t end) {
+      live_.index().Find(step.keys + begin, end - begin, rows + begin);
+      std::vector<int64_t> list;
+      for (int64_t i = begin; i < end; ++i) {
+        if (step.count(i) <= 0) {
+          rows[i] = kAbsentRow;
+        } else if (rows[i] == kAbsentRow) {
+          list.push_back(i);
         }
       }
-      hits.fetch_add(found, std::memory_order_relaxed);
+      std::lock_guard<std::mutex> lock(mutex);
+      lists.push_back(std::move(list));
     });
+    entries_ = Merge(&lists);
+  }
+
+  // Finds rows, and uses their records if told so. Entries that don't count get
+  // kTrashRow; lists the others without a row in entries_. Returns the
+  // occurrences of keys that have rows.
+  int64_t FindHinted(const Parallel& parallel, const KeyStep& step,
+                     const int64_t* hints, bool use, int64_t* rows) {
+    std::mutex mutex;
+    std::vector<std::vector<int64_t>> lists;
+    int64_t hits = 0;
+    ByRow(parallel, hints, step.n, [&](const auto& for_each) {
+      std::vector<int64_t> missed;
+      int64_t found = 0;
+      for_each([&](int64_t i) {
+        rows[i] = kTrashRow;
+        if (step.count(i) <= 0) return;
+        if (hints[i] < kFirstRow || !live_.Holds(hints[i], step.keys[i])) {
+          return missed.push_back(i);
+        }
+        rows[i] = hints[i];
+        found += step.count(i);
+        if (use) Use(step, i, rows[i]);
+      });
+      std::lock_guard<std::mutex> lock(mutex);
+      hits += found;
+      lists.push_back(std::move(missed));
+    });
+    const std::vector<int64_t> missed = Merge(&lists);
+    std::vector<int64_t> keys, places(missed.size());
+    for (const int64_t i : missed) keys.push_back(step.keys[i]);
+    FindAll(parallel, live_, keys.data(), keys.size(), places.data());
+    entries_.clear();
+    for (size_t m = 0; m < missed.size(); ++m) {
+      const int64_t i = missed[m];
+      if (places[m] == 0) {
+        entries_.push_back(i);
+        continue;
+      }
+      rows[i] = places[m];
+      hits += step.count(i);
+      if (use) Use(step, i, rows[i]);
+    }
     return hits;
   }
 
-  void FindBlock(const KeyStep& step, const int64_t* hints, int64_t begin,
-                 int64_t size, int64_t* rows) {
-    const KeyRecord* records = live_.records();
-    const int64_t end = live_.end();
-    int64_t missed[kBlock], keys[kBlock], found[kBlock];
-    for (int64_t i = begin; i < begin + size; ++i) {
-      if (0 <= hints[i] && hints[i] < end) {
-        __builtin_prefetch(&records[hints[i]], 1);
+  // Joins ascending lists to one.
+  static std::vector<int64_t> Merge(std::vector<std::vector<int64_t>>* lists) {
+    std::vector<int64_t> merged;
+    std::sort(lists->begin(), lists->end());
+    for (const std::vector<int64_t>& list : *lists) {
+      const int64_t size = merged.size();
+      merged.insert(merged.end(), list.begin(), list.end());
+      const auto middle = merged.begin() + size;
+      if (size > 0 && !list.empty() && middle[0] < middle[-1]) {
+        std::inplace_merge(merged.begin(), middle, merged.end());
       }
     }
-    int64_t m = 0;
-    for (int64_t i = begin; i < begin + size; ++i) {
-      rows[i] = kAbsentRow;
-      if (step.count(i) <= 0) continue;
-      if (0 <= hints[i] && live_.Holds(hints[i], step.keys[i])) {
-        rows[i] = hints[i];
-      } else {
-        missed[m] = i;
-        keys[m++] = step.keys[i];
-      }
-    }
-    live_.index().Find(keys, m, found);
-    for (int64_t j = 0; j < m; ++j) rows[missed[j]] = found[j];
+    return merged;
   }
 
-  // Several threads may use the same record.
+  // Lets each thread work on the entries of some rows, all those of a row and
+  // in their order, so that records need no lock: calls work(for_each) on it,
+  // where for_each(fn) calls fn(i).
+  template <typename Work>
+  void ByRow(const Parallel& parallel, const int64_t* rows, int64_t n,
+             const Work& work) {
+    constexpr int64_t kBlock = 64;
+    // All threads look at all entries, which takes a small part of the time.
+    const uint64_t shares = std::clamp<int64_t>(n / 1024, 1, parallel.threads);
+    const auto run = [&](int64_t begin, int64_t end) {
+      for (uint64_t share = begin; share < static_cast<uint64_t>(end);
+           ++share) {
+        work([&](const auto& fn) {
+          int64_t mine[kBlock];
+          for (int64_t i = 0; i < n;) {
+            int64_t m = 0;
+            for (; i < n && m < kBlock; ++i) {
+              mine[m] = i;
+              // Two records are in one cache line. The product spreads rows
+              // over 32 bits, of which each share has as many.
+              const uint32_t spread = (rows[i] >> 1) * 0x9E3779B1;
+              m += spread * shares >> 32 == share;
+            }
+            for (int64_t j = 0; j < m; ++j) live_.Prefetch(rows[mine[j]]);
+            for (int64_t j = 0; j < m; ++j) fn(mine[j]);
+          }
+        });
+      }
+    };
+    parallel.run(shares, kFindCost * n / shares, run);
+  }
+
+  // No other thread may use the record's row.
   void Use(const KeyStep& step, int64_t i, int64_t row) {
     KeyRecord& record = live_.records()[row];
-    __atomic_fetch_add(&record.frequency, step.count(i), __ATOMIC_RELAXED);
-    if (__atomic_load_n(&record.last_used, __ATOMIC_RELAXED) > step.number) {
+    record.frequency += step.count(i);
+    if (record.last_used > step.number) {
       scores_fell_.store(true, std::memory_order_relaxed);
     }
-    __atomic_store_n(&record.last_used, step.number, __ATOMIC_RELAXED);
-    const uint64_t state = __atomic_load_n(&record.state, __ATOMIC_RELAXED);
-    __atomic_store_n(&record.state, stamp_ << 1 | (state & 1),
-                     __ATOMIC_RELAXED);
+    record.last_used = step.number;
+    record.set_stamp(stamp_);
   }
 
   void UseAll(const Parallel& parallel, const KeyStep& step,
               const int64_t* rows) {
-    parallel(step.n, kFindCost, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        if (rows[i] != kAbsentRow) Use(step, i, rows[i]);
-      }
+    ByRow(parallel, rows, step.n, [&](const auto& for_each) {
+      for_each([&](int64_t i) {
+        if (rows[i] != kTrashRow) Use(step, i, rows[i]);
+      });
     });
   }
 
@@ -403,21 +469,16 @@ class KeyTable {
     int64_t pinned = 0;
     for (int64_t i = 0; i < step.n; ++i) {
       KeyRecord& record = records[rows[i]];
-      if (rows[i] == kAbsentRow || record.stamp() == stamp_) continue;
-      record.state = stamp_ << 1 | (record.state & 1);
+      if (rows[i] < kFirstRow || record.stamp() == stamp_) continue;
+      record.set_stamp(stamp_);
       ++pinned;
     }
     return pinned;
   }
 
-  // Finds the step's distinct keys without rows, their occurrences, and their
-  // places among the candidates.
-  void CollectUnknown(const Parallel& parallel, const KeyStep& step,
-                      const int64_t* rows) {
-    entries_.clear();
-    for (int64_t i = 0; i < step.n; ++i) {
-      if (rows[i] == kAbsentRow && step.count(i) > 0) entries_.push_back(i);
-    }
+  // Finds the distinct keys of entries_, their occurrences, and their places
+  // among the candidates.
+  void CollectUnknown(const Parallel& parallel, const KeyStep& step) {
     const int64_t n = entries_.size();
     scratch_.Clear(n);
     unknown_.clear();
@@ -583,15 +644,16 @@ class KeyTable {
     candidates_.EndPops();
   }
 
-  // Writes the unknown keys' rows to those of the step.
-  void WriteUnknown(int64_t* rows) const {
+  // Writes the unknown keys' rows to those of the step, `none` where they have
+  // none.
+  void WriteUnknown(int64_t none, int64_t* rows) const {
     for (size_t e = 0; e < entries_.size(); ++e) {
-      rows[entries_[e]] = rows_[unknown_of_entry_[e]];
+      const int64_t row = rows_[unknown_of_entry_[e]];
+      rows[entries_[e]] = row == kAbsentRow ? none : row;
     }
   }
 
   static constexpr int64_t kFindCost = 50;  // Cycles.
-  static constexpr int64_t kBlock = 256;
 
   const KeyRules rules_;
   int64_t capacity_;

@@ -1,0 +1,212 @@
+"""Tables of keys beside the reference, which must agree in all."""
+
+import numpy as np
+import tensorflow as tf
+
+from dynamic_reference import ReferenceKeys, Seen
+from tfrs_embed.engines.tables.key_table import (
+    ABSENT,
+    FIRST_ROW,
+    TRASH,
+    Candidates,
+    KeyRules,
+    KeyTable,
+)
+
+INT64 = np.iinfo(np.int64)
+EXTREME = [0, -1, INT64.min, INT64.max, INT64.min + 1, 1 << 32]
+
+POLICIES = [
+    {"policy": "none"},
+    {"policy": "lru", "evicts": True},
+    {"policy": "lfu", "evicts": True},
+    {"policy": "ttl", "ttl": 3, "evicts": True},
+    {"policy": "ttl", "ttl": 2},
+]
+ADMISSIONS = [
+    {},
+    {"threshold": 1},
+    {"threshold": 3},
+    {"probability": 0.3, "seed": 2**63 + 5},
+]
+
+
+def int64(values):
+    return tf.constant(np.array(values, np.int64))
+
+
+class Compared:
+    """A table and the reference, which are given the same and must agree."""
+
+    def __init__(self, rules):
+        self.rules = rules
+        self.table = KeyTable(rules)
+        self.reference = ReferenceKeys(rules)
+        self.rows = {}  # Of the live keys.
+        self.most_planned = 0
+        self.hints = {}
+
+    def find(self, keys):
+        found = self.table.find(int64(keys)).numpy().tolist()
+        assert found == [self.rows.get(key, ABSENT) for key in keys]
+
+    def plan(self, keys, counts, step):
+        expected = self.reference.plan(keys, counts, step)
+        before = int(self.table.physical())
+        plan = self.table.plan(
+            int64(keys), counts if counts is None else int64(counts), step
+        )
+        assert int(plan.lacking) == expected.lacking
+        assert int(plan.physical) == int(self.table.physical()) >= before
+        if expected.lacking:
+            assert int(plan.physical) == before
+            return []
+        planned = self._new_rows(plan)
+        assert set(planned) == expected.admitted
+        assert not set(planned.values()) & set(self.rows.values())
+        self.most_planned = max(self.most_planned, len(planned))
+        rows = {**self.rows, **planned}
+        assert plan.rows.numpy().tolist() == [
+            rows.get(key, ABSENT) if count > 0 else ABSENT
+            for key, count in _counted(keys, counts)
+        ]
+        self.hints = rows
+        return list(planned.values())
+
+    def commit(self, keys, counts, step, hints=None):
+        if hints is None:
+            hints = [self.hints.get(key, ABSENT) for key in keys]
+        expected = self.reference.commit(keys, counts, step)
+        commit = self.table.commit(
+            int64(keys),
+            counts if counts is None else int64(counts),
+            int64(hints),
+            step,
+        )
+        assert int(commit.lacking) == expected.lacking
+        if expected.lacking:
+            return expected
+        assert set(commit.evicted_keys.numpy()) == expected.evicted
+        assert len(commit.evicted_keys) == len(expected.evicted)
+        new = self._new_rows(commit)
+        assert set(new) == expected.admitted
+        for key in expected.evicted:
+            del self.rows[key]
+        self.rows.update(new)
+        assert commit.rows.numpy().tolist() == [
+            self.rows.get(key, TRASH) if count > 0 else TRASH
+            for key, count in _counted(keys, counts)
+        ]
+        assert int(commit.physical) == int(self.table.physical())
+        return expected
+
+    def remove(self, keys, evicted=False):
+        gone = self.reference.remove(keys, evicted)
+        rows = self.table.remove(np.array(keys, np.int64), evicted)
+        assert rows.tolist() == [
+            self.rows[key] if key in gone else ABSENT for key in keys
+        ]
+        for key in gone:
+            del self.rows[key]
+
+    def replace(self, live, candidates):
+        """Both are dicts of (frequency, step)."""
+        self.reference.replace(
+            {key: Seen(*seen) for key, seen in live.items()},
+            {key: Seen(*seen) for key, seen in candidates.items()},
+        )
+        rows = self.table.replace(*_arrays(live), _arrays(candidates))
+        assert rows.tolist() == list(range(FIRST_ROW, FIRST_ROW + len(live)))
+        self.rows = dict(zip(live, rows.tolist(), strict=True))
+
+    def check(self):
+        """All that can be observed."""
+        table, reference = self.table, self.reference
+        live = table.live()
+        assert len(live.keys) == len(reference.live) == int(table.size())
+        assert _as_dict(live.keys, live.frequency, live.last_used) == {
+            key: (seen.frequency, seen.last)
+            for key, seen in reference.live.items()
+        }
+        # Rows stay the keys' own.
+        assert _as_dict(live.keys, live.rows) == {
+            key: (row,) for key, row in self.rows.items()
+        }
+        candidates = table.candidates()
+        assert len(candidates.keys) == len(reference.candidates)
+        assert _as_dict(*candidates) == {
+            key: (seen.frequency, seen.last)
+            for key, seen in reference.candidates.items()
+        }
+        assert table.statistics().tolist() == reference.statistics()
+        assert int(table.capacity()) == reference.capacity
+        physical = int(table.physical())
+        most = FIRST_ROW + self.rules.max_capacity + self.most_planned
+        assert FIRST_ROW + reference.capacity <= physical <= most
+        rows = set(self.rows.values())
+        assert len(rows) == len(self.rows)
+        assert all(FIRST_ROW <= row < physical for row in rows)
+
+    def _new_rows(self, result):
+        """The new keys of a plan or commit, each in a row of its own."""
+        keys, rows = result.new_keys.numpy(), result.new_rows.numpy()
+        assert len(set(rows.tolist())) == len(set(keys.tolist())) == len(rows)
+        assert all(rows >= FIRST_ROW) and all(rows < int(result.physical))
+        return dict(zip(keys.tolist(), rows.tolist(), strict=True))
+
+
+def _counted(keys, counts):
+    return zip(keys, counts or [1] * len(keys), strict=True)
+
+
+def _as_dict(keys, *values):
+    columns = zip(*(value.tolist() for value in values), strict=True)
+    return dict(zip(keys.tolist(), columns, strict=True))
+
+
+def _arrays(seen):
+    frequency = [value[0] for value in seen.values()]
+    last = [value[1] for value in seen.values()]
+    return Candidates(
+        *(np.array(x, np.int64) for x in (list(seen), frequency, last))
+    )
+
+
+def run_random_stream(rng, capacity, steps):
+    """Steps of random rules and sizes, some of which have no room."""
+    most = int(capacity * rng.choice([1, 2, 3.5]))
+    compared = Compared(
+        KeyRules(
+            capacity=capacity,
+            max_capacity=most,
+            candidates=int(rng.integers(1, 2 * capacity + 1)),
+            **ADMISSIONS[rng.integers(len(ADMISSIONS))],
+            **POLICIES[rng.integers(len(POLICIES))],
+        )
+    )
+    size = int(rng.integers(1, 2 * capacity + 1))
+    step = 0
+    for _ in range(steps):
+        step += int(rng.choice([1, 1, 1, 1, 0, 9, -3]))
+        keys = rng.zipf(1.2, size) % (4 * capacity) + capacity * step // 8
+        extreme = rng.random(size) < 0.02
+        keys[extreme] = rng.choice(EXTREME, np.sum(extreme))
+        keys = keys.tolist()
+        counts = (
+            rng.integers(0, 4, size).tolist() if rng.random() < 0.5 else None
+        )
+        if rng.random() < 0.8:
+            compared.plan(keys, counts, step)
+        if rng.random() < 0.9:
+            compared.commit(keys, counts, step)
+        if rng.random() < 0.1:
+            compared.remove(keys[: size // 3], bool(rng.random() < 0.5))
+        if rng.random() < 0.05:
+            seen = {
+                int(key): tuple(rng.integers(1, 9, 2).tolist())
+                for key in rng.integers(0, 4 * capacity, 2 * capacity)
+            }
+            live = dict(list(seen.items())[: min(most, len(seen) // 2)])
+            compared.replace(live, seen)
+        compared.find(keys)
+    compared.check()
