@@ -121,7 +121,7 @@ class CompositeEngine(Engine):
             for i, vectors in zip(places, found, strict=True):
                 activations[i] = vectors
             residuals.append(residual)
-        return activations, residuals
+        return activations, (residuals, list(activations))
 
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
@@ -131,10 +131,13 @@ class CompositeEngine(Engine):
         Raises:
             RuntimeError: the lookup was not made where the tables are trained.
         """
-        for engine, places, residual in zip(
-            self._engines, self._places, residuals, strict=True
-        ):
-            engine.apply_gradients(residual, [gradients[i] for i in places])
+        by_engine, activations = residuals
+        # No table is trained in a step that finds no room for another's keys.
+        with tf.control_dependencies(activations if self.gives_rows else []):
+            for engine, places, residual in zip(
+                self._engines, self._places, by_engine, strict=True
+            ):
+                engine.apply_gradients(residual, [gradients[i] for i in places])
 
     def apply_deferred(self) -> None:
         """See the base class."""

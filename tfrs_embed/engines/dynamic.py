@@ -157,21 +157,25 @@ class DynamicEngine(CountsKeys, OneDeviceEngine):
         contributions = {}
         bags = residuals.bags
         made = concat_gradients.find(gradients)
+        planned = list(residuals.rows.values())
+        committed = []
         for name, mine in self._places().items():
             if self.optimizers[name] is None:
                 continue
             keys = _concat([bags[i].ids for i in mine])
-            # Not in a step whose loss, or its gradient, fails.
-            with tf.control_dependencies(made.matrices):
+            # Not in a step whose loss, or its gradient, fails, nor where there
+            # is no room for another table's keys.
+            with tf.control_dependencies([*made.matrices, *planned]):
                 rows = self._rows[name].commit(
                     keys, None, residuals.rows[name], residuals.step
                 )
+            committed.append(rows)
             parts = _split(rows, bags, mine)
             contributions[name] = GradientContributions(
                 [bags[i]._replace(ids=parts[i]) for i in mine],
                 [gradients[i] for i in mine],
             )
-        self._shard.update(contributions, after=[b.ids for b in bags])
+        self._shard.update(contributions, after=[*planned, *committed])
 
     def _places(self) -> dict[str, list[int]]:
         """The places of each table's features among all."""

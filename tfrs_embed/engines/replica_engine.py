@@ -254,13 +254,17 @@ class ReplicasEngine(Engine):
                 "and the gradient, inside strategy.run."
             )
             return
-        contributions = self._contributions(residuals, gradients)
-        trained = {
-            name: of_table
-            for name, of_table in contributions.items()
-            if self.optimizers[name] is not None
-        }
-        self._shards[residuals.replica].update(trained, residuals.after)
+        # No table is trained in a step that finds no room for another's keys.
+        with tf.control_dependencies(
+            residuals.after if self.gives_rows else []
+        ):
+            contributions = self._contributions(residuals, gradients)
+            trained = {
+                name: of_table
+                for name, of_table in contributions.items()
+                if self.optimizers[name] is not None
+            }
+            self._shards[residuals.replica].update(trained, residuals.after)
 
     @abc.abstractmethod
     def _contributions(
