@@ -462,6 +462,12 @@ def test_a_setting_that_no_rule_honours_is_an_error_that_names_it(name):
     )
 
 
+def test_one_of_several_such_settings_is_named_with_its_own_value():
+    optimizer = new.SGD(0.1, clipnorm=1.5, use_ema=True)
+    with pytest.raises(ValueError, match=r"clipnorm=1\.5|use_ema=True"):
+        make_layer(None, table_optimizer=optimizer)
+
+
 REFUSED_KINDS = {
     "Adamax": lambda: new.Adamax(0.1),
     "AdamW": lambda: new.AdamW(0.1),
@@ -569,6 +575,18 @@ def test_a_schedule_advances_once_a_step(make, graph):
         make(schedules.PiecewiseConstantDecay([0, 1], [4.0, 2.0, 1.0])), graph
     )
     assert [probe.rate() for _ in range(4)] == [4.0, 2.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "make", [tpu.SGD, new.SGD, legacy.SGD], ids=["tpu", "new", "legacy"]
+)
+def test_a_scheduled_rate_that_is_read_is_that_of_the_next_step(make):
+    probe = Probe(
+        make(schedules.PiecewiseConstantDecay([0, 1], [4.0, 2.0, 1.0])), False
+    )
+    for rate in (4.0, 2.0, 1.0):
+        assert probe.layer.table_optimizers["t"].learning_rate == rate
+        assert probe.rate() == rate
 
 
 def test_a_schedule_advances_once_a_step_however_many_tables_it_serves():
