@@ -412,6 +412,16 @@ def test_weights_can_be_read_and_set(hashed):
     assert_same(state(layer), best)
 
 
+def test_numpy_takes_keys_and_rows_as_they_are():
+    layer = make()
+    # A float64 has no room for it.
+    train(layer, tf.fill([1, SLOTS, NNZ], tf.constant(2**53 + 1, tf.int64)))
+    variables = layer.table.variables
+    keys, rows = (np.asarray(variables[k]) for k in ("keys", "parameters"))
+    assert (keys.dtype, rows.dtype) == (np.int64, np.float32)
+    np.testing.assert_array_equal(keys, [2**53 + 1])
+
+
 def test_exported_layer_serves(tmp_path):
     layer = trained()
     module = tf.Module()
@@ -473,6 +483,20 @@ def test_a_checkpoint_without_keys(tmp_path):
     tf.train.Checkpoint(layer=other).restore(path)
     assert other.size == 0
     assert_same(state(other), state(layer))
+
+
+def test_variables_are_restored_whatever_their_names_order(tmp_path):
+    layer = trained(optimizer="adagrad")
+    # By name a slot, "accumulators", comes before the keys of its rows.
+    path = tf.train.Checkpoint(**layer.table.variables).write(
+        str(tmp_path / "ckpt")
+    )
+    other = make(optimizer="adagrad")
+    train(other, tf.constant(draw(np.random.default_rng(2))))
+    tf.train.Checkpoint(**other.table.variables).read(path).assert_consumed()
+    found, expected = state(other), state(layer)
+    for name in layer.table.variables:
+        np.testing.assert_array_equal(found[name], expected[name])
 
 
 def test_new_keys_after_restoring_begin_with_initial_rows(tmp_path):
