@@ -694,6 +694,16 @@ def test_a_table_may_have_more_rows_than_the_ids_dtype_can_name(dtype):
     np.testing.assert_array_equal(bags.ids, [0, dtype.max])
 
 
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
+def test_a_table_of_as_many_rows_as_the_ids_dtypes_largest_has_no_such_row(
+    dtype,
+):
+    ids = tf.constant([0, dtype.max - 1, dtype.max], dtype)
+    np.testing.assert_array_equal(bags_of(dtype.max, ids[:2]).ids, ids[:2])
+    with pytest.raises(InvalidArgument, match=f" id {dtype.max} "):
+        bags_of(dtype.max, ids)
+
+
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_invalid_ids_of_any_dtype_can_count_as_absent(dtype):
     dtype = INTEGERS[dtype]
