@@ -94,7 +94,7 @@ def test_collectives_do_not_grow_with_the_number_of_tables(strategy):
 def test_a_steps_graph_has_the_collectives_of_the_formula(
     strategy, dims, mirrored
 ):
-    _, step = make_step(strategy, dims, mirrored)
+    layer, step = make_step(strategy, dims, mirrored)
     ids = distribute(strategy, draw(strategy, len(dims), 3))
     made = step.get_concrete_function(ids).graph.as_graph_def()
     of_functions = [n for f in made.library.function for n in f.node_def]
@@ -112,6 +112,10 @@ def test_a_steps_graph_has_the_collectives_of_the_formula(
     assert found == {"CollectiveReduceV2": 2 * here, **exchanges}
     # What is wrong where.
     assert of_branches == {"CollectiveGatherV2": 2 * here}
+    if not mirrored:  # Whose traffic is not counted.
+        step(ids)
+        counted = [t.collectives for t in layer.tpu_embedding.engine.traffic()]
+        assert counted == [sum(found.values()) // here] * here
 
 
 def test_capacities_are_few_and_close():
