@@ -163,6 +163,29 @@ def test_a_schedule_advances_on_the_sparse_cores(strategy):
     )
 
 
+def test_a_step_without_the_features_of_one_engine_is_an_error(strategy):
+    tables = [
+        *make_tables("a"),
+        TableConfig("small", 9, 5, placement="default_device"),
+    ]
+    layer = make_layer(strategy, tables)
+    replicas = strategy.num_replicas_in_sync
+    look_up(strategy, layer, np.zeros((BATCH * replicas, WIDTH), int))
+    engines = {t.table: t.engine for t in layer.placement.tables}
+    assert len(set(engines.values())) == 2, engines
+    ids = tf.zeros([BATCH, WIDTH], tf.int64)
+    for given, absent in (("a", "small"), ("small", "a")):
+        run = tf.function(
+            lambda ids, given=given: strategy.run(
+                lambda ids: layer({given: ids}, partial=True), (ids,)
+            )
+        )
+        with pytest.raises(
+            NotImplementedError, match=rf"no ids for \['{absent}'\]"
+        ):
+            run(ids)
+
+
 def test_tables_are_read_and_set_whole(strategy):
     layer = make_layer(strategy, make_tables("ab"))
     values = np.arange(250.0).reshape(50, 5)

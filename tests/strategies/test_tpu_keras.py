@@ -20,7 +20,7 @@ from strategies.keras_models import (
     make_samples,
     one_device,
 )
-from tfrs_embed import optimizers, sparsecore
+from tfrs_embed import optimizers, sparsecore, strategies
 from tfrs_embed.optimizers.learning_rate import LearningRate
 from tfrs_embed.sparsecore import host_kernels
 
@@ -117,6 +117,26 @@ def test_learning_rate_can_be_assigned(strategy, steps):
         optimizer.learning_rate = 0.1
     model.fit(distribute(strategy, steps), steps_per_epoch=4, verbose=0)
     assert np.any(layer.embedding_tables["user"].numpy() != before["user"])
+
+
+def test_the_host_reads_a_rate_that_it_holds(strategy):
+    layer = make_layer(strategy, batch_size=4)
+    [optimizer] = layer.table_optimizers.values()
+    handle = optimizer.rate.variable.handle
+    reads = {}
+
+    def replica_step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer({"f": ids})["f"])
+        differentiate(tape, loss, layer.trainable_variables)
+        graph = tf.compat.v1.get_default_graph()
+        given = graph.capture(handle)
+        for op in graph.get_operations():
+            if op.type == "ReadVariableOp" and op.inputs[0] is given:
+                reads[op.name] = strategies.on_tpu(op)
+
+    tf.function(lambda ids: strategy.run(replica_step, (ids,)))(tf.range(4))
+    assert reads and not any(reads.values())
 
 
 def test_keras_optimizer_on_the_tpu_schedules_its_rate(strategy, steps):
