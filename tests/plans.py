@@ -29,6 +29,7 @@ REPLICAS = {
         # More replicas find little in the other tests that two don't; from
         # three on, the order of a sum matters.
         CONFORMANCE: None if ALL else "many_optimizers and not tensorflow",
+        "strategies/test_dynamic_replicas.py": None if ALL else "lru or ttl",
         "strategies/test_mirrored_engine.py": "test_training",
     },
     "workers:2": {

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from fronts import NUMBER, layers
 from reference import Table
+from tfrs_embed import DynamicKeys, TableConfig
 
 tpu = tf.tpu.experimental.embedding
 Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
@@ -123,16 +124,24 @@ class Engine(NamedTuple):
         options: arguments of it.
         large: the place of the table of 50 rows.
         small: that of the table of 7 rows.
+        keys: how the tables' keys come and go; None: ids are rows.
     """
 
     layer: type
     options: dict[str, Any]
     large: str
     small: str
+    keys: DynamicKeys | None = None
 
 
 def _engine(layer, threshold, large, small, **options):
     return Engine(layer, {"size_threshold": threshold, **options}, large, small)
+
+
+def _by_key(layer, place):
+    """All numbers of a vocabulary are keys, so that results are the same."""
+    keys = DynamicKeys(eviction=None)
+    return Engine(layer, {"size_threshold": None}, place, place, keys)
 
 
 _PARTIAL = layers.PartialTPUEmbedding
@@ -150,7 +159,10 @@ ENGINES = {
     "partial": _engine(_PARTIAL, 0, "one device", "one device"),
     "partial_small": _engine(_PARTIAL, 20, "one device", "Keras"),
     "distributed": _engine(_DISTRIBUTED, 0, "one device", "one device"),
+    "dynamic": _by_key(_PARTIAL, "one device, by key"),
+    "distributed_dynamic": _by_key(_DISTRIBUTED, "one device, by key"),
     # On several replicas.
+    "dynamic_sharded": _by_key(_PARTIAL, "sharded, by key"),
     "sharded": _engine(_PARTIAL, 0, "sharded", "sharded"),
     "sharded_small": _engine(_PARTIAL, 20, "sharded", "Keras"),
     "distributed_sharded": _engine(_DISTRIBUTED, 0, "sharded", "sharded"),
@@ -180,8 +192,18 @@ class TableCase(NamedTuple):
     kinds: tuple[str, ...] = tuple(KINDS)
     seed: int = 0
 
-    def config(self, name, optimizer=None):
-        """The table's config in TensorFlow's class."""
+    def config(self, name, optimizer=None, keys=None):
+        """The table's config in TensorFlow's class; with keys in ours."""
+        if keys is not None:
+            return TableConfig(
+                name,
+                self.rows,
+                self.dim,
+                tf.random_normal_initializer(seed=self.seed),
+                optimizer,
+                self.combiner,
+                keys=keys,
+            )
         return tpu.TableConfig(
             self.rows,
             self.dim,

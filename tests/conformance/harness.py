@@ -19,6 +19,7 @@ from fronts import layers
 from helpers import differentiate
 from reference import Feature, Ragged, Reference, Sparse, to_tf
 from strategies.replicas import add, distribute, local
+from tfrs_embed import FeatureConfig
 from tfrs_embed.placement import EngineKind
 from tfrs_embed.strategies import is_tpu
 
@@ -51,7 +52,8 @@ def build(engine, tables=None, per_table=False, **options):
         [shared] = {case.optimizer for case in tables.values()}
     features, described = {}, {}
     for table, case in tables.items():
-        config = case.config(table, optimizers[table] if per_table else None)
+        own = optimizers[table] if per_table else None
+        config = case.config(table, own, ENGINES[engine].keys)
         for kind in case.kinds:
             name, shape = f"{table}_{kind}", KINDS[kind]
             if layer_class is layers.DistributedEmbedding:
@@ -59,7 +61,7 @@ def build(engine, tables=None, per_table=False, **options):
                     continue  # It has no batch.
                 if kind == "matrix":
                     shape = {"output_shape": (BATCH,)}
-            features[name] = tpu.FeatureConfig(config, **KINDS[kind])
+            features[name] = _feature(name, config, KINDS[kind])
             described[name] = Feature(table, **shape)
     layer = layer_class(
         features,
@@ -70,6 +72,10 @@ def build(engine, tables=None, per_table=False, **options):
         # A TPU's tables are made by the first call.
         rng = np.random.default_rng(0)
         layer({n: to_tf(make_ids(rng, kind_of(n), 1)) for n in features})
+    if ENGINES[engine].keys is not None:
+        layer.build(None)
+        for name, case in tables.items():
+            layer.tables[name].give_rows(range(case.rows))
     rows = {n: table.numpy() for n, table in layer.embedding_tables.items()}
     places, keras = places_of(layer), EngineKind.KERAS.value
     reference = Reference(
@@ -81,6 +87,16 @@ def build(engine, tables=None, per_table=False, **options):
         options.get("invalid_ids", "error"),
     )
     return layer, reference
+
+
+def _feature(name, table, options):
+    """A feature in the class of its table: TensorFlow's, or ours."""
+    if isinstance(table, tpu.TableConfig):
+        return tpu.FeatureConfig(table, **options)
+    options = dict(options)
+    if "output_shape" in options:
+        options["output_shape"] += (table.embedding_dim,)
+    return FeatureConfig(name, table, **options)
 
 
 def places_of(layer):

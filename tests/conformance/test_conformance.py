@@ -151,7 +151,8 @@ def case(request):
                 for engine in ("keras", "partial_small", "distributed")
                 for combiner in ("sum", "mean", "sqrtn")
                 for weighted in (False, True)
-            )
+            ),
+            Case("dynamic", "sgd", "mean", mode="eager"),
         ),
         *(
             Case("partial_small", "sgd", "mean", w, DENSE, "compiled")
@@ -190,8 +191,11 @@ def test_lookup(case, strategy):
                     ("partial", "mean", True, "eager"),
                     ("distributed", "sqrtn", True, "function"),
                 )
-            )
+            ),
+            Case("dynamic", steps=3),
         ),
+        *(Case("dynamic", optimizer, kinds=FEW) for optimizer in OPTIMIZERS),
+        Case("distributed_dynamic", kinds=FEW),
         Case("partial", "adagrad", "mean", True, DENSE, "compiled", 3),
         Case("partial", "adagrad", "sqrtn", False, DENSE, "compiled", 3),
         *(
@@ -218,6 +222,7 @@ def test_lookup(case, strategy):
         Case("distributed_sharded", kinds=FEW, steps=3),
         Case("distributed_both", steps=3),
         Case("distributed_mirrored", kinds=FEW, steps=3),
+        Case("dynamic_sharded", steps=3),
     ],
     tpu=[
         Case("sparse"),
@@ -239,8 +244,12 @@ def test_training(case, strategy):
         Case("partial", None, None, True, tables="width_4"),
         Case("partial", None, None, False, tables="width_4"),
         Case("partial", None, None, False, tables="width_40"),
+        Case("dynamic", None, None, True, tables="width_4"),
     ),
-    replicas=both(Case("sharded", None, None, tables="two_widths", steps=3)),
+    replicas=both(
+        Case("sharded", None, None, tables="two_widths", steps=3),
+        Case("dynamic_sharded", None, None, tables="two_widths", steps=3),
+    ),
     tpu=[
         Case(engine, None, None, tables="stacked", steps=3)
         for engine in ("sparse", "dense")

@@ -149,12 +149,12 @@ def _alike(updates: Sequence[TableUpdate]) -> list[list[TableUpdate]]:
     """Groups tables of one width, rule and rate."""
     groups: dict[Any, list[TableUpdate]] = {}
     for number, table_update in enumerate(updates):
-        dim = table_update.variables[PARAMETERS].shape[1]
+        rows, dim = table_update.variables[PARAMETERS].shape
         key = (dim, table_update.rule, id(table_update.rate))
-        # Exchanged gradients are those of a group of tables already.
-        groups.setdefault(
-            (number,) if table_update.contributions.single else key, []
-        ).append(table_update)
+        # Exchanged gradients are those of a group of tables already, and rows
+        # can only be numbered if it is known how many there are.
+        alone = table_update.contributions.single or rows is None
+        groups.setdefault((number,) if alone else key, []).append(table_update)
     return list(groups.values())
 
 
