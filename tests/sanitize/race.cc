@@ -1,6 +1,6 @@
-// Runs the loops of rows.cc on several threads as the operations do, each on
-// its own part, and compares with one thread: ThreadSanitizer sees all of it,
-// which it can't of a program with TensorFlow.
+// Runs the loops of rows.cc and the steps of key_table.cc on several threads as
+// the operations do, each on its own part, and compares with one thread:
+// ThreadSanitizer sees all of it, which it can't of a program with TensorFlow.
 
 #include <algorithm>
 #include <chrono>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "chunks.h"
+#include "key_table.h"
 #include "rows.h"
 
 namespace {
@@ -31,14 +32,16 @@ std::vector<float> DrawFloats(int64_t n) {
   return values;
 }
 
-// Runs fn(part) for all parts, on `threads` threads, some of which come late.
-void InParts(int threads, int64_t parts,
-             const std::function<void(int64_t)>& fn) {
+// Runs fn(begin, end) over [0, total), on `threads` threads, some of which come
+// late.
+void InChunks(int threads, int64_t total,
+              const tfrs_embed::Chunks::Function& fn) {
+  if (total == 0) return;
   std::mutex mutex;
   std::deque<std::thread> pool;
   const int64_t late = Draw(0, 4);
   tfrs_embed::Chunks::Run(
-      parts, Draw(1, parts + 1), threads - 1,
+      total, Draw(1, total + 1), threads - 1,
       [&](std::function<void()> run) {
         std::lock_guard<std::mutex> lock(mutex);
         const auto wait = std::chrono::microseconds(30 * late * pool.size());
@@ -47,9 +50,7 @@ void InParts(int threads, int64_t parts,
           run();
         });
       },
-      [&](int64_t begin, int64_t end) {
-        for (int64_t part = begin; part < end; ++part) fn(part);
-      });
+      fn);
   // One that came late may still be about to wake another.
   while (true) {
     std::unique_lock<std::mutex> lock(mutex);
@@ -61,9 +62,17 @@ void InParts(int threads, int64_t parts,
   }
 }
 
-void Require(bool ok, const char* what, const TfrsLoops& loops) {
+// Runs fn(part) for all parts, likewise.
+void InParts(int threads, int64_t parts,
+             const std::function<void(int64_t)>& fn) {
+  InChunks(threads, parts, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) fn(part);
+  });
+}
+
+void Require(bool ok, const char* what, const char* where) {
   if (ok) return;
-  std::fprintf(stderr, "%s, %s: differs among threads\n", loops.name, what);
+  std::fprintf(stderr, "%s, %s: differs among threads\n", where, what);
   std::exit(1);
 }
 
@@ -117,7 +126,7 @@ void TryLookup(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
         part % 2 ? 0 : loops.prefetch(&lookup, begin, end);
     loops.lookup(&lookup, begin, end, prefetched);
   });
-  Require(one == many, "lookup", loops);
+  Require(one == many, "lookup", loops.name);
 }
 
 void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
@@ -170,7 +179,51 @@ void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
     });
   }
   for (int k = 0; k < 3; ++k) {
-    Require(states[0][k] == states[1][k], "update", loops);
+    Require(states[0][k] == states[1][k], "update", loops.name);
+  }
+}
+
+void TryKeys() {
+  using tfrs_embed::KeyTable;
+  const int64_t capacity = Draw(1, 3000);
+  const bool counts_seen = Draw(0, 2);
+  const tfrs_embed::KeyRules rules = {
+      capacity, 2 * capacity, Draw(1, 500), counts_seen ? Draw(1, 4) : 0,
+      Draw(0, 2) ? 1.0 : 0.5, random_bits(), true, Draw(0, 2) == 0, true, 0};
+  KeyTable one(rules), many(rules);
+  const KeyTable::Parallel alone = {
+      1, [](int64_t total, int64_t, const tfrs_embed::Chunks::Function& fn) {
+        fn(0, total);
+      }};
+  for (int64_t number = 1; number < 6; ++number) {
+    const int threads = Draw(2, 9);
+    const KeyTable::Parallel together = {
+        threads, [threads](int64_t total, int64_t,
+                           const tfrs_embed::Chunks::Function& fn) {
+          InChunks(threads, total, fn);
+        }};
+    const int64_t n = Draw(0, 6000);
+    std::vector<int64_t> keys(n), counts(n), rows[2], hints(n);
+    for (int64_t& key : keys) key = Draw(0, capacity);
+    for (int64_t& count : counts) count = Draw(0, 3);
+    const tfrs_embed::KeyStep step = {
+        keys.data(), Draw(0, 2) ? counts.data() : nullptr, n, number};
+    int64_t lacking[2];
+    for (int run = 0; run < 2; ++run) {
+      KeyTable& table = run ? many : one;
+      const KeyTable::Parallel& parallel = run ? together : alone;
+      rows[run].resize(n);
+      table.Plan(parallel, step, hints.data());
+      lacking[run] =
+          table.Commit(parallel, step, hints.data(), rows[run].data()).lacking;
+      table.Find(parallel, keys.data(), n, hints.data());
+      if (lacking[run] == 0) {
+        rows[run].insert(rows[run].end(), hints.begin(), hints.end());
+      }
+    }
+    Require(lacking[0] == lacking[1], "room", "keys");
+    Require(lacking[0] > 0 || rows[0] == rows[1], "rows", "keys");
+    Require(one.total().hits == many.total().hits, "hits", "keys");
   }
 }
 
@@ -190,6 +243,7 @@ int main(int argc, char** argv) {
     const int64_t dim = Draw(0, 2) ? common[Draw(0, 5)] : Draw(1, 300);
     TryLookup(loops, n, rows, dim);
     TryUpdate(loops, n, rows, dim);
+    TryKeys();
   }
   std::printf("threads: %d cases\n", cases);
 }

@@ -5,7 +5,7 @@
 AddressSanitizer and UndefinedBehaviorSanitizer watch the operations inside
 TensorFlow. ThreadSanitizer can't: TensorFlow's own locks and threads are not
 compiled with it, so it would take what they order for races. It watches
-race.cc, which runs the same loops on threads of its own.
+race.cc, which runs the same loops and steps on threads of its own.
 """
 
 import argparse
@@ -93,7 +93,8 @@ def compile_race(compiler, scratch):
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda job: build._run([*command, *job]), jobs))
     program = scratch / "race"
-    source = [f"-I{files.SOURCES}", str(HERE / "race.cc")]
+    keys = files.SOURCES / "key_table.cc"
+    source = [f"-I{files.SOURCES}", str(HERE / "race.cc"), str(keys)]
     objects = [job[-1] for job in jobs]
     build._run([*command, *source, *objects, "-pthread", "-o", str(program)])
     return program

@@ -9,9 +9,23 @@
 #include <tuple>
 #include <vector>
 
-#include "key_store.h"
+#include "key_index.h"
 
 namespace tfrs_embed {
+
+// What is known of a key: half a cache line.
+struct KeyRecord {
+  static constexpr uint64_t kLive = 2;  // The state after a first stamp.
+
+  int64_t key, frequency, last_used;
+  uint64_t state;  // The last stamp, doubled, plus whether it is queued; or 0.
+
+  bool live() const { return state != 0; }
+  uint64_t stamp() const { return state >> 1; }
+  void set_stamp(uint64_t stamp) { state = stamp << 1 | (state & 1); }
+  bool queued() const { return state & 1; }
+  void set_queued(bool queued) { state = (state & ~uint64_t{1}) | queued; }
+};
 
 // The keys with the least scores, of which the very least are sorted. Scores
 // rise with each use of a key, and most keys are used far more often than they

@@ -4,189 +4,67 @@
 #define TFRS_EMBED_KERNELS_CC_KEY_STORE_H_
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <new>
-#include <utility>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
+#include "eviction_order.h"
+#include "key_index.h"
 
 namespace tfrs_embed {
 
-// splitmix64's finaliser.
-inline uint64_t MixBits(uint64_t z) {
-  z += 0x9E3779B97F4A7C15ull;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
-
-// Zeros, which take memory only once they are written to. They begin at a cache
-// line. Throws std::bad_alloc.
-template <typename T>
-class ZeroedArray {
+// Keys with their records by place, and the order in which they go.
+class KeyStore {
  public:
-  explicit ZeroedArray(int64_t size = 0) : size_(size) {
-    constexpr size_t kLine = 64;
-    const size_t bytes = size * sizeof(T);
-    memory_.reset(std::calloc(bytes + kLine, 1));
-    if (memory_ == nullptr) throw std::bad_alloc();
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(memory_.get());
-    data_ = reinterpret_cast<T*>((begin + kLine - 1) / kLine * kLine);
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    // Records are read in random order: see huge_pages.h. These pages come when
-    // they are first written to.
-    constexpr uintptr_t kPage = 2 << 20;
-    const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
-    const uintptr_t last = (begin + bytes) / kPage * kPage;
-    if (first < last) {
-      madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-    }
-#endif
-  }
-
-  // Makes it larger; the first `used` values stay.
-  void Grow(int64_t size, int64_t used) {
-    ZeroedArray grown(size);
-    std::memcpy(grown.data_, data_, used * sizeof(T));
-    *this = std::move(grown);
-  }
+  KeyStore(int64_t count, int64_t places, int64_t first, bool by_frequency)
+      : index_(count), records_(places), end_(first), order_(by_frequency) {}
 
   int64_t size() const { return size_; }
-  T* data() { return data_; }
-  T& operator[](int64_t i) { return data_[i]; }
-  const T& operator[](int64_t i) const { return data_[i]; }
+  const KeyIndex& index() const { return index_; }
+  KeyRecord* records() { return records_.data(); }
+  // Behind the last place that a key has had.
+  int64_t end() const { return end_; }
 
- private:
-  struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-  };
-  std::unique_ptr<void, Free> memory_;
-  T* data_;
-  int64_t size_;
-};
+  bool Holds(int64_t place, int64_t key) const {
+    return place < end_ && records_[place].key == key && records_[place].live();
+  }
 
-// A hash map with open addressing of keys to places. A place is not 0.
-class KeyIndex {
- public:
-  // Has room for so many keys, of whose slots they take at most half.
-  explicit KeyIndex(int64_t count) { Allocate(count); }
+  void Prefetch(int64_t place) const {
+    const bool valid = 0 <= place && place < end_;
+    __builtin_prefetch(&records_[valid ? place : 0], 1);
+  }
 
   // Makes room for so many keys.
-  void Reserve(int64_t count) {
-    if (4 * count <= 3 * (mask_ + 1)) return;
-    const ZeroedArray<Slot> old = std::move(slots_);
-    const int64_t slots = mask_ + 1;
-    Allocate(count);
-    for (int64_t i = 0; i < slots; ++i) {
-      if (old[i].place != 0) slots_[FindSlot(old[i].key)] = old[i];
+  void Reserve(int64_t count) { index_.Reserve(count); }
+
+  // Gives a place to a key that has none.
+  void Insert(int64_t place, const KeyRecord& record) {
+    if (place >= records_.size()) {
+      records_.Grow(std::max(place + 1, 2 * records_.size()), end_);
     }
+    end_ = std::max(end_, place + 1);
+    index_.FindOrInsert(record.key, place);
+    records_[place] = record;
+    order_.Add(records(), place);
+    ++size_;
   }
 
-  // Forgets all keys, and makes room for so many.
-  void Clear(int64_t count) {
-    if (2 * count > slots_.size()) return Allocate(count);
-    SetBits(count);
-    std::memset(slots_.data(), 0, (mask_ + 1) * sizeof(Slot));
+  void Erase(int64_t place) {
+    index_.Erase(records_[place].key);
+    records_[place].state = 0;
+    --size_;
   }
 
-  // The key's place, or 0.
-  int64_t Find(int64_t key) const { return slots_[FindSlot(key)].place; }
-
-  // Finds the places of n keys. It is much faster than one key at a time: slots
-  // are on their way from memory while others are looked at.
-  void Find(const int64_t* keys, int64_t n, int64_t* places) const {
-    constexpr int64_t kAhead = 64;
-    int64_t homes[kAhead];
-    auto approach = [&](int64_t i) {
-      homes[i % kAhead] = Home(keys[i]);
-      __builtin_prefetch(&slots_[homes[i % kAhead]]);
-    };
-    for (int64_t i = 0; i < std::min(n, kAhead); ++i) approach(i);
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t home = homes[i % kAhead];
-      if (i + kAhead < n) approach(i + kAhead);
-      places[i] = slots_[FindSlot(keys[i], home)].place;
-    }
-  }
-
-  // The key's place, which is the given one if it had none.
-  int64_t FindOrInsert(int64_t key, int64_t place) {
-    Slot& slot = slots_[FindSlot(key)];
-    if (slot.place == 0) slot = {key, place};
-    return slot.place;
-  }
-
-  void Prefetch(int64_t key) const {
-    __builtin_prefetch(&slots_[Home(key)], 1);
-  }
-
-  // Forgets a key that there is.
-  void Erase(int64_t key) {
-    int64_t hole = FindSlot(key);
-    // Keys behind it that could be where the hole is move up, so that none is
-    // searched for beyond an empty slot.
-    for (int64_t at = (hole + 1) & mask_; slots_[at].place != 0;
-         at = (at + 1) & mask_) {
-      const int64_t home = Home(slots_[at].key);
-      if (((at - home) & mask_) >= ((at - hole) & mask_)) {
-        slots_[hole] = slots_[at];
-        hole = at;
-      }
-    }
-    slots_[hole].place = 0;
-  }
+  // See EvictionOrder.
+  int64_t Pop(uint64_t pinned) { return order_.Pop(records(), end_, pinned); }
+  void PutBack(int64_t place) { order_.PutBack(records(), place); }
+  void EndPops() { order_.EndPops(records(), end_); }
+  void Prepare(int64_t pops) { order_.Prepare(records(), end_, pops); }
+  void ScoresFell() { order_.Reset(records()); }
 
  private:
-  struct Slot {
-    int64_t key, place;  // Place 0: no key.
-  };
-
-  void SetBits(int64_t count) {
-    bits_ = 4;
-    while ((int64_t{1} << bits_) < 2 * count) ++bits_;
-    mask_ = (int64_t{1} << bits_) - 1;
-  }
-
-  void Allocate(int64_t count) {
-    SetBits(count);
-    slots_ = ZeroedArray<Slot>(mask_ + 1);
-  }
-
-  int64_t Home(int64_t key) const { return MixBits(key) >> (64 - bits_); }
-
-  // The slot of a key, or the empty one that it would get.
-  int64_t FindSlot(int64_t key) const { return FindSlot(key, Home(key)); }
-
-  int64_t FindSlot(int64_t key, int64_t at) const {
-    while (slots_[at].place != 0 && slots_[at].key != key) {
-      at = (at + 1) & mask_;
-    }
-    return at;
-  }
-
-  int bits_;
-  int64_t mask_;
-  ZeroedArray<Slot> slots_;
-};
-
-// What is known of a key: half a cache line.
-struct KeyRecord {
-  static constexpr uint64_t kLive = 2;  // The state after a first stamp.
-
-  int64_t key, frequency, last_used;
-  uint64_t state;  // The last stamp, doubled, plus whether it is queued; or 0.
-
-  bool live() const { return state != 0; }
-  uint64_t stamp() const { return state >> 1; }
-  void set_stamp(uint64_t stamp) { state = stamp << 1 | (state & 1); }
-  bool queued() const { return state & 1; }
-  void set_queued(bool queued) { state = (state & ~uint64_t{1}) | queued; }
+  KeyIndex index_;
+  ZeroedArray<KeyRecord> records_;
+  int64_t end_, size_ = 0;
+  EvictionOrder order_;
 };
 
 }  // namespace tfrs_embed

@@ -1,450 +1,430 @@
-// The operations on a shard's keys. key_table.py says what they do.
+// How a step's keys are found, admitted and evicted.
 
-#include <cstdint>
-#include <new>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
 #include "key_table.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_handle.h"
-#include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/framework/types.h"
-#include "tensorflow/core/platform/errors.h"
-#include "tensorflow/core/platform/mutex.h"
-#include "tensorflow/core/platform/refcount.h"
-#include "threads.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 namespace tfrs_embed {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::ResourceHandle;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::shape_inference::InferenceContext;
-
-namespace {
-
-class KeyTableResource : public tensorflow::ResourceBase {
- public:
-  explicit KeyTableResource(const KeyRules& rules) : table(rules) {}
-
-  std::string DebugString() const override { return "TfrsEmbedKeyTable"; }
-
-  tensorflow::mutex mutex;
-  KeyTable table;
-};
-
-// Makes a table that lives as long as its handle.
-class KeyTableOp : public OpKernel {
- public:
-  explicit KeyTableOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    int64_t seed;
-    std::string policy;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("capacity", &rules_.capacity));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_capacity", &rules_.max_capacity));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("candidates", &rules_.candidates));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("threshold", &rules_.threshold));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("seed", &seed));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("policy", &policy));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("ttl", &rules_.ttl));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("evicts", &rules_.evicts));
-    rules_.seed = seed;
-    rules_.has_policy = policy != "none";
-    rules_.by_frequency = policy == "lfu";
-    if (policy != "ttl") rules_.ttl = 0;
+KeyChanges KeyTable::Plan(const Parallel& parallel, const KeyStep& step,
+                          int64_t* rows) {
+  ++stamp_;
+  FindCounted(parallel, step, rows);
+  CollectUnknown(parallel, step);
+  Admit(step.number);
+  const int64_t wanted = live_.size() + admitted_.size();
+  KeyChanges changes;
+  if (wanted > capacity_ && !CannotFail(step.n)) {
+    changes.lacking = FindRoom(step.number, Pin(step, rows)).lacking;
+    PutVictimsBack();
+    if (changes.lacking > 0) return changes;
   }
-
-  void Compute(OpKernelContext* ctx) override {
-    Tensor* handle;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &handle));
-    KeyRules rules = rules_;
-    rules.probability = ctx->input(0).scalar<double>()();
-    KeyTableResource* resource = nullptr;
-    try {
-      resource = new KeyTableResource(rules);
-    } catch (const std::bad_alloc&) {
-      ctx->SetStatus(tensorflow::errors::ResourceExhausted(
-          "No memory for the keys of ", rules.capacity, " rows."));
-      return;
-    }
-    handle->scalar<ResourceHandle>()() =
-        ResourceHandle::MakeRefCountingHandle<KeyTableResource>(
-            resource, ctx->device()->name());
+  const int64_t n = admitted_.size();
+  // So that the variables grow once, not again when the step is committed.
+  free_rows_.Raise(kFirstRow + Grown(wanted));
+  changes.new_rows.resize(n);
+  free_rows_.Show(n, changes.new_rows.data());
+  for (int64_t a = 0; a < n; ++a) {
+    changes.new_keys.push_back(unknown_[admitted_[a]]);
+    rows_[admitted_[a]] = changes.new_rows[a];
   }
-
- private:
-  KeyRules rules_;
-};
-
-absl::Status CopyOut(OpKernelContext* ctx, int output,
-                     const std::vector<int64_t>& values) {
-  Tensor* tensor;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(
-      output, TensorShape({static_cast<int64_t>(values.size())}), &tensor));
-  std::copy(values.begin(), values.end(), tensor->flat<int64_t>().data());
-  return absl::OkStatus();
+  WriteUnknown(kAbsentRow, rows);
+  return changes;
 }
 
-absl::Status ScalarOut(OpKernelContext* ctx, int output, int64_t value) {
-  Tensor* tensor;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(output, TensorShape({}), &tensor));
-  tensor->scalar<int64_t>()() = value;
-  return absl::OkStatus();
+KeyChanges KeyTable::Commit(const Parallel& parallel, const KeyStep& step,
+                            const int64_t* hints, int64_t* rows) {
+  ++stamp_;
+  const bool cannot_fail = CannotFail(step.n);
+  const int64_t hits = FindHinted(parallel, step, hints, cannot_fail, rows);
+  CollectUnknown(parallel, step);
+  Admit(step.number);
+  Room room = {capacity_, 0, 0};
+  if (live_.size() + static_cast<int64_t>(admitted_.size()) > capacity_) {
+    room = FindRoom(step.number, cannot_fail ? 0 : Pin(step, rows));
+  }
+  KeyChanges changes;
+  changes.lacking = room.lacking;
+  if (room.lacking > 0) {
+    PutVictimsBack();
+    return changes;
+  }
+  capacity_ = room.capacity;
+  free_rows_.Raise(kFirstRow + capacity_);
+  live_.Reserve(capacity_);
+  if (!cannot_fail) UseAll(parallel, step, rows);
+  if (scores_fell_.exchange(false)) live_.ScoresFell();
+  Evict(room.least, &changes);
+  Place(step.number, &changes);
+  RememberCandidates(step.number);
+  WriteUnknown(kTrashRow, rows);
+  const int64_t admitted = admitted_.size(), unknown = unknown_.size();
+  last_ = {admitted, static_cast<int64_t>(changes.evicted_keys.size()),
+           unknown - admitted, hits};
+  total_.admitted += last_.admitted;
+  total_.evicted += last_.evicted;
+  total_.rejected += last_.rejected;
+  total_.hits += last_.hits;
+  return changes;
 }
 
-absl::Status RowsOut(OpKernelContext* ctx, int64_t n, int64_t** rows) {
-  Tensor* tensor;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({n}), &tensor));
-  *rows = tensor->flat<int64_t>().data();
-  return absl::OkStatus();
+bool KeyTable::Replace(const std::vector<KeyRecord>& live,
+                       const std::vector<KeyRecord>& candidates) {
+  const int64_t n = live.size();
+  if (n > rules_.max_capacity) return false;
+  capacity_ = Grown(n);
+  live_ = KeyStore(capacity_, kFirstRow + 2 * capacity_, kFirstRow,
+                   rules_.by_frequency);
+  free_rows_.Reset(n);
+  free_rows_.Raise(kFirstRow + capacity_);
+  for (int64_t i = 0; i < n; ++i) {
+    live_.Insert(kFirstRow + i, live[i]);
+  }
+  if (rules_.threshold == 0) return true;
+  candidates_ = KeyStore(rules_.candidates, 2 * rules_.candidates, 1, false);
+  candidate_places_.clear();
+  for (const KeyRecord& record : candidates) {
+    if (live_.index().Find(record.key) == 0) InsertCandidate(record);
+  }
+  ForgetCandidates();
+  return true;
 }
 
-// Checks that inputs after the table's handle are vectors of one length.
-absl::Status CheckAlike(OpKernelContext* ctx, int first, int last) {
-  const int64_t n = ctx->input(first).NumElements();
-  for (int i = first; i <= last; ++i) {
-    if (ctx->input(i).NumElements() != n) {
-      return tensorflow::errors::InvalidArgument(
-          "Input ", i, " has ", ctx->input(i).NumElements(),
-          " elements, input ", first, " has ", n, ".");
+void KeyTable::Remove(const Parallel& parallel, const int64_t* keys, int64_t n,
+                      bool evicted, int64_t* rows) {
+  Find(parallel, keys, n, rows);
+  for (int64_t i = 0; i < n; ++i) {
+    // It may be among them twice.
+    if (rows[i] != kAbsentRow && live_.Holds(rows[i], keys[i])) {
+      live_.Erase(rows[i]);
+      free_rows_.Give(rows[i]);
+      total_.evicted += evicted;
     }
-  }
-  return absl::OkStatus();
-}
-
-// An operation on a table, which is its first input.
-class OpOnKeys : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    tensorflow::core::RefCountPtr<KeyTableResource> resource;
-    OP_REQUIRES_OK(ctx, tensorflow::LookupResource(
-                            ctx, tensorflow::HandleFromInput(ctx, 0),
-                            &resource));
-    try {
-      OP_REQUIRES_OK(ctx, Run(ctx, resource.get()));
-    } catch (const std::bad_alloc&) {
-      ctx->SetStatus(
-          tensorflow::errors::ResourceExhausted("No memory for more keys."));
-    }
-  }
-
- protected:
-  virtual absl::Status Run(OpKernelContext* ctx,
-                           KeyTableResource* resource) = 0;
-
-  static KeyTable::Parallel ParallelOn(OpKernelContext* ctx) {
-    return {NumThreads(ctx), [ctx](int64_t total, int64_t cost,
-                                   const Chunks::Function& fn) {
-              ParallelFor(ctx, total, cost, fn);
-            }};
-  }
-
-  static const int64_t* Input(OpKernelContext* ctx, int i) {
-    return ctx->input(i).flat<int64_t>().data();
-  }
-
-  // A step, of the inputs keys, counts and the step's number, which is the last
-  // of so many inputs. No counts are ones.
-  static absl::Status ReadStep(OpKernelContext* ctx, int inputs,
-                               KeyStep* step) {
-    const bool counted = ctx->input(2).NumElements() > 0;
-    step->n = ctx->input(1).NumElements();
-    step->keys = Input(ctx, 1);
-    step->counts = counted ? Input(ctx, 2) : nullptr;
-    if (ctx->input(inputs - 1).NumElements() != 1) {
-      return tensorflow::errors::InvalidArgument("The step must be a scalar.");
-    }
-    step->number = *Input(ctx, inputs - 1);
-    return counted ? CheckAlike(ctx, 1, 2) : absl::OkStatus();
-  }
-};
-
-class FindKeysOp : public OpOnKeys {
-  using OpOnKeys::OpOnKeys;
-
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
-    const int64_t n = ctx->input(1).NumElements();
-    int64_t* rows;
-    TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
-    tensorflow::tf_shared_lock lock(resource->mutex);
-    resource->table.Find(ParallelOn(ctx), Input(ctx, 1), n, rows);
-    return absl::OkStatus();
-  }
-};
-
-class PlanKeysOp : public OpOnKeys {
-  using OpOnKeys::OpOnKeys;
-
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
-    KeyStep step;
-    TF_RETURN_IF_ERROR(ReadStep(ctx, 4, &step));
-    int64_t* rows;
-    TF_RETURN_IF_ERROR(RowsOut(ctx, step.n, &rows));
-    tensorflow::mutex_lock lock(resource->mutex);
-    const KeyChanges plan = resource->table.Plan(ParallelOn(ctx), step, rows);
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 1, plan.new_keys));
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 2, plan.new_rows));
-    TF_RETURN_IF_ERROR(ScalarOut(ctx, 3, plan.lacking));
-    return ScalarOut(ctx, 4, resource->table.physical());
-  }
-};
-
-class CommitKeysOp : public OpOnKeys {
-  using OpOnKeys::OpOnKeys;
-
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
-    KeyStep step;
-    TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
-    if (ctx->input(3).NumElements() != step.n) {
-      return tensorflow::errors::InvalidArgument(
-          "A commit must have a row for each of ", step.n, " keys, got ",
-          ctx->input(3).NumElements());
-    }
-    int64_t* rows;
-    TF_RETURN_IF_ERROR(RowsOut(ctx, step.n, &rows));
-    tensorflow::mutex_lock lock(resource->mutex);
-    const KeyChanges changes = resource->table.Commit(ParallelOn(ctx), step,
-                                                      Input(ctx, 3), rows);
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 1, changes.new_keys));
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 2, changes.new_rows));
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 3, changes.evicted_keys));
-    TF_RETURN_IF_ERROR(ScalarOut(ctx, 4, changes.lacking));
-    return ScalarOut(ctx, 5, resource->table.physical());
-  }
-};
-
-class ExportKeysOp : public OpOnKeys {
- public:
-  explicit ExportKeysOp(OpKernelConstruction* ctx) : OpOnKeys(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("candidates", &candidates_));
-  }
-
- private:
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
-    tensorflow::mutex_lock lock(resource->mutex);
-    KeyStore& store = candidates_ ? resource->table.candidates()
-                                  : resource->table.live();
-    std::vector<int64_t> keys, places, frequency, last_used;
-    for (int64_t place = 0; place < store.end(); ++place) {
-      const KeyRecord& record = store.records()[place];
-      if (!record.live()) continue;
-      keys.push_back(record.key);
-      places.push_back(place);
-      frequency.push_back(record.frequency);
-      last_used.push_back(record.last_used);
-    }
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 0, keys));
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 1, places));
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 2, frequency));
-    return CopyOut(ctx, 3, last_used);
-  }
-
-  bool candidates_;
-};
-
-class ReplaceKeysOp : public OpOnKeys {
-  using OpOnKeys::OpOnKeys;
-
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
-    TF_RETURN_IF_ERROR(CheckAlike(ctx, 1, 3));
-    TF_RETURN_IF_ERROR(CheckAlike(ctx, 4, 6));
-    const std::vector<KeyRecord> live = Records(ctx, 1);
-    const std::vector<KeyRecord> candidates = Records(ctx, 4);
-    tensorflow::mutex_lock lock(resource->mutex);
-    if (!resource->table.Replace(live, candidates)) {
-      return tensorflow::errors::InvalidArgument(
-          "There is no room for ", live.size(), " keys.");
-    }
-    return absl::OkStatus();
-  }
-
-  static std::vector<KeyRecord> Records(OpKernelContext* ctx, int first) {
-    std::vector<KeyRecord> records(ctx->input(first).NumElements());
-    for (size_t i = 0; i < records.size(); ++i) {
-      records[i] = {Input(ctx, first)[i], Input(ctx, first + 1)[i],
-                    Input(ctx, first + 2)[i], KeyRecord::kLive};
-    }
-    return records;
-  }
-};
-
-class RemoveKeysOp : public OpOnKeys {
- public:
-  explicit RemoveKeysOp(OpKernelConstruction* ctx) : OpOnKeys(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("evicted", &evicted_));
-  }
-
- private:
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
-    const int64_t n = ctx->input(1).NumElements();
-    int64_t* rows;
-    TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
-    tensorflow::mutex_lock lock(resource->mutex);
-    resource->table.Remove(ParallelOn(ctx), Input(ctx, 1), n, evicted_, rows);
-    return absl::OkStatus();
-  }
-
-  bool evicted_;
-};
-
-class KeyTableInfoOp : public OpOnKeys {
-  using OpOnKeys::OpOnKeys;
-
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
-    tensorflow::tf_shared_lock lock(resource->mutex);
-    const KeyTable& table = resource->table;
-    std::vector<int64_t> info = {table.size(), table.capacity(),
-                                 table.physical()};
-    for (const KeyTable::Statistics& s : {table.last(), table.total()}) {
-      info.insert(info.end(), {s.admitted, s.evicted, s.rejected, s.hits});
-    }
-    return CopyOut(ctx, 0, info);
-  }
-};
-
-void SetVectors(InferenceContext* c, int first, int last) {
-  for (int i = first; i <= last; ++i) {
-    c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
+    const int64_t place = candidates_.index().Find(keys[i]);
+    if (place != 0) EraseCandidate(place);
   }
 }
 
-absl::Status LikeKeys(InferenceContext* c) {
-  c->set_output(0, c->input(1));
-  return absl::OkStatus();
+void KeyTable::FindAll(const Parallel& parallel, const KeyStore& store,
+                       const int64_t* keys, int64_t n, int64_t* places) {
+  parallel.run(n, kFindCost, [&](int64_t begin, int64_t end) {
+    store.index().Find(keys + begin, end - begin, places + begin);
+  });
 }
 
-}  // namespace
+bool KeyTable::CannotFail(int64_t n) const {
+  // A row that isn't used in this step can be evicted.
+  const int64_t kept = rules_.has_policy && rules_.evicts ? 0 : live_.size();
+  return n <= rules_.max_capacity - kept;
+}
 
-REGISTER_OP("TfrsEmbedKeyTable")
-    .Input("probability: double")
-    .Output("handle: resource")
-    .Attr("capacity: int >= 1")
-    .Attr("max_capacity: int >= 1")
-    .Attr("candidates: int >= 1")
-    .Attr("threshold: int >= 0")
-    .Attr("seed: int")
-    .Attr("policy: {'none', 'lru', 'lfu', 'ttl'}")
-    .Attr("ttl: int >= 0")
-    .Attr("evicts: bool")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+int64_t KeyTable::Grown(int64_t keys) const {
+  int64_t capacity = capacity_;
+  while (capacity < keys && capacity < rules_.max_capacity) {
+    capacity = capacity > rules_.max_capacity / 2 ? rules_.max_capacity
+                                                  : 2 * capacity;
+  }
+  return capacity;
+}
 
-REGISTER_OP("TfrsEmbedKeyTableFind")
-    .Input("table: resource")
-    .Input("keys: int64")
-    .Output("rows: int64")
-    .SetIsStateful()
-    .SetShapeFn(LikeKeys);
+void KeyTable::FindCounted(const Parallel& parallel, const KeyStep& step,
+                           int64_t* rows) {
+  std::mutex mutex;
+  std::vector<std::vector<int64_t>> lists;
+  parallel.run(step.n, kFindCost, [&](int64_t begin, int64_t end) {
+    live_.index().Find(step.keys + begin, end - begin, rows + begin);
+    std::vector<int64_t> list;
+    for (int64_t i = begin; i < end; ++i) {
+      if (step.count(i) <= 0) {
+        rows[i] = kAbsentRow;
+      } else if (rows[i] == kAbsentRow) {
+        list.push_back(i);
+      }
+    }
+    std::lock_guard<std::mutex> lock(mutex);
+    lists.push_back(std::move(list));
+  });
+  entries_ = Merge(&lists);
+}
 
-REGISTER_OP("TfrsEmbedKeyTablePlan")
-    .Input("table: resource")
-    .Input("keys: int64")
-    .Input("counts: int64")
-    .Input("step: int64")
-    .Output("rows: int64")
-    .Output("new_keys: int64")
-    .Output("new_rows: int64")
-    .Output("lacking: int64")
-    .Output("physical: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      SetVectors(c, 1, 2);
-      c->set_output(3, c->Scalar());
-      c->set_output(4, c->Scalar());
-      return LikeKeys(c);
+template <typename Work>
+void KeyTable::ByRow(const Parallel& parallel, const int64_t* rows, int64_t n,
+                     const Work& work) {
+  constexpr int64_t kBlock = 64;
+  // All threads look at all entries, which takes a small part of the time.
+  const uint64_t shares = std::clamp<int64_t>(n / 1024, 1, parallel.threads);
+  const auto run = [&](int64_t begin, int64_t end) {
+    for (uint64_t share = begin; share < static_cast<uint64_t>(end);
+         ++share) {
+      work([&](const auto& fn) {
+        int64_t mine[kBlock];
+        for (int64_t i = 0; i < n;) {
+          int64_t m = 0;
+          for (; i < n && m < kBlock; ++i) {
+            mine[m] = i;
+            // Two records are in one cache line. The product spreads rows
+            // over 32 bits, of which each share has as many.
+            const uint32_t spread = (rows[i] >> 1) * 0x9E3779B1;
+            m += spread * shares >> 32 == share;
+          }
+          for (int64_t j = 0; j < m; ++j) live_.Prefetch(rows[mine[j]]);
+          for (int64_t j = 0; j < m; ++j) fn(mine[j]);
+        }
+      });
+    }
+  };
+  parallel.run(shares, kFindCost * n / shares, run);
+}
+
+int64_t KeyTable::FindHinted(const Parallel& parallel, const KeyStep& step,
+                             const int64_t* hints, bool use, int64_t* rows) {
+  std::mutex mutex;
+  std::vector<std::vector<int64_t>> lists;
+  int64_t hits = 0;
+  ByRow(parallel, hints, step.n, [&](const auto& for_each) {
+    std::vector<int64_t> missed;
+    int64_t found = 0;
+    for_each([&](int64_t i) {
+      rows[i] = kTrashRow;
+      if (step.count(i) <= 0) return;
+      if (hints[i] < kFirstRow || !live_.Holds(hints[i], step.keys[i])) {
+        return missed.push_back(i);
+      }
+      rows[i] = hints[i];
+      found += step.count(i);
+      if (use) Use(step, i, rows[i]);
     });
+    std::lock_guard<std::mutex> lock(mutex);
+    hits += found;
+    lists.push_back(std::move(missed));
+  });
+  const std::vector<int64_t> missed = Merge(&lists);
+  std::vector<int64_t> keys, places(missed.size());
+  for (const int64_t i : missed) keys.push_back(step.keys[i]);
+  FindAll(parallel, live_, keys.data(), keys.size(), places.data());
+  entries_.clear();
+  for (size_t m = 0; m < missed.size(); ++m) {
+    const int64_t i = missed[m];
+    if (places[m] == 0) {
+      entries_.push_back(i);
+      continue;
+    }
+    rows[i] = places[m];
+    hits += step.count(i);
+    if (use) Use(step, i, rows[i]);
+  }
+  return hits;
+}
 
-REGISTER_OP("TfrsEmbedKeyTableCommit")
-    .Input("table: resource")
-    .Input("keys: int64")
-    .Input("counts: int64")
-    .Input("rows: int64")
-    .Input("step: int64")
-    .Output("final_rows: int64")
-    .Output("new_keys: int64")
-    .Output("new_rows: int64")
-    .Output("evicted_keys: int64")
-    .Output("lacking: int64")
-    .Output("physical: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      SetVectors(c, 1, 3);
-      c->set_output(4, c->Scalar());
-      c->set_output(5, c->Scalar());
-      return LikeKeys(c);
+std::vector<int64_t> KeyTable::Merge(std::vector<std::vector<int64_t>>* lists) {
+  std::vector<int64_t> merged;
+  std::sort(lists->begin(), lists->end());
+  for (const std::vector<int64_t>& list : *lists) {
+    const int64_t size = merged.size();
+    merged.insert(merged.end(), list.begin(), list.end());
+    const auto middle = merged.begin() + size;
+    if (size > 0 && !list.empty() && middle[0] < middle[-1]) {
+      std::inplace_merge(merged.begin(), middle, merged.end());
+    }
+  }
+  return merged;
+}
+
+void KeyTable::Use(const KeyStep& step, int64_t i, int64_t row) {
+  KeyRecord& record = live_.records()[row];
+  record.frequency += step.count(i);
+  if (record.last_used > step.number) {
+    scores_fell_.store(true, std::memory_order_relaxed);
+  }
+  record.last_used = step.number;
+  record.set_stamp(stamp_);
+}
+
+void KeyTable::UseAll(const Parallel& parallel, const KeyStep& step,
+                      const int64_t* rows) {
+  ByRow(parallel, rows, step.n, [&](const auto& for_each) {
+    for_each([&](int64_t i) {
+      if (rows[i] != kTrashRow) Use(step, i, rows[i]);
     });
+  });
+}
 
-REGISTER_OP("TfrsEmbedKeyTableExport")
-    .Input("table: resource")
-    .Output("keys: int64")
-    .Output("rows: int64")
-    .Output("frequency: int64")
-    .Output("last_used: int64")
-    .Attr("candidates: bool")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      SetVectors(c, 0, 3);
-      return absl::OkStatus();
-    });
+int64_t KeyTable::Pin(const KeyStep& step, const int64_t* rows) {
+  KeyRecord* records = live_.records();
+  int64_t pinned = 0;
+  for (int64_t i = 0; i < step.n; ++i) {
+    KeyRecord& record = records[rows[i]];
+    if (rows[i] < kFirstRow || record.stamp() == stamp_) continue;
+    record.set_stamp(stamp_);
+    ++pinned;
+  }
+  return pinned;
+}
 
-REGISTER_OP("TfrsEmbedKeyTableReplace")
-    .Input("table: resource")
-    .Input("keys: int64")
-    .Input("frequency: int64")
-    .Input("last_used: int64")
-    .Input("candidate_keys: int64")
-    .Input("candidate_frequency: int64")
-    .Input("candidate_last_seen: int64")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+void KeyTable::CollectUnknown(const Parallel& parallel, const KeyStep& step) {
+  const int64_t n = entries_.size();
+  scratch_.Clear(n);
+  unknown_.clear();
+  occurrences_.clear();
+  unknown_of_entry_.resize(n);
+  for (int64_t e = 0; e < n; ++e) {
+    const int64_t key = step.keys[entries_[e]];
+    const int64_t next = unknown_.size();
+    const int64_t u = scratch_.FindOrInsert(key, next + 1) - 1;
+    if (u == next) {
+      unknown_.push_back(key);
+      occurrences_.push_back(0);
+    }
+    occurrences_[u] += step.count(entries_[e]);
+    unknown_of_entry_[e] = u;
+  }
+  places_.assign(unknown_.size(), 0);
+  if (rules_.threshold == 0) return;
+  FindAll(parallel, candidates_, unknown_.data(), unknown_.size(),
+          places_.data());
+}
 
-REGISTER_OP("TfrsEmbedKeyTableRemove")
-    .Input("table: resource")
-    .Input("keys: int64")
-    .Output("rows: int64")
-    .Attr("evicted: bool")
-    .SetIsStateful()
-    .SetShapeFn(LikeKeys);
+void KeyTable::Admit(int64_t step) {
+  rows_.assign(unknown_.size(), kAbsentRow);
+  admitted_.clear();
+  const int64_t n = unknown_.size();
+  for (int64_t u = 0; u < n; ++u) {
+    if (rules_.threshold > 0) {
+      if (places_[u] != 0) {
+        occurrences_[u] += candidates_.records()[places_[u]].frequency;
+      }
+      if (occurrences_[u] < rules_.threshold) continue;
+    } else if (rules_.probability < 1) {
+      const double rejected =
+          std::pow(1 - rules_.probability, occurrences_[u]);
+      if (!(Uniform(unknown_[u], step) < 1 - rejected)) continue;
+    }
+    admitted_.push_back(u);
+  }
+}
 
-REGISTER_OP("TfrsEmbedKeyTableInfo")
-    .Input("table: resource")
-    .Output("info: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(11));
-      return absl::OkStatus();
-    });
+double KeyTable::Uniform(int64_t key, int64_t step) const {
+  const uint64_t of_key = MixBits(rules_.seed ^ MixBits(key));
+  return (MixBits(of_key + step) >> 11) * 0x1p-53;
+}
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTable").Device(tensorflow::DEVICE_CPU), KeyTableOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTableFind").Device(tensorflow::DEVICE_CPU), FindKeysOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTablePlan").Device(tensorflow::DEVICE_CPU), PlanKeysOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTableCommit").Device(tensorflow::DEVICE_CPU),
-    CommitKeysOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTableExport").Device(tensorflow::DEVICE_CPU),
-    ExportKeysOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTableReplace").Device(tensorflow::DEVICE_CPU),
-    ReplaceKeysOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTableRemove").Device(tensorflow::DEVICE_CPU),
-    RemoveKeysOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTableInfo").Device(tensorflow::DEVICE_CPU),
-    KeyTableInfoOp);
+KeyTable::Room KeyTable::FindRoom(int64_t step, int64_t pinned) {
+  int64_t keys = live_.size() + admitted_.size();
+  victims_.clear();
+  while (rules_.ttl > 0 && keys > capacity_) {
+    const int64_t row = live_.Pop(stamp_);
+    if (row == 0) break;
+    if (live_.records()[row].last_used >= step - rules_.ttl) {
+      live_.PutBack(row);
+      break;
+    }
+    victims_.push_back(row);
+    --keys;
+  }
+  live_.EndPops();
+  Room room = {Grown(keys), 0, 0};
+  const int64_t lacking = std::max<int64_t>(0, keys - room.capacity);
+  if (rules_.has_policy && rules_.evicts) {
+    const int64_t left = keys - admitted_.size() - pinned;
+    room.least = std::min(lacking, left);
+  }
+  room.lacking = lacking - room.least;
+  return room;
+}
+
+void KeyTable::PutVictimsBack() {
+  for (const int64_t row : victims_) live_.PutBack(row);
+  victims_.clear();
+}
+
+void KeyTable::Evict(int64_t least, KeyChanges* changes) {
+  for (int64_t i = 0; i < least; ++i) victims_.push_back(live_.Pop(stamp_));
+  if (least > 0) live_.EndPops();
+  for (const int64_t row : victims_) {
+    live_.index().Prefetch(live_.records()[row].key);
+  }
+  for (const int64_t row : victims_) {
+    changes->evicted_keys.push_back(live_.records()[row].key);
+    live_.Erase(row);
+    free_rows_.Give(row);
+  }
+  victims_.clear();
+}
+
+void KeyTable::Place(int64_t step, KeyChanges* changes) {
+  for (const int64_t u : admitted_) live_.index().Prefetch(unknown_[u]);
+  for (const int64_t u : admitted_) {
+    const int64_t row = free_rows_.Take();
+    live_.Insert(row, {unknown_[u], occurrences_[u], step, stamp_ << 1});
+    if (places_[u] != 0) EraseCandidate(places_[u]);
+    rows_[u] = row;
+    changes->new_keys.push_back(unknown_[u]);
+    changes->new_rows.push_back(row);
+  }
+  // So that the order is known when the last row is taken.
+  if (rules_.has_policy && IsNearly(live_.size(), capacity_)) {
+    live_.Prepare(admitted_.size());
+  }
+}
+
+void KeyTable::RememberCandidates(int64_t step) {
+  if (rules_.threshold == 0) return;
+  const int64_t n = unknown_.size();
+  int64_t added = 0;
+  bool fell = false;
+  candidates_.Reserve(candidates_.size() + n);
+  for (int64_t u = 0; u < n; ++u) {
+    if (rows_[u] != kAbsentRow) continue;
+    if (places_[u] == 0) {
+      InsertCandidate({unknown_[u], occurrences_[u], step, stamp_ << 1});
+      ++added;
+    } else {
+      KeyRecord& record = candidates_.records()[places_[u]];
+      fell |= record.last_used > step;
+      record.frequency = occurrences_[u];
+      record.last_used = step;
+    }
+  }
+  if (fell) candidates_.ScoresFell();
+  ForgetCandidates();
+  if (IsNearly(candidates_.size(), rules_.candidates)) {
+    candidates_.Prepare(added);
+  }
+}
+
+void KeyTable::InsertCandidate(const KeyRecord& record) {
+  int64_t place = candidates_.end();
+  if (!candidate_places_.empty()) {
+    place = candidate_places_.back();
+    candidate_places_.pop_back();
+  }
+  candidates_.Insert(place, record);
+}
+
+void KeyTable::EraseCandidate(int64_t place) {
+  candidates_.Erase(place);
+  candidate_places_.push_back(place);
+}
+
+void KeyTable::ForgetCandidates() {
+  if (candidates_.size() <= rules_.candidates) return;
+  while (candidates_.size() > rules_.candidates) {
+    EraseCandidate(candidates_.Pop(0));
+  }
+  candidates_.EndPops();
+}
+
+void KeyTable::WriteUnknown(int64_t none, int64_t* rows) const {
+  for (size_t e = 0; e < entries_.size(); ++e) {
+    const int64_t row = rows_[unknown_of_entry_[e]];
+    rows[entries_[e]] = row == kAbsentRow ? none : row;
+  }
+}
 
 }  // namespace tfrs_embed

@@ -1,0 +1,451 @@
+// The operations on a shard's keys. key_table.py says what they do.
+
+#include <algorithm>
+#include <cstdint>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "key_table.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_handle.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/platform/errors.h"
+#include "tensorflow/core/platform/mutex.h"
+#include "tensorflow/core/platform/refcount.h"
+#include "threads.h"
+
+namespace tfrs_embed {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::ResourceHandle;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::InferenceContext;
+
+namespace {
+
+class KeyTableResource : public tensorflow::ResourceBase {
+ public:
+  explicit KeyTableResource(const KeyRules& rules) : table(rules) {}
+
+  std::string DebugString() const override { return "TfrsEmbedKeyTable"; }
+
+  tensorflow::mutex mutex;
+  KeyTable table;
+};
+
+// Makes a table that lives as long as its handle.
+class KeyTableOp : public OpKernel {
+ public:
+  explicit KeyTableOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    int64_t seed;
+    std::string policy;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("capacity", &rules_.capacity));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_capacity", &rules_.max_capacity));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("candidates", &rules_.candidates));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("threshold", &rules_.threshold));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("seed", &seed));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("policy", &policy));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("ttl", &rules_.ttl));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("evicts", &rules_.evicts));
+    rules_.seed = seed;
+    rules_.has_policy = policy != "none";
+    rules_.by_frequency = policy == "lfu";
+    if (policy != "ttl") rules_.ttl = 0;
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Tensor* handle;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &handle));
+    KeyRules rules = rules_;
+    rules.probability = ctx->input(0).scalar<double>()();
+    KeyTableResource* resource = nullptr;
+    try {
+      resource = new KeyTableResource(rules);
+    } catch (const std::bad_alloc&) {
+      ctx->SetStatus(tensorflow::errors::ResourceExhausted(
+          "No memory for the keys of ", rules.capacity, " rows."));
+      return;
+    }
+    handle->scalar<ResourceHandle>()() =
+        ResourceHandle::MakeRefCountingHandle<KeyTableResource>(
+            resource, ctx->device()->name());
+  }
+
+ private:
+  KeyRules rules_;
+};
+
+absl::Status CopyOut(OpKernelContext* ctx, int output,
+                     const std::vector<int64_t>& values) {
+  Tensor* tensor;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(
+      output, TensorShape({static_cast<int64_t>(values.size())}), &tensor));
+  std::copy(values.begin(), values.end(), tensor->flat<int64_t>().data());
+  return absl::OkStatus();
+}
+
+absl::Status ScalarOut(OpKernelContext* ctx, int output, int64_t value) {
+  Tensor* tensor;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(output, TensorShape({}), &tensor));
+  tensor->scalar<int64_t>()() = value;
+  return absl::OkStatus();
+}
+
+absl::Status RowsOut(OpKernelContext* ctx, int64_t n, int64_t** rows) {
+  Tensor* tensor;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({n}), &tensor));
+  *rows = tensor->flat<int64_t>().data();
+  return absl::OkStatus();
+}
+
+// Checks that inputs after the table's handle are vectors of one length.
+absl::Status CheckAlike(OpKernelContext* ctx, int first, int last) {
+  const int64_t n = ctx->input(first).NumElements();
+  for (int i = first; i <= last; ++i) {
+    if (ctx->input(i).NumElements() != n) {
+      return tensorflow::errors::InvalidArgument(
+          "Input ", i, " has ", ctx->input(i).NumElements(),
+          " elements, input ", first, " has ", n, ".");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// An operation on a table, which is its first input.
+class OpOnKeys : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::core::RefCountPtr<KeyTableResource> resource;
+    OP_REQUIRES_OK(ctx, tensorflow::LookupResource(
+                            ctx, tensorflow::HandleFromInput(ctx, 0),
+                            &resource));
+    try {
+      OP_REQUIRES_OK(ctx, Run(ctx, resource.get()));
+    } catch (const std::bad_alloc&) {
+      ctx->SetStatus(
+          tensorflow::errors::ResourceExhausted("No memory for more keys."));
+    }
+  }
+
+ protected:
+  virtual absl::Status Run(OpKernelContext* ctx,
+                           KeyTableResource* resource) = 0;
+
+  static KeyTable::Parallel ParallelOn(OpKernelContext* ctx) {
+    return {NumThreads(ctx), [ctx](int64_t total, int64_t cost,
+                                   const Chunks::Function& fn) {
+              ParallelFor(ctx, total, cost, fn);
+            }};
+  }
+
+  static const int64_t* Input(OpKernelContext* ctx, int i) {
+    return ctx->input(i).flat<int64_t>().data();
+  }
+
+  // A step, of the inputs keys, counts and the step's number, which is the last
+  // of so many inputs. No counts are ones.
+  static absl::Status ReadStep(OpKernelContext* ctx, int inputs,
+                               KeyStep* step) {
+    const bool counted = ctx->input(2).NumElements() > 0;
+    step->n = ctx->input(1).NumElements();
+    step->keys = Input(ctx, 1);
+    step->counts = counted ? Input(ctx, 2) : nullptr;
+    if (ctx->input(inputs - 1).NumElements() != 1) {
+      return tensorflow::errors::InvalidArgument("The step must be a scalar.");
+    }
+    step->number = *Input(ctx, inputs - 1);
+    return counted ? CheckAlike(ctx, 1, 2) : absl::OkStatus();
+  }
+};
+
+class FindKeysOp : public OpOnKeys {
+  using OpOnKeys::OpOnKeys;
+
+  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
+    const int64_t n = ctx->input(1).NumElements();
+    int64_t* rows;
+    TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
+    tensorflow::tf_shared_lock lock(resource->mutex);
+    resource->table.Find(ParallelOn(ctx), Input(ctx, 1), n, rows);
+    return absl::OkStatus();
+  }
+};
+
+class PlanKeysOp : public OpOnKeys {
+  using OpOnKeys::OpOnKeys;
+
+  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
+    KeyStep step;
+    TF_RETURN_IF_ERROR(ReadStep(ctx, 4, &step));
+    int64_t* rows;
+    TF_RETURN_IF_ERROR(RowsOut(ctx, step.n, &rows));
+    tensorflow::mutex_lock lock(resource->mutex);
+    const KeyChanges plan = resource->table.Plan(ParallelOn(ctx), step, rows);
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 1, plan.new_keys));
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 2, plan.new_rows));
+    TF_RETURN_IF_ERROR(ScalarOut(ctx, 3, plan.lacking));
+    return ScalarOut(ctx, 4, resource->table.physical());
+  }
+};
+
+class CommitKeysOp : public OpOnKeys {
+  using OpOnKeys::OpOnKeys;
+
+  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
+    KeyStep step;
+    TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
+    if (ctx->input(3).NumElements() != step.n) {
+      return tensorflow::errors::InvalidArgument(
+          "A commit must have a row for each of ", step.n, " keys, got ",
+          ctx->input(3).NumElements());
+    }
+    int64_t* rows;
+    TF_RETURN_IF_ERROR(RowsOut(ctx, step.n, &rows));
+    tensorflow::mutex_lock lock(resource->mutex);
+    const KeyChanges changes = resource->table.Commit(ParallelOn(ctx), step,
+                                                      Input(ctx, 3), rows);
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 1, changes.new_keys));
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 2, changes.new_rows));
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 3, changes.evicted_keys));
+    TF_RETURN_IF_ERROR(ScalarOut(ctx, 4, changes.lacking));
+    return ScalarOut(ctx, 5, resource->table.physical());
+  }
+};
+
+class ExportKeysOp : public OpOnKeys {
+ public:
+  explicit ExportKeysOp(OpKernelConstruction* ctx) : OpOnKeys(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("candidates", &candidates_));
+  }
+
+ private:
+  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
+    tensorflow::mutex_lock lock(resource->mutex);
+    KeyStore& store = candidates_ ? resource->table.candidates()
+                                  : resource->table.live();
+    std::vector<int64_t> keys, places, frequency, last_used;
+    for (int64_t place = 0; place < store.end(); ++place) {
+      const KeyRecord& record = store.records()[place];
+      if (!record.live()) continue;
+      keys.push_back(record.key);
+      places.push_back(place);
+      frequency.push_back(record.frequency);
+      last_used.push_back(record.last_used);
+    }
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 0, keys));
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 1, places));
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 2, frequency));
+    return CopyOut(ctx, 3, last_used);
+  }
+
+  bool candidates_;
+};
+
+class ReplaceKeysOp : public OpOnKeys {
+  using OpOnKeys::OpOnKeys;
+
+  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
+    TF_RETURN_IF_ERROR(CheckAlike(ctx, 1, 3));
+    TF_RETURN_IF_ERROR(CheckAlike(ctx, 4, 6));
+    const std::vector<KeyRecord> live = Records(ctx, 1);
+    const std::vector<KeyRecord> candidates = Records(ctx, 4);
+    tensorflow::mutex_lock lock(resource->mutex);
+    if (!resource->table.Replace(live, candidates)) {
+      return tensorflow::errors::InvalidArgument(
+          "There is no room for ", live.size(), " keys.");
+    }
+    return absl::OkStatus();
+  }
+
+  static std::vector<KeyRecord> Records(OpKernelContext* ctx, int first) {
+    std::vector<KeyRecord> records(ctx->input(first).NumElements());
+    for (size_t i = 0; i < records.size(); ++i) {
+      records[i] = {Input(ctx, first)[i], Input(ctx, first + 1)[i],
+                    Input(ctx, first + 2)[i], KeyRecord::kLive};
+    }
+    return records;
+  }
+};
+
+class RemoveKeysOp : public OpOnKeys {
+ public:
+  explicit RemoveKeysOp(OpKernelConstruction* ctx) : OpOnKeys(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("evicted", &evicted_));
+  }
+
+ private:
+  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
+    const int64_t n = ctx->input(1).NumElements();
+    int64_t* rows;
+    TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
+    tensorflow::mutex_lock lock(resource->mutex);
+    resource->table.Remove(ParallelOn(ctx), Input(ctx, 1), n, evicted_, rows);
+    return absl::OkStatus();
+  }
+
+  bool evicted_;
+};
+
+class KeyTableInfoOp : public OpOnKeys {
+  using OpOnKeys::OpOnKeys;
+
+  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
+    tensorflow::tf_shared_lock lock(resource->mutex);
+    const KeyTable& table = resource->table;
+    std::vector<int64_t> info = {table.size(), table.capacity(),
+                                 table.physical()};
+    for (const KeyTable::Statistics& s : {table.last(), table.total()}) {
+      info.insert(info.end(), {s.admitted, s.evicted, s.rejected, s.hits});
+    }
+    return CopyOut(ctx, 0, info);
+  }
+};
+
+void SetVectors(InferenceContext* c, int first, int last) {
+  for (int i = first; i <= last; ++i) {
+    c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
+  }
+}
+
+absl::Status LikeKeys(InferenceContext* c) {
+  c->set_output(0, c->input(1));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+REGISTER_OP("TfrsEmbedKeyTable")
+    .Input("probability: double")
+    .Output("handle: resource")
+    .Attr("capacity: int >= 1")
+    .Attr("max_capacity: int >= 1")
+    .Attr("candidates: int >= 1")
+    .Attr("threshold: int >= 0")
+    .Attr("seed: int")
+    .Attr("policy: {'none', 'lru', 'lfu', 'ttl'}")
+    .Attr("ttl: int >= 0")
+    .Attr("evicts: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("TfrsEmbedKeyTableFind")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Output("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn(LikeKeys);
+
+REGISTER_OP("TfrsEmbedKeyTablePlan")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("counts: int64")
+    .Input("step: int64")
+    .Output("rows: int64")
+    .Output("new_keys: int64")
+    .Output("new_rows: int64")
+    .Output("lacking: int64")
+    .Output("physical: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      SetVectors(c, 1, 2);
+      c->set_output(3, c->Scalar());
+      c->set_output(4, c->Scalar());
+      return LikeKeys(c);
+    });
+
+REGISTER_OP("TfrsEmbedKeyTableCommit")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("counts: int64")
+    .Input("rows: int64")
+    .Input("step: int64")
+    .Output("final_rows: int64")
+    .Output("new_keys: int64")
+    .Output("new_rows: int64")
+    .Output("evicted_keys: int64")
+    .Output("lacking: int64")
+    .Output("physical: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      SetVectors(c, 1, 3);
+      c->set_output(4, c->Scalar());
+      c->set_output(5, c->Scalar());
+      return LikeKeys(c);
+    });
+
+REGISTER_OP("TfrsEmbedKeyTableExport")
+    .Input("table: resource")
+    .Output("keys: int64")
+    .Output("rows: int64")
+    .Output("frequency: int64")
+    .Output("last_used: int64")
+    .Attr("candidates: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      SetVectors(c, 0, 3);
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("TfrsEmbedKeyTableReplace")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("frequency: int64")
+    .Input("last_used: int64")
+    .Input("candidate_keys: int64")
+    .Input("candidate_frequency: int64")
+    .Input("candidate_last_seen: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_OP("TfrsEmbedKeyTableRemove")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Output("rows: int64")
+    .Attr("evicted: bool")
+    .SetIsStateful()
+    .SetShapeFn(LikeKeys);
+
+REGISTER_OP("TfrsEmbedKeyTableInfo")
+    .Input("table: resource")
+    .Output("info: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(11));
+      return absl::OkStatus();
+    });
+
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedKeyTable").Device(tensorflow::DEVICE_CPU), KeyTableOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedKeyTableFind").Device(tensorflow::DEVICE_CPU), FindKeysOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedKeyTablePlan").Device(tensorflow::DEVICE_CPU), PlanKeysOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedKeyTableCommit").Device(tensorflow::DEVICE_CPU),
+    CommitKeysOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedKeyTableExport").Device(tensorflow::DEVICE_CPU),
+    ExportKeysOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedKeyTableReplace").Device(tensorflow::DEVICE_CPU),
+    ReplaceKeysOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedKeyTableRemove").Device(tensorflow::DEVICE_CPU),
+    RemoveKeysOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedKeyTableInfo").Device(tensorflow::DEVICE_CPU),
+    KeyTableInfoOp);
+
+}  // namespace tfrs_embed
