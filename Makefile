@@ -16,7 +16,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu serve test
+.PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu streaming serve test
 .PHONY: nightly mutation test-oldest test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
 .PHONY: bazel clean
 
@@ -82,6 +82,11 @@ dlrm: $(VENV)/.ready-examples ## Train a DLRM on synthetic clicks
 # An emulated slice; ARGS="--emulate v6e-4", or --tpu NAME for a real one.
 tpu: $(VENV)/.ready-examples $(VENV)/.movielens ## Train on an emulated TPU
 	$(RUN) examples/tpu_ranking.py $(or $(ARGS),--emulate v5p-8)
+
+# ARGS="--checkpoints FOLDER" to go on where it was; and other flags.
+streaming: $(VENV)/.ready-examples $(VENV)/.movielens
+streaming: ## Train on MovieLens-100K day by day, with ids that come and go
+	$(RUN) examples/streaming.py $(ARGS)
 
 serve: $(VENV)/.ready-examples $(VENV)/.movielens ## Serve it from C++
 	$(RUN) examples/serve.py $(ARGS)

@@ -11,6 +11,7 @@ import collections
 import csv
 import dataclasses
 import importlib.util
+import itertools
 import pathlib
 import re
 import tempfile
@@ -53,6 +54,46 @@ class Ratings:
 
     def __getitem__(self, rows: np.ndarray) -> Ratings:
         return Ratings(self.user[rows], self.movie[rows], self.rating[rows])
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """All ratings, in the order in which they were given.
+
+    Attributes:
+        user_id: MovieLens's number for who rated.
+        movie_id: MovieLens's number for what was rated.
+        rating: the stars.
+        time: when, in seconds since 1970.
+    """
+
+    user_id: np.ndarray
+    movie_id: np.ndarray
+    rating: np.ndarray
+    time: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rating)
+
+    def __getitem__(self, rows: np.ndarray | slice) -> Stream:
+        return Stream(
+            self.user_id[rows],
+            self.movie_id[rows],
+            self.rating[rows],
+            self.time[rows],
+        )
+
+    def periods(self, hours: int) -> list[Stream]:
+        """Cuts it into periods; those without ratings are left out.
+
+        Args:
+            hours: the hours of a period; the first begins with the first
+                rating.
+        """
+        number = (self.time - self.time[0]) // (hours * 3600)
+        cuts = np.flatnonzero(np.diff(number)) + 1
+        bounds = [0, *cuts.tolist(), len(self)]
+        return [self[slice(*pair)] for pair in itertools.pairwise(bounds)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,13 +273,8 @@ def add_flags(
     def threshold(text: str) -> int | None:
         return None if text == "none" else int(text)
 
+    add_data_flag(parser)
     add = parser.add_argument
-    add(
-        "--data",
-        type=pathlib.Path,
-        metavar="FOLDER",
-        help="where the files ml-100k.* are [the installed recbole]",
-    )
     add(
         "--epochs",
         type=positive_int,
@@ -269,11 +305,28 @@ def add_flags(
     )
 
 
+def add_data_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag that says where the data set is."""
+    parser.add_argument(
+        "--data",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help="where the files ml-100k.* are [the installed recbole]",
+    )
+
+
 def positive_int(text: str) -> int:
     """Reads a flag."""
     if int(text) < 1:
         raise ValueError
     return int(text)
+
+
+def positive_float(text: str) -> float:
+    """Reads a flag."""
+    if not 0 < float(text) < float("inf"):
+        raise ValueError
+    return float(text)
 
 
 def find() -> pathlib.Path:
@@ -357,6 +410,28 @@ def load(folder: pathlib.Path, seed: int = 0) -> MovieLens:
         train=train,
         test=test,
     )
+
+
+def load_stream(folder: pathlib.Path) -> Stream:
+    """Reads all ratings, by time; those of one second by user and movie.
+
+    Args:
+        folder: where the files are.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+    """
+    if not (folder / RATINGS).is_file():
+        raise FileNotFoundError(f"{folder} has no file {RATINGS}.")
+    user_id, movie_id, stars, time = _read(folder / RATINGS)
+    ratings = Stream(
+        np.array(user_id, np.int64),
+        np.array(movie_id, np.int64),
+        np.array(stars, np.float32),
+        np.array(time, np.float64).astype(np.int64),
+    )
+    order = (ratings.movie_id, ratings.user_id, ratings.time)
+    return ratings[np.lexsort(order)]
 
 
 def _read(path: pathlib.Path) -> Iterable[tuple[str, ...]]:
