@@ -231,7 +231,7 @@ def parse_flags() -> argparse.Namespace:
     add(
         "--ttl",
         type=movielens.positive_int,
-        default=300,
+        default=50,
         metavar="STEPS",
         help="steps after which --eviction=ttl evicts [%(default)s]",
     )
