@@ -9,6 +9,7 @@ as the eviction rule says, where there are none left.
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -86,8 +87,8 @@ class ProbabilisticAdmission:
 
     def __post_init__(self) -> None:
         """Checks the field."""
-        value = self.probability
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        value: Any = self.probability
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         if not number or not 0 < value <= 1:
             raise ValueError(
                 "ProbabilisticAdmission: probability must be a number above 0 "
@@ -198,6 +199,13 @@ class DynamicKeys:
             if value is not None:
                 value = _positive(value, f"DynamicKeys: {field}")
                 object.__setattr__(self, field, value)
+        if self.candidates is not None and not isinstance(
+            self.admission, FrequencyAdmission
+        ):
+            raise ValueError(
+                f"DynamicKeys: candidates={self.candidates} is for "
+                f"admission=FrequencyAdmission(...), not {self.admission}."
+            )
         if self.max_rows is not None and self.when_full != "grow":
             raise ValueError(
                 f"DynamicKeys: max_rows={self.max_rows} is for "

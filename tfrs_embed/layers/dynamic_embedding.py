@@ -119,14 +119,18 @@ class DynamicEmbedding(TableLayer):
                 f"input_dim is {rows}."
             )
         keras = self._front.keras
-        keys = DynamicKeys(
-            key_dtype or self._vocabulary.dtype,
-            admission,
-            eviction_policy,
-            when_full,
-            candidates,
-            max_rows,
-        )
+        try:
+            keys = DynamicKeys(
+                key_dtype or self._vocabulary.dtype,
+                admission,
+                eviction_policy,
+                when_full,
+                candidates,
+                max_rows,
+            )
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from error
+        self._vocabulary.convert(keys.dtype)
         table = configs.TableConfig(
             _TABLE,
             rows,
@@ -146,7 +150,6 @@ class DynamicEmbedding(TableLayer):
         spec = configs.parse(configs.FeatureConfig("keys", table), keras)
         routes = placement.route(spec, None, self._strategy)
         self._place(spec, routes, arguments)
-        self._vocabulary.check(self._spec.tables[0], where)
 
     @errors.without_input_dump
     def call(
@@ -242,51 +245,76 @@ class _Vocabulary:
         where: the layer, for errors.
 
     Attributes:
-        keys: [n], integers or strings.
+        keys: [n], integers, or strings as bytes.
         dtype: their dtype.
 
     Raises:
-        ValueError: they have another shape, or one is there twice.
+        ValueError: they have another shape, or one is there twice or empty.
         TypeError: they are no keys.
     """
 
     def __init__(self, given: Any, where: str) -> None:
+        self._what = f"{where}: initial_vocabulary"
         if hasattr(given, "numpy"):
             given = given.numpy()
-        keys = np.asarray([] if given is None else given)
-        if keys.size == 0:
-            keys = np.zeros(keys.shape, np.int64)
-        if keys.dtype.kind not in "iuUSO":
-            raise TypeError(
-                f"{where}: initial_vocabulary must be integers or strings, got "
-                f"{keys.dtype}."
-            )
+        # As objects, Python's integers of any size stay what they are.
+        keys = np.array([] if given is None else given, object)
         if keys.ndim != 1:
             raise ValueError(
-                f"{where}: initial_vocabulary must have the shape [n], got "
-                f"{list(keys.shape)}."
+                f"{self._what} must have the shape [n], got {list(keys.shape)}."
+            )
+        kinds = {_kind(key) for key in keys}
+        if None in kinds or len(kinds) > 1:
+            raise TypeError(
+                f"{self._what} must be integers or strings, got "
+                f"{keys.tolist()[:5]}."
+            )
+        if kinds == {tf.string}:
+            keys[:] = [tf.compat.as_bytes(key) for key in keys]
+            self.dtype = tf.string
+        else:
+            self.dtype = tf.as_dtype(getattr(given, "dtype", tf.int64))
+        if b"" in keys.tolist():
+            raise ValueError(
+                f"{self._what} has an empty string, which is no key."
             )
         if len(set(keys.tolist())) < len(keys):
-            raise ValueError(f"{where}: initial_vocabulary has keys twice.")
+            raise ValueError(f"{self._what} has keys twice.")
         self.keys = keys
-        text = keys.dtype.kind in "USO"
-        self.dtype = tf.string if text else tf.as_dtype(keys.dtype)
 
-    def check(self, table: configs.TableSpec, where: str) -> None:
-        """Checks that the keys are of a table's dtype.
+    def convert(self, dtype: tf.DType) -> None:
+        """Brings the keys to a table's dtype.
 
         Raises:
-            TypeError: they aren't.
+            TypeError: that is integers, and they are strings, or conversely.
+            ValueError: it doesn't have all of them.
         """
-        dtype = table.keys.dtype  # type: ignore[union-attr]
-        if len(self.keys) and (self.dtype == tf.string) != (dtype == tf.string):
+        if not len(self.keys):
+            return
+        if (self.dtype == tf.string) != (dtype == tf.string):
             raise TypeError(
-                f"{where}: initial_vocabulary is of {self.dtype.name}, and "
-                f"key_dtype is {dtype.name}."
+                f"{self._what} is of {self.dtype.name}, and key_dtype is "
+                f"{dtype.name}."
             )
+        if dtype == tf.string:
+            return
+        for key in min(self.keys), max(self.keys):
+            if not dtype.min <= key <= dtype.max:
+                raise ValueError(
+                    f"{self._what} has {key}, which is no {dtype.name}."
+                )
+        self.keys = self.keys.astype(dtype.as_numpy_dtype)
 
     def to_config(self) -> list[Any] | None:
         """The keys, JSON-able."""
         keys = self.keys.tolist()
         texts = [k.decode() if isinstance(k, bytes) else k for k in keys]
         return texts or None
+
+
+def _kind(key: Any) -> tf.DType | None:
+    """What a key is, an integer of any dtype or a string; None: neither."""
+    if isinstance(key, (str, bytes)):
+        return tf.string
+    integer = isinstance(key, (int, np.integer)) and not isinstance(key, bool)
+    return tf.int64 if integer else None

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed import key_values
 from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS
+from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.dynamic_keys import TimeToLive
 from tfrs_embed.engines.tables.dynamic_columns import (
@@ -21,6 +23,7 @@ from tfrs_embed.engines.tables.dynamic_rows import DynamicRows
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
+from tfrs_embed.optimizers.rules import TableOptimizer
 
 _STATISTICS = ("admitted", "evicted", "rejected", "hits")
 
@@ -41,7 +44,14 @@ class DynamicTable(TableState):
     Args:
         spec: the table.
         optimizer: the table's optimizer; None: it is not trained.
+
+    Raises:
+        ValueError: its initializer can't make a key's row alone.
     """
+
+    def __init__(self, spec: TableSpec, optimizer: TableOptimizer | None):
+        super().__init__(spec, optimizer)
+        key_values.maker(spec)
 
     def expose(
         self,
@@ -233,7 +243,17 @@ class DynamicTable(TableState):
             order = np.lexsort((keys, last_used, frequency))
         else:
             scores = np.asarray(rule(keys, last_used, frequency))  # type: ignore[operator]
-            if scores.shape != keys.shape or scores.dtype.kind not in "iufb":
+            numbers = scores.dtype.kind in "iufb"
+            if (
+                numbers
+                and scores.shape == keys.shape
+                and np.isnan(scores).any()
+            ):
+                raise ValueError(
+                    f"{where}: its eviction rule returned NaN for key "
+                    f"{keys[np.isnan(scores)][0]}."
+                )
+            if scores.shape != keys.shape or not numbers:
                 raise ValueError(
                     f"{where}: its eviction rule returned {scores.dtype} of "
                     f"shape {list(scores.shape)}, not a number for each of "
