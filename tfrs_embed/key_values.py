@@ -27,6 +27,8 @@ from tfrs_embed.initial_values import calls_as, parameters
 Maker = Callable[[tf.Tensor], tf.Tensor]
 
 _HOST = "/device:CPU:0"
+# A multiple of the numbers that any processor computes at once.
+_PACKET = 64
 _GOLDEN = 0x9E3779B97F4A7C15
 # Both sides of a normal distribution beyond which Keras draws again.
 _TRUNCATED_AT = 2.0
@@ -81,7 +83,11 @@ def maker(table: TableSpec) -> Maker:
 
     def make(keys: tf.Tensor) -> tf.Tensor:
         with tf.device(_HOST):
-            return map_uniform(_uniform(seed, keys, dim))
+            numbers = tf.reshape(_uniform(seed, keys, dim), [-1])
+            size = tf.size(numbers)
+            # What fills no packet of the processor's is rounded otherwise.
+            filled = tf.pad(numbers, [[0, -size % _PACKET]])
+            return tf.reshape(map_uniform(filled)[:size], [-1, dim])
 
     return make
 
