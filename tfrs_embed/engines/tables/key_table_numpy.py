@@ -16,6 +16,7 @@ from tfrs_embed.engines.tables.key_rules import (
     TRASH,
     KeyRules,
 )
+from tfrs_embed.unmirrored import make_variable
 
 
 class NumpyOperations:
@@ -28,11 +29,11 @@ class NumpyOperations:
     def __init__(self, rules: KeyRules) -> None:
         # Graphs keep the functions that they call: no more than the table.
         self._table = _Table(rules)
-        # The operations that call Python have no resource by which a function's
-        # caller could order them: each is between two that have.
-        self._order = tf.lookup.experimental.MutableHashTable(
-            tf.int64, tf.int64, 0, experimental_is_anonymous=True
-        )
+        # The operations that call Python have no resource by which a function
+        # could order them. TensorFlow would order those of all tables, and so
+        # let one replica wait for another that waits for it. Each reads and
+        # writes this instead.
+        self._calls = make_variable(tf.constant(0, tf.int64), "calls")
 
     def info(self) -> tf.Tensor:
         """[11] int64: size, capacity, physical rows and the statistics."""
@@ -82,15 +83,18 @@ class NumpyOperations:
         shapes: list[Any],
     ) -> list[tf.Tensor]:
         """Calls a method of the table; shapes may be those of tensors."""
-        in_graph = not tf.executing_eagerly()
-        with tf.control_dependencies([self._order.size()] if in_graph else []):
-            outputs = tf.numpy_function(
-                function, inputs, [tf.int64] * len(shapes)
-            )
+
+        def call(before: Any, *values: Any) -> Any:
+            del before  # So that it is no constant, which is computed once.
+            return function(*values)
+
+        before = self._calls.read_value()
+        outputs = tf.numpy_function(
+            call, [before, *inputs], [tf.int64] * len(shapes), stateful=False
+        )
         outputs = tf.nest.flatten(outputs)  # It may be the only one.
-        if in_graph:
-            with tf.control_dependencies(outputs):
-                self._order.size()
+        with tf.control_dependencies(outputs):
+            self._calls.assign_add(1)
         for output, shape in zip(outputs, shapes, strict=True):
             output.set_shape(getattr(shape, "shape", shape))
         return outputs
