@@ -212,6 +212,17 @@ def test_admission_has_the_probability(occurrences):
     assert abs(len(commit.new_keys) / 10_000 - chance) < 0.02
 
 
+def test_replace_keeps_the_candidates_that_were_seen_last():
+    compared = Compared(KeyRules(4, 4, 3, threshold=2))
+    seen = {key: (1, 50 - abs(key - 70)) for key in range(100)}
+    compared.replace({70: (5, 1)}, seen)
+    compared.check()
+    candidates = compared.table.candidates()
+    assert sorted(candidates.keys) == [69, 71, 72]
+    compared.commit([69, 72, *range(200, 260)], None, 100)
+    compared.check()
+
+
 def test_what_replace_refuses():
     compared = Compared(KeyRules(2, 5, 3, threshold=2))
     compared.commit([1, 1, 2], None, 1)

@@ -40,6 +40,7 @@ class KeyStore {
     if (place >= records_.size()) {
       records_.Grow(std::max(place + 1, 2 * records_.size()), end_);
     }
+    Reserve(size_ + 1);
     end_ = std::max(end_, place + 1);
     index_.FindOrInsert(record.key, place);
     records_[place] = record;

@@ -378,7 +378,6 @@ void KeyTable::RememberCandidates(int64_t step) {
   const int64_t n = unknown_.size();
   int64_t added = 0;
   bool fell = false;
-  candidates_.Reserve(candidates_.size() + n);
   for (int64_t u = 0; u < n; ++u) {
     if (rows_[u] != kAbsentRow) continue;
     if (places_[u] == 0) {
