@@ -13,7 +13,14 @@ from tfrs_embed.distribution import replicas
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.dynamic import DynamicTable
-from tfrs_embed.engines.tables.dynamic_rows import DynamicRows, rows_at_first
+from tfrs_embed.engines.tables.dynamic_rows import (
+    DynamicRows,
+    Request,
+    commit,
+    initial_rows_of,
+    plan,
+    rows_at_first,
+)
 from tfrs_embed.ops import concat_gradients
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import GradientContributions
@@ -26,13 +33,13 @@ class _Residuals(NamedTuple):
 
     Attributes:
         bags: each feature's bags of keys.
-        rows: the rows of each table's keys, feature after feature.
-        step: the step's number, a scalar int64.
+        requests: each table's keys, feature after feature.
+        rows: their rows.
     """
 
     bags: list[BaggedIds]
+    requests: dict[str, Request]
     rows: dict[str, tf.Tensor]
-    step: tf.Tensor
 
 
 class CountsKeys:
@@ -105,6 +112,7 @@ class DynamicEngine(CountsKeys, OneDeviceEngine):
                     self._shard.variables[name],
                     optimizer.rule.slots() if optimizer else {},
                     self._device,
+                    initial_rows_of(state.spec),
                 )
                 assert isinstance(state, DynamicTable)
                 state.expose(
@@ -134,48 +142,55 @@ class DynamicEngine(CountsKeys, OneDeviceEngine):
         """See the base class."""
         refuse_to_trace(self._name)
         step = tf.convert_to_tensor(self.step) + 1
-        rows = {}
         located = list(bags)
+        requests = {
+            name: Request(
+                self._rows[name],
+                _concat([bags[i].ids for i in mine]),
+                None,
+                step,
+            )
+            for name, mine in self._places().items()
+        }
+        if training:
+            trained = [n for n in requests if self.optimizers[n] is not None]
+            rows = dict(
+                zip(trained, plan([requests[n] for n in trained]), strict=True)
+            )
+        else:
+            rows = {}
         for name, mine in self._places().items():
-            keys = _concat([bags[i].ids for i in mine])
-            of_table = self._rows[name]
-            if training and self.optimizers[name] is not None:
-                rows[name] = of_table.plan(keys, None, step)
-            else:
-                rows[name] = of_table.find(keys)
+            if name not in rows:
+                rows[name] = self._rows[name].find(requests[name].keys)
             for i, part in _split(rows[name], bags, mine).items():
                 located[i] = bags[i]._replace(ids=part)
         activations = self._shard.lookup(
             [f.table.name for f in self.features], located, training, dtype
         )
-        return activations, _Residuals(list(bags), rows, step)
+        return activations, _Residuals(list(bags), requests, rows)
 
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
         """See the base class."""
-        contributions = {}
-        bags = residuals.bags
+        bags, requests, planned = residuals
+        trained = [n for n in requests if self.optimizers[n] is not None]
         made = concat_gradients.find(gradients)
-        planned = list(residuals.rows.values())
-        committed = []
-        for name, mine in self._places().items():
-            if self.optimizers[name] is None:
-                continue
-            keys = _concat([bags[i].ids for i in mine])
-            # Not in a step whose loss, or its gradient, fails, nor where there
-            # is no room for another table's keys.
-            with tf.control_dependencies([*made.matrices, *planned]):
-                rows = self._rows[name].commit(
-                    keys, None, residuals.rows[name], residuals.step
-                )
-            committed.append(rows)
+        # Not in a step whose loss, or its gradient, fails, nor where there is
+        # no room for another table's keys.
+        with tf.control_dependencies([*made.matrices, *planned.values()]):
+            committed = commit(
+                [requests[n] for n in trained], [planned[n] for n in trained]
+            )
+        contributions = {}
+        for name, rows in zip(trained, committed, strict=True):
+            mine = self._places()[name]
             parts = _split(rows, bags, mine)
             contributions[name] = GradientContributions(
                 [bags[i]._replace(ids=parts[i]) for i in mine],
                 [gradients[i] for i in mine],
             )
-        self._shard.update(contributions, after=[*planned, *committed])
+        self._shard.update(contributions, after=[*planned.values(), *committed])
 
     def _places(self) -> dict[str, list[int]]:
         """The places of each table's features among all."""

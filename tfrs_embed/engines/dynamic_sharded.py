@@ -18,7 +18,14 @@ from tfrs_embed.engines.replica_engine import NEW_KEYS, Residuals
 from tfrs_embed.engines.sharded import ShardedEngine
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.dynamic import DynamicTable
-from tfrs_embed.engines.tables.dynamic_rows import DynamicRows, rows_at_first
+from tfrs_embed.engines.tables.dynamic_rows import (
+    DynamicRows,
+    Request,
+    commit,
+    initial_rows_of,
+    plan,
+    rows_at_first,
+)
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.optimizers.rules import TableOptimizer
@@ -74,6 +81,7 @@ class DynamicShardedEngine(CountsKeys, ShardedEngine):
     def _expose(self, state: TableState) -> None:
         table = state.spec
         optimizer = self.optimizers[table.name]
+        make_rows = initial_rows_of(table)
         self._rows[table.name] = [
             DynamicRows(
                 self._name,
@@ -82,6 +90,7 @@ class DynamicShardedEngine(CountsKeys, ShardedEngine):
                 shard.variables[table.name],
                 optimizer.rule.slots() if optimizer else {},
                 shard.device,
+                make_rows,
             )
             for shard in self._shards
         ]
@@ -124,45 +133,73 @@ class DynamicShardedEngine(CountsKeys, ShardedEngine):
     def _locate(
         self,
         replica: int,
-        group: int,
-        routed: Route,
-        received: Received,
+        routes: Sequence[Route],
+        received: Sequence[Received],
         training: bool,
-    ) -> Received:
-        table = self._table_of(group)
-        keys = self._keys(replica, received.rows)
-        mine = self._rows[table][replica]
-        if not training or self.optimizers[table] is None:
-            return received._replace(rows=mine.find(keys))
-        counts = tf.math.unsorted_segment_sum(
-            tf.ones_like(routed.index, tf.int64),
-            routed.index,
-            tf.size(routed.row),
-        )
-        counts = self._exchanges[group].send_counts(
-            replica, routed, received, counts
-        )
+    ) -> Sequence[Received]:
+        located = list(received)
+        planned = []
+        step = tf.convert_to_tensor(self._shards[replica].step) + 1
+        for i, (routed, asked) in enumerate(zip(routes, received, strict=True)):
+            table = self._table_of(i)
+            keys = self._keys(replica, asked.rows)
+            if not training or self.optimizers[table] is None:
+                rows = self._rows[table][replica].find(keys)
+                located[i] = asked._replace(rows=rows)
+                continue
+            counts = tf.math.unsorted_segment_sum(
+                tf.ones_like(routed.index, tf.int64),
+                routed.index,
+                tf.size(routed.row),
+            )
+            counts = self._exchanges[i].send_counts(
+                replica, routed, asked, counts
+            )
+            located[i] = asked._replace(
+                keys=keys, occurrences=counts, step=step
+            )
+            planned.append(i)
+        if not planned:
+            return located
         consensus = self._consensus_on(NEW_KEYS)
         if consensus is not None:
             # The counts and the consensus are more than other lookups have.
             others = self._replicas.world - 1
-            sent = 8 * others * tf.cast(received.capacity, tf.int64)
-            self._traffic[replica].assign_add(tf.stack([2, sent, 0, 0]))
-        step = tf.convert_to_tensor(self._shards[replica].step) + 1
-        return received._replace(
-            rows=mine.plan(keys, counts, step, consensus),
-            keys=keys,
-            occurrences=counts,
-            step=step,
+            keys_sent = tf.add_n([received[i].capacity for i in planned])
+            sent = 8 * others * tf.cast(keys_sent, tf.int64)
+            self._traffic[replica].assign_add(
+                tf.stack([len(planned) + 1, sent, 0, 0])
+            )
+        requests = [self._request(replica, i, located[i]) for i in planned]
+        for i, rows in zip(planned, plan(requests, consensus), strict=True):
+            located[i] = located[i]._replace(rows=rows)
+        return located
+
+    def _request(self, replica: int, group: int, received: Received) -> Request:
+        return Request(
+            self._rows[self._table_of(group)][replica],
+            received.keys,
+            received.occurrences,
+            received.step,
         )
 
-    def _settle(self, replica: int, group: int, received: Received) -> Received:
-        if received.keys is None:
-            return received
-        rows = self._rows[self._table_of(group)][replica].commit(
-            received.keys, received.occurrences, received.rows, received.step
-        )
-        return received._replace(rows=rows)
+    def _settle(
+        self,
+        replica: int,
+        received: Sequence[Received],
+        gradients: Sequence[tf.Tensor],
+    ) -> Sequence[Received]:
+        planned = [i for i, r in enumerate(received) if r.keys is not None]
+        # Not in a step whose loss, or its gradient, fails.
+        with tf.control_dependencies(list(gradients)):
+            committed = commit(
+                [self._request(replica, i, received[i]) for i in planned],
+                [received[i].rows for i in planned],
+            )
+        settled = list(received)
+        for i, rows in zip(planned, committed, strict=True):
+            settled[i] = received[i]._replace(rows=rows)
+        return settled
 
     def _find(self, replica: int, table: str, keys: tf.Tensor) -> tf.Tensor:
         return self._rows[table][replica].find(self._keys(replica, keys))

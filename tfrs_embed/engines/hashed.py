@@ -117,16 +117,16 @@ class HashedEngine(ShardedEngine):
     def _locate(
         self,
         replica: int,
-        group: int,
-        routed: Route,
-        received: Received,
+        routes: Sequence[Route],
+        received: Sequence[Received],
         training: bool,
-    ) -> Received:
-        keys = self._keys(replica, received.rows)
+    ) -> Sequence[Received]:
+        [asked] = received
+        keys = self._keys(replica, asked.rows)
         rows = self._maps[replica].find(keys)
         if training:
-            rows = self._insert(replica, keys, rows, received.mask)
-        return received._replace(rows=rows)
+            rows = self._insert(replica, keys, rows, asked.mask)
+        return [asked._replace(rows=rows)]
 
     def _find(self, replica: int, table: str, keys: tf.Tensor) -> tf.Tensor:
         return self._maps[replica].find(self._keys(replica, keys))

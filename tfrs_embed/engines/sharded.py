@@ -99,7 +99,7 @@ class ShardedEngine(ReplicasEngine):
     ) -> tuple[list[tf.Tensor], Residuals]:
         shard = self._shards[replica]
         activations: list[Any] = [None] * len(bags)
-        received, positions = [], []
+        positions = []
         routes = [
             exchange.route(
                 group.keys(bags), self._replicas.world, shard.device, training
@@ -111,11 +111,16 @@ class ShardedEngine(ReplicasEngine):
             tf.stack([tf.reduce_max(r.counts) for r in routes]),
             self._sizes_channel,
         )
-        for i, (group, routed, swap) in enumerate(
-            zip(self._groups, routes, self._exchanges, strict=True)
+        asked_for = [
+            swap.send_keys(replica, routed, longest[i])
+            for i, (routed, swap) in enumerate(
+                zip(routes, self._exchanges, strict=True)
+            )
+        ]
+        received = self._locate(replica, routes, asked_for, training)
+        for group, routed, swap, asked in zip(
+            self._groups, routes, self._exchanges, received, strict=True
         ):
-            asked = swap.send_keys(replica, routed, longest[i])
-            asked = self._locate(replica, i, routed, asked, training)
             rows = swap.send_rows(
                 replica, asked, self._gather(shard, group, asked.rows)
             )
@@ -129,13 +134,12 @@ class ShardedEngine(ReplicasEngine):
             )
             for j, vector in zip(group.features, vectors, strict=True):
                 activations[j] = vector
-            received.append(asked)
             positions.append(index)
         self._count(replica, routes, received, forward=True)
         return activations, Residuals(
             replica,
             list(bags),
-            _Kept(positions, received),
+            _Kept(positions, list(received)),
             [asked.rows for asked in received],
         )
 
@@ -144,14 +148,13 @@ class ShardedEngine(ReplicasEngine):
     ) -> dict[str, GradientContributions]:
         replica, kept = residuals.replica, residuals.kept
         contributions = {}
-        for i, (group, swap, asked, positions) in enumerate(
-            zip(
-                self._groups,
-                self._exchanges,
-                kept.received,
-                kept.positions,
-                strict=True,
-            )
+        gradients_of = []
+        for group, swap, asked, positions in zip(
+            self._groups,
+            self._exchanges,
+            kept.received,
+            kept.positions,
+            strict=True,
         ):
             sent = lookup_ops.spread(
                 group.select(gradients),
@@ -160,12 +163,13 @@ class ShardedEngine(ReplicasEngine):
                 self._replicas.world * asked.capacity,
                 self._shards[replica].device,
             )
-            got = swap.send_gradients(replica, asked, sent)
-            # Not in a step whose loss, or its gradient, fails.
-            with tf.control_dependencies([got]):
-                settled = self._settle(replica, i, asked)
-            places = tf.where(self._trained(settled))[:, 0]
-            rows = tf.gather(settled.rows, places)
+            gradients_of.append(swap.send_gradients(replica, asked, sent))
+        settled = self._settle(replica, kept.received, gradients_of)
+        for group, asked, got in zip(
+            self._groups, settled, gradients_of, strict=True
+        ):
+            places = tf.where(self._trained(asked))[:, 0]
+            rows = tf.gather(asked.rows, places)
             contributions.update(
                 group.contributions(rows, tf.cast(places, tf.int32), got)
             )
@@ -175,24 +179,33 @@ class ShardedEngine(ReplicasEngine):
     def _locate(
         self,
         replica: int,
-        group: int,
-        routed: Route,
-        received: Received,
+        routes: Sequence[Route],
+        received: Sequence[Received],
         training: bool,
-    ) -> Received:
+    ) -> Sequence[Received]:
         """Turns the keys that were asked for into rows of this shard.
 
         Args:
             replica: the local replica whose shard it is.
-            group: the number of the group of tables.
-            routed: the keys that the replica asked for.
-            received: the keys that it was asked for.
+            routes: for each group, the keys that the replica asked for.
+            received: for each group, the keys that it was asked for.
             training: whether the tables are about to be updated.
         """
         return received
 
-    def _settle(self, replica: int, group: int, received: Received) -> Received:
-        """The rows to train, of what `_locate` returned."""
+    def _settle(
+        self,
+        replica: int,
+        received: Sequence[Received],
+        gradients: Sequence[tf.Tensor],
+    ) -> Sequence[Received]:
+        """The rows to train.
+
+        Args:
+            replica: the local replica whose shard it is.
+            received: what `_locate` returned.
+            gradients: for each group, the rows' gradients.
+        """
         return received
 
     def _find(self, replica: int, table: str, keys: tf.Tensor) -> tf.Tensor:

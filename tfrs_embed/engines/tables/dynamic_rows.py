@@ -9,8 +9,9 @@ rows to some and takes them from others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -29,8 +30,10 @@ from tfrs_embed.engines.tables.key_table import (
     FIRST_ROW,
     TRASH,
     Candidates,
+    Commit,
     KeyRules,
     KeyTable,
+    Plan,
 )
 from tfrs_embed.ops.checks import Checks, Consensus, message
 from tfrs_embed.ops.update import PARAMETERS, scatter_update
@@ -93,6 +96,22 @@ def rows_at_first(table: TableSpec, world: int) -> int:
     return FIRST_ROW + capacity + spare
 
 
+def initial_rows_of(table: TableSpec) -> key_values.Maker:
+    """What makes the initial rows of a table's keys, traced once.
+
+    Args:
+        table: the table.
+
+    Raises:
+        ValueError: its initializer's rows can't be made one by one.
+    """
+    keys = tf.TensorSpec([None], tf.int64)
+    make: key_values.Maker = tf.function(
+        key_values.maker(table), input_signature=[keys], autograph=False
+    )
+    return make
+
+
 class DynamicRows:
     """A shard's keys of one table, and the rows they have.
 
@@ -105,6 +124,7 @@ class DynamicRows:
             value.
         slots: the slots' initial values, by name.
         device: where the variables are.
+        make_rows: makes keys' initial rows; see `initial_rows_of`.
     """
 
     def __init__(
@@ -115,14 +135,20 @@ class DynamicRows:
         variables: Mapping[str, tf.Variable],
         slots: Mapping[str, float],
         device: str | None,
+        make_rows: key_values.Maker,
     ) -> None:
         self._owner = owner
         self._table = table
         self._variables = dict(variables)
         self._initial = {PARAMETERS: 0.0, **slots}
         self._device = device
-        self._make_rows = key_values.maker(table)
+        self._make_rows = make_rows
         self.rules = key_rules(table, world)
+        # Where nothing makes room for planned rows, there are none to make.
+        self._may_grow = (
+            self.rules.policy != "none"
+            or self.rules.max_capacity > self.rules.capacity
+        )
         self.key_table = KeyTable(self.rules)
 
     #: The first row that a key can have.
@@ -157,97 +183,12 @@ class DynamicRows:
         """
         return self.key_table.find(keys)
 
-    def plan(
-        self,
-        keys: tf.Tensor,
-        counts: tf.Tensor | None,
-        step: tf.Tensor,
-        consensus: Consensus | None = None,
-    ) -> tf.Tensor:
-        """Finds the rows of a training step's keys, and changes nothing.
-
-        Args:
-            keys: [n] int64.
-            counts: [n] int64, how often each occurred, 0 for padding; None:
-                once.
-            step: scalar int64, the step's number: 1 for the first.
-            consensus: with whom to decide whether there is room.
-
-        Returns:
-            [n] int64; of a key that this step admits a row of its initial
-            values, of another without a row one of zeros.
-
-        Raises:
-            tf.errors.InvalidArgumentError: they need more rows than there are.
-        """
-        planned = self.key_table.plan(keys, counts, step)
-        checks = Checks(consensus)
-        checks.require(
-            tf.equal(planned.lacking, 0),
-            lambda: self._no_room(keys, planned.lacking),
-        )
-        rows, new_keys, new_rows = checks.guard(
-            [planned.rows, planned.new_keys, planned.new_rows]
-        )
-
-        def write() -> tf.Tensor:
-            self._grow(planned.physical)
-            self._write(PARAMETERS, new_rows, self._make_rows(new_keys))
-            return tf.constant(True)
-
-        written = tf.cond(
-            tf.size(new_keys) > 0, write, lambda: tf.constant(False)
-        )
-        with tf.control_dependencies([written]):
-            return tf.identity(rows)
-
-    def commit(
-        self,
-        keys: tf.Tensor,
-        counts: tf.Tensor | None,
-        rows: tf.Tensor,
-        step: tf.Tensor,
-    ) -> tf.Tensor:
-        """Counts a step's keys, and gives rows to those that it admits.
-
-        Args:
-            keys: [n] int64, see `plan`.
-            counts: see `plan`.
-            rows: what `plan` or `find` returned.
-            step: see `plan`.
-
-        Returns:
-            [n] int64, the rows to train; those of keys without one are a row
-            that nobody reads.
-
-        Raises:
-            tf.errors.InvalidArgumentError: another step has taken the rows
-                that these keys need. Nothing has changed.
-        """
-        settled = self.key_table.commit(keys, counts, rows, step)
-        checks = Checks()
-        checks.require(
-            tf.equal(settled.lacking, 0),
-            lambda: self._no_room(keys, settled.lacking),
-        )
-        rows, new_keys, new_rows = checks.guard(
-            [settled.rows, settled.new_keys, settled.new_rows]
-        )
-
-        def reset() -> tf.Tensor:
-            self._grow(settled.physical)
-            self._reset(new_keys, new_rows)
-            return tf.constant(True)
-
-        done = tf.cond(tf.size(new_keys) > 0, reset, lambda: tf.constant(False))
-        with tf.control_dependencies([done]):
-            return tf.identity(rows)
-
     def trained(self, rows: tf.Tensor) -> tf.Tensor:
         """Which of the rows that `commit` returned keys have: [n] bool."""
         return tf.not_equal(rows, TRASH)
 
-    def _no_room(self, keys: tf.Tensor, lacking: tf.Tensor) -> tf.Tensor:
+    def no_room(self, keys: tf.Tensor, lacking: tf.Tensor) -> tf.Tensor:
+        """Says that a step's keys lack rows: a scalar string."""
         absent = tf.equal(self.key_table.find(keys), ABSENT)
         key = tf.reduce_sum(tf.boolean_mask(keys, absent)[:1])
         dtype = self._table.keys.dtype  # type: ignore[union-attr]
@@ -267,8 +208,42 @@ class DynamicRows:
             f" is {what} without one.",
         )
 
+    def lost_room(self, lacking: tf.Tensor) -> tf.Tensor:
+        """Says that another step has taken rows: a scalar string."""
+        return tf.strings.join(
+            [
+                f"{self._owner}, table '{self._table.name}': another step has "
+                "given rows to other keys since this one looked its keys up. "
+                "It lacks ",
+                tf.strings.as_string(lacking),
+                " rows.",
+            ]
+        )
+
+    def write_initial(self, keys: tf.Tensor, rows: tf.Tensor) -> None:
+        """Writes keys' initial values to rows, and leaves the slots alone."""
+        self._write(PARAMETERS, rows, self._make_rows(keys))
+
+    def reset(self, keys: tf.Tensor, rows: tf.Tensor) -> None:
+        """Gives rows the initial values of their keys, slots included."""
+        self.write_initial(keys, rows)
+        for name, value in self._initial.items():
+            if name != PARAMETERS:
+                shape = tf.stack([tf.size(rows), self._table.dim])
+                self._write(name, rows, tf.fill(shape, value))
+
+    def _write(self, name: str, rows: tf.Tensor, values: tf.Tensor) -> None:
+        with tf.device(self._device):
+            scatter_update(self._variables[name], rows, values)
+
+    def ensure_rows(self, rows: tf.Tensor) -> None:
+        """Gives the variables as many rows at least; a scalar int64."""
+        if self._may_grow:
+            self._grow(rows)
+
+    # A function, as it is called in several branches, and traced once.
+    @tf.function(autograph=False)
     def _grow(self, rows: tf.Tensor) -> None:
-        """Gives the variables as many rows, and some to spare."""
         variable = self._variables[PARAMETERS]
         shape = tf.raw_ops.VariableShape(input=variable.handle)
         here = tf.cast(shape[0], tf.int64)
@@ -286,18 +261,6 @@ class DynamicRows:
             return tf.constant(True)
 
         tf.cond(rows > here, grow, lambda: tf.constant(False))
-
-    def _reset(self, keys: tf.Tensor, rows: tf.Tensor) -> None:
-        """Gives rows the initial values of their keys, slots included."""
-        self._write(PARAMETERS, rows, self._make_rows(keys))
-        for name, value in self._initial.items():
-            if name != PARAMETERS:
-                shape = tf.stack([tf.size(rows), self._table.dim])
-                self._write(name, rows, tf.fill(shape, value))
-
-    def _write(self, name: str, rows: tf.Tensor, values: tf.Tensor) -> None:
-        with tf.device(self._device):
-            scatter_update(self._variables[name], rows, values)
 
     # Eagerly, of what users and checkpoints read and write.
 
@@ -344,11 +307,11 @@ class DynamicRows:
             zeros if last_used is None else last_used,
             None if candidates is None else Candidates(*candidates.T),
         )
-        self._grow(self.key_table.physical())
+        self.ensure_rows(self.key_table.physical())
         blocks = max(1, (1 << 20) // self._table.dim)
         for start in range(0, len(keys), blocks):
             part = slice(start, start + blocks)
-            self._reset(
+            self.reset(
                 tf.constant(keys[part], tf.int64),
                 tf.constant(rows[part], tf.int64),
             )
@@ -391,3 +354,116 @@ class DynamicRows:
             evicted: whether they count as evicted.
         """
         return int(np.sum(self.key_table.remove(keys, evicted) != ABSENT))
+
+
+class Request(NamedTuple):
+    """A training step's keys of a table, on one shard.
+
+    Attributes:
+        of: the table's rows there.
+        keys: [n] int64.
+        counts: [n] int64, how often each occurred, 0 for padding; None: once.
+        step: scalar int64, the step's number: 1 for the first.
+    """
+
+    of: DynamicRows
+    keys: tf.Tensor
+    counts: tf.Tensor | None
+    step: tf.Tensor
+
+
+def plan(
+    requests: Sequence[Request], consensus: Consensus | None = None
+) -> list[tf.Tensor]:
+    """Finds the rows of a training step's keys, and changes nothing.
+
+    Args:
+        requests: the keys, of several tables.
+        consensus: with whom to decide whether there is room.
+
+    Returns:
+        Each table's rows, [n] int64; of a key that this step admits a row of
+        its initial values, of another without a row one of zeros.
+
+    Raises:
+        tf.errors.InvalidArgumentError: they need more rows than there are.
+    """
+    checks = Checks(consensus)
+    plans = []
+    for of, keys, counts, step in requests:
+        planned = of.key_table.plan(keys, counts, step)
+        checks.require(
+            tf.equal(planned.lacking, 0),
+            functools.partial(of.no_room, keys, planned.lacking),
+        )
+        plans.append(planned)
+    guarded = iter(
+        checks.guard(
+            [t for p in plans for t in (p.rows, p.new_keys, p.new_rows)]
+        )
+    )
+    plans = [
+        p._replace(
+            rows=next(guarded), new_keys=next(guarded), new_rows=next(guarded)
+        )
+        for p in plans
+    ]
+
+    def write() -> None:
+        for request, planned in zip(requests, plans, strict=True):
+            request.of.ensure_rows(planned.physical)
+            request.of.write_initial(planned.new_keys, planned.new_rows)
+
+    return _after(write, plans)
+
+
+def commit(
+    requests: Sequence[Request], rows: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Counts a step's keys, and gives rows to those that it admits.
+
+    Args:
+        requests: what `plan` was given.
+        rows: what it returned.
+
+    Returns:
+        Each table's rows to train, [n] int64; those of keys without one are a
+        row that nobody reads.
+
+    Raises:
+        tf.errors.InvalidArgumentError: another step has taken the rows that a
+            table's keys need. That table has not changed.
+    """
+    settled = []
+    for (of, keys, counts, step), found in zip(requests, rows, strict=True):
+        each = of.key_table.commit(keys, counts, found, step)
+        # Of strings, which takes no branch.
+        room = tf.debugging.Assert(
+            tf.equal(each.lacking, 0), [of.lost_room(each.lacking)]
+        )
+        with tf.control_dependencies([room] if room is not None else []):
+            settled.append(each._replace(rows=tf.identity(each.rows)))
+
+    def reset() -> None:
+        for request, each in zip(requests, settled, strict=True):
+            request.of.ensure_rows(each.physical)
+            request.of.reset(each.new_keys, each.new_rows)
+
+    return _after(reset, settled)
+
+
+def _after(
+    work: Callable[[], None], changes: Sequence[Plan | Commit]
+) -> list[tf.Tensor]:
+    """The rows of changes, after some work if these have new keys."""
+    if not changes:
+        return []
+
+    def do() -> tf.Tensor:
+        work()
+        return tf.constant(True)
+
+    new = tf.add_n([tf.size(c.new_keys) for c in changes])
+    done = tf.cond(new > 0, do, lambda: tf.constant(False))
+    with tf.control_dependencies([done]):
+        return [tf.identity(c.rows) for c in changes]
