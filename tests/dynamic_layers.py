@@ -7,6 +7,7 @@ among all keys that a test uses. The row of a key that has none is zeros.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import statistics
@@ -277,6 +278,25 @@ class Tables:
         )
         self.forget(name, gone)
         return len(gone)
+
+    def stored(self, name):
+        """What a checkpoint has of a table with keys."""
+        keys = self.keys[name]
+        return copy.deepcopy(
+            (
+                keys.live,
+                keys.candidates,
+                self.reference.tables[name],
+                self.reference.step,
+            )
+        )
+
+    def restore(self, name, stored):
+        """Puts what `stored` returned in the place of what there is."""
+        live, candidates, table, step = copy.deepcopy(stored)
+        self.keys[name].replace(live, candidates)
+        self.reference.tables[name] = table
+        self.reference.step = step
 
     def contents(self, name):
         """What the variables of a dynamic table hold."""

@@ -1,0 +1,653 @@
+"""Saving, restoring and exporting tables with `DynamicKeys`."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrs_embed
+from dynamic_layers import TableCase, Tables, normal
+from dynamic_layers import train as train_to
+from fronts import keras, layers, of_keras_2
+from helpers import assert_same, differentiate, state
+from reference import Feature
+from tfrs_embed import DynamicKeys, FrequencyAdmission, TimeToLive, checkpoint
+from tfrs_embed.serving import export
+
+SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+DIM = 2
+SEED = 3
+
+
+def initializer():
+    return keras.initializers.RandomNormal(seed=SEED)
+
+
+def make(rows=8, optimizer="adagrad", keys=None, name="ids", **options):
+    """A layer with one table; `keys` False: a static one."""
+    if keys is None:
+        keys = DynamicKeys(admission=FrequencyAdmission(2))
+    table = tfrs_embed.TableConfig(
+        name, rows, DIM, initializer(), keys=keys or None
+    )
+    feature = tfrs_embed.FeatureConfig("f", table)
+    options.setdefault("size_threshold", 0)
+    return layers.PartialTPUEmbedding({"f": feature}, optimizer, **options)
+
+
+def train(layer, *steps):
+    for keys in steps:
+        with tf.GradientTape() as tape:
+            vectors = layer({"f": tf.constant(keys)}, training=True)["f"]
+            loss = tf.reduce_sum((vectors - 1) ** 2)
+        differentiate(tape, loss, layer.trainable_variables)
+    return layer
+
+
+def trained(**options):
+    """Keys 1, 2, 5, -7 with rows, 4 and 9 without."""
+    layer = make(**options)
+    return train(layer, [1, 1, 2], [5, 2, 5, 5], [-7, 9, -7, 4], [2])
+
+
+def save(layer, folder):
+    return tf.train.Checkpoint(layer=layer).save(str(folder / "checkpoint"))
+
+
+def restore(layer, path):
+    return tf.train.Checkpoint(layer=layer).restore(path)
+
+
+def tables_of(layer):
+    """The state but for the step, which is a variable of TensorFlow's own."""
+    found = state(layer)
+    del found["step"]
+    return found
+
+
+BUILT = pytest.mark.parametrize("built", [False, True], ids=["later", "built"])
+
+
+def prepare(layer, built):
+    """Trains on other keys, to be replaced, or leaves the layer unbuilt."""
+    if built:
+        train(layer, [70, 70, 5, 80, 5, 6], [5, 5])
+    return layer
+
+
+@pytest.mark.usefixtures("both_implementations")
+class TestCheckpoints:
+    @BUILT
+    def test_round_trip(self, tmp_path, built):
+        layer = trained()
+        saved = state(layer)
+        path = save(layer, tmp_path)
+        other = prepare(make(), built)
+        status = restore(other, path)
+        other.build(None)
+        status.assert_consumed()
+        assert_same(state(other), saved)
+        np.testing.assert_array_equal(saved["ids/keys"], [-7, 1, 2, 5])
+        np.testing.assert_array_equal(saved["ids/frequency"], [2, 2, 3, 3])
+        np.testing.assert_array_equal(saved["ids/last_used"], [3, 1, 4, 2])
+        np.testing.assert_array_equal(
+            saved["ids/candidates"], [[4, 1, 3], [9, 1, 3]]
+        )
+        # They go on alike: keys without rows are still remembered.
+        for each in (layer, other):
+            train(each, [4, 5, 11], [9, 12, 12])
+        assert_same(state(other), state(layer))
+        assert other.tables["ids"].lookup([4]) >= 0
+
+    def test_contents(self, tmp_path):
+        layer = trained()
+        reader = tf.train.load_checkpoint(save(layer, tmp_path))
+        order = np.argsort(reader.get_tensor(f"layer/tables/ids/keys{SUFFIX}"))
+        for name, value in state(layer).items():
+            key = "step" if name == "step" else f"tables/{name}"
+            found = reader.get_tensor(f"layer/{key}{SUFFIX}")
+            if name == "ids/candidates":
+                found = found[np.argsort(found[:, 0])]
+            elif name != "step":
+                found = found[order]
+            np.testing.assert_array_equal(found, value, name)
+
+    @BUILT
+    def test_no_keys(self, tmp_path, built):
+        layer = make()
+        layer.build(None)
+        path = save(layer, tmp_path)
+        other = prepare(make(), built)
+        restore(other, path)
+        other.build(None)
+        assert_same(state(other), state(layer))
+        assert other.tables["ids"].size == 0
+
+    @BUILT
+    @pytest.mark.parametrize("rows", [4, 100])
+    def test_other_capacities(self, tmp_path, rows, built):
+        layer = trained()
+        path = save(layer, tmp_path)
+        other = prepare(make(rows=rows), built)
+        restore(other, path)
+        other.build(None)
+        assert_same(state(other), state(layer))
+        assert other.tables["ids"].capacity == rows
+        # What comes now begins anew, and has the room there is.
+        train(other, [21, 21, 22, 22])
+        size = min(rows, 6)
+        assert other.tables["ids"].size == size
+        found = other({"f": tf.constant([21])}, training=False)["f"]
+        np.testing.assert_array_equal(
+            found, other.tables["ids"].table.numpy()[-2:-1]
+        )
+
+    def test_a_table_grows_as_far_as_it_may(self, tmp_path):
+        layer = trained()
+        path = save(layer, tmp_path)
+        keys = DynamicKeys(when_full="grow", max_rows=5)
+        other = make(rows=1, keys=keys)
+        other.build(None)
+        restore(other, path)
+        assert other.tables["ids"].capacity == 4
+        for name in ("keys", "parameters", "accumulators", "frequency"):
+            np.testing.assert_array_equal(
+                state(other)[f"ids/{name}"], state(layer)[f"ids/{name}"]
+            )
+        # There is no rule that remembers candidates.
+        assert state(other)["ids/candidates"].shape == (0, 3)
+
+    @BUILT
+    def test_less_rows_than_keys_are_an_error(self, tmp_path, built):
+        path = save(trained(), tmp_path)
+        other = make(rows=3)
+        text = r"Table 'ids' has no room for 4 keys: .* is 3"
+        if not built:
+            restore(other, path)
+            with pytest.raises(ValueError, match=text):
+                other.build(None)
+            return
+        train(other, [70, 70])
+        before = tables_of(other)
+        with pytest.raises(ValueError, match=text):
+            restore(other, path)
+        assert_same(tables_of(other), before)
+        with (
+            checkpoint.growing_tables(),
+            pytest.raises(ValueError, match=text),
+        ):
+            restore(other, path)
+        assert_same(tables_of(other), before)
+
+    @pytest.mark.parametrize(
+        ("eviction", "kept"),
+        [
+            ("lru", [-7, 2]),
+            # Of 2, 1 and -7, -7 occurred less often than 2, as 1 did.
+            ("lfu", [2, 5]),
+            (TimeToLive(5), [-7, 2]),
+            (None, [-7, 2]),
+        ],
+    )
+    def test_a_smaller_table_keeps_what_would_go_last(
+        self, tmp_path, eviction, kept
+    ):
+        layer = trained()
+        saved = state(layer)
+        path = save(layer, tmp_path)
+        keys = DynamicKeys(
+            admission=FrequencyAdmission(2), eviction=eviction, candidates=1
+        )
+        other = make(rows=2, keys=keys)
+        train(other, [8, 8])
+        with checkpoint.growing_tables(shrink=True):
+            restore(other, path)
+        found = state(other)
+        places = np.searchsorted(saved["ids/keys"], kept)
+        for name in ("keys", "parameters", "accumulators", "frequency"):
+            np.testing.assert_array_equal(
+                found[f"ids/{name}"], saved[f"ids/{name}"][places], name
+            )
+        # Of those last seen in one step the greater key.
+        np.testing.assert_array_equal(found["ids/candidates"], [[9, 1, 3]])
+
+    def test_shrinking_grows_others(self, tmp_path):
+        layer = trained()
+        path = save(layer, tmp_path)
+        other = make(rows=50)
+        other.build(None)
+        with checkpoint.growing_tables(shrink=True):
+            restore(other, path)
+        assert_same(state(other), state(layer))
+
+    @BUILT
+    def test_another_optimizer(self, tmp_path, built):
+        path = save(trained(), tmp_path)
+        other = prepare(make(optimizer="adam"), built)
+        restore(other, path).expect_partial()
+        other.build(None)
+        found = state(other)
+        np.testing.assert_array_equal(found["ids/keys"], [-7, 1, 2, 5])
+        assert not found["ids/momenta"].any()
+        assert found["ids/velocities"].shape == (4, DIM)
+
+    @BUILT
+    @pytest.mark.parametrize("threshold", [0, None], ids=["engine", "keras"])
+    def test_a_static_tables_rows_become_keys(self, tmp_path, built, threshold):
+        static = make(rows=6, keys=False, size_threshold=threshold)
+        train(static, [1, 5, 1], [3])
+        path = save(static, tmp_path)
+        other = prepare(make(rows=8), built)
+        restore(other, path).expect_partial()
+        other.build(None)
+        found, saved = state(other), static.embedding_tables["ids"].numpy()
+        np.testing.assert_array_equal(found["ids/keys"], range(6))
+        np.testing.assert_array_equal(found["ids/parameters"], saved)
+        np.testing.assert_array_equal(found["ids/frequency"], np.zeros(6))
+        np.testing.assert_array_equal(found["ids/last_used"], np.zeros(6))
+        assert found["ids/candidates"].shape == (0, 3)
+        expected = np.full((6, DIM), 0.1, np.float32)
+        if threshold == 0:
+            expected = state(static)["ids/accumulators"]
+        np.testing.assert_allclose(found["ids/accumulators"], expected)
+        ids = {"f": tf.constant([5, 0, 6])}
+        vectors = other(ids, training=False)["f"].numpy()
+        np.testing.assert_array_equal(vectors[:2], saved[[5, 0]])
+        assert not vectors[2].any()
+
+    def test_a_static_table_that_is_too_large(self, tmp_path):
+        path = save(train(make(rows=9, keys=False), [1]), tmp_path)
+        other = trained()
+        before = tables_of(other)
+        with pytest.raises(ValueError, match="'ids' has no room for 9 keys"):
+            restore(other, path)
+        assert_same(tables_of(other), before)
+
+    @BUILT
+    def test_a_table_with_keys_does_not_become_a_static_one(
+        self, tmp_path, built
+    ):
+        path = save(trained(), tmp_path)
+        static = make(rows=4, keys=False)
+        if built:
+            train(static, [1])
+            before = tables_of(static)
+            with pytest.raises(ValueError, match=r"ids.*keys"):
+                restore(static, path)
+            assert_same(tables_of(static), before)
+        else:
+            restore(static, path)
+            with pytest.raises(ValueError, match=r"ids.*keys"):
+                static.build(None)
+
+    @BUILT
+    @pytest.mark.parametrize("eviction", [None, "lru"])
+    def test_a_layer_of_keys_gives_its_table(self, tmp_path, built, eviction):
+        layer = layers.All2AllDenseEmbedding(
+            8, DIM, 1, 1, optimizer="adagrad", eviction=eviction
+        )
+        for keys in ([3, 2**60, -4], [3, 5, 5]):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(
+                    layer(tf.constant(keys, tf.int64)[:, None, None])
+                )
+            differentiate(tape, loss, layer.trainable_variables)
+        path = save(layer, tmp_path)
+        other = prepare(make(), built)
+        table = tf.train.Checkpoint(table=other.tables["ids"])
+        tf.train.Checkpoint(layer=table).restore(path).expect_partial()
+        other.build(None)
+        found = state(other)
+        for name, variable in layer.table.variables.items():
+            np.testing.assert_array_equal(
+                found[f"ids/{name}"], variable.numpy(), name
+            )
+        assert found["ids/keys"].size == 4
+        if eviction is None:
+            assert not found["ids/frequency"].any()
+
+    def test_asynchronous_checkpoints(self, tmp_path):
+        layer = trained()
+        options = tf.train.CheckpointOptions(
+            experimental_enable_async_checkpoint=True
+        )
+        saver = tf.train.Checkpoint(layer=layer)
+        paths, states = [], []
+        for i in range(3):
+            states.append(state(layer))
+            paths.append(saver.save(str(tmp_path / "checkpoint"), options))
+            train(layer, [i, 20 + i, 20 + i, 30 + i, 30 + i], [2, 5])
+        saver.sync()
+        for path, expected in zip(paths, states, strict=True):
+            other = make()
+            other.build(None)
+            restore(other, path).assert_existing_objects_matched()
+            assert_same(state(other), expected)
+
+    def test_new_keys_after_restoring_begin_anew(self, tmp_path):
+        layer = make(keys=DynamicKeys())
+        train(layer, [1])
+        path = save(layer, tmp_path)
+        train(layer, [2, 3], [3, 2])
+        restore(layer, path)
+        # Of key 2 nothing is left.
+        vectors = layer({"f": tf.constant([2])}, training=True)["f"]
+        np.testing.assert_allclose(
+            vectors[0], normal(SEED, 2, DIM), rtol=1e-4, atol=1e-6
+        )
+        train(layer, [2])
+        np.testing.assert_array_equal(state(layer)["ids/frequency"], [1, 1])
+
+
+def plain(**variables):
+    """Variables where a layer's table has its own."""
+    table = tf.train.Checkpoint(
+        **{name: tf.Variable(value) for name, value in variables.items()}
+    )
+    return tf.train.Checkpoint(tables=tf.train.Checkpoint(ids=table))
+
+
+GOOD = {
+    "keys": np.array([7, -3]),
+    "parameters": np.ones([2, DIM], np.float32),
+    "accumulators": np.ones([2, DIM], np.float32),
+    "frequency": np.array([4, 5]),
+    "last_used": np.array([1, 2]),
+    "candidates": np.array([[1, 1, 1]]),
+}
+
+
+def test_a_checkpoint_made_of_plain_variables(tmp_path):
+    path = save(plain(**GOOD), tmp_path)
+    layer = trained()
+    restore(layer, path)
+    table = layer.tables["ids"]
+    np.testing.assert_array_equal(table.keys(), [-3, 7])
+    np.testing.assert_array_equal(table.variables["frequency"].numpy(), [5, 4])
+    again = plain(**{name: np.zeros_like(v) for name, v in GOOD.items()})
+    restore(again, save(layer, tmp_path))
+    for name, value in GOOD.items():
+        found = getattr(again.tables.ids, name).numpy()
+        np.testing.assert_array_equal(np.sort(found, 0), np.sort(value, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("frequency", np.array([1, 2, 3]), r"frequency .*\[2\].* \[3\]"),
+        ("last_used", np.array([1]), r"last_used .*\[2\].* \[1\]"),
+        ("frequency", np.array([1.0, 2.0]), "frequency .*float64"),
+        ("keys", np.array([3, 3]), "keys must all differ"),
+        ("keys", np.array([[3]]), r"\[1, 1\], not int64 of shape \[n\]"),
+        ("keys", np.array([3.0, 4.0]), "keys of float64"),
+        ("keys", np.array([3, 4, 5]), r"frequency .*\[3\].* \[2\]"),
+        ("candidates", np.array([1, 2]), r"candidates .*\[c, 3\]"),
+        ("candidates", np.array([[1, 1, 1]] * 2), "candidates must all differ"),
+        ("parameters", np.ones([2, 3], np.float32), "parameters"),
+        ("accumulators", np.ones([3, DIM], np.float32), "accumulators"),
+    ],
+)
+def test_what_does_not_fit_together_changes_nothing(
+    tmp_path, name, value, text
+):
+    path = save(plain(**{**GOOD, name: value}), tmp_path)
+    layer = trained()
+    before = tables_of(layer)
+    with pytest.raises(ValueError, match=text):
+        restore(layer, path)
+    assert_same(tables_of(layer), before)
+    with pytest.raises(ValueError, match=text):
+        later = make()
+        restore(later, path)
+        later.build(None)
+
+
+@pytest.mark.usefixtures("both_implementations")
+@pytest.mark.parametrize("rule", ["lru", "lfu"])
+def test_a_stream_with_saves_and_restores(tmp_path, rule):
+    universe = tuple(int(k) for k in np.arange(12) * 2**58 - 2**61)
+    keys = DynamicKeys(
+        admission=FrequencyAdmission(2), eviction=rule, candidates=4
+    )
+    case = TableCase(5, keys, "adam", universe)
+    tables = Tables({"f": Feature("ids")}, {"ids": case})
+    layer = tables.layer()
+    layer.build(None)
+    rng = np.random.default_rng(5)
+    saved = []
+    for number in range(40):
+        ids = {"f": rng.integers(0, 12, 5) // rng.integers(1, 4)}
+        tables.run(layer, train_to, ids, None, rng)
+        tables.assert_same(layer)
+        if number % 6 == 2:
+            path = save(layer, tmp_path / str(number))
+            saved.append((path, tables.stored("ids")))
+        if number % 9 == 8:
+            path, stored = saved[rng.integers(len(saved))]
+            if number % 2:  # Where the process was killed.
+                layer = tables.layer()
+            restore(layer, path)
+            layer.build(None)
+            tables.restore("ids", stored)
+            tables.assert_same(layer)
+
+
+# Stored beside tables, or in them; paths; what paths are made of.
+NAMES = ["a.b", "a.b/keys", "."]
+FORMATS = [
+    "keras",
+    "weights.h5",
+    *of_keras_2("ckpt", "old.h5"),
+    "checkpoint",
+]
+
+
+def make_model(names=("numbers", "words"), kind="partial"):
+    inputs = keras.Input((), dtype="string")
+    rule = FrequencyAdmission(2)
+    if kind == "embedding":
+        layer = layers.DynamicEmbedding(
+            DIM, ["x", "q"], input_dim=6, embedding_initializer=initializer()
+        )
+        vectors = layer(inputs)
+    else:
+        layer = layers.PartialTPUEmbedding(
+            [
+                tfrs_embed.FeatureConfig(
+                    f"f{i}",
+                    tfrs_embed.TableConfig(
+                        name,
+                        6 + i,
+                        DIM,
+                        initializer(),
+                        keys=DynamicKeys("string", rule, "lfu"),
+                    ),
+                )
+                for i, name in enumerate(names)
+            ],
+            "adam",
+        )
+        vectors = keras.layers.Add()(layer([inputs] * len(names)))
+    head = keras.layers.Dense(
+        1, kernel_initializer=keras.initializers.GlorotUniform(seed=4)
+    )
+    return keras.Model(inputs, head(vectors)), layer
+
+
+def fit(model, *texts):
+    """Trains eagerly: tracing takes longer than all that is tested here."""
+    optimizer = keras.optimizers.SGD(0.1)
+    for text in texts:
+        with tf.GradientTape() as tape:
+            found = model(tf.constant(list(text)), training=True)
+            loss = tf.reduce_sum((found - 1) ** 2)
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["names", "embedding"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_saved_model_goes_on_as_the_model_does(tmp_path, form, kind):
+    names = NAMES if kind == "names" else ("numbers",)
+    model, layer = make_model(names, kind)
+    fit(model, "xyzz", "yxxw")
+    path = str(tmp_path / f"model.{form}")
+    if form == "keras":
+        model.save(path)
+        other = keras.models.load_model(path)
+        again = other.layers[1]
+    else:
+        other, again = make_model(names, kind)
+        fit(other, "abba")
+        if form == "checkpoint":
+            written = tf.train.Checkpoint(model=model).save(path)
+            tf.train.Checkpoint(model=other).restore(written)
+        else:
+            model.save_weights(path)
+            other.load_weights(path)
+    assert type(again) is type(layer)
+    assert_same(state(again), state(layer))
+    for each in (model, other):
+        fit(each, "wvza", "xxcc")
+    assert_same(state(again), state(layer))
+    sizes = [len(v) for k, v in state(layer).items() if k.endswith("/keys")]
+    assert min(sizes) > 1
+
+
+@pytest.mark.parametrize("kind", ["partial", "embedding"])
+def test_weights_can_be_read_and_set(kind):
+    # As EarlyStopping does, which keeps those of the best epoch.
+    model, layer = make_model(kind=kind)
+    fit(model, "xyzzyxxw")
+    best, weights = state(layer), model.get_weights()
+    fit(model, "abccbaad")
+    assert state(layer)["step"] != best["step"]
+    model.set_weights(weights)
+    assert_same(state(layer), best)
+
+
+LOAD = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+
+folder = sys.argv[1]
+given = json.load(open(folder + "/inputs.json"))
+served = tf.saved_model.load(folder + "/model").signatures["serving_default"]
+found = served(**{
+    "numbers": tf.constant(given["numbers"], tf.uint64),
+    "words": tf.constant(given["words"]),
+    "ragged_values": tf.constant(given["ragged"], tf.string),
+    "ragged_row_splits": tf.constant(given["splits"], tf.int64),
+})
+np.savez(folder + "/found.npz", **found)
+assert not {"tfrs_embed", "tf_keras"} & set(sys.modules)
+"""
+
+
+def test_an_exported_model_needs_nothing_of_this_library(tmp_path):
+    numbers = tfrs_embed.TableConfig(
+        "numbers", 9, DIM, initializer(), keys=DynamicKeys("uint64")
+    )
+    texts = tfrs_embed.TableConfig(
+        "words",
+        9,
+        DIM,
+        initializer(),
+        keys=DynamicKeys("string", FrequencyAdmission(2)),
+    )
+    layer = layers.PartialTPUEmbedding(
+        {
+            "numbers": tfrs_embed.FeatureConfig("numbers", numbers),
+            "words": tfrs_embed.FeatureConfig("words", texts),
+            "ragged": tfrs_embed.FeatureConfig("ragged", texts),
+        },
+        "adagrad",
+    )
+
+    def inputs(numbers, words, ragged):
+        return {
+            "numbers": tf.constant(numbers, tf.uint64),
+            "words": tf.constant(words),
+            "ragged": tf.ragged.constant(ragged, tf.string),
+        }
+
+    with tf.GradientTape() as tape:
+        vectors = layer(
+            inputs([2**64 - 1, 7, 7], ["x", "y", "x"], [["z"], [], ["z", "y"]]),
+            training=True,
+        )
+        loss = tf.add_n([tf.reduce_sum(v) for v in vectors.values()])
+    differentiate(tape, loss, layer.trainable_variables)
+    size = layer.tables["words"].size
+    assert size == 3
+    specs = {
+        "numbers": tf.TensorSpec([None], tf.uint64),
+        "words": tf.TensorSpec([None], tf.string),
+        "ragged": tf.RaggedTensorSpec([None, None], tf.string),
+    }
+    export(layer, tmp_path / "model", specs)
+    asked = inputs([7, 2**64 - 1, 0], ["z", "q", "y"], [["x", "q"], ["q"], []])
+    given = {
+        "numbers": [7, 2**64 - 1, 0],
+        "words": ["z", "q", "y"],
+        "ragged": ["x", "q", "q"],
+        "splits": [0, 2, 3, 3],
+    }
+    (tmp_path / "inputs.json").write_text(json.dumps(given))
+    environment = {
+        k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = np.load(tmp_path / "found.npz")
+    expected = layer(asked, training=False)
+    for name, vectors in expected.items():
+        np.testing.assert_allclose(found[name], vectors, rtol=1e-6)
+    assert found["numbers"][:2].any(1).all() and not found["numbers"][2].any()
+    assert not found["words"][1].any() and not found["ragged"][1:].any()
+    # The layer itself is what it was.
+    assert layer.tables["words"].size == size
+
+
+@pytest.mark.parametrize("kind", ["embedding", "all2all", "empty"])
+@pytest.mark.parametrize("rows", ["float32", "int8"])
+def test_other_layers_are_exported(tmp_path, kind, rows):
+    if kind == "all2all":
+        layer = layers.All2AllDenseEmbedding(8, DIM, 1, 1, eviction="lru")
+        shape = (2, 1, 1)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([[[3]], [[5]]], tf.int64)))
+        differentiate(tape, loss, layer.trainable_variables)
+    else:
+        first = None if kind == "empty" else [3, 5]
+        layer = layers.DynamicEmbedding(DIM, first, input_dim=8)
+        shape = (2,)
+        layer.build(None)
+    spec = tf.TensorSpec([None, *shape[1:]], tf.int64)
+    export(layer, tmp_path / "model", spec, rows=rows)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    asked = tf.reshape(tf.constant([5, 4], tf.int64), shape)
+    found = served.serve(asked).numpy()
+    np.testing.assert_allclose(found, layer(asked), rtol=0.01, atol=1e-3)
+    assert found[0].any() == (kind != "empty")
+    assert not found[1].any()
+
+
+def test_tensorflows_own_export_is_refused(tmp_path):
+    model, _ = make_model()
+    fit(model, "xyzzyxxw")
+    with pytest.raises(RuntimeError, match=r"tfrs_embed\.serving\.export"):
+        tf.saved_model.save(model, str(tmp_path / "model"))
