@@ -115,6 +115,7 @@ KERAS_3 = {
         "test_bad_input.py": None if ALL else "keras and graph and one_bad",
         "test_initial_values.py": None if ALL else "keras",
         "test_properties.py": None if ALL else "kernels",
+        "test_dynamic_inputs.py": None if ALL else "Dynamic or config",
     },
     "mirrored:2": {
         CONFORMANCE: (
