@@ -633,3 +633,65 @@ class TestInitialValues:
         assert np.abs(correlation).max() < 0.06
         neighbours = np.corrcoef(rows[1:, 0], rows[:-1, 0])[0, 1]
         assert abs(neighbours) < 0.06
+
+
+class TestEvict:
+    def trained(self, **keys):
+        """A layer of whose keys 3 was used in step 1, and 1 and 2 later."""
+        table = tfrs_embed.TableConfig(
+            "items", 9, 2, keys=tfrs_embed.DynamicKeys(**keys)
+        )
+        features = {
+            "a": tfrs_embed.FeatureConfig("a", table),
+            "b": tfrs_embed.FeatureConfig(
+                "b", tfrs_embed.TableConfig("s", 5, 2)
+            ),
+        }
+        layer = layers.PartialTPUEmbedding(features, "sgd")
+        for step in ([3, 3, 3], [1, 2], [1]):
+            inputs = {"a": tf.constant(step), "b": tf.zeros_like(step)}
+            with tf.GradientTape() as tape:
+                vectors = layer(inputs, training=True)
+                loss = tf.reduce_sum(vectors["a"])
+            tape.gradient(loss, layer.trainable_variables)
+        return layer
+
+    @pytest.mark.parametrize(
+        ("rule", "count", "left"),
+        [
+            ("lru", 1, [1, 2]),
+            ("lfu", 1, [1, 3]),
+            (tfrs_embed.TimeToLive(1), None, [1, 2]),
+            (lambda keys, last_used, frequency: -keys, 2, [1]),
+            (lambda keys, last_used, frequency: frequency, 1, [1, 3]),
+            ("lru", 0, [1, 2, 3]),
+            ("lru", 9, []),
+        ],
+    )
+    def test_keys_go_as_the_rule_says(self, rule, count, left):
+        layer = self.trained(eviction=rule)
+        assert layer.evict("items", count) == 3 - len(left)
+        assert layer.tables["items"].keys().tolist() == left
+        statistics = layer.tables["items"].statistics()
+        assert statistics["in_all"]["evicted"] == 3 - len(left)
+
+    @pytest.mark.parametrize(
+        ("table", "rule", "count", "text"),
+        [
+            ("s", "lru", 1, r"no table 's' with DynamicKeys.*\['items'\]"),
+            ("items", None, 1, "eviction=None"),
+            ("items", "lru", None, "say how many"),
+            ("items", "lfu", -1, "integer >= 0, got -1"),
+            ("items", lambda *_: np.zeros(2), 1, r"shape \[2\].*of 3 keys"),
+        ],
+    )
+    def test_bad_requests_change_nothing(self, table, rule, count, text):
+        layer = self.trained(eviction=rule)
+        with pytest.raises(ValueError, match=text):
+            layer.evict(table, count)
+        assert layer.tables["items"].keys().tolist() == [1, 2, 3]
+
+    def test_not_in_a_step(self):
+        layer = self.trained()
+        with pytest.raises(RuntimeError, match="between steps"):
+            tf.function(lambda: layer.evict("items", 1))()

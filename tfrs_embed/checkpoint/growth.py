@@ -16,8 +16,8 @@ def growing_tables(shrink: bool = False) -> Iterator[None]:
 
     The rows beyond those are initialized: parameters by the table's
     initializer, slots as its optimizer begins them. Without it, another number
-    of rows is an error; fewer rows than a checkpoint has, or another dim, are
-    one always.
+    of rows is an error; fewer rows than a checkpoint has are one for all tables
+    but those with `DynamicKeys`, and another dim for all.
 
     It holds for what is restored inside of it, tables that are only built later
     included (these need TensorFlow 2.17).

@@ -15,6 +15,7 @@ from tfrs_embed.distribution import handshake
 from tfrs_embed.engines import factory
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.options import EngineOptions
+from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.state import Tables, TableState
 from tfrs_embed.layers import keras_tables
 from tfrs_embed.layers.base import Layer
@@ -259,6 +260,36 @@ class TableHolder(Layer):
             with tf.init_scope(), tf.device("CPU:0"):
                 rows = tf.cast(rows, known[name].dtype)
             known[name].assign(rows)
+
+    def evict(self, table: str, count: int | None = None) -> int:
+        """Takes rows from keys of a table with `DynamicKeys`.
+
+        Those keys lose theirs that the table's eviction rule puts first; see
+        the table's own `evict`, in `tables`.
+
+        Args:
+            table: the table's name.
+            count: how many keys. None: those that have expired, if the rule is
+                a `TimeToLive`.
+
+        Returns:
+            The number of keys of this process that lost their rows.
+
+        Raises:
+            ValueError: there is no such table, or it has no such keys, or no
+                rule; or it wants a count.
+            RuntimeError: it is called in a function that is being traced.
+        """
+        dynamic = [t.name for t in self._spec.tables if t.keys is not None]
+        if table not in dynamic:
+            raise ValueError(
+                f"Layer '{self.name}' has no table '{table}' with DynamicKeys; "
+                f"its tables with them are {dynamic}."
+            )
+        self._ensure_tables()
+        state = self.tables[table]
+        assert isinstance(state, DynamicTable)
+        return state.evict(count)
 
     def count_params(self) -> int:
         """The number of the tables' parameters: rows times dim.
