@@ -239,28 +239,13 @@ class DynamicRows:
     def ensure_rows(self, rows: tf.Tensor) -> None:
         """Gives the variables as many rows at least; a scalar int64."""
         if self._may_grow:
-            self._grow(rows)
-
-    # A function, as it is called in several branches, and traced once.
-    @tf.function(autograph=False)
-    def _grow(self, rows: tf.Tensor) -> None:
-        variable = self._variables[PARAMETERS]
-        shape = tf.raw_ops.VariableShape(input=variable.handle)
-        here = tf.cast(shape[0], tf.int64)
-
-        def grow() -> tf.Tensor:
-            more = rows - here + rows // _SPARE_PART
-            for name, value in self._initial.items():
-                variable = self._variables[name]
-                with tf.device(self._device):
-                    added = tf.fill(
-                        tf.stack([more, self._table.dim]),
-                        tf.constant(value, tf.float32),
-                    )
-                    variable.assign(tf.concat([variable, added], 0))
-            return tf.constant(True)
-
-        tf.cond(rows > here, grow, lambda: tf.constant(False))
+            with tf.device(self._device):
+                _grow(
+                    rows,
+                    [self._variables[name].handle for name in self._initial],
+                    tuple(self._initial.values()),
+                    self._table.dim,
+                )
 
     # Eagerly, of what users and checkpoints read and write.
 
@@ -354,6 +339,34 @@ class DynamicRows:
             evicted: whether they count as evicted.
         """
         return int(np.sum(self.key_table.remove(keys, evicted) != ABSENT))
+
+
+# A function, as it is called in several branches, and of handles: what holds
+# variables would keep them alive in graphs that TensorFlow keeps.
+@tf.function(autograph=False)
+def _grow(
+    rows: tf.Tensor,
+    handles: list[tf.Tensor],
+    initial: tuple[float, ...],
+    dim: int,
+) -> None:
+    """Gives variables [n, dim] as many rows at least, and some to spare."""
+    shape = tf.raw_ops.VariableShape(input=handles[0])
+    here = tf.cast(shape[0], tf.int64)
+
+    def grow() -> tf.Tensor:
+        more = rows - here + rows // _SPARE_PART
+        for handle, value in zip(handles, initial, strict=True):
+            before = tf.raw_ops.ReadVariableOp(
+                resource=handle, dtype=tf.float32
+            )
+            added = tf.fill(tf.stack([more, dim]), tf.constant(value))
+            tf.raw_ops.AssignVariableOp(
+                resource=handle, value=tf.concat([before, added], 0)
+            )
+        return tf.constant(True)
+
+    tf.cond(rows > here, grow, lambda: tf.constant(False))
 
 
 class Request(NamedTuple):
