@@ -183,6 +183,15 @@ def test_expired_keys_go_before_the_capacity_grows():
     assert int(compared.table.capacity()) == 6
 
 
+def test_expired_keys_go_once_where_steps_are_numbered_anew():
+    rules = KeyRules(4, 4, 1, policy="ttl", ttl=3, evicts=True)
+    compared = Compared(rules)
+    compared.replace({1: (1, 1), 2: (1, 4), 3: (1, 5), 4: (1, 9)}, {})
+    # Key 4 was used in step 9, and is used in an earlier one now.
+    assert compared.commit([4, 5, 6], None, 6).evicted == {1, 2}
+    compared.check()
+
+
 def test_plans_without_a_commit_between_have_other_rows():
     compared = Compared(KeyRules(10, 10, 1))
     compared.commit([1, 2, 3], None, 1)

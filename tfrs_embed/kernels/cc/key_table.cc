@@ -59,8 +59,15 @@ KeyChanges KeyTable::Commit(const Parallel& parallel, const KeyStep& step,
   free_rows_.Raise(kFirstRow + capacity_);
   live_.Reserve(capacity_);
   if (!cannot_fail) UseAll(parallel, step, rows);
+  // Expired keys first: they are in no order any more, and a new one must not
+  // find them.
+  EvictVictims(&changes);
   if (scores_fell_.exchange(false)) live_.ScoresFell();
-  Evict(room.least, &changes);
+  for (int64_t i = 0; i < room.least; ++i) {
+    victims_.push_back(live_.Pop(stamp_));
+  }
+  live_.EndPops();
+  EvictVictims(&changes);
   Place(step.number, &changes);
   RememberCandidates(step.number);
   WriteUnknown(kTrashRow, rows);
@@ -343,9 +350,7 @@ void KeyTable::PutVictimsBack() {
   victims_.clear();
 }
 
-void KeyTable::Evict(int64_t least, KeyChanges* changes) {
-  for (int64_t i = 0; i < least; ++i) victims_.push_back(live_.Pop(stamp_));
-  if (least > 0) live_.EndPops();
+void KeyTable::EvictVictims(KeyChanges* changes) {
   for (const int64_t row : victims_) {
     live_.index().Prefetch(live_.records()[row].key);
   }

@@ -163,8 +163,7 @@ class KeyTable {
 
   void PutVictimsBack();
 
-  // Evicts the victims, and so many other keys.
-  void Evict(int64_t least, KeyChanges* changes);
+  void EvictVictims(KeyChanges* changes);
 
   // Gives rows to the admitted keys.
   void Place(int64_t step, KeyChanges* changes);
