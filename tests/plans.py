@@ -115,7 +115,13 @@ KERAS_3 = {
         "test_bad_input.py": None if ALL else "keras and graph and one_bad",
         "test_initial_values.py": None if ALL else "keras",
         "test_properties.py": None if ALL else "kernels",
+        "test_dynamic_checkpoints.py": None if ALL else "model and not own",
         "test_dynamic_inputs.py": None if ALL else "Dynamic or config",
+        "test_dynamic_steps.py": (
+            None
+            if ALL
+            else "kernels and (fit or predict or overflow or each_initializer)"
+        ),
     },
     "mirrored:2": {
         CONFORMANCE: (

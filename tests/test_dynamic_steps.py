@@ -406,8 +406,8 @@ def test_threads_lose_no_key(graph):
 
     def train_some(thread):
         try:
-            for i in range(20):
-                key = 20 * thread + i
+            for i in range(10):
+                key = 10 * thread + i
                 run(ids(a=(key, 999), b=(key, 999), word=(f"{key}", f"{key}")))
                 layer.tables["numbers"].keys()
                 layer(ids(), training=False)
@@ -421,15 +421,15 @@ def test_threads_lose_no_key(graph):
         thread.join()
     assert errors == []
     table = layer.tables["numbers"]
-    np.testing.assert_array_equal(table.keys(), [*range(80), 999])
+    np.testing.assert_array_equal(table.keys(), [*range(40), 999])
     np.testing.assert_array_equal(
-        table.variables["frequency"].numpy()[1:80], [2] * 79
+        table.variables["frequency"].numpy()[1:40], [2] * 39
     )
-    assert table.variables["frequency"].numpy()[-1] == 160 + 2 * graph
-    assert layer.tables["words"].size == 80
+    assert table.variables["frequency"].numpy()[-1] == 80 + 2 * graph
+    assert layer.tables["words"].size == 40
     rows = table.table.numpy()
     assert np.isfinite(rows).all()
-    assert layer.step.numpy() == 80 + graph
+    assert layer.step.numpy() == 40 + graph
 
 
 @pytest.mark.parametrize("how", ["eager", "function", "fit"])
@@ -552,15 +552,15 @@ class TestInitialValues:
         for key in keys:
             assert np.all(others[key][0] != first[key][0])
 
+    @fronts.only_keras_2("it picks a seed where none is given")
     def test_without_a_seed_they_depend_on_the_tables_name(self):
-        [first], [again] = (
-            self.first_rows([[7]], initializer=tf.initializers.RandomUniform())[
-                7
-            ]
+        first, again = (
+            self.first_rows(
+                [[7]], initializer=keras.initializers.RandomUniform()
+            )
             for _ in range(2)
         )
-        if fronts.NUMBER == 2:
-            np.testing.assert_array_equal(first, again)
+        np.testing.assert_array_equal(first[7], again[7])
 
     @pytest.mark.parametrize(
         ("name", "settings", "expected"),

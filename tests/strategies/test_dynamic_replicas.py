@@ -227,6 +227,49 @@ def test_a_shard_without_room_fails_on_all_and_changes_nothing(strategy):
     )
 
 
+def test_a_table_without_room_leaves_the_others_as_they_are(strategy):
+    world = strategy.num_replicas_in_sync
+    with strategy.scope():
+        features = {
+            name: tfrs_embed.FeatureConfig(
+                name,
+                tfrs_embed.TableConfig(
+                    name, 4 * world if keys else 100, DIM, keys=keys
+                ),
+            )
+            for name, keys in {
+                "large": tfrs_embed.DynamicKeys(when_full="grow"),
+                "small": tfrs_embed.DynamicKeys(),
+                "static": None,
+            }.items()
+        }
+        layer = tfrs_embed.PartialTPUEmbedding(
+            features, "adagrad", size_threshold=0
+        )
+
+    @tf.function
+    def of_replica(ids):
+        with tf.GradientTape() as tape:
+            vectors = layer(dict.fromkeys(features, ids), training=True)
+            # Its gradient needs no vector.
+            loss = tf.add_n([tf.reduce_sum(v) for v in vectors.values()])
+        differentiate(tape, loss, layer.trainable_variables)
+
+    def step(ids):
+        given = [tf.constant(ids, tf.int64)] * world
+        strategy.run(of_replica, (distribute(strategy, given),))
+
+    with strategy.scope():
+        layer.build(None)
+    step([0, 1, 2])
+    before = state(layer)
+    # All of the first shard's.
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"small.*no room"):
+        step(world * np.arange(5))
+    assert_same(state(layer), before)
+    step([0, 1, 2])
+
+
 def test_checkpoints_move_between_numbers_of_replicas(strategy, tmp_path):
     world = strategy.num_replicas_in_sync
     rows = 14 * world * world
