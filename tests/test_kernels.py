@@ -316,17 +316,20 @@ def test_a_replaced_build_is_listed_no_more(environment, tmp_path, monkeypatch):
 # What the sources name, and the header that has it; or C's, which the loops
 # alone use.
 HEADERS = {
-    r"std::(min|max|sort|unique|copy_n|fill_n|count|is_sorted|all_of|any_of|"
-    r"lower_bound|upper_bound)\b": ["<algorithm>"],
-    r"std::atomic\b": ["<atomic>"],
+    r"std::(min|max|clamp|sort|unique|copy|copy_n|fill_n|count|is_sorted|"
+    r"all_of|any_of|lower_bound|upper_bound|inplace_merge|nth_element|"
+    r"partition|push_heap|pop_heap)\b": ["<algorithm>"],
+    r"std::(atomic|memory_order_relaxed)\b": ["<atomic>"],
     r"std::condition_variable\b": ["<condition_variable>"],
     r"\bsize_t\b": ["<cstddef>", "<stddef.h>"],
     r"\bu?int(8|16|32|64|ptr)_t\b": ["<cstdint>", "<stdint.h>"],
-    r"\bgetenv\b": ["<cstdlib>"],
+    r"\bgetenv\b|std::(calloc|free)\b": ["<cstdlib>"],
+    r"std::deque\b": ["<deque>"],
+    r"std::bad_alloc\b": ["<new>"],
     r"\b(mem(cpy|set|move|cmp)|str(cmp|len))\b": ["<cstring>", "<string.h>"],
     r"std::function\b": ["<functional>"],
     r"std::numeric_limits\b": ["<limits>"],
-    r"\bsqrtf?\(": ["<cmath>", "<math.h>"],
+    r"\bsqrtf?\(|std::pow\b": ["<cmath>", "<math.h>"],
     r"std::(unique_ptr|shared_ptr|make_shared|make_unique|"
     r"enable_shared_from_this)\b": ["<memory>"],
     r"std::(mutex|lock_guard|unique_lock)\b": ["<mutex>"],

@@ -4,6 +4,7 @@
 #define TFRS_EMBED_KERNELS_CC_EVICTION_ORDER_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <tuple>

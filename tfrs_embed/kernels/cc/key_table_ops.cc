@@ -1,6 +1,7 @@
 // The operations on a shard's keys. key_table.py says what they do.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <new>
 #include <string>
