@@ -654,6 +654,7 @@ class TestEvict:
                 vectors = layer(inputs, training=True)
                 loss = tf.reduce_sum(vectors["a"])
             tape.gradient(loss, layer.trainable_variables)
+        assert int(layer.step) == 3
         return layer
 
     @pytest.mark.parametrize(

@@ -40,6 +40,10 @@ class CompositeStep(CompositeVariable):
         """The number."""
         return self._variables[0].numpy()
 
+    def __int__(self) -> int:
+        """The number, as Python has it."""
+        return int(self.numpy())
+
     def assign(self, value: Any) -> None:
         """Sets the number in all parts."""
         for step in self._variables:
