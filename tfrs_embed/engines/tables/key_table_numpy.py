@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,7 +28,6 @@ class NumpyOperations:
     """
 
     def __init__(self, rules: KeyRules) -> None:
-        # Graphs keep the functions that they call: no more than the table.
         self._table = _Table(rules)
         # The operations that call Python have no resource by which a function
         # could order them. TensorFlow would order those of all tables, and so
@@ -83,10 +83,15 @@ class NumpyOperations:
         shapes: list[Any],
     ) -> list[tf.Tensor]:
         """Calls a method of the table; shapes may be those of tensors."""
+        # Graphs may stay when nothing else does: see EngineLayer.
+        method = weakref.WeakMethod(function)
 
         def call(before: Any, *values: Any) -> Any:
             del before  # So that it is no constant, which is computed once.
-            return function(*values)
+            alive = method()
+            if alive is None:
+                raise RuntimeError("The table of these keys is gone.")
+            return alive(*values)
 
         before = self._calls.read_value()
         outputs = tf.numpy_function(
