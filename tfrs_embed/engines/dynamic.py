@@ -42,10 +42,23 @@ class _Residuals(NamedTuple):
     rows: dict[str, tf.Tensor]
 
 
-class CountsKeys:
-    """Counts the keys of an engine's one table, for a layer of keys."""
+class EngineOfKeys:
+    """What engines of tables with `DynamicKeys` have in common.
+
+    Keys are counted for a layer of one table.
+    """
 
     states: dict[str, Any]
+
+    @property
+    def has_whole_tables(self) -> bool:
+        """See `Engine`."""
+        return False
+
+    @property
+    def gives_rows(self) -> bool:
+        """See `Engine`."""
+        return True
 
     def _table(self) -> DynamicTable:
         [table] = self.states.values()
@@ -66,7 +79,7 @@ class CountsKeys:
         return self._table().counts()
 
 
-class DynamicEngine(CountsKeys, OneDeviceEngine):
+class DynamicEngine(EngineOfKeys, OneDeviceEngine):
     """Holds each table on one device, and gives its rows to keys.
 
     Args:
@@ -122,16 +135,6 @@ class DynamicEngine(CountsKeys, OneDeviceEngine):
                     self.step,
                 )
         self._follow_step()
-
-    @property
-    def has_whole_tables(self) -> bool:
-        """See the base class."""
-        return False
-
-    @property
-    def gives_rows(self) -> bool:
-        """See the base class."""
-        return True
 
     def lookup(
         self,

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution.exchange import Received, Route
 from tfrs_embed.engines.dynamic import (
-    CountsKeys,
+    EngineOfKeys,
     refuse_pipelining,
     refuse_to_trace,
 )
@@ -31,7 +31,7 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.optimizers.rules import TableOptimizer
 
 
-class DynamicShardedEngine(CountsKeys, ShardedEngine):
+class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
     """Spreads keys over the replicas of a strategy, and gives them rows there.
 
     Key k is one of shard k % replicas, which has rows for
@@ -101,16 +101,6 @@ class DynamicShardedEngine(CountsKeys, ShardedEngine):
             self._strategy,
             self._shards[0].step,
         )
-
-    @property
-    def has_whole_tables(self) -> bool:
-        """See the base class."""
-        return False
-
-    @property
-    def gives_rows(self) -> bool:
-        """See the base class."""
-        return True
 
     def _lookup(
         self,

@@ -161,7 +161,7 @@ class DynamicRows:
 
     @property
     def resource(self) -> Any:
-        """What TensorFlow tracks: nothing, as keys are saved as columns."""
+        """What TensorFlow tracks: the rows, as `Column`s save the keys."""
         return self._variables[PARAMETERS]
 
     def size(self) -> tf.Tensor:
