@@ -49,6 +49,7 @@ setup(
     zip_safe=False,  # Type checkers look for py.typed in a folder.
     python_requires=">=3.10",
     install_requires=[
+        "absl-py",
         "numpy",
         f"tensorflow{TENSORFLOW}",
         # Each release asks for the TensorFlow it matches.

@@ -61,13 +61,15 @@ def route(
             tf.cast(size, tf.int64)[None],
         )
     owner = tf.cast(tf.math.floormod(unique, world), tf.int32)
-    places = tf.dynamic_partition(tf.range(tf.size(unique)), owner, world)
-    by_owner = tf.concat(places, 0)
+    # Sorted, not partitioned: that would be a tensor for each shard.
+    by_owner = tf.argsort(owner, stable=True)
+    owner = tf.gather(owner, by_owner)
+    firsts = tf.searchsorted(owner, tf.range(world + 1))
     return Route(
         tf.gather(tf.math.invert_permutation(by_owner), index),
         tf.math.floordiv(tf.gather(unique, by_owner), world),
-        tf.gather(owner, by_owner),
-        tf.cast(tf.stack([tf.size(p) for p in places]), tf.int64),
+        owner,
+        tf.cast(firsts[1:] - firsts[:-1], tf.int64),
     )
 
 
@@ -86,6 +88,8 @@ class Received(NamedTuple):
         occurrences: [world * capacity] int64, how often each was asked for, in
             such a step; padding is 0.
         step: scalar int64, the number of such a step.
+        new_keys: [m] int64, the keys that such a step admits.
+        initial: [m, dim] float32, their initial rows.
     """
 
     rows: tf.Tensor
@@ -96,6 +100,8 @@ class Received(NamedTuple):
     keys: tf.Tensor | None = None
     occurrences: tf.Tensor | None = None
     step: tf.Tensor | None = None
+    new_keys: tf.Tensor | None = None
+    initial: tf.Tensor | None = None
 
 
 class Exchange:

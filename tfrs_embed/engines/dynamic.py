@@ -15,6 +15,7 @@ from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.dynamic_rows import (
     DynamicRows,
+    Planned,
     Request,
     commit,
     initial_rows_of,
@@ -34,12 +35,12 @@ class _Residuals(NamedTuple):
     Attributes:
         bags: each feature's bags of keys.
         requests: each table's keys, feature after feature.
-        rows: their rows.
+        planned: what the plan found of those of trained tables.
     """
 
     bags: list[BaggedIds]
     requests: dict[str, Request]
-    rows: dict[str, tf.Tensor]
+    planned: dict[str, Planned]
 
 
 class EngineOfKeys:
@@ -157,43 +158,46 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         }
         if training:
             trained = [n for n in requests if self.optimizers[n] is not None]
-            rows = dict(
+            planned = dict(
                 zip(trained, plan([requests[n] for n in trained]), strict=True)
             )
         else:
-            rows = {}
+            planned = {}
         for name, mine in self._places().items():
-            if name not in rows:
-                rows[name] = self._rows[name].find(requests[name].keys)
-            for i, part in _split(rows[name], bags, mine).items():
+            rows = (
+                planned[name].rows
+                if name in planned
+                else self._rows[name].find(requests[name].keys)
+            )
+            for i, part in _split(rows, bags, mine).items():
                 located[i] = bags[i]._replace(ids=part)
         activations = self._shard.lookup(
             [f.table.name for f in self.features], located, training, dtype
         )
-        return activations, _Residuals(list(bags), requests, rows)
+        return activations, _Residuals(list(bags), requests, planned)
 
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
         """See the base class."""
         bags, requests, planned = residuals
-        trained = [n for n in requests if self.optimizers[n] is not None]
         made = concat_gradients.find(gradients)
+        found = [each.rows for each in planned.values()]
         # Not in a step whose loss, or its gradient, fails, nor where there is
         # no room for another table's keys.
-        with tf.control_dependencies([*made.matrices, *planned.values()]):
+        with tf.control_dependencies([*made.matrices, *found]):
             committed = commit(
-                [requests[n] for n in trained], [planned[n] for n in trained]
+                [requests[n] for n in planned], list(planned.values())
             )
         contributions = {}
-        for name, rows in zip(trained, committed, strict=True):
+        for name, rows in zip(planned, committed, strict=True):
             mine = self._places()[name]
             parts = _split(rows, bags, mine)
             contributions[name] = GradientContributions(
                 [bags[i]._replace(ids=parts[i]) for i in mine],
                 [gradients[i] for i in mine],
             )
-        self._shard.update(contributions, after=[*planned.values(), *committed])
+        self._shard.update(contributions, after=[*found, *committed])
 
     def _places(self) -> dict[str, list[int]]:
         """The places of each table's features among all."""

@@ -20,6 +20,7 @@ from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.dynamic_rows import (
     DynamicRows,
+    Planned,
     Request,
     commit,
     initial_rows_of,
@@ -161,8 +162,12 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
                 tf.stack([len(planned) + 1, sent, 0, 0])
             )
         requests = [self._request(replica, i, located[i]) for i in planned]
-        for i, rows in zip(planned, plan(requests, consensus), strict=True):
-            located[i] = located[i]._replace(rows=rows)
+        for i, found in zip(planned, plan(requests, consensus), strict=True):
+            located[i] = located[i]._replace(
+                rows=found.rows,
+                new_keys=found.new_keys,
+                initial=found.initial,
+            )
         return located
 
     def _request(self, replica: int, group: int, received: Received) -> Request:
@@ -184,7 +189,10 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
         with tf.control_dependencies(list(gradients)):
             committed = commit(
                 [self._request(replica, i, received[i]) for i in planned],
-                [received[i].rows for i in planned],
+                [
+                    Planned(r.rows, r.new_keys, r.initial)
+                    for r in (received[i] for i in planned)
+                ],
             )
         settled = list(received)
         for i, rows in zip(planned, committed, strict=True):

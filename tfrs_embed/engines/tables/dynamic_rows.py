@@ -220,13 +220,17 @@ class DynamicRows:
             ]
         )
 
-    def write_initial(self, keys: tf.Tensor, rows: tf.Tensor) -> None:
-        """Writes keys' initial values to rows, and leaves the slots alone."""
-        self._write(PARAMETERS, rows, self._make_rows(keys))
+    def make_initial(self, keys: tf.Tensor) -> tf.Tensor:
+        """Makes keys' initial values: keys [n] int64, [n, dim] float32."""
+        return self._make_rows(keys)
 
-    def reset(self, keys: tf.Tensor, rows: tf.Tensor) -> None:
-        """Gives rows the initial values of their keys, slots included."""
-        self.write_initial(keys, rows)
+    def write_initial(self, rows: tf.Tensor, initial: tf.Tensor) -> None:
+        """Writes initial values to rows, and leaves the slots alone."""
+        self._write(PARAMETERS, rows, initial)
+
+    def reset(self, rows: tf.Tensor, initial: tf.Tensor) -> None:
+        """Gives rows initial values, and their slots theirs."""
+        self.write_initial(rows, initial)
         for name, value in self._initial.items():
             if name != PARAMETERS:
                 shape = tf.stack([tf.size(rows), self._table.dim])
@@ -235,6 +239,10 @@ class DynamicRows:
     def _write(self, name: str, rows: tf.Tensor, values: tf.Tensor) -> None:
         with tf.device(self._device):
             scatter_update(self._variables[name], rows, values)
+
+    def no_rows(self) -> tf.Tensor:
+        """The initial values of no keys, [0, dim] float32."""
+        return tf.zeros([0, self._table.dim])
 
     def ensure_rows(self, rows: tf.Tensor) -> None:
         """Gives the variables as many rows at least; a scalar int64."""
@@ -297,8 +305,8 @@ class DynamicRows:
         for start in range(0, len(keys), blocks):
             part = slice(start, start + blocks)
             self.reset(
-                tf.constant(keys[part], tf.int64),
                 tf.constant(rows[part], tf.int64),
+                self.make_initial(tf.constant(keys[part], tf.int64)),
             )
 
     def set_counters(self, name: str, values: np.ndarray) -> None:
@@ -385,9 +393,24 @@ class Request(NamedTuple):
     step: tf.Tensor
 
 
+class Planned(NamedTuple):
+    """What a step's plan found of a table's keys.
+
+    Attributes:
+        rows: [n] int64, the keys' rows; of a key that this step admits a row
+            of its initial values, of another without a row one of zeros.
+        new_keys: [m] int64, the keys that this step admits.
+        initial: [m, dim] float32, their initial values.
+    """
+
+    rows: tf.Tensor
+    new_keys: tf.Tensor
+    initial: tf.Tensor
+
+
 def plan(
     requests: Sequence[Request], consensus: Consensus | None = None
-) -> list[tf.Tensor]:
+) -> list[Planned]:
     """Finds the rows of a training step's keys, and changes nothing.
 
     Args:
@@ -395,8 +418,7 @@ def plan(
         consensus: with whom to decide whether there is room.
 
     Returns:
-        Each table's rows, [n] int64; of a key that this step admits a row of
-        its initial values, of another without a row one of zeros.
+        Each table's rows.
 
     Raises:
         tf.errors.InvalidArgumentError: they need more rows than there are.
@@ -422,22 +444,33 @@ def plan(
         for p in plans
     ]
 
-    def write() -> None:
+    def write() -> list[tf.Tensor]:
+        made = []
         for request, planned in zip(requests, plans, strict=True):
+            initial = request.of.make_initial(planned.new_keys)
             request.of.ensure_rows(planned.physical)
-            request.of.write_initial(planned.new_keys, planned.new_rows)
+            request.of.write_initial(planned.new_rows, initial)
+            made.append(initial)
+        return made
 
-    return _after(write, plans)
+    def write_none() -> list[tf.Tensor]:
+        return [request.of.no_rows() for request in requests]
+
+    initial, rows = _if_any_new(plans, write, write_none)
+    return [
+        Planned(*each)
+        for each in zip(rows, [p.new_keys for p in plans], initial, strict=True)
+    ]
 
 
 def commit(
-    requests: Sequence[Request], rows: Sequence[tf.Tensor]
+    requests: Sequence[Request], planned: Sequence[Planned]
 ) -> list[tf.Tensor]:
     """Counts a step's keys, and gives rows to those that it admits.
 
     Args:
         requests: what `plan` was given.
-        rows: what it returned.
+        planned: what it returned.
 
     Returns:
         Each table's rows to train, [n] int64; those of keys without one are a
@@ -448,8 +481,8 @@ def commit(
             table's keys need. That table has not changed.
     """
     settled = []
-    for (of, keys, counts, step), found in zip(requests, rows, strict=True):
-        each = of.key_table.commit(keys, counts, found, step)
+    for (of, keys, counts, step), found in zip(requests, planned, strict=True):
+        each = of.key_table.commit(keys, counts, found.rows, step)
         # Of strings, which takes no branch.
         room = tf.debugging.Assert(
             tf.equal(each.lacking, 0), [of.lost_room(each.lacking)]
@@ -457,26 +490,61 @@ def commit(
         with tf.control_dependencies([room] if room is not None else []):
             settled.append(each._replace(rows=tf.identity(each.rows)))
 
-    def reset() -> None:
-        for request, each in zip(requests, settled, strict=True):
+    def reset() -> list[tf.Tensor]:
+        for request, each, found in zip(
+            requests, settled, planned, strict=True
+        ):
             request.of.ensure_rows(each.physical)
-            request.of.reset(each.new_keys, each.new_rows)
-
-    return _after(reset, settled)
-
-
-def _after(
-    work: Callable[[], None], changes: Sequence[Plan | Commit]
-) -> list[tf.Tensor]:
-    """The rows of changes, after some work if these have new keys."""
-    if not changes:
+            request.of.reset(
+                each.new_rows, _initial_of(request.of, each.new_keys, found)
+            )
         return []
 
-    def do() -> tf.Tensor:
-        work()
-        return tf.constant(True)
+    _, rows = _if_any_new(settled, reset, list)
+    return rows
+
+
+def _initial_of(
+    of: DynamicRows, new_keys: tf.Tensor, planned: Planned
+) -> tf.Tensor:
+    """The initial values of a commit's new keys: [m, dim] float32.
+
+    Those that the plan made, unless another step came between and has admitted
+    some of its keys, or made others forgotten.
+    """
+    same = tf.equal(tf.size(new_keys), tf.size(planned.new_keys))
+    size = tf.where(same, tf.size(new_keys), 0)
+    same &= tf.reduce_all(tf.equal(new_keys[:size], planned.new_keys[:size]))
+    return tf.cond(
+        same, lambda: planned.initial, lambda: of.make_initial(new_keys)
+    )
+
+
+def _if_any_new(
+    changes: Sequence[Plan | Commit],
+    work: Callable[[], list[tf.Tensor]],
+    otherwise: Callable[[], list[tf.Tensor]],
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Does some work if changes have new keys.
+
+    Args:
+        changes: the changes.
+        work: what to do; returns tensors.
+        otherwise: returns as many, of the same dtypes.
+
+    Returns:
+        The tensors, and the changes' rows, which are there once it is done.
+    """
+    if not changes:
+        return [], []
+
+    def do() -> list[tf.Tensor]:
+        # The last says that the work is done, whatever it returns.
+        return [*work(), tf.constant(True)]
 
     new = tf.add_n([tf.size(c.new_keys) for c in changes])
-    done = tf.cond(new > 0, do, lambda: tf.constant(False))
+    *made, done = tf.cond(
+        new > 0, do, lambda: [*otherwise(), tf.constant(False)]
+    )
     with tf.control_dependencies([done]):
-        return [tf.identity(c.rows) for c in changes]
+        return made, [tf.identity(c.rows) for c in changes]
