@@ -24,7 +24,16 @@ from tfrs_embed.structure import Structure
 from tfrs_embed.types import Combiner, Optimizer, TablePlace
 
 COMBINERS = ("sum", "mean", "sqrtn")
-PLACEMENTS = ("auto", "default_device", "sparsecore", "sharded")
+PLACEMENTS = (
+    "auto",
+    "row",
+    "column",
+    "table",
+    "replicated",
+    "sparsecore",
+    "sharded",
+    "default_device",
+)
 
 _tpu = tf.tpu.experimental.embedding
 
@@ -55,8 +64,12 @@ class TableConfig:
             `optimizer` has; it wins over the layer's. None: the layer's.
         combiner: how several ids of one sample become one vector: "sum",
             "mean" = sum(w x) / sum(w), or "sqrtn" = sum(w x) / sqrt(sum(w^2)).
-        placement: "auto" leaves the choice to the layer; "default_device",
-            "sharded" and "sparsecore" demand a place.
+        placement: "auto" leaves the choice to the layer. Where a strategy has
+            several replicas, "row" spreads the rows over all of them, "column"
+            the columns over some, "table" puts the whole table on one, and
+            "replicated" a copy on each. "sparsecore" demands SparseCores.
+            "sharded" and "default_device" are other names of "row" and
+            "replicated".
         max_ids_per_partition: SparseCore's limit of ids, ignored elsewhere.
         max_unique_ids_per_partition: SparseCore's limit of unique ids, ignored
             elsewhere.
@@ -130,11 +143,10 @@ class TableConfig:
                 f"{where}: max_rows={keys.max_rows} is below vocabulary_size="
                 f"{self.vocabulary_size}, the rows that it begins with."
             )
-        if self.placement in ("default_device", "sparsecore"):
+        if self.placement not in ("auto", "row", "sharded"):
             raise ValueError(
                 f"{where}: placement='{self.placement}' is not available to a "
-                "table with keys, which is always large, and never on "
-                "SparseCores."
+                "table with keys, whose rows are always spread by key."
             )
 
 
@@ -222,6 +234,8 @@ class TableSpec:
         source: the user's own config object; of keras_rs's, one of ours that
             says the same.
         keys: how its rows are given to keys; None: an id is a row's number.
+        ranks: the replicas that hold it by "table" or "column", from the first
+            column on; empty: the engine finds some.
     """
 
     name: str
@@ -235,6 +249,7 @@ class TableSpec:
     max_unique_ids_per_partition: int
     source: Any
     keys: DynamicKeys | None = None
+    ranks: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ class EngineKind(enum.Enum):
     KERAS = "Keras"
     ONE_DEVICE = "one device"
     SHARDED = "sharded"
+    COLUMNS = "by column"
     HASHED = "sharded by key"
     DYNAMIC = "one device, by key"
     DYNAMIC_SHARDED = "sharded, by key"
@@ -47,6 +48,13 @@ _BY_FEATURE = {
     _EmbeddingFeature.V2: EngineKind.SPARSE_CORE,
     _EmbeddingFeature.V1: EngineKind.EMBEDDING_CORE,
     _EmbeddingFeature.UNSUPPORTED: EngineKind.TPU_REPLICATED,
+}
+# The engines of placements over several replicas.
+_SPREAD = {
+    "row": EngineKind.SHARDED,
+    "sharded": EngineKind.SHARDED,
+    "column": EngineKind.COLUMNS,
+    "table": EngineKind.COLUMNS,
 }
 
 
@@ -256,26 +264,22 @@ def _route(
 ) -> TableRoute:
     if table.keys is not None:
         return _route_keys(table, strategy)
-    wants_shards = table.placement == "sharded"
-    wants_sparse_core = table.placement == "sparsecore"
-    if (wants_sparse_core and tpu is not EngineKind.SPARSE_CORE) or (
-        wants_shards and not can_shard(strategy)
-    ):
-        raise ValueError(
-            f"Table '{table.name}': placement='{table.placement}' is not "
-            f"available under {type(strategy).__name__}."
-        )
     replicas = f"{strategy.num_replicas_in_sync} replicas"
-    if wants_sparse_core:
-        return TableRoute(
-            EngineKind.SPARSE_CORE, f"placement='sparsecore', {replicas}"
-        )
-    if wants_shards:
-        return TableRoute(
-            EngineKind.SHARDED, f"placement='sharded', {replicas}"
-        )
-    if table.placement == "default_device":
-        return TableRoute(EngineKind.KERAS, "placement='default_device'")
+    wanted = f"placement='{table.placement}'"
+    if table.placement == "sparsecore":
+        if tpu is not EngineKind.SPARSE_CORE:
+            raise _unavailable(table, strategy)
+        return TableRoute(EngineKind.SPARSE_CORE, f"{wanted}, {replicas}")
+    if table.placement in _SPREAD:
+        if can_shard(strategy):
+            return TableRoute(_SPREAD[table.placement], f"{wanted}, {replicas}")
+        if is_tpu(strategy) or strategy.num_replicas_in_sync > 1:
+            raise _unavailable(table, strategy)
+        # One configuration is for a cluster and for a laptop.
+        _require_one_device(table.name, strategy, wanted, "")
+        return TableRoute(EngineKind.ONE_DEVICE, f"{wanted}, one replica")
+    if table.placement in ("replicated", "default_device"):
+        return TableRoute(EngineKind.KERAS, wanted)
     if size_threshold is None:
         return TableRoute(EngineKind.KERAS, "size_threshold is None")
     if table.vocabulary_size <= size_threshold:
@@ -292,6 +296,15 @@ def _route(
     return TableRoute(EngineKind.ONE_DEVICE, f"{reason}, one replica")
 
 
+def _unavailable(
+    table: TableSpec, strategy: tf.distribute.Strategy
+) -> ValueError:
+    return ValueError(
+        f"Table '{table.name}': placement='{table.placement}' is not available "
+        f"under {type(strategy).__name__}."
+    )
+
+
 def _route_keys(
     table: TableSpec, strategy: tf.distribute.Strategy
 ) -> TableRoute:
@@ -305,11 +318,6 @@ def _route_keys(
     if can_shard(strategy):
         replicas = f"{strategy.num_replicas_in_sync} replicas"
         return TableRoute(EngineKind.DYNAMIC_SHARDED, f"{reason}, {replicas}")
-    if table.placement == "sharded":
-        raise ValueError(
-            f"Table '{table.name}': placement='sharded' is not available under "
-            f"{type(strategy).__name__}."
-        )
     _require_one_device(table.name, strategy, reason, "")
     return TableRoute(EngineKind.DYNAMIC, f"{reason}, one replica")
 

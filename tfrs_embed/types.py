@@ -32,7 +32,16 @@ __all__ = [
 Combiner = Literal["sum", "mean", "sqrtn"]
 
 #: The place that a table asks for.
-TablePlace = Literal["auto", "default_device", "sparsecore", "sharded"]
+TablePlace = Literal[
+    "auto",
+    "row",
+    "column",
+    "table",
+    "replicated",
+    "sparsecore",
+    "sharded",
+    "default_device",
+]
 
 #: The treatment of an id outside its table.
 InvalidIds = Literal["error", "zero"]

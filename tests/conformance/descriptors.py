@@ -125,6 +125,7 @@ class Engine(NamedTuple):
         large: the place of the table of 50 rows.
         small: that of the table of 7 rows.
         keys: how the tables' keys come and go; None: ids are rows.
+        places: the placements that tables ask for, in turns.
     """
 
     layer: type
@@ -132,10 +133,17 @@ class Engine(NamedTuple):
     large: str
     small: str
     keys: DynamicKeys | None = None
+    places: tuple[str, ...] = ()
 
 
 def _engine(layer, threshold, large, small, **options):
     return Engine(layer, {"size_threshold": threshold, **options}, large, small)
+
+
+def _placed(layer, large, small, places, **options):
+    """Tables that ask for their places: the first for "x", then for others."""
+    engine = _engine(layer, 0, large, small, **options)
+    return engine._replace(places=places)
 
 
 def _by_key(layer, place):
@@ -168,6 +176,16 @@ ENGINES = {
     "distributed_sharded": _engine(_DISTRIBUTED, 0, "sharded", "sharded"),
     "distributed_both": _engine(_DISTRIBUTED, 20, "sharded", "mirrored"),
     "distributed_mirrored": _engine(_DISTRIBUTED, None, "mirrored", "mirrored"),
+    "columns": _placed(_PARTIAL, "by column", "by column", ("column", "table")),
+    "distributed_columns": _placed(
+        _DISTRIBUTED, "by column", "by column", ("table", "column")
+    ),
+    "columns_and_rows": _placed(
+        _PARTIAL, "by column", "sharded", ("table", "row")
+    ),
+    "columns_and_copies": _placed(
+        _DISTRIBUTED, "by column", "mirrored", ("column", "replicated")
+    ),
     # On a slice.
     "sparse": _engine(_PARTIAL, 0, "SparseCore", "SparseCore", **_SPARSE),
     "sparse_small": _engine(_PARTIAL, 20, "SparseCore", "Keras", **_SPARSE),
@@ -192,9 +210,9 @@ class TableCase(NamedTuple):
     kinds: tuple[str, ...] = tuple(KINDS)
     seed: int = 0
 
-    def config(self, name, optimizer=None, keys=None):
-        """The table's config in TensorFlow's class; with keys in ours."""
-        if keys is not None:
+    def config(self, name, optimizer=None, keys=None, place="auto"):
+        """The table's config in TensorFlow's class; with more in ours."""
+        if keys is not None or place != "auto":
             return TableConfig(
                 name,
                 self.rows,
@@ -202,6 +220,7 @@ class TableCase(NamedTuple):
                 tf.random_normal_initializer(seed=self.seed),
                 optimizer,
                 self.combiner,
+                place,
                 keys=keys,
             )
         return tpu.TableConfig(
@@ -261,6 +280,19 @@ TABLES = {
             TableCase(
                 20 + i,
                 (3, 5)[i % 2],
+                _COMBINERS[i % 3],
+                kinds=("dense", "ragged"),
+            )
+            for i in range(len(OPTIMIZERS))
+        ),
+    ),
+    # Widths that are cut into slices, on up to four replicas.
+    "even_widths": _own_optimizers(
+        OPTIMIZERS,
+        *(
+            TableCase(
+                20 + i,
+                (16, 32, 5)[i % 3],
                 _COMBINERS[i % 3],
                 kinds=("dense", "ragged"),
             )

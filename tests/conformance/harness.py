@@ -4,6 +4,8 @@ All of it works on one device and under a strategy, where each step has a batch
 for each replica.
 """
 
+import itertools
+
 import numpy as np
 import tensorflow as tf
 
@@ -51,9 +53,10 @@ def build(engine, tables=None, per_table=False, **options):
         # As equal objects may not be hashable.
         [shared] = {case.optimizer for case in tables.values()}
     features, described = {}, {}
-    for table, case in tables.items():
+    places = itertools.cycle(ENGINES[engine].places or ["auto"])
+    for (table, case), place in zip(tables.items(), places, strict=False):
         own = optimizers[table] if per_table else None
-        config = case.config(table, own, ENGINES[engine].keys)
+        config = case.config(table, own, ENGINES[engine].keys, place)
         for kind in case.kinds:
             name, shape = f"{table}_{kind}", KINDS[kind]
             if layer_class is layers.DistributedEmbedding:

@@ -223,6 +223,10 @@ def test_lookup(case, strategy):
         Case("distributed_both", steps=3),
         Case("distributed_mirrored", kinds=FEW, steps=3),
         Case("dynamic_sharded", steps=3),
+        Case("columns"),
+        Case("distributed_columns", kinds=FEW, steps=3),
+        Case("columns_and_rows", kinds=FEW, steps=3),
+        Case("columns_and_copies", kinds=FEW, steps=3),
     ],
     tpu=[
         Case("sparse"),
@@ -249,6 +253,7 @@ def test_training(case, strategy):
     replicas=both(
         Case("sharded", None, None, tables="two_widths", steps=3),
         Case("dynamic_sharded", None, None, tables="two_widths", steps=3),
+        Case("columns", None, None, tables="even_widths", steps=3),
     ),
     tpu=[
         Case(engine, None, None, tables="stacked", steps=3)
@@ -272,7 +277,10 @@ PIPELINED = {"pipeline_execution_with_tensor_core": True}
         Case("distributed", "adam", mode="eager", steps=4),
         Case("distributed", "adam", kinds=FEW, steps=4),
     ),
-    replicas=both(Case("sharded", "adam", kinds=FEW, steps=4)),
+    replicas=both(
+        Case("sharded", "adam", kinds=FEW, steps=4),
+        Case("columns", "adam", kinds=FEW, steps=4),
+    ),
 )
 def test_pipelined_training(case, strategy):
     layer, reference = case.build(strategy, **PIPELINED)
@@ -346,7 +354,7 @@ def test_gradients_of_keras_tables(case, strategy):
     ],
     replicas=[
         Case(engine, "adam", kinds=FEW, steps=1)
-        for engine in ("sharded", "distributed_both")
+        for engine in ("sharded", "distributed_both", "columns")
     ],
     tpu=[
         Case(engine, "adam", kinds=FEW, steps=1)

@@ -73,7 +73,12 @@ class BundleWriter:
         self._add(name, "", value)
 
     def add_rows(
-        self, name: str, shape: Sequence[int], start: int, rows: tf.Tensor
+        self,
+        name: str,
+        shape: Sequence[int],
+        start: int,
+        rows: tf.Tensor,
+        column: int | None = None,
     ) -> None:
         """Adds some rows of a tensor.
 
@@ -82,8 +87,13 @@ class BundleWriter:
             shape: the whole tensor's shape.
             start: the first row's index.
             rows: the rows.
+            column: the index of their first column, if they have some of the
+                columns of a matrix; None: they have all.
         """
-        self._add(name, slice_spec(shape, start, rows.shape[0]), rows)
+        spec = slice_spec(shape, start, rows.shape[0])
+        if column is not None:
+            spec = f"{spec.rpartition(':')[0]}:{column},{rows.shape[1]}"
+        self._add(name, spec, rows)
 
     def add_blocks(
         self,

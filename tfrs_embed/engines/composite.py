@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,10 @@ class CompositeEngine(Engine):
         for engine in engines:
             self.states.update(engine.states)
         self._engines = tuple(engines)
+        able = (e for e in engines if e.can_decide)
+        self._deciding = next(able, engines[0])
+        for engine in engines:
+            engine.decides = engine is self._deciding
         # The places of each engine's features.
         self._places = [
             [i for i, f in enumerate(features) if f.table.name in e.states]
@@ -87,11 +92,6 @@ class CompositeEngine(Engine):
         """See the base class."""
         return any(e.gives_rows for e in self._engines)
 
-    def _deciding_engine(self) -> Engine:
-        """The engine that decides for all replicas: the first that can."""
-        able = (e for e in self._engines if e.consensus() is not None)
-        return next(able, self._engines[0])
-
     @property
     def local_replicas(self) -> int:
         """See the base class."""
@@ -99,11 +99,11 @@ class CompositeEngine(Engine):
 
     def consensus(self, training: bool = False) -> Consensus | None:
         """See the base class."""
-        return self._deciding_engine().consensus(training)
+        return self._deciding.consensus(training)
 
     def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
         """See the base class."""
-        return self._deciding_engine().all_agree(ok)
+        return self._deciding.all_agree(ok)
 
     def lookup(
         self,
@@ -150,9 +150,14 @@ class CompositeEngine(Engine):
         return tf.nest.flatten([e.deferred or [] for e in self._engines])
 
     def traffic(self) -> list[Traffic]:
-        """See the base class; of the engine that counts, if one does."""
-        counted = (e.traffic() for e in self._engines)
-        return next((t for t in counted if t), [])
+        """See the base class; the sums of all engines."""
+        counted = [t for t in (e.traffic() for e in self._engines) if t]
+        return [
+            Traffic(
+                *map(sum, zip(*map(dataclasses.astuple, each), strict=True))
+            )
+            for each in zip(*counted, strict=True)
+        ]
 
     def drop_deferred(self) -> None:
         """See the base class."""

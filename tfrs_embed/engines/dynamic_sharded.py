@@ -158,9 +158,7 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
             others = self._replicas.world - 1
             keys_sent = tf.add_n([received[i].capacity for i in planned])
             sent = 8 * others * tf.cast(keys_sent, tf.int64)
-            self._traffic[replica].assign_add(
-                tf.stack([len(planned) + 1, sent, 0, 0])
-            )
+            self._count_traffic(replica, len(planned) + 1, sent)
         requests = [self._request(replica, i, located[i]) for i in planned]
         for i, found in zip(planned, plan(requests, consensus), strict=True):
             located[i] = located[i]._replace(

@@ -32,6 +32,8 @@ class Engine(abc.ABC):
     Attributes:
         features: the features, in the order of each call.
         optimizers: each table's optimizer or None, by the table's name.
+        decides: whether the replicas' consensus on a call's ids, if they need
+            one, is this engine's, and not that of another beside it.
         states: each table's state by the table's name. Building the engine
             adds the variables, each of which is a `tf.Variable` or, where the
             table is in parts, has those members of one that see it whole.
@@ -44,6 +46,7 @@ class Engine(abc.ABC):
     ) -> None:
         self.features = tuple(features)
         self.optimizers = optimizers
+        self.decides = True
         self.states: dict[str, TableState] = {}
         for feature in features:
             table = feature.table
@@ -130,6 +133,11 @@ class Engine(abc.ABC):
             The replicas; None: the one that asks looks up alone.
         """
         return None
+
+    @property
+    def can_decide(self) -> bool:
+        """Whether it has several replicas, which decide together."""
+        return False
 
     def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
         """Whether a condition holds on all replicas of a step.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.engines.columns import ColumnsEngine
 from tfrs_embed.engines.composite import CompositeEngine
 from tfrs_embed.engines.dynamic import DynamicEngine
 from tfrs_embed.engines.dynamic_sharded import DynamicShardedEngine
@@ -24,6 +25,7 @@ from tfrs_embed.placement import EngineKind
 _ENGINES: dict[EngineKind, Callable[..., Engine]] = {
     EngineKind.ONE_DEVICE: OneDeviceEngine,
     EngineKind.SHARDED: ShardedEngine,
+    EngineKind.COLUMNS: ColumnsEngine,
     EngineKind.HASHED: HashedEngine,
     EngineKind.DYNAMIC: DynamicEngine,
     EngineKind.DYNAMIC_SHARDED: DynamicShardedEngine,

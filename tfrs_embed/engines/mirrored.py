@@ -90,6 +90,8 @@ class MirroredEngine(ReplicasEngine):
         activations = self._shards[replica].lookup(
             self._table_names(), bags, training, dtype
         )
+        if self.decides and self._replicas.world > 1:
+            self._count_traffic(replica, 1, 0)
         after = [b.ids for b in bags]
         return activations, Residuals(replica, list(bags), None, after)
 
@@ -119,12 +121,24 @@ class MirroredEngine(ReplicasEngine):
                     zip(self._channels, sums, strict=True)
                 )
             ]
+            self._count(replica, longest)
         contributions = {}
         for group, (rows, total) in zip(self._groups, sums, strict=True):
             contributions.update(
                 group.contributions(rows, tf.range(tf.size(rows)), total)
             )
         return contributions
+
+    def _count(self, replica: int, longest: tf.Tensor) -> None:
+        """Adds an update's traffic: keys and gradients to all-gathers."""
+        sent = tf.add_n(
+            [
+                tf.cast(bucket_of(longest[i])[0], tf.int64)
+                * (8 + 4 * group.dim)
+                for i, group in enumerate(self._groups)
+            ]
+        )
+        self._count_traffic(replica, 1 + 2 * len(self._groups), sent)
 
     def _sum_here(
         self,

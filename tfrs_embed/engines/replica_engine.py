@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfrs_embed import descriptions
+from tfrs_embed._tensorflow import save_context
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import handshake, replicas
 from tfrs_embed.distribution.consensus import ReplicaConsensus
@@ -19,9 +20,11 @@ from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.composite import CompositeTable
 from tfrs_embed.engines.tables.composite_step import CompositeStep
 from tfrs_embed.engines.tables.state import TableState
+from tfrs_embed.engines.traffic import Traffic
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import GradientContributions
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.unmirrored import make_variable
 
 _LOOKUP = "a lookup"
 _TRAINING_LOOKUP = "a lookup for training"
@@ -74,17 +77,22 @@ class ReplicasEngine(Engine):
         self._strategy = options.strategy
         self._replicas = replicas.of(options.strategy)
         self._pipelined = options.pipelined
-        self._shards = [
+        self._shards = self._make_shards()
+        self._groups = self._make_groups()
+        self._step: Any = None
+        self._traffic: list[tf.Variable] = []
+
+    def _make_shards(self) -> list[Shard]:
+        """Makes the shards of this process's replicas."""
+        return [
             Shard(
                 [s.spec for s in self.states.values()],
-                optimizers,
-                options.pipelined,
+                self.optimizers,
+                self._pipelined,
                 device,
             )
             for device in self._replicas.devices
         ]
-        self._groups = self._make_groups()
-        self._step: Any = None
 
     def build(self) -> None:
         """See the base class.
@@ -121,6 +129,32 @@ class ReplicasEngine(Engine):
             )
         )
         self._follow_step()
+        for shard in self._shards:
+            with tf.device(shard.device):
+                self._traffic.append(
+                    make_variable(tf.zeros([4], tf.int64), "traffic")
+                )
+
+    def traffic(self) -> list[Traffic]:
+        """See the base class."""
+        return [
+            Traffic(*(int(n) for n in counters.numpy()))
+            for counters in self._traffic
+        ]
+
+    def _count_traffic(
+        self,
+        replica: int,
+        collectives: int,
+        sent: Any,
+        least: Any = 0,
+        unique: Any = 0,
+    ) -> None:
+        """Adds to a local replica's counters, in the order of `Traffic`."""
+        numbers = [
+            tf.cast(n, tf.int64) for n in (collectives, sent, least, unique)
+        ]
+        self._traffic[replica].assign_add(tf.stack(numbers))
 
     def _describe(self) -> handshake.Facts:
         """The facts about the tables that all workers must share."""
@@ -170,6 +204,11 @@ class ReplicasEngine(Engine):
     def step(self) -> Any:
         """See the base class."""
         return self._step
+
+    @property
+    def can_decide(self) -> bool:
+        """See the base class."""
+        return self._replicas.world > 1
 
     @property
     def has_whole_tables(self) -> bool:
@@ -239,6 +278,25 @@ class ReplicasEngine(Engine):
     @abc.abstractmethod
     def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
         """Looks up outside of any replica: each feature's [count, dim]."""
+
+    def _refuse_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
+        """Says that the tables are of several workers; zeros as a graph's.
+
+        Raises:
+            RuntimeError: a SavedModel would look up.
+        """
+        text = (
+            f"{self._name} is sharded over {self._replicas.workers} workers "
+            "and can only be called inside strategy.run."
+        )
+        if save_context.in_save_context():
+            raise RuntimeError(f"{text} tfrs_embed.serving.export exports it.")
+        remote = tf.debugging.Assert(False, [text])
+        with tf.control_dependencies([remote] if remote else []):
+            return [
+                tf.zeros([b.count, f.table.dim])
+                for f, b in zip(self.features, bags, strict=True)
+            ]
 
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]

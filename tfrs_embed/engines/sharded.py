@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import save_context
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution import exchange
 from tfrs_embed.distribution.exchange import Exchange, Received, Route
@@ -20,12 +19,10 @@ from tfrs_embed.engines.replica_engine import ReplicasEngine, Residuals
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup, by_width, rows_per_shard
 from tfrs_embed.engines.tables.sharded import ShardedTable, write_shards
-from tfrs_embed.engines.traffic import Traffic
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
-from tfrs_embed.unmirrored import make_variable
 
 
 class _Kept(NamedTuple):
@@ -62,12 +59,6 @@ class ShardedEngine(ReplicasEngine):
             for _ in self._groups
         ]
         super()._build()
-        self._traffic: list[tf.Variable] = []
-        for shard in self._shards:
-            with tf.device(shard.device):
-                self._traffic.append(
-                    make_variable(tf.zeros([4], tf.int64), "traffic")
-                )
 
     def _rows_on_shard(self, table: TableSpec) -> int:
         return rows_per_shard(table, self._replicas.world)
@@ -82,13 +73,6 @@ class ShardedEngine(ReplicasEngine):
         self, name: str, shape: tuple[int, int], shards: list[tf.Variable]
     ) -> ShardedTable:
         return ShardedTable(name, shape, shards, self._replicas, self._strategy)
-
-    def traffic(self) -> list[Traffic]:
-        """See the base class."""
-        return [
-            Traffic(*(int(n) for n in counters.numpy()))
-            for counters in self._traffic
-        ]
 
     def _lookup(
         self,
@@ -246,20 +230,7 @@ class ShardedEngine(ReplicasEngine):
         # The shards must all be of this process.
         world = self._replicas.world
         if self._replicas.workers > 1:
-            text = (
-                f"{self._name} is sharded over {self._replicas.workers} "
-                "workers and can only be called inside strategy.run."
-            )
-            if save_context.in_save_context():
-                raise RuntimeError(
-                    f"{text} tfrs_embed.serving.export exports it."
-                )
-            remote = tf.debugging.Assert(False, [text])
-            with tf.control_dependencies([remote] if remote else []):
-                return [
-                    tf.zeros([b.count, f.table.dim])
-                    for f, b in zip(self.features, bags, strict=True)
-                ]
+            return self._refuse_outside(bags)
         self.apply_deferred()
         by_rank = [self._replicas.ranks.index(rank) for rank in range(world)]
         activations = []
@@ -312,8 +283,8 @@ class ShardedEngine(ReplicasEngine):
                 remote = tf.reduce_sum(counts) - counts[rank]
                 least += remote * (8 + 2 * row)
         groups = len(self._groups)
-        # A consensus on the ids and the capacities, then keys and rows.
-        collectives = 2 + 2 * groups if forward else groups
-        self._traffic[replica].assign_add(
-            tf.stack([tf.constant(collectives, tf.int64), sent, least, unique])
-        )
+        # A consensus on the ids, and the capacities; then keys and rows.
+        collectives = groups
+        if forward:
+            collectives += self.decides + 1 + groups
+        self._count_traffic(replica, collectives, sent, least, unique)

@@ -11,11 +11,15 @@ class Traffic:
 
     Attributes:
         collectives: collectives that it took part in.
-        bytes: bytes of keys, rows and gradients sent to other replicas,
-            padding included.
-        least_bytes: the same without padding: 8 bytes for each unique key
-            whose row another replica holds, and its row and gradient.
-        unique_keys: unique keys looked up, of all tables.
+        bytes: bytes of keys, rows, vectors and gradients sent to other
+            replicas, padding included. Of tables that each replica has a copy
+            of, the bytes that it gives to all-gathers, once.
+        least_bytes: what its own ids need without padding: for tables by row 8
+            bytes for each unique key whose row another replica holds, and its
+            row and gradient; for tables by columns the bags, vectors and
+            gradients of other replicas' slices.
+        unique_keys: unique keys looked up in tables by row; in tables by
+            columns, ids.
     """
 
     collectives: int

@@ -87,7 +87,7 @@ class Stacking:
                 )
             first, *others = (by_name[name] for name in group)
             for table in (first, *others):
-                if table.placement in ("default_device", "sharded"):
+                if table.placement not in ("auto", "sparsecore"):
                     raise ValueError(
                         f"Table '{table.name}': placement="
                         f"'{table.placement}', but table_stacking names it, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.rows import scatter
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.engines.tables.block_function import (
+    BLOCK_ELEMENTS,
+    BlockFunction,
+)
 from tfrs_embed.engines.tables.composite import CompositeTable
-
-#: Rows come from other workers in blocks of this many float32 numbers.
-BLOCK_ELEMENTS = 1 << 22
 
 
 class ShardedTable(CompositeTable):
@@ -49,8 +50,8 @@ class ShardedTable(CompositeTable):
         )
         self._channel = replicas.allocate(2)
         # Traced when they are needed.
-        self._gather = _BlockFunction(self._gather_block)
-        self._swap = _BlockFunction(self._swap_block)
+        self._gather = BlockFunction(self._gather_block)
+        self._swap = BlockFunction(self._swap_block)
 
     @property
     def _workers(self) -> int:
@@ -164,24 +165,6 @@ class ShardedTable(CompositeTable):
             got = self._replicas.all_to_all(i, mine, self._channel + 1)
             swapped.append(tf.reshape(tf.transpose(got, [1, 0, 2]), [-1, dim]))
         return swapped
-
-
-class _BlockFunction:
-    """A function of the first row of a block, in a graph of its own.
-
-    TensorFlow warns of a tf.function that is traced for each table.
-    """
-
-    def __init__(self, function: Callable[[tf.Tensor], Any]) -> None:
-        self._function = function
-        self._concrete: Any = None
-
-    def __call__(self, start: int) -> Any:
-        if self._concrete is None:
-            self._concrete = tf.function(
-                self._function, autograph=False
-            ).get_concrete_function(tf.TensorSpec([], tf.int32))
-        return self._concrete(tf.constant(start))
 
 
 def write_shards(
