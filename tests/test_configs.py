@@ -528,17 +528,26 @@ def test_a_table_is_large_above_the_threshold(threshold, large):
     assert (layer.tpu_embedding is not None) == large
 
 
-def test_default_device_keeps_a_large_table_in_keras():
-    config = table(placement="default_device")
+@pytest.mark.parametrize("place", ["default_device", "replicated"])
+def test_default_device_keeps_a_large_table_in_keras(place):
+    config = table(placement=place)
     assert make_layer(FeatureConfig("id", config)).tpu_embedding is None
 
 
-@pytest.mark.parametrize("place", ["sparsecore", "sharded"])
 @BOTH_ROUTES
-def test_a_place_that_is_not_there_is_an_error(place, threshold):
-    config = FeatureConfig("id", table(placement=place))
-    with pytest.raises(ValueError, match=f"'user': placement='{place}'"):
+def test_a_place_that_is_not_there_is_an_error(threshold):
+    config = FeatureConfig("id", table(placement="sparsecore"))
+    with pytest.raises(ValueError, match="'user': placement='sparsecore'"):
         make_layer(config, threshold)
+
+
+@pytest.mark.parametrize("place", ["row", "sharded", "column", "table"])
+@BOTH_ROUTES
+def test_a_configuration_of_a_cluster_is_for_one_device_too(place, threshold):
+    config = FeatureConfig("id", table(placement=place))
+    [placed] = make_layer(config, threshold).placement.tables
+    assert placed.engine == "one device"
+    assert placed.reason == f"placement='{place}', one replica"
 
 
 @pytest.mark.parametrize("threshold", [1.5, "0", True])

@@ -392,7 +392,9 @@ def test_a_row_of_ids_each_by_itself_is_a_sequence():
 # Placement and stacking.
 
 
-@pytest.mark.parametrize("place", ["auto", "default_device"])
+@pytest.mark.parametrize(
+    "place", ["auto", "default_device", "replicated", "row", "column", "table"]
+)
 def test_one_device_holds_every_table(place):
     layer = layers.DistributedEmbedding(
         [
@@ -403,13 +405,12 @@ def test_one_device_holds_every_table(place):
     assert [t.engine for t in layer.placement.tables] == ["one device"] * 2
     reasons = [t.reason for t in layer.placement.tables]
     assert all("one replica" in reason for reason in reasons)
-    assert ("default_device" in reasons[0]) == (place == "default_device")
+    assert (f"placement='{place}'" in reasons[0]) == (place != "auto")
 
 
-@pytest.mark.parametrize("place", ["sparsecore", "sharded"])
-def test_a_place_that_is_not_there_is_an_error(place):
-    with pytest.raises(ValueError, match=f"'t'.*'{place}'"):
-        make_layer(make_table(placement=place))
+def test_a_place_that_is_not_there_is_an_error():
+    with pytest.raises(ValueError, match=r"'t'.*'sparsecore'"):
+        make_layer(make_table(placement="sparsecore"))
 
 
 @pytest.mark.parametrize(

@@ -177,9 +177,9 @@ class ColumnsEngine(ReplicasEngine):
             )
             for i, (f, b) in enumerate(zip(self.features, bags, strict=True))
         ]
-        after = [b.ids for b in bags]
+        # The messages aren't there if the ids are bad.
         return activations, Residuals(
-            replica, list(bags), _Kept(received), after
+            replica, list(bags), _Kept(received), [received.words]
         )
 
     def _contributions(

@@ -1,0 +1,307 @@
+"""Tables by column and whole on one replica, beside those by row and copies."""
+
+import tempfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrs_embed
+from conformance.descriptors import large_and_small
+from conformance.harness import (
+    assert_tables,
+    build,
+    check_step,
+    make_steps,
+    train,
+    trainer,
+)
+from helpers import assert_unchanged, differentiate, state
+from reference import Ragged
+from strategies.replicas import distribute, local, local_ids, of_chief
+from tfrs_embed import serving
+from tfrs_embed.distribution.replicas import bucket_of
+from tfrs_embed.engines import columns
+
+PLACES = ("table", "column", "row", "replicated")
+ROWS, DIM = 40, 32
+
+
+def make_layer(strategy, place, rows=ROWS, dim=DIM, **options):
+    """A layer of two tables, of which two features share one."""
+    tables = [
+        tfrs_embed.TableConfig(
+            name,
+            rows,
+            width,
+            initializer=tf.keras.initializers.RandomUniform(seed=seed),
+            combiner=combiner,
+            placement=place,
+        )
+        for seed, (name, width, combiner) in enumerate(
+            (("user", dim, "mean"), ("item", 5, "sum"))
+        )
+    ]
+    features = {
+        "user": tfrs_embed.FeatureConfig("user", tables[0]),
+        "friends": tfrs_embed.FeatureConfig("friends", tables[0]),
+        "item": tfrs_embed.FeatureConfig("item", tables[1]),
+    }
+    with strategy.scope():
+        return tfrs_embed.DistributedEmbedding(
+            features, optimizer="adagrad", **options
+        )
+
+
+def draw(rng, batch):
+    """One replica's ids."""
+    return {
+        "user": rng.integers(0, ROWS, batch),
+        "friends": Ragged(
+            [rng.integers(0, ROWS, n).tolist() for n in range(batch)]
+        ),
+        "item": rng.integers(0, ROWS, batch),
+    }
+
+
+def trained_by(layer, strategy):
+    """A function that trains a layer on one batch of each replica."""
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n(
+                [tf.reduce_sum(tf.square(v)) for v in layer(ids).values()]
+            )
+        differentiate(tape, loss, layer.trainable_variables)
+        return loss
+
+    function = tf.function(lambda ids: strategy.run(step, (ids,)))
+    return lambda batches: local(
+        strategy, function(distribute(strategy, batches))
+    )
+
+
+def batches_of(strategy, seed, sizes=(5,)):
+    rng = np.random.default_rng(seed)
+    return [
+        draw(rng, sizes[i % len(sizes)])
+        for i in range(strategy.num_replicas_in_sync)
+    ]
+
+
+def engine_of(layer):
+    return layer._engine_layer.engine
+
+
+def values(layer):
+    return {
+        f"{table}/{name}": np.asarray(variable)
+        for table in ("user", "item")
+        for name, variable in layer.tables[table].variables.items()
+    }
+
+
+def assert_equal(found, expected, **tolerance):
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        np.testing.assert_allclose(
+            value, expected[name], err_msg=name, **tolerance
+        )
+
+
+def test_all_places_train_alike(strategy):
+    """Batches of different sizes, one of them empty."""
+    steps = [batches_of(strategy, seed, (5, 0, 3)) for seed in range(3)]
+    found = {}
+    for place in PLACES:
+        layer = make_layer(strategy, place)
+        step = trained_by(layer, strategy)
+        for batches in steps:
+            step(batches)
+        found[place] = values(layer)
+    for place in PLACES[1:]:
+        assert_equal(found[place], found["table"], rtol=1e-5, atol=1e-6)
+
+
+def test_places_are_reported(strategy):
+    engines = {
+        place: [t.engine for t in make_layer(strategy, place).placement.tables]
+        for place in PLACES
+    }
+    assert engines == {
+        "table": ["by column"] * 2,
+        "column": ["by column"] * 2,
+        "row": ["sharded"] * 2,
+        "replicated": ["mirrored"] * 2,
+    }
+
+
+@pytest.mark.parametrize("place", ["table", "column"])
+def test_bytes_are_those_of_the_formula(strategy, place):
+    world = strategy.num_replicas_in_sync
+    batches = batches_of(strategy, 1, (5, 2))
+    layer = make_layer(strategy, place)
+    trained_by(layer, strategy)(batches)
+    engine = engine_of(layer)
+    held = {s.table.name: s for s in engine.slices}
+    cut = 1 if place == "table" else min(2 ** (world.bit_length() - 1), 4)
+    assert len(held["user"].ranks) == cut
+    assert len(held["item"].ranks) == 1
+    words, floats = np.zeros([2, world, world], int)
+    for replica, ids in enumerate(batches):
+        for feature, table in (
+            ("user", "user"),
+            ("friends", "user"),
+            ("item", "item"),
+        ):
+            mine = ids[feature]
+            if isinstance(mine, Ragged):
+                sizes = [len(row) for row in mine.rows]
+                lengths = len(sizes)
+            else:
+                sizes, lengths = [1] * len(mine), 0
+            for rank in held[table].ranks:
+                words[replica, rank] += 4 + lengths + sum(sizes)
+                floats[replica, rank] += len(sizes) * held[table].width
+    unit = np.gcd.reduce([held["user"].width, 5])
+    longest = [words.max(), floats.max() // unit]
+    words_sent, units_sent = (
+        int(bucket_of(tf.constant(int(n), tf.int64))[0]) for n in longest
+    )
+    ranks = engine._replicas.ranks
+    found = engine.traffic()
+    for replica, rank, traffic in zip(
+        local_ids(strategy), ranks, found, strict=True
+    ):
+        assert traffic.collectives == 5
+        assert traffic.bytes == (world - 1) * (
+            4 * words_sent + 2 * 4 * unit * units_sent
+        )
+        others = np.arange(world) != rank
+        assert (
+            traffic.least_bytes
+            == 4 * words[replica][others].sum()
+            + 8 * floats[replica][others].sum()
+        )
+
+
+def test_traffic_of_several_engines_is_added_up(strategy):
+    places = {"a": "table", "b": "row", "c": "replicated"}
+    features = {
+        name: tfrs_embed.FeatureConfig(
+            name, tfrs_embed.TableConfig(name, ROWS, 4, placement=place)
+        )
+        for name, place in places.items()
+    }
+    with strategy.scope():
+        layer = tfrs_embed.DistributedEmbedding(features, optimizer="sgd")
+    rng = np.random.default_rng(0)
+    trained_by(layer, strategy)(
+        [
+            {name: rng.integers(0, ROWS, 6) for name in places}
+            for _ in range(strategy.num_replicas_in_sync)
+        ]
+    )
+    # One consensus; the sizes and 3 exchanges of two engines; the sizes, keys
+    # and gradients of the third.
+    for traffic in engine_of(layer).traffic():
+        assert traffic.collectives == 1 + 2 * 4 + 3
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_checkpoints_move_between_all_places(strategy, place):
+    layer = make_layer(strategy, place)
+    trained_by(layer, strategy)(batches_of(strategy, 3))
+    expected = values(layer)
+    path = tf.train.Checkpoint(layer=layer).save(f"{tempfile.mkdtemp()}/0")
+    path = of_chief(strategy, path)
+    for other in PLACES:
+        fresh = make_layer(strategy, other)
+        fresh.build(None)
+        tf.train.Checkpoint(layer=fresh).restore(path).assert_consumed()
+        assert_equal(values(fresh), expected)
+
+
+@pytest.mark.parametrize("place", ["table", "column"])
+def test_exported_models_have_the_whole_table(strategy, place):
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        pytest.skip("test_serving_export exports several workers' tables")
+
+    class Model(tf.keras.Model):
+        def __init__(self, layer):
+            super().__init__()
+            self.embedding = layer
+
+        def call(self, inputs):
+            return self.embedding(inputs)["item"]
+
+    layer = make_layer(strategy, place)
+    with strategy.scope():
+        model = Model(layer)
+    trained_by(layer, strategy)(batches_of(strategy, 4))
+    folder = tempfile.mkdtemp()
+    inputs = {
+        "user": tf.constant([1, 2]),
+        "friends": tf.ragged.constant([[3], [4, 5]]),
+        "item": tf.constant([0, 7]),
+    }
+    rows = values(layer)["item/parameters"]
+    np.testing.assert_array_equal(model(inputs), rows[[0, 7]])
+    serving.export(model, folder)
+    loaded = tf.saved_model.load(folder)
+    np.testing.assert_array_equal(loaded.serve(inputs), rows[[0, 7]])
+
+
+def test_ids_of_64_bits(strategy, monkeypatch):
+    monkeypatch.setattr(columns, "_MOST_NARROW", 0)
+    with strategy.scope():
+        layer, reference = build("columns", large_and_small(optimizer="sgd"))
+    train(trainer(strategy, layer), reference, strategy, 2)
+    assert_tables(layer, reference)
+    assert all(p.wide for p in engine_of(layer)._exchange.pieces)
+
+
+def test_weights_of_one_replica_only_are_an_error(strategy):
+    layer = make_layer(strategy, "table")
+    layer.build(None)
+    before = state(layer)
+
+    def step(ids):
+        weights = dict.fromkeys(ids)
+        weights["item"] = next(given)
+        with tf.GradientTape() as tape:
+            outputs = layer(ids, weights)
+            loss = tf.add_n([tf.reduce_sum(v) for v in outputs.values()])
+        differentiate(tape, loss, layer.trainable_variables)
+
+    # Each replica traces the function.
+    given = iter([tf.ones([5]), *[None] * strategy.num_replicas_in_sync])
+    if strategy.cluster_resolver and strategy.cluster_resolver.task_id:
+        next(given)
+    function = tf.function(
+        lambda ids: strategy.run(step, (ids,)), autograph=False
+    )
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="weights to the same features"
+    ):
+        function(distribute(strategy, batches_of(strategy, 5)))
+    assert_unchanged(layer, before)
+
+
+def test_a_bad_id_of_one_replica_changes_nothing(strategy):
+    with strategy.scope():
+        layer, reference = build("columns", large_and_small(optimizer="adam"))
+    step = trainer(strategy, layer)
+    batches = make_steps(np.random.default_rng(4), reference, False, strategy)
+    reference.update(check_step(step, reference, batches))
+    before = state(layer)
+    batches[-1][0]["y_dense"][2] = 7
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"y_dense.*: id 7 is out of range; the table has 7 rows",
+    ):
+        step(batches)
+    assert_unchanged(layer, before)
+    batches[-1][0]["y_dense"][2] = 0
+    reference.update(check_step(step, reference, batches))
+    assert_tables(layer, reference)

@@ -1,0 +1,91 @@
+"""Which replicas hold tables by columns."""
+
+import dataclasses
+
+import pytest
+
+import tfrs_embed
+from tfrs_embed import configs
+from tfrs_embed.engines.column_slices import assign, most_slices
+
+
+def specs(*tables):
+    """Specs of tables: (rows, dim, placement, ranks) each."""
+    features = {
+        f"t{i}": tfrs_embed.FeatureConfig(
+            f"t{i}",
+            tfrs_embed.TableConfig(f"t{i}", rows, dim, placement=place),
+        )
+        for i, (rows, dim, place, _) in enumerate(tables)
+    }
+    made = configs.parse(features).tables
+    return [
+        dataclasses.replace(spec, ranks=ranks)
+        for spec, (*_, ranks) in zip(made, tables, strict=True)
+    ]
+
+
+def places(tables, world):
+    return [found.ranks for found in assign(tables, world)]
+
+
+@pytest.mark.parametrize(
+    ("dim", "world", "expected"),
+    [
+        (64, 1, 1),
+        (64, 2, 2),
+        (64, 3, 2),
+        (64, 8, 8),
+        (64, 1024, 8),
+        (24, 8, 2),
+        (16, 8, 2),
+        (15, 8, 1),
+        (8, 8, 1),
+    ],
+)
+def test_columns_are_cut_by_powers_of_two(dim, world, expected):
+    assert most_slices(dim, world) == expected
+
+
+def test_the_largest_tables_go_to_the_emptiest_replicas():
+    tables = specs(
+        (10, 4, "table", ()), (90, 4, "table", ()), (80, 4, "table", ())
+    )
+    assert places(tables, 2) == [(1,), (0,), (1,)]
+    # One after the other where they are alike.
+    tables = specs(*[(10, 4, "table", ())] * 5)
+    assert places(tables, 3) == [(0,), (1,), (2,), (0,), (1,)]
+
+
+def test_slices_are_on_different_replicas():
+    tables = specs((10, 32, "column", ()), (11, 32, "table", ()))
+    [cut, whole] = assign(tables, 8)
+    assert cut.ranks == (1, 2, 3, 4)
+    assert whole.ranks == (0,)
+    assert cut.width == 8
+    assert [cut.first_column(rank) for rank in cut.ranks] == [0, 8, 16, 24]
+    assert cut.on(0) is None
+    assert (cut.on(2).dim, cut.on(2).vocabulary_size) == (8, 10)
+    assert whole.on(0).dim == 32
+
+
+def test_given_ranks_are_kept_and_counted():
+    tables = specs(
+        (50, 8, "column", (2, 0)), (10, 8, "table", ()), (9, 8, "table", (1,))
+    )
+    # Shard 1 has 72 numbers; shards 0 and 2 have 200.
+    assert places(tables, 3) == [(2, 0), (1,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ((0, 0), r"Table 't0'.*different ones from 0 to 1, got \[0, 0\]"),
+        ((2,), r"Table 't0'.*from 0 to 1, got \[2\]"),
+        ((-1,), r"Table 't0'.*got \[-1\]"),
+        ((0, 1), r"Table 't0': 5 columns.*among 2 replicas"),
+    ],
+)
+def test_ranks_that_cannot_be(ranks, message):
+    with pytest.raises(ValueError, match=message):
+        assign(specs((10, 5, "column", ranks)), 2)
