@@ -62,9 +62,12 @@ class DistributedEmbedding(TableLayer):
       over the replicas of a MirroredStrategy or MultiWorkerMirroredStrategy, or
       go to the embedding hardware of TPUs. Smaller ones, and all on one device,
       are on the default device.
-    - "default_device": the device of the rest of the model; with several
-      replicas each has a copy.
-    - "sparsecore" and "sharded" demand it: an error elsewhere.
+    - "replicated", or "default_device": the device of the rest of the model;
+      with several replicas each has a copy.
+    - "row", or "sharded": sharded by row; "column": the columns over some
+      replicas; "table": whole on one. On one replica it has the table. An error
+      on TPUs.
+    - "sparsecore" demands it: an error elsewhere.
 
     `layer.placement` says where each table is, and why.
 
