@@ -1,98 +1,28 @@
 """A model of the bytes that a step on sharded tables sends.
 
-`expected_traffic` computes the numbers that `ShardedEngine.traffic` counts for
-given ids; `benchmarks/sharded.py --check-model` compares the two. The rest
-applies the formulas to clusters on which the library has not run yet, and
-prints the tables of docs/scaling.md. Nothing here needs TensorFlow.
+The formulas are those of `tfrs_embed.planner.traffic`, whose `expected_traffic`
+computes the numbers that `ShardedEngine.traffic` counts for given ids;
+`benchmarks/sharded.py --check-model` compares the two. This applies them to
+clusters on which the library has not run yet, and prints the tables of
+docs/scaling.md.
 """
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-FLOAT = 4  # bytes of a number of a row
-KEY = 8  # bytes of a key
-
-
-class Traffic(NamedTuple):
-    """The traffic of one replica in a step; the fields of `engines.Traffic`."""
-
-    collectives: int
-    bytes: int
-    least_bytes: int
-    unique_keys: int
-
-
-def bucket(count: int) -> int:
-    """Rounds a count up to one of eight capacities per power of two."""
-    n = max(int(count), 8)
-    unit = 1 << (n.bit_length() - 4)
-    return -(-n // unit) * unit
-
-
-def collectives(widths: int) -> int:
-    """Collectives in a training step.
-
-    One agrees on the ids, one on the capacities; then the keys, rows and
-    gradients of each width.
-    """
-    return 2 + 3 * widths
-
-
-def sent_bytes(peers: int, capacity: int, dim: int) -> int:
-    """Bytes of one width to a number of peers.
-
-    Each gets a message of keys, which begins with their number, and one of rows
-    and one of gradients.
-    """
-    keys = KEY * (1 + capacity)
-    return peers * (keys + 2 * FLOAT * dim * capacity)
-
-
-def least_bytes(remote_keys: int, dim: int) -> int:
-    """Bytes of one width for keys of other replicas, without any padding."""
-    return remote_keys * (KEY + 2 * FLOAT * dim)
-
-
-def expected_traffic(
-    ids: Sequence[Mapping[str, Any]], dims: Mapping[str, int]
-) -> list[Traffic]:
-    """The traffic of each replica in a training step on given ids.
-
-    Args:
-        ids: for each rank the ids that it looks up, by table.
-        dims: each table's width.
-
-    Returns:
-        Each rank's traffic.
-    """
-    world = len(ids)
-    widths = sorted(set(dims.values()))
-    sent = 0
-    least, unique = [0] * world, [0] * world
-    for dim in widths:
-        # counts[r, s]: unique keys of rank r whose rows rank s holds.
-        counts = np.zeros((world, world), np.int64)
-        for rank, by_table in enumerate(ids):
-            for table, looked_up in by_table.items():
-                if dims[table] == dim:
-                    owners = np.unique(np.asarray(looked_up)) % world
-                    counts[rank] += np.bincount(owners, minlength=world)
-        sent += sent_bytes(world - 1, bucket(counts.max()), dim)
-        for rank in range(world):
-            total = int(counts[rank].sum())
-            unique[rank] += total
-            remote = total - int(counts[rank, rank])
-            least[rank] += least_bytes(remote, dim)
-    if world == 1:
-        return [Traffic(0, 0, 0, 0)]  # Nothing is sent, nor counted.
-    return [
-        Traffic(collectives(len(widths)), sent, least[r], unique[r])
-        for r in range(world)
-    ]
+from tfrs_embed.planner.traffic import (
+    FLOAT,
+    KEY,
+    bucket,
+    collectives,
+    least_bytes,
+    longest_message,
+    sent_bytes,
+)
 
 
 def power_law(rows: int, alpha: float) -> np.ndarray:
@@ -111,9 +41,7 @@ def longest(
 ) -> int:
     """The longest message that any of the senders has for any owner.
 
-    A message's length is a sum of zeros and ones: which of an owner's rows
-    occur in a batch. Of a Poisson variable of the same mean, which varies a
-    little more, this errs on the long side.
+    It is `longest_message` for owners that differ.
 
     Args:
         means: for each owner, the mean length of a message to it.
@@ -253,8 +181,8 @@ def hierarchical(
     """
     nodes = world // link.node
     mine = of_node / link.node
-    first = bucket(longest(np.full(link.node, unique / link.node), world))
-    second = bucket(longest(np.full(nodes, mine / nodes), world))
+    first = bucket(longest_message(unique / link.node, link.node * world))
+    second = bucket(longest_message(mine / nodes, nodes * world))
     inside = sent_bytes(link.node - 1, first, dim)
     outside = sent_bytes(nodes - 1, second, dim)
     return Hierarchical(
@@ -318,7 +246,7 @@ def main() -> None:
     for w, b in cases:
         u = unique(b)
         lengths = (
-            longest(np.full(w, u / w), w),
+            longest_message(u / w, w * w),
             longest_if_sorted(p, b, args.tables, w),
         )
         both = [flat(w, u, length, args.dim, link) for length in lengths]

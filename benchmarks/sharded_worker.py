@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
+from tfrs_embed.planner import traffic
 
 tpu = tf.tpu.experimental.embedding
 
@@ -143,10 +144,10 @@ def alternate(args, steps, batches):
 
 def difference(after, before, replica=0):
     """The traffic of a local replica between two readings of its counters."""
-    return scaling_model.Traffic(
+    return traffic.Traffic(
         *(
             getattr(after[replica], field) - getattr(before[replica], field)
-            for field in scaling_model.Traffic._fields
+            for field in traffic.Traffic._fields
         )
     )
 
@@ -175,7 +176,7 @@ def step(args, strategy):
         sharded_step(batch)
     sent = difference(engine.traffic(), before)
     expected = [
-        scaling_model.expected_traffic(
+        traffic.expected_traffic(
             [{"table": i} for i in each], {"table": args.dim}
         )[0]
         for each in ids
@@ -192,9 +193,9 @@ def step(args, strategy):
     )
     for name, seconds in times.items():
         ratio = statistics.median(seconds) / statistics.median(times["sharded"])
-        traffic = "", "", ""
+        counted = "", "", ""
         if name == "sharded":
-            traffic = (
+            counted = (
                 f"{sent.bytes / args.batches / 1e6:.2f}",
                 f"{sent.bytes / sent.least_bytes:.3f}",
                 f"{sent.unique_keys // args.batches:,}",
@@ -204,7 +205,7 @@ def step(args, strategy):
             f"{statistics.median(seconds) * 1e3:.1f}",
             f"{min(seconds) * 1e3:.1f}",
             f"{ratio:.2f}",
-            *traffic,
+            *counted,
         )
 
 
@@ -368,7 +369,7 @@ def check_model(strategy, number, batch, dims, skewed):
     engine = layer.tpu_embedding.engine
     before = engine.traffic()
     step(batches)
-    expected = scaling_model.expected_traffic(ids, widths)
+    expected = traffic.expected_traffic(ids, widths)
     for local, rank in enumerate(mine):
         counted = difference(engine.traffic(), before, local)
         # With ten workers or more, ranks are in another order than ids.

@@ -39,6 +39,14 @@ from tfrs_embed.dynamic_keys import (
 from tfrs_embed.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
 from tfrs_embed.ops.embedding_lookup import embedding_lookup
 from tfrs_embed.placement import Placement, TablePlacement
+from tfrs_embed.planner import (
+    Hardware,
+    Plan,
+    PlanAlternative,
+    ReplicaPlan,
+    TablePlan,
+    plan,
+)
 from tfrs_embed.version import __version__
 
 if TYPE_CHECKING:
@@ -59,18 +67,24 @@ __all__ = [
     "Embedding",
     "FeatureConfig",
     "FrequencyAdmission",
+    "Hardware",
     "PartialTPUEmbedding",
     "Placement",
+    "Plan",
+    "PlanAlternative",
     "ProbabilisticAdmission",
+    "ReplicaPlan",
     "TPUEmbeddingV2",
     "TableConfig",
     "TablePlacement",
+    "TablePlan",
     "TimeToLive",
     "__version__",
     "checkpoint",
     "embedding_lookup",
     "kernels",
     "no_updates",
+    "plan",
     "serving",
     "sparsecore",
     "testing",

@@ -1,0 +1,89 @@
+"""The placements that a table may have."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, NamedTuple, get_args
+
+from tfrs_embed.planner.traffic import FLOAT
+from tfrs_embed.planner.usage import TableUsage
+
+#: Rows over all replicas, a table on one, columns over some, a copy on each.
+PlacementName = Literal["row", "table", "column", "replicated"]
+PLACEMENTS: tuple[str, ...] = get_args(PlacementName)
+
+# A narrower slice costs more for its ids than for its columns.
+_LEAST_WIDTH = 4
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Demand:
+    """What a table asks of the replicas.
+
+    Attributes:
+        name: its name.
+        rows: its vocabulary size.
+        dim: the width of a row.
+        slots: its optimizer's variables of its shape.
+        usage: its use in one replica's part of a batch.
+        kept: the placement that is not for the planner to choose, or None.
+        reason: why.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    slots: int
+    usage: TableUsage
+    kept: str | None = None
+    reason: str = ""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, without slots."""
+        return self.dim * FLOAT
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the table and its slots."""
+        return self.rows * self.row_bytes * (1 + self.slots)
+
+
+class Candidate(NamedTuple):
+    """A placement of a table, the ranks not chosen yet.
+
+    Attributes:
+        placement: one of `PLACEMENTS`.
+        slices: the number of ranks that "table" and "column" want, else 0.
+    """
+
+    placement: str
+    slices: int
+
+
+def candidates(demand: Demand, replicas: int) -> tuple[Candidate, ...]:
+    """Lists the placements that a table may have.
+
+    Args:
+        demand: the table.
+        replicas: the number of replicas.
+
+    Returns:
+        The candidates: "table"; "column" over 2, 4, 8 ... ranks, as long as
+        they divide the width, slices have at least 4 columns, and there are as
+        many replicas; "row"; "replicated". Of these the one that is kept, if
+        one is. On one replica a table is there, whatever its placement.
+    """
+    found = [Candidate("table", 1)]
+    if replicas == 1 and demand.kept is None:
+        return tuple(found)
+    slices = 2
+    while (
+        slices <= replicas
+        and demand.dim % slices == 0
+        and demand.dim // slices >= _LEAST_WIDTH
+    ):
+        found.append(Candidate("column", slices))
+        slices *= 2
+    found += [Candidate("row", 0), Candidate("replicated", 0)]
+    return tuple(c for c in found if demand.kept in (None, c.placement))

@@ -1,0 +1,279 @@
+"""A model of the time of a training step's work on tables.
+
+The time is the sum of four, which do not overlap:
+
+- memory: bytes that lookups and updates read and write, of the replica that
+  has most to do; of all replicas of a host where they share its memory. An id
+  costs a number of passes over its row: the lookup reads and writes it, its
+  gradient is read and added, and the update reads and writes the row and each
+  slot. Where a table is replicated each replica updates the unique rows of all.
+- operations: those that each table and each slice needs, whatever its size.
+- transfer: bytes sent inside the host and out of it, which overlap.
+- latency: of each collective, for each level of switches, and of each message.
+
+The weights are fitted to measured steps, so that they stand for caches, copies
+and sorting as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfrs_embed.planner.candidates import Demand
+from tfrs_embed.planner.hardware import Hardware
+from tfrs_embed.planner.traffic import (
+    FLOAT,
+    Exchange,
+    Place,
+    bucket,
+    longest_message,
+    piece_words,
+    slice_messages,
+)
+
+_LOOKUP_PASSES = 2
+_GRADIENT_PASSES = 2
+
+#: Time of a byte in memory, beside one at the memory's bandwidth.
+_WEIGHTS = {"row": 1.02, "table": 0.954, "column": 0.954, "replicated": 0.224}
+#: Operations of a table, or of a slice of one.
+_OPERATIONS = {"row": 12, "table": 2, "column": 2, "replicated": 0}
+
+
+def _update_passes(slots: int) -> int:
+    return 2 * (1 + slots)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """The time of a step, in seconds.
+
+    Attributes:
+        memory: of reading and writing rows.
+        operations: of starting operations.
+        transfer: of sending bytes.
+        latency: of collectives and messages.
+    """
+
+    memory: float
+    operations: float
+    transfer: float
+    latency: float
+
+    @property
+    def seconds(self) -> float:
+        """The sum."""
+        return self.memory + self.operations + self.transfer + self.latency
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a step costs.
+
+    Attributes:
+        time: its time.
+        exchange: its messages.
+        memory: bytes of tables and slots that each replica holds, [replicas]
+            int64.
+        lookups: rows, or slices of rows, that each replica reads, [replicas]
+            float64.
+        work: bytes that each replica reads and writes, weighted, [replicas]
+            float64.
+    """
+
+    time: StepTime
+    exchange: Exchange
+    memory: np.ndarray
+    lookups: np.ndarray
+    work: np.ndarray
+
+    @property
+    def imbalance(self) -> float:
+        """The most work of a replica, over the mean; 1 if there is none."""
+        mean = float(self.work.mean())
+        return float(self.work.max()) / mean if mean else 1.0
+
+
+def piece_work(demand: Demand, slices: int, replicas: int) -> float:
+    """Weighted bytes that the owner of a slice reads and writes in a step.
+
+    Args:
+        demand: the table.
+        slices: the number of its slices.
+        replicas: the number of replicas, all of whose ids it gets.
+
+    Returns:
+        The bytes.
+    """
+    ids = demand.usage.ids * replicas
+    passes = _LOOKUP_PASSES + _GRADIENT_PASSES + _update_passes(demand.slots)
+    return _WEIGHTS["table"] * passes * ids * demand.row_bytes / slices
+
+
+def piece_message(demand: Demand, slices: int) -> tuple[int, int]:
+    """What a replica sends to the owner of a slice, and gets from it.
+
+    Args:
+        demand: the table.
+        slices: the number of its slices.
+
+    Returns:
+        The words that it sends, and the floats of the vectors that it gets.
+    """
+    words = sum(
+        int(piece_words(f.most_bags, f.most_ids, demand.rows, f.ragged, False))
+        for f in demand.usage.features
+    )
+    bags = sum(f.most_bags for f in demand.usage.features)
+    return words, bags * demand.dim // slices
+
+
+def expected_exchange(
+    demands: Sequence[Demand], places: Sequence[Place], replicas: int
+) -> Exchange:
+    """The exchange that the tables' use lets expect.
+
+    Args:
+        demands: the tables.
+        places: each one's place.
+        replicas: the number of replicas.
+
+    Returns:
+        The exchange.
+    """
+    owned: dict[int, np.ndarray] = {}
+    copies: dict[int, float] = {}
+    words = np.zeros(replicas, np.int64)
+    floats = np.zeros(replicas, np.int64)
+    for demand, place in zip(demands, places, strict=True):
+        if place.placement == "row":
+            before = owned.get(demand.dim)
+            mine = demand.usage.owned
+            owned[demand.dim] = mine if before is None else before + mine
+        elif place.placement == "replicated":
+            before = copies.get(demand.dim, 0.0)
+            copies[demand.dim] = before + demand.usage.most_unique
+        else:
+            ranks = list(place.ranks)
+            more = piece_message(demand, len(ranks))
+            words[ranks] += more[0]
+            floats[ranks] += more[1]
+    row = {}
+    for dim, means in owned.items():
+        # Those who are asked for most decide, each by all replicas.
+        high = float(means.max())
+        owners = int((means > 0.95 * high).sum())
+        row[dim] = bucket(longest_message(round(high, 3), owners * replicas))
+    slices = None
+    widths = [
+        demand.dim // len(place.ranks)
+        for demand, place in zip(demands, places, strict=True)
+        if place.ranks
+    ]
+    if widths:
+        slices = slice_messages(int(words.max()), int(floats.max()), widths)
+    return Exchange(
+        replicas, row, slices, {dim: bucket(c) for dim, c in copies.items()}
+    )
+
+
+def predict(
+    demands: Sequence[Demand], places: Sequence[Place], hardware: Hardware
+) -> Prediction:
+    """Predicts what a step costs.
+
+    Args:
+        demands: the tables.
+        places: each one's place.
+        hardware: what the replicas run on.
+
+    Returns:
+        The prediction.
+    """
+    replicas = len(demands[0].usage.owned)
+    memory = np.zeros(replicas, np.int64)
+    lookups = np.zeros(replicas)
+    work = np.zeros(replicas)
+    operations = np.zeros(replicas)
+    for demand, place in zip(demands, places, strict=True):
+        ids, name = demand.usage.ids, place.placement
+        update = _update_passes(demand.slots)
+        if place.ranks:
+            ranks = list(place.ranks)
+            memory[ranks] += demand.bytes // len(ranks)
+            lookups[ranks] += ids * replicas
+            work[ranks] += piece_work(demand, len(ranks), replicas)
+            # Each replica writes a message to each owner.
+            operations += len(ranks) * _OPERATIONS[name]
+            continue
+        moved = (_LOOKUP_PASSES + _GRADIENT_PASSES) * ids
+        if name == "row":
+            moved += update * ids
+            of_row = demand.row_bytes * (1 + demand.slots)
+            base, more = divmod(demand.rows, replicas)
+            memory += base * of_row
+            memory[:more] += of_row
+        else:
+            moved += update * demand.usage.unique * replicas
+            memory += demand.bytes
+        lookups += ids
+        work += _WEIGHTS[name] * moved * demand.row_bytes
+        operations += _OPERATIONS[name]
+    exchange = expected_exchange(demands, places, replicas)
+    on_host = hardware.on_host(replicas)
+    busiest = float(work.max())
+    if hardware.shared:
+        starts = range(0, replicas, on_host)
+        busiest = float(np.add.reduceat(work, starts).max())
+    time = StepTime(
+        memory=busiest / hardware.memory_bandwidth,
+        operations=float(operations.max()) * hardware.operation,
+        transfer=_transfer(exchange, hardware),
+        latency=exchange.collectives
+        * hardware.levels(replicas)
+        * hardware.latency
+        + exchange.exchanges * (replicas - 1) * hardware.message,
+    )
+    return Prediction(time, exchange, memory, lookups, work)
+
+
+def _transfer(exchange: Exchange, hardware: Hardware) -> float:
+    """Seconds of sending: inside a host and out of it at the same time."""
+    peers = exchange.replicas - 1
+    if not peers:
+        return 0.0
+    # In an all-gather a replica passes on what it gets.
+    sent = exchange.all_to_all_bytes + peers * exchange.all_gather_bytes
+    on_host = hardware.on_host(exchange.replicas)
+    inside = sent * (on_host - 1) / peers
+    outside = sent - inside
+    if hardware.shared:
+        inside, outside = inside * on_host, outside * on_host
+    return max(
+        inside / hardware.inside_bandwidth,
+        outside / hardware.outside_bandwidth,
+    )
+
+
+def move_time(demand: Demand, slices: int, hardware: Hardware) -> float:
+    """Seconds that a slice adds to its owner: what owners are balanced by.
+
+    Args:
+        demand: the table.
+        slices: the number of its slices.
+        hardware: what the replicas run on.
+
+    Returns:
+        The seconds.
+    """
+    replicas = len(demand.usage.owned)
+    words, floats = piece_message(demand, slices)
+    sent = (replicas - 1) * FLOAT * (words + 2 * floats)
+    seconds = sent / hardware.inside_bandwidth
+    if not hardware.shared:
+        work = piece_work(demand, slices, replicas)
+        seconds += work / hardware.memory_bandwidth
+    return seconds
