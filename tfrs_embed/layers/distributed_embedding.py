@@ -20,6 +20,8 @@ from tfrs_embed.ops.bags import to_bags
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.tensors import ids_to_tensor, weights_to_tensor
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.planner.applying import with_plan
+from tfrs_embed.planner.plans import Plan
 from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.types import InvalidIds, LayerArguments, Optimizer
 
@@ -94,6 +96,9 @@ class DistributedEmbedding(TableLayer):
             by stack, and win over the tables' max_ids_per_partition.
         embedding_feature: see `PartialTPUEmbedding`.
         invalid_ids: see `PartialTPUEmbedding`.
+        plan: what `tfrs_embed.plan` returned for these tables and this number
+            of replicas: it places each table, whatever size_threshold and the
+            table's own placement say. On one replica it says nothing.
         **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in
             every Keras layer.
 
@@ -145,6 +150,7 @@ class DistributedEmbedding(TableLayer):
         sparse_core_embedding_config: Any = None,
         embedding_feature: Any = None,
         invalid_ids: InvalidIds = "error",
+        plan: Plan | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
@@ -157,6 +163,7 @@ class DistributedEmbedding(TableLayer):
             sparse_core_embedding_config=sparse_core_embedding_config,
             embedding_feature=embedding_feature,
             invalid_ids=invalid_ids,
+            plan=plan,
             table_stacking=copy.deepcopy(table_stacking),
             update_stats=bool(update_stats),
             strict_shapes=bool(strict_shapes),
@@ -175,6 +182,7 @@ class DistributedEmbedding(TableLayer):
                 with_output_shape(f, replicas) for f in spec.features
             ),
         )
+        spec = with_plan(spec, plan, self._strategy)
         routes = placement.route_to_engines(
             spec, arguments.size_threshold, self._strategy, embedding_feature
         )

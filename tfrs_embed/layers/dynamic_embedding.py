@@ -146,6 +146,7 @@ class DynamicEmbedding(TableLayer):
             sparse_core_embedding_config=None,
             embedding_feature=None,
             invalid_ids="error",
+            plan=None,
         )
         spec = configs.parse(configs.FeatureConfig("keys", table), keras)
         routes = placement.route(spec, None, self._strategy)

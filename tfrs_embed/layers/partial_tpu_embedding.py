@@ -13,6 +13,8 @@ from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.layers.table_arguments import TableArguments, check_integer
 from tfrs_embed.layers.table_layer import TableLayer
+from tfrs_embed.planner.applying import with_plan
+from tfrs_embed.planner.plans import Plan
 from tfrs_embed.types import InvalidIds, LayerArguments, Optimizer
 
 if TYPE_CHECKING:
@@ -68,6 +70,10 @@ class PartialTPUEmbedding(TableLayer):
         invalid_ids: fate of an id outside its table: "error", or "zero": it
             counts as absent, so alone it gives a zero vector, and combiners
             leave it out.
+        plan: what `tfrs_embed.plan` returned for these tables and this number
+            of replicas: it places each table, whatever size_threshold and the
+            table's own placement say. Tables that it replicates are Keras's,
+            which the model's optimizer trains. On one replica it says nothing.
         **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in
             every Keras layer.
 
@@ -119,6 +125,7 @@ class PartialTPUEmbedding(TableLayer):
         sparse_core_embedding_config: Any = None,
         embedding_feature: Any = None,
         invalid_ids: InvalidIds = "error",
+        plan: Plan | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
@@ -131,9 +138,11 @@ class PartialTPUEmbedding(TableLayer):
             sparse_core_embedding_config=sparse_core_embedding_config,
             embedding_feature=embedding_feature,
             invalid_ids=invalid_ids,
+            plan=plan,
             batch_size=batch_size,
         )
         spec = configs.parse(feature_config, self._front.keras)
+        spec = with_plan(spec, plan, self._strategy)
         routes = placement.route(
             spec, arguments.size_threshold, self._strategy, embedding_feature
         )

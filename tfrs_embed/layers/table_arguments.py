@@ -12,6 +12,7 @@ from tfrs_embed import serialization
 from tfrs_embed.configs import TableSpec, as_int
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.planner.plans import Plan
 
 INVALID_IDS = ("error", "zero")
 
@@ -32,6 +33,7 @@ class TableArguments:
         embedding_feature: a TPU's embedding hardware to use instead of what it
             has, or None.
         invalid_ids: one of `INVALID_IDS`.
+        plan: a `Plan` of the tables' placements, or None.
     """
 
     optimizer: Any
@@ -40,6 +42,7 @@ class TableArguments:
     sparse_core_embedding_config: Any
     embedding_feature: Any
     invalid_ids: str
+    plan: Plan | None
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -71,6 +74,7 @@ class TableArguments:
                 self.sparse_core_embedding_config
             ),
             embedding_feature=getattr(self.embedding_feature, "name", None),
+            plan=None if self.plan is None else self.plan.to_json(),
         )
         return config
 
@@ -91,6 +95,9 @@ class TableArguments:
                 config["sparse_core_embedding_config"]
             )
         )
+        # Files of older versions have none.
+        if arguments.get("plan") is not None:
+            arguments["plan"] = Plan.from_json(arguments["plan"])
         feature = config["embedding_feature"]
         if feature is not None:
             kinds = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
