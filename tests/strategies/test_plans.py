@@ -1,0 +1,168 @@
+"""Layers that are made by a plan: places, and the bytes that were predicted."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrs_embed
+from helpers import differentiate
+from reference import Ragged
+from strategies.replicas import distribute
+from tfrs_embed.planner.traffic import FeatureIds, Place, exchange_of_ids
+
+TABLES = {"big": (300, 16), "cut": (60, 32), "whole": (50, 5), "small": (9, 16)}
+BATCH, HOTNESS = 12, 4
+PLACES = {
+    "rows": dict.fromkeys(TABLES, "row"),
+    "tables": dict.fromkeys(TABLES, "table"),
+    "copies": dict.fromkeys(TABLES, "replicated"),
+    "mixed": {
+        "big": "row",
+        "cut": "column",
+        "whole": "table",
+        "small": "replicated",
+    },
+}
+
+
+def features():
+    """Two features in the first table, one in each of the others."""
+    tables = {
+        name: tfrs_embed.TableConfig(name, rows, dim, "uniform")
+        for name, (rows, dim) in TABLES.items()
+    }
+    names = {**{name: name for name in TABLES}, "more": "big"}
+    return {
+        name: tfrs_embed.FeatureConfig(name, tables[table])
+        for name, table in names.items()
+    }
+
+
+def plan_for(strategy, places):
+    """A plan with these placements."""
+    configs = features()
+    for config in configs.values():
+        object.__setattr__(
+            config.table, "placement", places[config.table.name]
+        )
+    return tfrs_embed.plan(
+        configs,
+        HOTNESS,
+        replicas=strategy.num_replicas_in_sync,
+        batch_size=BATCH,
+        optimizer="adagrad",
+    )
+
+
+def train(strategy, layer, batches):
+    def step(ids):
+        with tf.GradientTape() as tape:
+            outputs = layer(ids)
+            loss = tf.add_n([tf.reduce_sum(v) for v in outputs.values()])
+        differentiate(tape, loss, layer.trainable_variables)
+
+    tf.function(lambda ids: strategy.run(step, (ids,)))(
+        distribute(strategy, batches)
+    )
+
+
+def draw(rng, name):
+    rows, _ = TABLES.get(name, TABLES["big"])
+    if name == "whole":
+        return Ragged(
+            [rng.integers(0, rows, n).tolist() for n in rng.integers(0, 6, 7)]
+        )
+    return rng.integers(0, rows, [BATCH, HOTNESS])
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_predicted_bytes_are_those_that_are_counted(strategy, name):
+    plan = plan_for(strategy, PLACES[name])
+    assert {t.table: t.placement for t in plan.tables} == PLACES[name]
+    with strategy.scope():
+        layer = tfrs_embed.DistributedEmbedding(
+            features(), optimizer="adagrad", plan=plan
+        )
+    rng = np.random.default_rng(1)
+    batches = [
+        {name: draw(rng, name) for name in features()}
+        for _ in range(strategy.num_replicas_in_sync)
+    ]
+    train(strategy, layer, batches)
+    ids = []
+    for batch in batches:
+        ids.append([])
+        for feature, config in features().items():
+            given = batch[feature]
+            ragged = isinstance(given, Ragged)
+            flat = np.concatenate(given.rows) if ragged else given.ravel()
+            bags = len(given.rows) if ragged else len(given)
+            ids[-1].append(FeatureIds(config.table.name, flat, bags, ragged))
+    exchange = exchange_of_ids(
+        TABLES, {t.table: Place(t.placement, t.ranks) for t in plan.tables}, ids
+    )
+    for traffic in layer._engine_layer.engine.traffic():
+        assert traffic.bytes == exchange.bytes
+        assert traffic.collectives == exchange.collectives
+
+
+def test_tables_are_on_the_ranks_of_the_plan(strategy):
+    plan = plan_for(strategy, PLACES["mixed"])
+    with strategy.scope():
+        layer = tfrs_embed.DistributedEmbedding(
+            features(), optimizer="adagrad", plan=plan
+        )
+    engines = {t.table: t.engine for t in layer.placement.tables}
+    assert engines == {
+        "big": "sharded",
+        "cut": "by column",
+        "whole": "by column",
+        "small": "mirrored",
+    }
+    [engine] = [
+        e
+        for e in layer._engine_layer.engine._engines
+        if hasattr(e, "slices")
+    ]
+    assert {s.table.name: s.ranks for s in engine.slices} == {
+        t.table: t.ranks for t in plan.tables if t.ranks
+    }
+    again = type(layer).from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    assert again._arguments.plan == plan
+
+
+def test_a_plan_of_a_cluster_is_for_one_replica_too(strategy):
+    plan = plan_for(strategy, PLACES["mixed"])
+    layer = tfrs_embed.PartialTPUEmbedding(features(), "adagrad", plan=plan)
+    assert {t.engine for t in layer.placement.tables} == {"Keras"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": 301}, "Table 'big' has 300 rows x 16.* 301 x 16"),
+        ({"table": "other"}, "The plan is for other tables: .*'big'"),
+    ],
+)
+def test_plans_of_other_tables_are_refused(strategy, change, message):
+    plan = plan_for(strategy, PLACES["rows"])
+    first, *rest = plan.tables
+    plan = dataclasses.replace(
+        plan, tables=(dataclasses.replace(first, **change), *rest)
+    )
+    with strategy.scope(), pytest.raises(ValueError, match=message):
+        tfrs_embed.PartialTPUEmbedding(features(), "adagrad", plan=plan)
+
+
+def test_a_plan_of_other_replicas_is_refused(strategy):
+    plan = tfrs_embed.plan(features(), 1, replicas=7, batch_size=4)
+    with (
+        strategy.scope(),
+        pytest.raises(ValueError, match="is for 7 replicas, and the strategy"),
+    ):
+        tfrs_embed.PartialTPUEmbedding(features(), "adagrad", plan=plan)
+    with pytest.raises(TypeError, match=r"plan must be.*str"):
+        tfrs_embed.PartialTPUEmbedding(features(), "adagrad", plan="plan.json")
