@@ -8,7 +8,8 @@ spread over 2^63; full tables that evict, where --new of all keys are new ones;
 and Keras's IntegerLookup with buckets for what it doesn't know, and its
 DynamicEmbedding, whose vocabularies don't change in a step.
 drift: --steps steps of a stream whose ids move by a hundredth of the vocabulary
-every hundred steps: memory, and the longest steps.
+every hundred steps: memory, and the longest steps, beside those of a static table
+that has steps of the same ids in turns.
 """
 
 import argparse
@@ -210,34 +211,40 @@ def memory():
 def drift(args):
     ids = Ids(args)
     layer, step = model(args, tfrs_embed.DynamicKeys(eviction="lru"))
-    sizes, times = [], []
+    _, static_step = model(args)
+    sizes, times, static_times = [], [], []
     # Not made on the way: that would be timed by what it does to the caches.
     drawn = [ids.draw() for _ in range(200)]
     for i, batch in zip(
         range(args.steps), itertools.cycle(drawn), strict=False
     ):
         moved = batch + (i // 100) * (args.rows // 100)
-        keys = tf.constant(moved * 0x9E3779B1 + 1)
-        begin = time.perf_counter()
-        step(keys)
-        times.append(time.perf_counter() - begin)
+        for times_of, step_of, given in (
+            (times, step, moved * 0x9E3779B1 + 1),
+            (static_times, static_step, moved % args.rows),
+        ):
+            keys = tf.constant(given)
+            begin = time.perf_counter()
+            step_of(keys)
+            times_of.append(time.perf_counter() - begin)
         if i % 100 == 99:
             sizes.append(memory())
     table = layer.tables["items"]
     half = len(sizes) // 2
-    median = np.median(times[len(times) // 2 :])
-    longest = np.sort(times[100:])[::-1][:5]
     print(f"keys {table.size:,} of {table.capacity:,}; {table.statistics()}")
     print(
         f"memory MiB: after 100 steps {sizes[0] >> 20}, half of them "
         f"{sizes[half] >> 20}, at the end {sizes[-1] >> 20} "
         f"({sizes[-1] / sizes[half] - 1:+.2%} in the second half)"
     )
-    print(
-        f"step ms: median {1e3 * median:.2f}, longest after the first hundred "
-        f"{', '.join(f'{1e3 * t:.1f}' for t in longest)} "
-        f"({longest[0] / median:.1f}x)"
-    )
+    for name, each in (("dynamic", times), ("static", static_times)):
+        median = np.median(each[len(each) // 2 :])
+        longest = np.sort(each[100:])[::-1][:5]
+        print(
+            f"{name} step ms: median {1e3 * median:.2f}, longest after the "
+            f"first hundred {', '.join(f'{1e3 * t:.1f}' for t in longest)} "
+            f"({longest[0] / median:.1f}x)"
+        )
 
 
 def main():
