@@ -149,12 +149,11 @@ def expected_exchange(
     floats = np.zeros(replicas, np.int64)
     for demand, place in zip(demands, places, strict=True):
         if place.placement == "row":
-            before = owned.get(demand.dim)
-            mine = demand.usage.owned
-            owned[demand.dim] = mine if before is None else before + mine
+            means = demand.usage.owned
+            owned[demand.dim] = owned.get(demand.dim, 0.0) + means
         elif place.placement == "replicated":
-            before = copies.get(demand.dim, 0.0)
-            copies[demand.dim] = before + demand.usage.most_unique
+            most = demand.usage.most_unique
+            copies[demand.dim] = copies.get(demand.dim, 0.0) + most
         else:
             ranks = list(place.ranks)
             more = piece_message(demand, len(ranks))

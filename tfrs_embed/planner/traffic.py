@@ -254,7 +254,7 @@ def expected_traffic(
         least, total = 0.0, 0
         for table, looked_up in by_table.items():
             unique = np.unique(np.asarray(looked_up))
-            remote = np.count_nonzero(unique % world != rank)
+            remote = int(np.count_nonzero(unique % world != rank))
             least += least_bytes(remote, dims[table])
             total += unique.size
         result.append(

@@ -69,9 +69,7 @@ class TableUsage:
     @property
     def hotness(self) -> float:
         """Ids of one sample, of all features."""
-        return math.fsum(
-            f.ids / f.samples for f in self.features if f.samples
-        )
+        return math.fsum(f.ids / f.samples for f in self.features if f.samples)
 
     @property
     def unique_share(self) -> float:
