@@ -83,8 +83,7 @@ def simulate(tables, places, ids):
     def all_to_all(messages):
         nonlocal calls
         calls += 1
-        size = padded_size = max(len(m) for row in messages for m in row)
-        del padded_size
+        size = max(len(m) for row in messages for m in row)
         for rank, row in enumerate(messages):
             for peer, message in enumerate(row):
                 whole = np.zeros(size, message.dtype)
@@ -221,9 +220,8 @@ def test_the_longest_of_many_messages():
     for mean, messages in ((1.4, 256), (30.0, 64), (2000.0, 16)):
         expected = traffic.longest_message(mean, messages)
         longest = rng.poisson(mean, (400, messages)).max(1)
-        assert 0.35 < np.mean(longest > expected) + 0.15 < 0.65 or (
-            np.mean(longest > expected) <= 0.5 < np.mean(longest >= expected)
-        )
+        assert np.mean(longest > expected) < 0.55
+        assert np.mean(longest > expected - 1) > 0.45
 
 
 # How tables are used.
@@ -359,8 +357,10 @@ def test_the_expected_exchange_is_near_that_of_ids():
         return rng.permutation(rows)[rng.choice(rows, count, p=p / p.sum())]
 
     order = [
-        [FeatureIds("t0", draw(rows, 2 * batch), batch)]
-        + [FeatureIds("t1", draw(500, batch), batch)]
+        [
+            FeatureIds("t0", draw(rows, 2 * batch), batch),
+            FeatureIds("t1", draw(500, batch), batch),
+        ]
         for _ in range(world)
     ]
     for places in (
@@ -437,6 +437,7 @@ def test_few_tables_have_the_best_of_all_plans(tables, topology, room):
     found = search.best()
     if found.excess:
         found = search.best_from_tightest()
+    found = search.move_owners(found)
     if best == math.inf:
         assert found.excess
     else:
@@ -754,7 +755,7 @@ def test_wrong_values(arguments, changes, message):
         (
             [{"f0": [1], "f1": [20]}],
             ValueError,
-            r"batches\[0\]: Feature 'f1' \(table 't1'\): id 20 is not in \[0, 20",
+            r"batches\[0\]: Feature 'f1' \(table 't1'\): id 20 is not in",
         ),
         ([{"f0": [-1], "f1": [2]}], ValueError, "id -1 is not in"),
         ([{"f0": [0.5], "f1": [2]}], TypeError, "integers, got float64"),
@@ -810,7 +811,7 @@ def test_topologies():
     ],
 )
 def test_wrong_hardware(changes, kind):
-    with pytest.raises(kind, match=str([*changes][0])):
+    with pytest.raises(kind, match=next(iter(changes))):
         Hardware(**{**dataclasses.asdict(GPUS), **changes})
 
 
@@ -870,7 +871,7 @@ def test_wrong_json(path, value, message):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"replicas": NaN}'])
 def test_no_json(text):
-    with pytest.raises(ValueError, match="^(The )?plan"):
+    with pytest.raises(ValueError, match=r"^(The )?plan"):
         Plan.from_json(text)
 
 

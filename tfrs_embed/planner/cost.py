@@ -30,7 +30,6 @@ from tfrs_embed.planner.traffic import (
     Place,
     bucket,
     longest_message,
-    piece_words,
 )
 
 _LOOKUP_PASSES = 2
@@ -112,22 +111,14 @@ def piece_work(demand: Demand, slices: int, replicas: int) -> float:
     return _WEIGHTS["table"] * passes * ids * demand.row_bytes / slices
 
 
-def piece_message(demand: Demand, slices: int) -> tuple[int, int]:
-    """What a replica sends to the owner of a slice, and gets from it.
+def piece_floats(demand: Demand, slices: int) -> int:
+    """Floats of the vectors that a replica gets from the owner of a slice.
 
     Args:
         demand: the table.
         slices: the number of its slices.
-
-    Returns:
-        The words that it sends, and the floats of the vectors that it gets.
     """
-    words = sum(
-        int(piece_words(f.most_bags, f.most_ids, demand.rows, f.ragged, False))
-        for f in demand.usage.features
-    )
-    bags = sum(f.most_bags for f in demand.usage.features)
-    return words, bags * demand.dim // slices
+    return demand.usage.most_bags * demand.dim // slices
 
 
 def expected_exchange(
@@ -156,9 +147,8 @@ def expected_exchange(
             copies[demand.dim] = copies.get(demand.dim, 0.0) + most
         else:
             ranks = list(place.ranks)
-            more = piece_message(demand, len(ranks))
-            words[ranks] += more[0]
-            floats[ranks] += more[1]
+            words[ranks] += demand.message_words
+            floats[ranks] += piece_floats(demand, len(ranks))
     row = {}
     for dim, means in owned.items():
         # Those who are asked for most decide, each by all replicas.
@@ -263,8 +253,8 @@ def move_time(demand: Demand, slices: int, hardware: Hardware) -> float:
         The seconds.
     """
     replicas = len(demand.usage.owned)
-    words, floats = piece_message(demand, slices)
-    sent = (replicas - 1) * FLOAT * (words + 2 * floats)
+    words = demand.message_words + 2 * piece_floats(demand, slices)
+    sent = (replicas - 1) * FLOAT * words
     seconds = sent / hardware.inside_bandwidth
     if not hardware.shared:
         work = piece_work(demand, slices, replicas)

@@ -132,6 +132,7 @@ def plan(
         found = search.best_from_tightest()
     if found.excess:
         raise ValueError(_does_not_fit(search))
+    found = search.move_owners(found)
     samples = max(f.samples for u in usage.values() for f in u.features)
     return _plan(search, found, spec, samples)
 

@@ -97,8 +97,7 @@ class Search:
             combinations *= len(each)
         if combinations <= _EXHAUSTIVE:
             choices = itertools.product(*options)
-            best = min(map(self.evaluate, choices), key=lambda each: each.key)
-            return self._move_owners(best)
+            return min(map(self.evaluate, choices), key=lambda each: each.key)
         results = []
         kinds = [
             tuple(k) for k in (["row"], ["table", "column"], ["replicated"])
@@ -110,7 +109,7 @@ class Search:
                 results.append(self._improve(self._allowed(tuple(names))))
         best = min(results, key=lambda each: each.key)
         # Once more with all of them.
-        return self._move_owners(self._improve(options, best.choice))
+        return self._improve(options, best.choice)
 
     def tightest(self) -> Found:
         """The choice that was found with the least memory of any replica."""
@@ -130,7 +129,10 @@ class Search:
         )
 
     def best_from_tightest(self) -> Found:
-        """The best near the choice with the least memory."""
+        """The best near the choice with the least memory.
+
+        It may fit where nothing that `best` found does.
+        """
         return self._improve(self.options, self.tightest().choice)
 
     @staticmethod
@@ -274,8 +276,15 @@ class Search:
             )
         return tuple(places)
 
-    def _move_owners(self, found: Found) -> Found:
-        """Moves slices to other ranks, while that lowers the time."""
+    def move_owners(self, found: Found) -> Found:
+        """Moves slices to other ranks, while that lowers the time.
+
+        Args:
+            found: where they are. Of many slices and ranks it is left as it is.
+
+        Returns:
+            What is no worse.
+        """
         slices = [
             (i, j)
             for i, place in enumerate(found.places)

@@ -97,7 +97,7 @@ def least_bytes(remote_keys: float, dim: int) -> float:
 
 
 def piece_words(
-    bags: float, ids: float, rows: int, ragged: bool, weighted: bool
+    bags: float, ids: float, rows: int, ragged: bool, weighted: bool = False
 ) -> float:
     """Words of a feature's ids in the message to a rank with its table's slice.
 
