@@ -127,12 +127,11 @@ def plan(
         _demand(table, usage[table.name], optimizer) for table in spec.tables
     ]
     search = Search(demands, machine, limit)
-    found = search.best()
+    found = search.move_owners(search.best())
     if found.excess:
-        found = search.best_from_tightest()
+        found = search.move_owners(search.best_from_tightest())
     if found.excess:
         raise ValueError(_does_not_fit(search))
-    found = search.move_owners(found)
     samples = max(f.samples for u in usage.values() for f in u.features)
     return _plan(search, found, spec, samples)
 
