@@ -198,7 +198,28 @@ def test_the_formulas_by_hand():
     slices = 3 * (4 * 12 + 2 * 4 * 64)
     replicated = 9 * (8 + 4 * 16)
     assert exchange.bytes == row + slices + replicated
+    assert traffic.sent_bytes(3, 8, 16) + traffic.sent_bytes(3, 10, 32) == row
     assert exchange.collectives == (3 * 2 + 1) + (3 + 1) + (2 + 1) + 1
+
+
+def test_what_sharded_tables_alone_send():
+    rng = np.random.default_rng(0)
+    dims = {"a": 8, "b": 8, "c": 16}
+    ids = [
+        {table: rng.integers(0, 90, (r + 5, 3)) for table in dims}
+        for r in range(3)
+    ]
+    for rank, counted in enumerate(traffic.expected_traffic(ids, dims)):
+        keys = {t: np.unique(i) for t, i in ids[rank].items()}
+        least = sum(
+            np.sum(k % 3 != rank) * (8 + 2 * 4 * dims[t])
+            for t, k in keys.items()
+        )
+        assert counted.least_bytes == least
+        assert counted.unique_keys == sum(map(len, keys.values()))
+        assert counted.collectives == traffic.collectives(2)
+        assert counted.bytes > least
+    assert traffic.expected_traffic(ids[:1], dims) == [(0, 0, 0, 0)]
 
 
 def test_on_one_replica_nothing_is_sent():
@@ -641,6 +662,11 @@ def test_the_fitted_times_on_a_cpu():
         assert predicted.time.latency == pytest.approx(
             predicted.exchange.collectives * 95e-6
         )
+    predicted = cost.predict([demand], [Place("replicated")], hardware("cpu"))
+    # Four passes over a replica's own ids, four over the unique ids of both.
+    moved = 2 * (4 * demand.usage.ids + 4 * 2 * demand.usage.unique) * 32 * 4
+    assert predicted.time.memory == pytest.approx(moved * 1.72e-11, rel=0.01)
+    assert predicted.time.operations == 0
 
 
 def test_bytes_leave_the_host_on_its_slower_links():
