@@ -278,6 +278,12 @@ def test_no_more_unique_ids_than_rows_or_draws():
         assert 0 < mean <= min(rows, draws)
 
 
+def test_no_replica_has_more_unique_ids_than_there_are():
+    # Nearly all of 1,000 rows occur, and one replica of 1,024 has them all.
+    [demand] = demands_of([(1000, 8, 1)], 1024, batch_size=7000, exponent=0)
+    assert 999 < demand.usage.unique < demand.usage.most_unique == 1000
+
+
 FORMS = {
     "dense": np.array([[1, 2], [3, 3], [5, 1]]),
     "tensor": tf.constant([[1, 2], [3, 3], [5, 1]]),
@@ -399,6 +405,15 @@ def test_the_expected_exchange_is_near_that_of_ids():
         assert expected.bytes == pytest.approx(exact.bytes, rel=0.15)
         if places[0].ranks:
             assert expected.bytes == exact.bytes
+
+
+def test_the_longest_message_is_that_of_all_pairs():
+    [demand] = demands_of([(10**6, 16, 1)], 8, batch_size=200)
+    mean = demand.usage.unique / 8
+    exchange = cost.expected_exchange([demand], [Place("row")], 8)
+    longest = traffic.longest_message(mean, 64)
+    assert exchange.row == {16: traffic.bucket(longest)}
+    assert traffic.bucket(longest) > 1.3 * traffic.bucket(mean)
 
 
 # What is chosen.
@@ -545,6 +560,22 @@ def test_less_memory_is_never_faster():
     assert seconds == sorted(seconds, reverse=True)
 
 
+def test_owners_are_chosen_by_load_among_those_with_memory():
+    """A has most to do; B and C are large; all replicas have a copy of D."""
+    a, b, c, d = demands_of(
+        [(10, 8, 50), (1000, 8, 1), (990, 8, 1), (5000, 8, 1)], 2
+    )
+    choice = (*[Candidate("table", 1)] * 3, Candidate("replicated", 0))
+
+    def owners(limit):
+        found = Search([a, b, c, d], GPUS, limit).evaluate(choice)
+        return [place.ranks for place in found.places]
+
+    assert owners(None) == [(0,), (1,), (1,), ()]
+    limit = d.bytes + b.bytes + a.bytes
+    assert owners(limit) == [(0,), (1,), (0,), ()]
+
+
 def test_owners_are_balanced():
     made = plan(
         features_of([1000] * 8, 8),
@@ -642,6 +673,18 @@ def test_time_is_shared_on_one_machine():
     assert one.memory == pytest.approx(4 * other.memory)
     assert one.transfer == pytest.approx(4 * other.transfer)
     assert one.latency == other.latency
+
+
+def test_each_machine_has_its_own_memory():
+    demands = demands_of([(100_000, 32, 1)], 8)
+    one, two, uneven = (
+        cost.predict(demands, [Place("row")], hardware(name)).time
+        for name in ("cpu", "4xcpu", "5xcpu")
+    )
+    assert one.memory == pytest.approx(2 * two.memory)
+    # The fullest of them decides.
+    assert uneven.memory == pytest.approx(5 / 4 * two.memory)
+    assert two.latency == pytest.approx(2 * one.latency)
 
 
 def test_the_fitted_times_on_a_cpu():
