@@ -6,7 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from tfrs_embed.tpu_check import command
+from tfrs_embed.planner import command as plan
+from tfrs_embed.tpu_check import command as tpu_check
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "theirs in python -m tfrs_embed.checkpoint.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command.add_parser(commands)
+    plan.add_parser(commands)
+    tpu_check.add_parser(commands)
     given = list(sys.argv[1:] if arguments is None else arguments)
     # The rest are the checked script's own arguments.
     end = given.index("--") if "--" in given else len(given)

@@ -152,7 +152,9 @@ def _dense(value: Any, feature: FeatureSpec, where: str) -> Bags:
             f"of lists of ids, got {type(value).__name__}."
         )
     if array.ndim == 0:
-        raise ValueError(f"{where}: ids have no batch dimension, got {value!r}.")
+        raise ValueError(
+            f"{where}: ids have no batch dimension, got {value!r}."
+        )
     combined = array.ndim == (
         2 if feature.output_shape is None else len(feature.output_shape) + 1
     )
@@ -192,7 +194,9 @@ def _check(values: np.ndarray, feature: FeatureSpec, where: str) -> None:
         if values.dtype.kind not in "SUO" or (
             values.dtype == object and not _has_strings(values)
         ):
-            raise TypeError(f"{where}: keys must be strings, got {values.dtype}.")
+            raise TypeError(
+                f"{where}: keys must be strings, got {values.dtype}."
+            )
         return
     if values.dtype.kind not in "iu":
         raise TypeError(f"{where}: ids must be integers, got {values.dtype}.")

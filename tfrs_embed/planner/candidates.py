@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Literal, NamedTuple, get_args
 
-from tfrs_embed.planner.traffic import FLOAT
+from tfrs_embed.planner.traffic import FLOAT, piece_words
 from tfrs_embed.planner.usage import TableUsage
 
 #: Rows over all replicas, a table on one, columns over some, a copy on each.
@@ -38,15 +39,23 @@ class Demand:
     kept: str | None = None
     reason: str = ""
 
-    @property
+    @functools.cached_property
     def row_bytes(self) -> int:
         """Bytes of a row, without slots."""
         return self.dim * FLOAT
 
-    @property
+    @functools.cached_property
     def bytes(self) -> int:
         """Bytes of the table and its slots."""
         return self.rows * self.row_bytes * (1 + self.slots)
+
+    @functools.cached_property
+    def message_words(self) -> int:
+        """Words that a replica sends to the owner of a slice."""
+        return sum(
+            int(piece_words(f.most_bags, f.most_ids, self.rows, f.ragged))
+            for f in self.usage.features
+        )
 
 
 class Candidate(NamedTuple):

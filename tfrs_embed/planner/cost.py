@@ -7,12 +7,14 @@ The time is the sum of four, which do not overlap:
   costs a number of passes over its row: the lookup reads and writes it, its
   gradient is read and added, and the update reads and writes the row and each
   slot. Where a table is replicated each replica updates the unique rows of all.
+  An id itself costs the time of a number of bytes, most of all by row, where
+  ids are sorted by owner and repeated ones are found.
 - operations: those that each table and each slice needs, whatever its size.
 - transfer: bytes sent inside the host and out of it, which overlap.
 - latency: of each collective, for each level of switches, and of each message.
 
-The weights are fitted to measured steps, so that they stand for caches, copies
-and sorting as well.
+The weights are fitted to steps that `benchmarks/plans.py` measured on two CPU
+cores, so that they stand for caches and copies as well.
 """
 
 from __future__ import annotations
@@ -30,7 +32,6 @@ from tfrs_embed.planner.traffic import (
     Place,
     bucket,
     longest_message,
-    piece_words,
     slice_messages,
 )
 
@@ -38,7 +39,10 @@ _LOOKUP_PASSES = 2
 _GRADIENT_PASSES = 2
 
 #: Time of a byte in memory, beside one at the memory's bandwidth.
-_WEIGHTS = {"row": 1.02, "table": 0.954, "column": 0.954, "replicated": 0.224}
+_WEIGHTS = {"row": 0.15, "table": 1.1, "column": 1.1, "replicated": 0.1}
+#: As many bytes take the time that an id itself takes, whatever its row's
+#: width: to be found among others, routed, sorted and summed.
+_ID_BYTES = {"row": 1400, "table": 80, "column": 80, "replicated": 120}
 #: Operations of a table, or of a slice of one.
 _OPERATIONS = {"row": 12, "table": 2, "column": 2, "replicated": 0}
 
@@ -110,25 +114,18 @@ def piece_work(demand: Demand, slices: int, replicas: int) -> float:
     """
     ids = demand.usage.ids * replicas
     passes = _LOOKUP_PASSES + _GRADIENT_PASSES + _update_passes(demand.slots)
-    return _WEIGHTS["table"] * passes * ids * demand.row_bytes / slices
+    moved = _WEIGHTS["table"] * passes * demand.row_bytes / slices
+    return ids * (moved + _ID_BYTES["table"])
 
 
-def piece_message(demand: Demand, slices: int) -> tuple[int, int]:
-    """What a replica sends to the owner of a slice, and gets from it.
+def piece_floats(demand: Demand, slices: int) -> int:
+    """Floats of the vectors that a replica gets from the owner of a slice.
 
     Args:
         demand: the table.
         slices: the number of its slices.
-
-    Returns:
-        The words that it sends, and the floats of the vectors that it gets.
     """
-    words = sum(
-        int(piece_words(f.most_bags, f.most_ids, demand.rows, f.ragged, False))
-        for f in demand.usage.features
-    )
-    bags = sum(f.most_bags for f in demand.usage.features)
-    return words, bags * demand.dim // slices
+    return demand.usage.most_bags * demand.dim // slices
 
 
 def expected_exchange(
@@ -150,17 +147,15 @@ def expected_exchange(
     floats = np.zeros(replicas, np.int64)
     for demand, place in zip(demands, places, strict=True):
         if place.placement == "row":
-            before = owned.get(demand.dim)
-            mine = demand.usage.owned
-            owned[demand.dim] = mine if before is None else before + mine
+            means = demand.usage.owned
+            owned[demand.dim] = owned.get(demand.dim, 0.0) + means
         elif place.placement == "replicated":
-            before = copies.get(demand.dim, 0.0)
-            copies[demand.dim] = before + demand.usage.most_unique
+            most = demand.usage.most_unique
+            copies[demand.dim] = copies.get(demand.dim, 0.0) + most
         else:
             ranks = list(place.ranks)
-            more = piece_message(demand, len(ranks))
-            words[ranks] += more[0]
-            floats[ranks] += more[1]
+            words[ranks] += demand.message_words
+            floats[ranks] += piece_floats(demand, len(ranks))
     row = {}
     for dim, means in owned.items():
         # Those who are asked for most decide, each by all replicas.
@@ -221,6 +216,7 @@ def predict(
             memory += demand.bytes
         lookups += ids
         work += _WEIGHTS[name] * moved * demand.row_bytes
+        work += _ID_BYTES[name] * ids
         operations += _OPERATIONS[name]
     exchange = expected_exchange(demands, places, replicas)
     on_host = hardware.on_host(replicas)
@@ -270,8 +266,8 @@ def move_time(demand: Demand, slices: int, hardware: Hardware) -> float:
         The seconds.
     """
     replicas = len(demand.usage.owned)
-    words, floats = piece_message(demand, slices)
-    sent = (replicas - 1) * FLOAT * (words + 2 * floats)
+    words = demand.message_words + 2 * piece_floats(demand, slices)
+    sent = (replicas - 1) * FLOAT * words
     seconds = sent / hardware.inside_bandwidth
     if not hardware.shared:
         work = piece_work(demand, slices, replicas)

@@ -103,11 +103,25 @@ class Hardware:
             object.__setattr__(self, field, float(value))
 
     def on_host(self, replicas: int) -> int:
-        """How many of some replicas are on one host."""
+        """Returns how many of some replicas are on one host.
+
+        Args:
+            replicas: the number of all replicas.
+
+        Returns:
+            The number on a host, at least 1.
+        """
         return min(replicas, self.replicas_per_host or replicas)
 
     def levels(self, replicas: int) -> int:
-        """Levels of switches: the host's, a rack's of 32 hosts, a spine's."""
+        """Returns the levels of switches between some replicas.
+
+        Args:
+            replicas: the number of all replicas.
+
+        Returns:
+            1 inside a host, 2 in a rack of up to 32 hosts, 3 beyond that.
+        """
         host = self.on_host(replicas)
         return 1 if replicas <= host else 2 if replicas <= 32 * host else 3
 
@@ -166,7 +180,7 @@ def hardware(topology: str | Hardware) -> Hardware:
             memory_bandwidth=13e9,
             inside_bandwidth=34e9,
             outside_bandwidth=1.25e9,
-            latency=95e-6,
+            latency=5e-4,
             message=0.0,
             operation=2.3e-6,
             shared=True,

@@ -69,14 +69,14 @@ def plan(
         ...         "user": tfrs_embed.FeatureConfig("user", users),
         ...         "country": tfrs_embed.FeatureConfig("country", countries),
         ...     },
-        ...     {"user": 1, "country": 1},
+        ...     {"user": 1, "country": 10},
         ...     replicas=8,
         ...     memory_per_replica=10**9,
         ...     optimizer="adagrad",
         ...     batch_size=8192,
         ... )
         >>> [(table.table, table.placement) for table in plan.tables]
-        [('users', 'column'), ('countries', 'replicated')]
+        [('users', 'row'), ('countries', 'replicated')]
 
     Args:
         feature_config: a `FeatureConfig`, or a nesting of them, as layers have
@@ -127,7 +127,9 @@ def plan(
         _demand(table, usage[table.name], optimizer) for table in spec.tables
     ]
     search = Search(demands, machine, limit)
-    found = search.best()
+    found = search.move_owners(search.best())
+    if found.excess:
+        found = search.move_owners(search.best_from_tightest())
     if found.excess:
         raise ValueError(_does_not_fit(search))
     samples = max(f.samples for u in usage.values() for f in u.features)
@@ -242,9 +244,7 @@ def _by_feature(spec: EmbeddingSpec, given: Mapping[Any, Any]) -> list[Any]:
     return spec.structure.flatten(given, "batches_or_hotness")
 
 
-def _batches(
-    spec: EmbeddingSpec, given: Any
-) -> list[list[batch_readers.Bags]]:
+def _batches(spec: EmbeddingSpec, given: Any) -> list[list[batch_readers.Bags]]:
     """For each global batch, each feature's ids."""
     if isinstance(given, Mapping):
         given = [given]
@@ -470,13 +470,11 @@ def _name(candidate: Candidate) -> str:
     return candidate.placement
 
 
-def _alternatives(
-    search: Search, found: Found
-) -> Iterable[tuple[str, Found]]:
+def _alternatives(search: Search, found: Found) -> Iterable[tuple[str, Found]]:
     """Other choices: all tables in one placement, and the best without each."""
     seen = {found.choice}
     for placement in PLACEMENTS:
-        other = search.uniform(placement)
+        other = search.best([placement])
         if other.choice not in seen:
             seen.add(other.choice)
             yield f"all {placement}", other

@@ -140,7 +140,7 @@ class PlanAlternative:
         ...     batch_size=1024,
         ... )
         >>> [each.name for each in plan.alternatives]
-        ['all row', 'all table', 'without replicated']
+        ['all row', 'all table', 'all column']
 
     Attributes:
         name: what is other there.
@@ -269,9 +269,7 @@ class Plan:
 
 
 #: A report's table: the columns' names, the lines, and a last line or None.
-Cells = tuple[
-    Sequence[str], Sequence[Sequence[str]], Sequence[str] | None
-]
+Cells = tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str] | None]
 
 _LEFT_OF_TABLES = ("table", "placement", "reason")
 
@@ -373,9 +371,7 @@ def alternative_cells(plan: Plan) -> Cells:
     """
     most = max(replica.bytes for replica in plan.per_replica)
     each = [
-        PlanAlternative(
-            "this plan", plan.seconds, plan.sent_bytes, most, True
-        ),
+        PlanAlternative("this plan", plan.seconds, plan.sent_bytes, most, True),
         *plan.alternatives,
     ]
     lines = [

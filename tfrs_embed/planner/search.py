@@ -85,7 +85,7 @@ class Search:
 
         Args:
             allowed: the placements that tables may have whose placement is not
-                kept.
+                kept. A table that can have none of them is on one replica.
 
         Returns:
             The best that was found. Where nothing that was found fits, it
@@ -97,10 +97,11 @@ class Search:
             combinations *= len(each)
         if combinations <= _EXHAUSTIVE:
             choices = itertools.product(*options)
-            best = min(map(self.evaluate, choices), key=lambda each: each.key)
-            return self._move_owners(best)
+            return min(map(self.evaluate, choices), key=lambda each: each.key)
         results = []
-        kinds = [tuple(k) for k in (["row"], ["table", "column"], ["replicated"])]
+        kinds = [
+            tuple(k) for k in (["row"], ["table", "column"], ["replicated"])
+        ]
         usable = [k for k in kinds if set(k) & set(allowed)]
         for count in range(1, len(usable) + 1):
             for engines in itertools.combinations(usable, count):
@@ -108,7 +109,7 @@ class Search:
                 results.append(self._improve(self._allowed(tuple(names))))
         best = min(results, key=lambda each: each.key)
         # Once more with all of them.
-        return self._move_owners(self._improve(options, best.choice))
+        return self._improve(options, best.choice)
 
     def tightest(self) -> Found:
         """The choice that was found with the least memory of any replica."""
@@ -127,28 +128,25 @@ class Search:
             (search._improve(options, start, key) for start in starts), key=key
         )
 
-    def uniform(self, placement: str) -> Found:
-        """All tables in one placement, but those whose placement is kept.
+    def best_from_tightest(self) -> Found:
+        """The best near the choice with the least memory.
 
-        Args:
-            placement: the placement.
-
-        Returns:
-            The choice; of several numbers of slices the least.
+        It may fit where nothing that `best` found does.
         """
-        return self.evaluate(
-            tuple(self._least(o, placement) for o in self.options)
-        )
+        return self._improve(self.options, self.tightest().choice)
 
     @staticmethod
     def _least(options: Sequence[Candidate], placement: str) -> Candidate:
-        return next((c for c in options if c.placement == placement), options[0])
+        return next(
+            (c for c in options if c.placement == placement), options[0]
+        )
 
     def _allowed(self, allowed: Sequence[str]) -> list[tuple[Candidate, ...]]:
         return [
             options
             if demand.kept is not None
-            else tuple(c for c in options if c.placement in allowed) or options
+            else tuple(c for c in options if c.placement in allowed)
+            or options[:1]
             for demand, options in zip(self.demands, self.options, strict=True)
         ]
 
@@ -192,7 +190,10 @@ class Search:
     def _moves(
         self, choice: Choice, options: Sequence[Sequence[Candidate]]
     ) -> Iterator[Choice]:
-        """Choices that differ in one table, or in all of one width and place."""
+        """Choices near one.
+
+        One table has another candidate, or all of one width and placement.
+        """
         for i, each in enumerate(options):
             for candidate in each:
                 if candidate != choice[i]:
@@ -275,8 +276,15 @@ class Search:
             )
         return tuple(places)
 
-    def _move_owners(self, found: Found) -> Found:
-        """Moves slices to other ranks, while that lowers the time."""
+    def move_owners(self, found: Found) -> Found:
+        """Moves slices to other ranks, while that lowers the time.
+
+        Args:
+            found: where they are. Of many slices and ranks it is left as it is.
+
+        Returns:
+            What is no worse.
+        """
         slices = [
             (i, j)
             for i, place in enumerate(found.places)
@@ -296,7 +304,9 @@ class Search:
         return found
 
 
-def _with(choice: Choice, members: Sequence[int], candidate: Candidate) -> Choice:
+def _with(
+    choice: Choice, members: Sequence[int], candidate: Candidate
+) -> Choice:
     changed = list(choice)
     for i in members:
         changed[i] = candidate

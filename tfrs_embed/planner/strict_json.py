@@ -81,9 +81,7 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
         return _decode(kind, value, where)
     if kind is float and type(value) is int:
         value = float(value)
-    if type(value) is not kind or (
-        kind is float and not math.isfinite(value)
-    ):
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
         raise _wrong(where, _NAMES[kind], value)
     return value
 

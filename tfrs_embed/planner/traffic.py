@@ -97,7 +97,7 @@ def least_bytes(remote_keys: float, dim: int) -> float:
 
 
 def piece_words(
-    bags: float, ids: float, rows: int, ragged: bool, weighted: bool
+    bags: float, ids: float, rows: int, ragged: bool, weighted: bool = False
 ) -> float:
     """Words of a feature's ids in the message to a rank with its table's slice.
 
@@ -279,7 +279,7 @@ def expected_traffic(
         least, total = 0.0, 0
         for table, looked_up in by_table.items():
             unique = np.unique(np.asarray(looked_up))
-            remote = np.count_nonzero(unique % world != rank)
+            remote = int(np.count_nonzero(unique % world != rank))
             least += least_bytes(remote, dims[table])
             total += unique.size
         result.append(

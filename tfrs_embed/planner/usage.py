@@ -8,6 +8,7 @@ proportional to i ** -exponent.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -61,17 +62,20 @@ class TableUsage:
     most_unique: float
     owned: np.ndarray
 
-    @property
+    @functools.cached_property
     def ids(self) -> float:
         """The ids, on average."""
         return math.fsum(f.ids for f in self.features)
 
+    @functools.cached_property
+    def most_bags(self) -> int:
+        """The most vectors that become of them."""
+        return sum(f.most_bags for f in self.features)
+
     @property
     def hotness(self) -> float:
         """Ids of one sample, of all features."""
-        return math.fsum(
-            f.ids / f.samples for f in self.features if f.samples
-        )
+        return math.fsum(f.ids / f.samples for f in self.features if f.samples)
 
     @property
     def unique_share(self) -> float:

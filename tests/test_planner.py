@@ -1,0 +1,1148 @@
+"""Plans: what they count, what they choose, what they refuse, how they read."""
+
+import dataclasses
+import html.parser
+import itertools
+import json
+import math
+import re
+import time
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tfrs_embed
+from tfrs_embed import FeatureConfig, Hardware, Plan, TableConfig, configs, plan
+from tfrs_embed.__main__ import main
+from tfrs_embed.planner import batches, cost, traffic, usage
+from tfrs_embed.planner.candidates import Candidate, Demand, candidates
+from tfrs_embed.planner.hardware import hardware, parse_bytes
+from tfrs_embed.planner.html_report import html_report
+from tfrs_embed.planner.search import Search
+from tfrs_embed.planner.traffic import FeatureIds, Place
+
+few = settings(max_examples=20, deadline=None, derandomize=True, database=None)
+
+CRITEO = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683]
+CRITEO += [8351593, 3194, 27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18]
+CRITEO += [15, 286181, 105, 142572]
+GPUS = hardware("8xA100")
+
+
+def features_of(rows, dim=16, **arguments):
+    """A feature and a table for each number of rows."""
+    return {
+        f"f{i}": FeatureConfig(
+            f"f{i}", TableConfig(f"t{i}", n, dim, **arguments)
+        )
+        for i, n in enumerate(rows)
+    }
+
+
+def make_plan(rows=(1000, 50_000), dim=16, **arguments):
+    given = {"replicas": 4, "batch_size": 256, "optimizer": "adagrad"}
+    return plan(features_of(rows, dim), 1, **{**given, **arguments})
+
+
+def demands_of(tables, replicas, batch_size=256, exponent=1.05, slots=1):
+    """Demands of tables [(rows, dim, hotness)]."""
+    found = []
+    for i, (rows, dim, hotness) in enumerate(tables):
+        table = TableConfig(f"t{i}", rows, dim)
+        spec = configs.parse(FeatureConfig(f"f{i}", table))
+        used = usage.expected_usage(
+            spec.tables[0],
+            spec.features,
+            [hotness],
+            batch_size,
+            exponent,
+            replicas,
+        )
+        found.append(Demand(f"t{i}", rows, dim, slots, used))
+    return found
+
+
+# What a step sends.
+
+
+def padded(count):
+    """The least of 8, 9 ... 15, 16, 18 ... 30, 32, 36 ... that is enough."""
+    sizes = [u << s for s in range(40) for u in range(8, 16)]
+    return next(size for size in sizes if size >= count)
+
+
+def simulate(tables, places, ids):
+    """Makes a step's messages; returns the bytes of each rank, collectives."""
+    world = len(ids)
+    sent, calls = [0] * world, 0
+
+    def all_to_all(messages):
+        nonlocal calls
+        calls += 1
+        size = max(len(m) for row in messages for m in row)
+        for rank, row in enumerate(messages):
+            for peer, message in enumerate(row):
+                whole = np.zeros(size, message.dtype)
+                whole[: len(message)] = message
+                if peer != rank:
+                    sent[rank] += whole.nbytes
+
+    def unique_of(rank, table):
+        found = [f.ids for f in ids[rank] if f.table == table]
+        return np.unique(np.concatenate([np.ravel(f) for f in found]))
+
+    by_placement = {
+        kind: [t for t in tables if places[t].placement in kind]
+        for kind in (("row",), ("replicated",), ("table", "column"))
+    }
+    for dim in sorted({tables[t][1] for t in by_placement[("row",)]}):
+        keys = [
+            [
+                [
+                    (t, key)
+                    for t in by_placement[("row",)]
+                    if tables[t][1] == dim
+                    for key in unique_of(rank, t)
+                    if key % world == owner
+                ]
+                for owner in range(world)
+            ]
+            for rank in range(world)
+        ]
+        capacity = padded(max(len(k) for row in keys for k in row))
+        all_to_all([[np.zeros(1 + capacity, np.int64)] * world] * world)
+        for _ in ("rows", "gradients"):
+            floats = np.zeros((capacity, dim), np.float32).ravel()
+            all_to_all([[floats] * world] * world)
+    calls += bool(by_placement[("row",)])
+    for dim in sorted({tables[t][1] for t in by_placement[("replicated",)]}):
+        counts = [
+            sum(
+                len(unique_of(rank, t))
+                for t in by_placement[("replicated",)]
+                if tables[t][1] == dim
+            )
+            for rank in range(world)
+        ]
+        capacity = padded(max(counts))
+        for rank in range(world):
+            sent[rank] += np.zeros(capacity, np.int64).nbytes
+            sent[rank] += np.zeros((capacity, dim), np.float32).nbytes
+        calls += 2
+    calls += bool(by_placement[("replicated",)])
+    if by_placement[("table", "column")]:
+        words = [[[] for _ in range(world)] for _ in range(world)]
+        vectors = [[0] * world for _ in range(world)]
+        for rank, features in enumerate(ids):
+            for f in features:
+                ranks = places[f.table].ranks
+                for owner in ranks:
+                    message = words[rank][owner]
+                    n = np.size(f.ids)
+                    message += [0, f.bags, n, 0]
+                    message += [1] * f.bags if f.ragged else []
+                    wide = tables[f.table][0] > 2**31 - 1
+                    message += list(np.ravel(f.ids)) * (2 if wide else 1)
+                    message += [0] * n if f.weighted else []
+                    width = tables[f.table][1] // len(ranks)
+                    vectors[rank][owner] += np.zeros((f.bags, width)).size
+        most = padded(max(len(m) for row in words for m in row))
+        all_to_all([[np.zeros(most, np.int32)] * world] * world)
+        most = padded(max(max(row) for row in vectors))
+        for _ in ("vectors", "gradients"):
+            all_to_all([[np.zeros(most, np.float32)] * world] * world)
+        calls += 1
+    return sent, calls + 1
+
+
+@few
+@given(st.data())
+def test_bytes_and_collectives_are_those_of_the_messages(data):
+    world = data.draw(st.integers(2, 5))
+    seed = data.draw(st.integers(0, 2**16))
+    rng = np.random.default_rng(seed)
+    tables, places = {}, {}
+    for i in range(data.draw(st.integers(1, 5))):
+        dim = int(rng.choice([4, 8, 16]))
+        rows = int(rng.choice([3, 50, 1000, 2**32]))
+        tables[f"t{i}"] = rows, dim
+        kind = rng.choice(["row", "table", "column", "replicated"])
+        slices = {"table": 1, "column": 2}.get(kind, 0)
+        ranks = rng.permutation(world)[:slices]
+        places[f"t{i}"] = Place(str(kind), tuple(map(int, ranks)))
+    ids = []
+    for _ in range(world):
+        features = []
+        for table, (rows, _) in tables.items():
+            for _ in range(2):
+                bags = int(rng.integers(1, 20))
+                each = rng.integers(0, rows, size=int(rng.integers(1, 60)))
+                ragged, weighted = rng.integers(2, size=2)
+                features.append(
+                    FeatureIds(table, each, bags, bool(ragged), bool(weighted))
+                )
+        ids.append(features)
+    exchange = traffic.exchange_of_ids(tables, places, ids)
+    sent, calls = simulate(tables, places, ids)
+    assert [exchange.bytes] * world == sent
+    assert exchange.collectives == calls
+
+
+def test_the_formulas_by_hand():
+    exchange = traffic.Exchange(4, {16: 8, 32: 10}, (12, 64), {16: 9})
+    row = 3 * (8 * 9 + 8 * 16 * 8) + 3 * (8 * 11 + 8 * 32 * 10)
+    slices = 3 * (4 * 12 + 2 * 4 * 64)
+    replicated = 9 * (8 + 4 * 16)
+    assert exchange.bytes == row + slices + replicated
+    assert traffic.sent_bytes(3, 8, 16) + traffic.sent_bytes(3, 10, 32) == row
+    assert exchange.collectives == (3 * 2 + 1) + (3 + 1) + (2 + 1) + 1
+
+
+def test_what_sharded_tables_alone_send():
+    rng = np.random.default_rng(0)
+    dims = {"a": 8, "b": 8, "c": 16}
+    ids = [
+        {table: rng.integers(0, 90, (r + 5, 3)) for table in dims}
+        for r in range(3)
+    ]
+    for rank, counted in enumerate(traffic.expected_traffic(ids, dims)):
+        keys = {t: np.unique(i) for t, i in ids[rank].items()}
+        least = sum(
+            np.sum(k % 3 != rank) * (8 + 2 * 4 * dims[t])
+            for t, k in keys.items()
+        )
+        assert counted.least_bytes == least
+        assert counted.unique_keys == sum(map(len, keys.values()))
+        assert counted.collectives == traffic.collectives(2)
+        assert counted.bytes > least
+    assert traffic.expected_traffic(ids[:1], dims) == [(0, 0, 0, 0)]
+
+
+def test_on_one_replica_nothing_is_sent():
+    tables = {"t": (100, 8)}
+    for place in (Place("row"), Place("table", (0,)), Place("replicated")):
+        ids = [[FeatureIds("t", [1, 2, 3], 3)]]
+        exchange = traffic.exchange_of_ids(tables, {"t": place}, ids)
+        assert (exchange.bytes, exchange.collectives) == (0, 0)
+        assert exchange.exchanges == 0
+
+
+def test_counts_are_rounded_up_to_eight_sizes_per_power_of_two():
+    for count in range(0, 2000):
+        assert traffic.bucket(count) == padded(count)
+
+
+def test_the_longest_of_many_messages():
+    rng = np.random.default_rng(0)
+    for mean, messages in ((1.4, 256), (30.0, 64), (2000.0, 16)):
+        expected = traffic.longest_message(mean, messages)
+        longest = rng.poisson(mean, (400, messages)).max(1)
+        assert np.mean(longest > expected) < 0.55
+        assert np.mean(longest > expected - 1) > 0.45
+
+
+# How tables are used.
+
+
+@pytest.mark.parametrize("exponent", [0, 0.8, 1.0, 1.05, 2])
+@pytest.mark.parametrize("rows", [1, 5, 4096, 100_000])
+def test_unique_ids_are_those_of_the_law(rows, exponent):
+    p = np.arange(1, rows + 1) ** -float(exponent)
+    p /= p.sum()
+    for draws in (1, 100, 20_000):
+        occurs = 1 - (1 - p) ** draws
+        mean, variance = usage.zipf_unique(rows, exponent, draws)
+        assert mean == pytest.approx(occurs.sum(), rel=1e-5)
+        wanted = (occurs * (1 - occurs)).sum()
+        assert variance == pytest.approx(wanted, rel=1e-4, abs=1e-9)
+
+
+def test_unique_ids_are_those_of_samples():
+    rng = np.random.default_rng(0)
+    p = np.arange(1, 50_001) ** -1.05
+    p /= p.sum()
+    counts = [np.unique(rng.choice(50_000, 3000, p=p)).size for _ in range(40)]
+    mean, variance = usage.zipf_unique(50_000, 1.05, 3000)
+    # Of draws without replacement counts vary a little less.
+    assert abs(np.mean(counts) - mean) < 4 * math.sqrt(variance / 40)
+    assert np.std(counts) < 1.5 * math.sqrt(variance)
+
+
+def test_no_more_unique_ids_than_rows_or_draws():
+    for rows, draws in ((3, 1e6), (10**9, 2.5), (10, 0.5)):
+        mean, _ = usage.zipf_unique(rows, 1.05, draws)
+        assert 0 < mean <= min(rows, draws)
+
+
+def test_no_replica_has_more_unique_ids_than_there_are():
+    # Nearly all of 1,000 rows occur, and one replica of 1,024 has them all.
+    [demand] = demands_of([(1000, 8, 1)], 1024, batch_size=7000, exponent=0)
+    assert 999 < demand.usage.unique < demand.usage.most_unique == 1000
+
+
+FORMS = {
+    "dense": np.array([[1, 2], [3, 3], [5, 1]]),
+    "tensor": tf.constant([[1, 2], [3, 3], [5, 1]]),
+    "lists": [[1, 2], [3, 3], [5, 1]],
+    "ragged": tf.ragged.constant([[1, 2], [3, 3], [5, 1]]),
+    "sparse": tf.sparse.from_dense([[1, 2], [3, 3], [5, 1]]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ids_in_any_form(form):
+    feature = configs.parse(FeatureConfig("f", TableConfig("t", 6, 4)))
+    bags = batches.read(FORMS[form], feature.features[0], "batches[0]")
+    assert bags.values.tolist() == [1, 2, 3, 3, 5, 1]
+    assert (bags.samples, bags.bags) == (3, 3)
+    assert bags.ragged == (form in ("ragged", "sparse"))
+    parts = [bags.part(rank, 2) for rank in range(2)]
+    assert [p.values.tolist() for p in parts] == [[1, 2, 3, 3], [5, 1]]
+
+
+def test_bags_follow_the_feature():
+    table = TableConfig("t", 10, 4)
+
+    def read(ids, **arguments):
+        spec = configs.parse(FeatureConfig("f", table, **arguments))
+        return batches.read(ids, spec.features[0], "batches[0]")
+
+    grid = np.ones((5, 3), np.int32)
+    assert read(grid).bags == 5
+    assert read(grid, output_shape=[5, 3, 4]).bags == 15
+    assert read(grid, output_shape=[5, 4]).bags == 5
+    assert read(np.ones(5, np.int64)).bags == 5
+    cut = read([[1, 2, 3], [4], []], max_sequence_length=2)
+    assert (cut.values.tolist(), cut.bags, cut.ragged) == ([1, 2, 4], 6, True)
+
+
+def test_batches_are_divided_among_replicas():
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(0, 1000, (64, 3)) for _ in range(4)]
+    made = plan(features_of([1000]), [{"f0": i} for i in ids], replicas=4)
+    [table] = made.tables
+    uniques = [np.unique(p).size for i in ids for p in np.split(i, 4)]
+    assert table.hotness == 3
+    assert table.unique_share == pytest.approx(np.mean(uniques) / 48)
+    assert made.batch_size == 16
+    [same] = plan(
+        features_of([1000]),
+        tf.data.Dataset.from_tensor_slices({"f0": np.stack(ids)}),
+        replicas=4,
+    ).tables
+    assert same == table
+
+
+def test_batches_with_one_frequent_owner_cost_more_by_row():
+    everywhere = {"f0": np.arange(4000)}
+    one_owner = {"f0": np.arange(4000) // 1 * 4 % 4000}
+    spread, skewed = (
+        next(
+            a
+            for a in plan(
+                features_of([4000]), [b], replicas=4, batch_size=None
+            ).alternatives
+            if a.name == "all row"
+        )
+        for b in (everywhere, one_owner)
+    )
+    assert skewed.sent_bytes > 2 * spread.sent_bytes
+
+
+def test_features_of_one_table_share_its_rows():
+    table = TableConfig("t", 5000, 8)
+    features = [FeatureConfig(n, table) for n in "ab"]
+    [both] = plan(features, 2, replicas=2, batch_size=100).tables
+    [one] = plan(features[0], 4, replicas=2, batch_size=100).tables
+    assert both.features == ("0", "1")
+    assert (both.hotness, one.hotness) == (4, 4)
+    assert both.unique_share == pytest.approx(one.unique_share)
+
+
+def test_a_hotness_for_each_feature_by_name_or_nesting():
+    table = TableConfig("t", 5000, 8)
+    nested = {"user": {"id": FeatureConfig("x", table)}}
+    nested["item"] = FeatureConfig("y", table)
+    for hotness in ({"user/id": 1, "item": 3}, {"x": 1, "y": 3}):
+        made = plan(nested, hotness, replicas=2, batch_size=10)
+        assert made.tables[0].hotness == 4
+    hotness = {"user": {"id": 1}, "item": 3}
+    assert plan(nested, hotness, replicas=2, batch_size=10) == made
+
+
+def test_the_expected_exchange_is_near_that_of_ids():
+    world, batch, rows = 4, 2000, 20_000
+    demands = demands_of([(rows, 16, 2), (500, 8, 1)], world, batch)
+    rng = np.random.default_rng(0)
+
+    def draw(rows, count):
+        p = np.arange(1, rows + 1) ** -1.05
+        return rng.permutation(rows)[rng.choice(rows, count, p=p / p.sum())]
+
+    order = [
+        [
+            FeatureIds("t0", draw(rows, 2 * batch), batch),
+            FeatureIds("t1", draw(500, batch), batch),
+        ]
+        for _ in range(world)
+    ]
+    for places in (
+        [Place("row"), Place("row")],
+        [Place("replicated"), Place("replicated")],
+        [Place("column", (0, 2)), Place("table", (1,))],
+    ):
+        expected = cost.expected_exchange(demands, places, world)
+        exact = traffic.exchange_of_ids(
+            {"t0": (rows, 16), "t1": (500, 8)},
+            dict(zip(["t0", "t1"], places, strict=True)),
+            order,
+        )
+        assert expected.collectives == exact.collectives
+        assert expected.bytes == pytest.approx(exact.bytes, rel=0.15)
+        if places[0].ranks:
+            assert expected.bytes == exact.bytes
+
+
+def test_the_longest_message_is_that_of_all_pairs():
+    [demand] = demands_of([(10**6, 16, 1)], 8, batch_size=200)
+    mean = demand.usage.unique / 8
+    exchange = cost.expected_exchange([demand], [Place("row")], 8)
+    longest = traffic.longest_message(mean, 64)
+    assert exchange.row == {16: traffic.bucket(longest)}
+    assert traffic.bucket(longest) > 1.3 * traffic.bucket(mean)
+
+
+# What is chosen.
+
+
+def test_candidates():
+    names = [
+        (c.placement, c.slices)
+        for c in candidates(demands_of([(100, 24, 1)], 8)[0], 8)
+    ]
+    assert names == [
+        ("table", 1),
+        ("column", 2),
+        ("column", 4),
+        ("row", 0),
+        ("replicated", 0),
+    ]
+    [two] = demands_of([(100, 64, 1)], 2)
+    assert Candidate("column", 4) not in candidates(two, 2)
+    [narrow] = demands_of([(100, 4, 1)], 8)
+    assert not [c for c in candidates(narrow, 8) if c.placement == "column"]
+
+
+TABLES = st.lists(
+    st.tuples(
+        st.sampled_from([3, 50, 1000, 40_000, 2_000_000]),
+        st.sampled_from([4, 8, 32]),
+        st.sampled_from([1, 3, 20]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@few
+@given(TABLES, st.sampled_from(["8xA100", "cpu"]), st.floats(0.3, 3.0))
+def test_few_tables_have_the_best_of_all_plans(tables, topology, room):
+    world, machine = 2, hardware(topology)
+    demands = demands_of(tables, world)
+    limit = int(room * sum(d.bytes for d in demands) / world) + 1
+    options = [
+        [
+            Place("row"),
+            Place("replicated"),
+            Place("table", (0,)),
+            Place("table", (1,)),
+            *([Place("column", (0, 1))] if d.dim >= 8 else []),
+        ]
+        for d in demands
+    ]
+    best = math.inf
+    for places in itertools.product(*options):
+        predicted = cost.predict(demands, places, machine)
+        if predicted.memory.max() <= limit:
+            best = min(best, predicted.time.seconds)
+    search = Search(demands, machine, limit)
+    found = search.best()
+    if found.excess:
+        found = search.best_from_tightest()
+    found = search.move_owners(found)
+    if best == math.inf:
+        assert found.excess
+    else:
+        assert not found.excess
+        assert found.prediction.time.seconds == pytest.approx(best, rel=1e-12)
+
+
+@few
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 3_000_000),
+            st.sampled_from([4, 8, 12, 64]),
+            st.sampled_from([0.5, 1, 7]),
+        ),
+        min_size=1,
+        max_size=9,
+    ),
+    st.sampled_from([1, 2, 7, 16, 64]),
+    st.sampled_from(["8xA100", "cpu", "2xV100", "4xcpu"]),
+    st.one_of(st.none(), st.floats(1.05, 4.0)),
+)
+def test_no_alternative_that_fits_is_better(tables, world, topology, room):
+    features = {
+        f"f{i}": FeatureConfig(f"f{i}", TableConfig(f"t{i}", rows, dim))
+        for i, (rows, dim, _) in enumerate(tables)
+    }
+    # What sharding by row takes is enough.
+    limit = None
+    if room is not None:
+        limit = int(sum(-(-r // world) * d * 8 for r, d, _ in tables) * room)
+    made = plan(
+        features,
+        {f"f{i}": hotness for i, (*_, hotness) in enumerate(tables)},
+        replicas=world,
+        topology=topology,
+        memory_per_replica=limit,
+        optimizer="adagrad",
+        batch_size=128,
+    )
+    for other in made.alternatives:
+        assert other.seconds >= made.seconds or not other.fits
+        if limit is not None:
+            assert other.fits == (other.bytes <= limit)
+    held = [0] * world
+    for table in made.tables:
+        size = table.dim * 4 * 2
+        for row in range(world):
+            rows = len(range(row, table.rows, world))
+            held[row] += size * rows if table.placement == "row" else 0
+        for rank in table.ranks:
+            held[rank] += table.rows * size // len(table.ranks)
+        if table.placement == "replicated":
+            held = [h + table.rows * size for h in held]
+    assert held == [r.bytes for r in made.per_replica]
+    if limit is not None:
+        assert max(held) <= limit
+    assert made.total_bytes == sum(r * d * 8 for r, d, _ in tables)
+    assert Plan.from_json(made.to_json()) == made
+
+
+def test_one_demand_has_one_plan():
+    one, other = (
+        make_plan(CRITEO, 64, replicas=16, memory_per_replica=3 * 10**9)
+        for _ in range(2)
+    )
+    assert one == other
+    assert str(one) == str(other)
+
+
+def test_a_thousand_replicas_take_seconds():
+    start = time.perf_counter()
+    made = make_plan(CRITEO, 128, replicas=1024, batch_size=64)
+    assert time.perf_counter() - start < 30
+    assert "least" in str(made)
+    assert len(made.per_replica) == 1024
+
+
+def test_less_memory_is_never_faster():
+    seconds = [
+        make_plan(CRITEO, 16, memory_per_replica=limit).seconds
+        for limit in (2 * 10**9, 3 * 10**9, 6 * 10**9)
+    ]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_owners_are_chosen_by_load_among_those_with_memory():
+    """A has most to do; B and C are large; all replicas have a copy of D."""
+    a, b, c, d = demands_of(
+        [(10, 8, 50), (1000, 8, 1), (990, 8, 1), (5000, 8, 1)], 2
+    )
+    choice = (*[Candidate("table", 1)] * 3, Candidate("replicated", 0))
+
+    def owners(limit):
+        found = Search([a, b, c, d], GPUS, limit).evaluate(choice)
+        return [place.ranks for place in found.places]
+
+    assert owners(None) == [(0,), (1,), (1,), ()]
+    limit = d.bytes + b.bytes + a.bytes
+    assert owners(limit) == [(0,), (1,), (0,), ()]
+
+
+def test_owners_are_balanced():
+    made = plan(
+        features_of([1000] * 8, 8),
+        1,
+        replicas=4,
+        batch_size=1000,
+        # Memory for a fourth of the tables, and nothing to gain by columns.
+        memory_per_replica=2 * 1000 * 8 * 4,
+        topology=Hardware("slow", 4, None, 1e9, 1e12, 1e12, 1e-3, 0.0, 1e-3),
+    )
+    assert {t.placement for t in made.tables} == {"table"}
+    assert sorted(t.ranks[0] for t in made.tables) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert made.imbalance == 1
+    assert [r.lookups for r in made.per_replica] == [8000] * 4
+
+
+def test_one_replica_has_all_tables():
+    made = make_plan(replicas=1)
+    assert {(t.placement, t.ranks) for t in made.tables} == {("table", (0,))}
+    assert (made.sent_bytes, made.collectives) == (0, 0)
+    assert made.per_replica[0].bytes == 51_000 * 16 * 4 * 2
+
+
+def test_a_tables_own_wishes_are_kept():
+    keys = tfrs_embed.DynamicKeys()
+    tables = [
+        TableConfig("sharded", 10, 8, placement="sharded"),
+        TableConfig("copied", 10**6, 8, placement="default_device"),
+        TableConfig("keyed", 10, 8, keys=keys),
+        TableConfig("free", 1000, 8),
+    ]
+    made = plan(
+        {t.name: FeatureConfig(t.name, t) for t in tables},
+        1,
+        replicas=4,
+        batch_size=100,
+    )
+    places = {t.table: (t.placement, t.reason) for t in made.tables}
+    assert places["sharded"] == ("row", "placement='sharded'")
+    assert places["copied"] == ("replicated", "placement='default_device'")
+    assert places["keyed"] == ("row", "its keys are int64")
+    assert "more" in places["free"][1]
+
+
+def test_keys_of_strings():
+    table = TableConfig("t", 100, 8, keys=tfrs_embed.DynamicKeys(tf.string))
+    for ids in (
+        ["a", "b", "a"],
+        tf.constant(["a", "b", "a"]),
+        [["a"], ["b", "a"]],
+    ):
+        made = plan({"f": FeatureConfig("f", table)}, [{"f": ids}], replicas=2)
+        assert made.tables[0].placement == "row"
+
+
+def test_slots_are_those_of_the_optimizer():
+    tables = [
+        TableConfig("own", 1000, 8, optimizer="adam"),
+        TableConfig("the layer's", 1000, 8),
+    ]
+    features = {t.name: FeatureConfig(t.name, t) for t in tables}
+
+    def sizes(optimizer):
+        made = plan(features, 1, replicas=2, batch_size=10, optimizer=optimizer)
+        return [t.bytes // (1000 * 8 * 4) for t in made.tables]
+
+    assert sizes(None) == [3, 1]
+    assert sizes("adagrad") == [3, 2]
+    assert sizes(tf.tpu.experimental.embedding.FTRL()) == [3, 3]
+
+
+def test_a_small_hot_table_is_copied_and_a_large_one_is_not():
+    made = plan(
+        features_of([200, 20_000_000], 64),
+        {"f0": 30, "f1": 1},
+        replicas=8,
+        batch_size=4096,
+        memory_per_replica=2 * 10**9,
+        optimizer="adagrad",
+    )
+    small, large = made.tables
+    assert small.placement == "replicated"
+    assert large.placement == "row"
+    assert "replicated" in large.reason and "fit" in large.reason
+
+
+def test_time_is_shared_on_one_machine():
+    demands = demands_of([(100_000, 32, 1)], 4)
+    places = [Place("row")]
+    alone = dataclasses.replace(hardware("cpu"), shared=False)
+    one, other = (
+        cost.predict(demands, places, machine).time
+        for machine in (hardware("cpu"), alone)
+    )
+    assert one.memory == pytest.approx(4 * other.memory)
+    assert one.transfer == pytest.approx(4 * other.transfer)
+    assert one.latency == other.latency
+
+
+def test_each_machine_has_its_own_memory():
+    demands = demands_of([(100_000, 32, 1)], 8)
+    one, two, uneven = (
+        cost.predict(demands, [Place("row")], hardware(name)).time
+        for name in ("cpu", "4xcpu", "5xcpu")
+    )
+    assert one.memory == pytest.approx(2 * two.memory)
+    # The fullest of them decides.
+    assert uneven.memory == pytest.approx(5 / 4 * two.memory)
+    assert two.latency == pytest.approx(2 * one.latency)
+
+
+def test_the_fitted_times_on_a_cpu():
+    """Seconds of a byte in memory, an id, a table, a byte sent, a call."""
+    [demand] = demands_of([(100_000, 32, 1)], 2)
+    ids = 2 * demand.usage.ids  # Of both replicas.
+    for place, a_byte, an_id, a_table in (
+        (Place("row"), 1.15e-11, 1.08e-7, 2.74e-5),
+        (Place("table", (0,)), 8.46e-11, 6.15e-9, 4.8e-6),
+    ):
+        predicted = cost.predict([demand], [place], hardware("cpu"))
+        # Eight passes.
+        assert predicted.time.memory == pytest.approx(
+            ids * (8 * 32 * 4 * a_byte + an_id), rel=0.01
+        )
+        assert predicted.time.operations == pytest.approx(a_table, rel=0.05)
+        sent = 2 * predicted.exchange.bytes
+        assert predicted.time.transfer == pytest.approx(
+            sent * 2.95e-11, rel=0.01
+        )
+        assert predicted.time.latency == pytest.approx(
+            predicted.exchange.collectives * 5e-4
+        )
+    predicted = cost.predict([demand], [Place("replicated")], hardware("cpu"))
+    # Four passes over a replica's own ids, four over the unique ids of both.
+    moved = 4 * (ids + 2 * 2 * demand.usage.unique) * 32 * 4
+    assert predicted.time.memory == pytest.approx(
+        moved * 7.7e-12 + ids * 9.23e-9, rel=0.01
+    )
+    assert predicted.time.operations == 0
+
+
+def test_bytes_leave_the_host_on_its_slower_links():
+    exchange = traffic.Exchange(16, {32: 1024}, None, {})
+    [demand] = demands_of([(1_000_000, 32, 4)], 16, 4096)
+    predicted = cost.predict([demand], [Place("row")], GPUS)
+    share = 8 / 15
+    assert predicted.time.transfer == pytest.approx(
+        predicted.exchange.bytes * share / GPUS.outside_bandwidth
+    )
+    assert predicted.exchange.replicas == exchange.replicas
+
+
+# What can't be.
+
+
+def numbers_in(message):
+    return [int(n) for n in re.findall(r"memory_per_replica=(\d+)", message)]
+
+
+@pytest.mark.parametrize("rows", [[1000, 50_000], [7] * 5, CRITEO])
+def test_what_would_fit_fits(rows):
+    total = sum(rows) * 16 * 4 * 2
+    limit = total // 8
+    with pytest.raises(ValueError, match="don't fit") as error:
+        make_plan(rows, memory_per_replica=limit)
+    message = str(error.value)
+    assert f"{total} bytes" in message
+    given, enough = numbers_in(message)
+    assert given == limit
+    assert f"{enough - limit} bytes" in message
+    make_plan(rows, memory_per_replica=enough)
+    if found := re.search(r"or ([\d,]+) replicas", message):
+        replicas = int(found[1].replace(",", ""))
+        made = make_plan(rows, replicas=replicas, memory_per_replica=limit)
+        assert made.replicas == replicas
+
+
+def test_what_no_number_of_replicas_can_hold():
+    table = TableConfig("t", 1000, 8, placement="default_device")
+    with pytest.raises(ValueError, match="no number of replicas would"):
+        plan(
+            FeatureConfig("f", table),
+            1,
+            replicas=4,
+            batch_size=10,
+            memory_per_replica=1000 * 8 * 4 - 1,
+        )
+
+
+TWO = features_of([10, 20], 8)
+#: What is wrong, the arguments, and what the error says.
+WRONG = [
+    (
+        "hotness",
+        (TWO, {"f0": 1, "f1": 0}),
+        {},
+        "Feature 'f1' .table 't1'.: hot",
+    ),
+    ("hotness", (TWO, {"f0": 1, "f1": math.nan}), {}, "above 0, got nan"),
+    ("keys", (TWO, {"f0": 1}), {}, r"missing keys \['f1'\]"),
+    ("keys", (TWO, {"f0": 1, "f1": 1, "f2": 1}), {}, r"unknown keys \['f2'\]"),
+    ("keys", (list(TWO.values()), {"a": 1}), {}, r"keys \['a'\]"),
+    (
+        "no batch_size",
+        (TWO, 1),
+        {"batch_size": None},
+        "batch_size must be given",
+    ),
+    (
+        "batch_size",
+        (TWO, 1),
+        {"batch_size": 0},
+        "batch_size must be an integer",
+    ),
+    ("batch_size", (TWO, [{"f0": [1], "f1": [1]}]), {}, "is for a hotness"),
+    ("exponent", (TWO, 1), {"zipf_exponent": -1}, "zipf_exponent must be"),
+    ("replicas", (TWO, 1), {"replicas": 0}, "replicas must be an integer >= 1"),
+    ("replicas", (TWO, 1), {"replicas": True}, "replicas must be an integer"),
+    (
+        "replicas",
+        (TWO, 1),
+        {"replicas": None, "topology": "cpu"},
+        "replicas must be given",
+    ),
+    ("memory", (TWO, 1), {"memory_per_replica": 0}, "memory_per_replica must"),
+    ("topology", (TWO, 1), {"topology": "8xB9"}, "Known are 8xV100, 8xA100"),
+    ("optimizer", (TWO, 1), {"optimizer": "adgrad"}, "unknown optimizer"),
+    ("no features", ({}, 1), {}, "has no features"),
+    (
+        "place",
+        (FeatureConfig("f", TableConfig("t", 9, 8, placement="sparsecore")), 1),
+        {},
+        "Table 't': placement='sparsecore' can't be planned",
+    ),
+]
+
+
+@pytest.mark.parametrize("arguments, changes, message", [w[1:] for w in WRONG])
+def test_wrong_values(arguments, changes, message):
+    given = {"replicas": 2, "batch_size": 10}
+    with pytest.raises(ValueError, match=message):
+        plan(*arguments, **{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    "given, kind, message",
+    [
+        ([], ValueError, "has no batches"),
+        ([{"f0": [1]}], ValueError, r"missing keys \['f1'\]"),
+        ([{"f0": [], "f1": []}], ValueError, r"batches\[0\] has no samples"),
+        (
+            [{"f0": [1], "f1": [20]}],
+            ValueError,
+            r"batches\[0\]: Feature 'f1' \(table 't1'\): id 20 is not in",
+        ),
+        ([{"f0": [-1], "f1": [2]}], ValueError, "id -1 is not in"),
+        ([{"f0": [0.5], "f1": [2]}], TypeError, "integers, got float64"),
+        ([{"f0": ["a"], "f1": [2]}], TypeError, "ids must be integers"),
+        ([{"f0": 3, "f1": [2]}], ValueError, "no batch dimension"),
+        ([{"f0": object(), "f1": [2]}], TypeError, "got object"),
+        ([{"f0": [[[1]]], "f1": [2]}], ValueError, "sample 0 must be a list"),
+        ({"f0": 1, "f1": [2]}, TypeError, "Feature 'f1' .*must be a number"),
+        (np.ones(3), TypeError, "list or dataset of global batches"),
+        (None, TypeError, "got NoneType"),
+        (True, TypeError, "got bool"),
+    ],
+)
+def test_wrong_batches(given, kind, message):
+    with pytest.raises(kind, match=message):
+        plan(TWO, given, replicas=2)
+
+
+def test_no_more_batches_are_read_than_needed():
+    def endless():
+        while True:
+            yield {"f0": [1, 2], "f1": [3, 4]}
+
+    assert plan(TWO, endless(), replicas=2).batch_size == 1
+
+
+# Hardware.
+
+
+def test_topologies():
+    assert hardware("8xA100").memory_bandwidth == 2.0e12
+    assert hardware("H100").inside_bandwidth == 450e9
+    assert hardware("16xh100").replicas_per_host == 16
+    assert hardware("cpu").replicas_per_host is None
+    assert hardware("4xcpu").on_host(16) == 4
+    assert [GPUS.levels(n) for n in (8, 9, 256, 257)] == [1, 2, 2, 3]
+    assert hardware(GPUS) is GPUS
+    with pytest.raises(TypeError, match="string such as '8xA100'"):
+        hardware(8)
+
+
+@pytest.mark.parametrize(
+    "changes, kind",
+    [
+        ({"name": ""}, TypeError),
+        ({"replicas_per_host": 0}, ValueError),
+        ({"memory": 1.5}, ValueError),
+        ({"memory_bandwidth": 0}, ValueError),
+        ({"latency": -1}, ValueError),
+        ({"message": math.inf}, ValueError),
+        ({"shared": 1}, TypeError),
+        ({"bandwidth": 1}, TypeError),
+    ],
+)
+def test_wrong_hardware(changes, kind):
+    with pytest.raises(kind, match=next(iter(changes))):
+        Hardware(**{**dataclasses.asdict(GPUS), **changes})
+
+
+def test_sizes():
+    assert parse_bytes("40GB") == 40 * 10**9
+    assert parse_bytes("1.5 GiB") == 3 * 2**29
+    assert parse_bytes("123") == 123
+    for text in ("", "GB", "-1", "0", "4 apples", "1e3"):
+        with pytest.raises(ValueError, match="must be a size"):
+            parse_bytes(text)
+
+
+# JSON.
+
+
+def change(path, value):
+    """A plan's JSON with another value in one place; ... removes it."""
+    made = json.loads(make_plan(memory_per_replica=4_000_000).to_json())
+    node = made
+    *folders, last = path
+    for key in folders:
+        node = node[key]
+    if value is ...:
+        del node[last]
+    else:
+        node[last] = value
+    return json.dumps(made)
+
+
+@pytest.mark.parametrize(
+    "path, value, message",
+    [
+        (["replicas"], ..., r"plan lacks the fields \['replicas'\]"),
+        (["cost"], 1, r"plan has the unknown fields \['cost'\]"),
+        (["replicas"], 4.0, "plan.replicas must be an integer, got 4.0"),
+        (["replicas"], True, "plan.replicas must be an integer, got true"),
+        (["replicas"], 3, "plan: A plan for 3 replicas must have one entry"),
+        (["seconds"], "1", 'plan.seconds must be a number, got "1"'),
+        (["tables"], {}, "plan.tables must be a list"),
+        (["tables"], [], "different names"),
+        (["tables", 1, "rows"], None, r"plan.tables\[1\].rows must be an int"),
+        (["tables", 1, "place"], 1, r"plan.tables\[1\] has the unknown"),
+        (["tables", 1, "placement"], "rows", r"\[1\].placement must be one of"),
+        (["tables", 1, "ranks"], [0, 1, 2], "can't have the ranks"),
+        (["tables", 0, "features"], "f0", "features must be a list"),
+        (["tables", 0, "features"], [1], r"features\[0\] must be a string"),
+        (["tables", 0, "table"], "t1", "different names"),
+        (["hardware", "latency"], -1, "plan.hardware: Hardware: latency"),
+        (["hardware", "shared"], 0, "must be true or false, got 0"),
+        (["per_replica", 2, "rank"], 1, "one entry for each"),
+    ],
+)
+def test_wrong_json(path, value, message):
+    with pytest.raises(ValueError, match=message):
+        Plan.from_json(change(path, value))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"replicas": NaN}'])
+def test_no_json(text):
+    with pytest.raises(ValueError, match=r"^(The )?plan"):
+        Plan.from_json(text)
+
+
+def test_ranks_are_replicas():
+    made = make_plan(replicas=1).to_json()
+    values = json.loads(made)
+    values["tables"][0]["ranks"] = [1]
+    with pytest.raises(ValueError, match=r"'t0': rank 1 is not in \[0, 1\)"):
+        Plan.from_json(json.dumps(values))
+
+
+def test_plans_are_immutable():
+    made = make_plan()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.replicas = 2
+    assert hash(made) == hash(make_plan())
+
+
+# Reports.
+
+
+def test_the_report():
+    made = make_plan(memory_per_replica=4_000_000)
+    text = str(made)
+    assert "Plan for 4 replicas of 8xA100, 256 samples each" in text
+    for table in made.tables:
+        [line] = [n for n in text.splitlines() if n.startswith(table.table)]
+        assert f"{table.rows:,}" in line
+        assert str(table) in line
+        assert table.reason in line
+    for other in made.alternatives:
+        assert re.search(rf"^{other.name}  .*(yes|no)$", text, re.M)
+    assert re.search(r"^3  +\d", text, re.M)
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that tags are closed; collects text, and tags."""
+
+    EMPTY = ("meta",)
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.text = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.mark.parametrize("replicas", [1, 4, 40])
+def test_the_page(replicas):
+    table = TableConfig("<b>\"bad\" & 'odd'</b>", 5000, 16)
+    features = {"f": FeatureConfig("f", table), **features_of([10, 90_000])}
+    made = plan(
+        features,
+        1,
+        replicas=replicas,
+        batch_size=64,
+        memory_per_replica=6_100_000,
+    )
+    text = html_report(made)
+    page = Page()
+    page.feed(text)
+    page.close()
+    assert not page.open
+    assert "b" not in {tag for tag, _ in page.tags}
+    assert table.name in page.text
+    for other in made.alternatives:
+        assert other.name in page.text
+    # Nothing is loaded from elsewhere.
+    assert not re.search(r"(src|href|@import|url\()", text)
+    pictures = re.findall(r"<svg.*?</svg>", text, re.S)
+    assert len(pictures) == 5
+    space = "{http://www.w3.org/2000/svg}"
+    for picture in pictures:
+        root = ET.fromstring(picture)
+        width, height = (float(root.get(n)) for n in ("width", "height"))
+        for rect in root.iter(f"{space}rect"):
+            x, y, w, h = (
+                float(rect.get(n)) for n in ("x", "y", "width", "height")
+            )
+            assert min(x, y, w, h) >= 0
+            assert x + w <= width + 1
+            assert y + h <= height + 1
+    columns = ET.fromstring(pictures[1]).iter(f"{space}rect")
+    assert len(list(columns)) == replicas
+
+
+# The command.
+
+CONFIG = {
+    "optimizer": "adagrad",
+    "batch_size": 1024,
+    "tables": [
+        {"name": "users", "rows": 500_000, "dim": 64},
+        {"name": "movies", "rows": 20_000, "dim": 32, "optimizer": "adam"},
+    ],
+    "features": [
+        {"name": "user", "table": "users", "hotness": 1},
+        {"name": "movie", "table": "movies", "hotness": 1},
+        {"name": "history", "table": "movies", "hotness": 20.5},
+    ],
+}
+
+
+def command(tmp_path, config, *arguments):
+    path = tmp_path / "config.json"
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    return main(["plan", str(path), *arguments])
+
+
+def test_the_command(tmp_path, capsys):
+    saved, page = tmp_path / "plan.json", tmp_path / "report.html"
+    status = command(
+        tmp_path,
+        CONFIG,
+        "--replicas=4",
+        "--memory=100MB",
+        "--topology=4xH100",
+        f"--output={saved}",
+        f"--html={page}",
+    )
+    assert status == 0
+    made = Plan.from_json(saved.read_text())
+    users = TableConfig("users", 500_000, 64)
+    movies = TableConfig("movies", 20_000, 32, optimizer="adam")
+    assert made == plan(
+        {
+            "user": FeatureConfig("user", users),
+            "movie": FeatureConfig("movie", movies),
+            "history": FeatureConfig("history", movies),
+        },
+        {"user": 1, "movie": 1, "history": 20.5},
+        replicas=4,
+        memory_per_replica=100 * 10**6,
+        topology="4xH100",
+        optimizer="adagrad",
+        batch_size=1024,
+    )
+    assert capsys.readouterr().out.strip() == str(made)
+    assert page.read_text("utf-8") == html_report(made)
+
+
+@pytest.mark.parametrize(
+    "path, value, message",
+    [
+        (["batch_size"], ..., "config lacks the fields ['batch_size']"),
+        (["batch_size"], 0, "batch_size must be an integer >= 1, got 0"),
+        (["size"], 1, "config has the unknown fields ['size']"),
+        (["tables", 0, "rows"], "9", "config.tables[0].rows must be an int"),
+        (["tables", 0, "rows"], 0, "config.tables[0]: Table 'users': vocab"),
+        (["tables", 0, "width"], 0, "config.tables[0] has the unknown"),
+        (["tables", 0, "optimizer"], "sdg", "config.tables[0]: Table 'users'"),
+        (["tables", 0, "name"], "movies", "tables[0] and tables[1] are both"),
+        (["features", 2, "table"], "films", "features[2] ('history'): there"),
+        (["features", 2, "name"], "user", "features[0] and features[2] are"),
+        (["features", 1, "hotness"], -1, "config.features[1]: Feature 'movie'"),
+        (["features", 1, "hotness"], ..., "config.features[1] lacks"),
+        (["features", 0], ..., "tables[0] ('users') has no feature"),
+        (["zipf_exponent"], -2, "zipf_exponent must be a number >= 0"),
+        (["optimizer"], "sdg", "unknown optimizer 'sdg'"),
+    ],
+)
+def test_a_wrong_config(tmp_path, capsys, path, value, message):
+    config = json.loads(json.dumps(CONFIG))
+    node = config
+    for key in path[:-1]:
+        node = node[key]
+    if value is ...:
+        del node[path[-1]]
+    else:
+        node[path[-1]] = value
+    assert command(tmp_path, config, "--replicas=4") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert message in printed.err
+
+
+def test_what_the_command_can_not_do(tmp_path, capsys):
+    assert command(tmp_path, "{", "--replicas=4") == 1
+    assert "The config is not JSON" in capsys.readouterr().err
+    assert main(["plan", str(tmp_path / "none.json")]) == 1
+    assert "none.json" in capsys.readouterr().err
+    assert command(tmp_path, CONFIG, "--replicas=2", "--memory=1MB") == 1
+    assert "don't fit" in capsys.readouterr().err
+    for option in ("--replicas=0", "--memory=much", "--topology=8xABC"):
+        with pytest.raises(SystemExit):
+            command(tmp_path, CONFIG, option)
+        assert option.partition("=")[0] in capsys.readouterr().err
