@@ -132,8 +132,11 @@ def plan(
         found = search.move_owners(search.best_from_tightest())
     if found.excess:
         raise ValueError(_does_not_fit(search))
+    others = _alternatives(search)
+    fitting = filter(search.fits, others.values())
+    found = min([found, *fitting], key=lambda each: each.key)
     samples = max(f.samples for u in usage.values() for f in u.features)
-    return _plan(search, found, spec, samples)
+    return _plan(search, found, others, spec, samples)
 
 
 def _integer(value: Any, what: str) -> int:
@@ -370,14 +373,19 @@ def _enough_replicas(demands: Sequence[Demand], limit: int) -> int | None:
 
 
 def _plan(
-    search: Search, found: Found, spec: EmbeddingSpec, samples: float
+    search: Search,
+    found: Found,
+    others: Mapping[str, Found],
+    spec: EmbeddingSpec,
+    samples: float,
 ) -> Plan:
-    """Describes what was found."""
-    alternatives = tuple(_alternatives(search, found))
-    better = [a for a in alternatives if a[1].key < found.key]
-    if better:
-        found = min((a[1] for a in better), key=lambda each: each.key)
-        alternatives = tuple(_alternatives(search, found))
+    """Describes what was found, and other choices by their names."""
+    different: dict[str, Found] = {}
+    seen = {found.choice}
+    for name, each in others.items():
+        if each.choice not in seen:
+            seen.add(each.choice)
+            different[name] = each
     prediction = found.prediction
     sent = prediction.exchange.bytes
     features: dict[str, list[FeatureSpec]] = {}
@@ -421,9 +429,9 @@ def _plan(
                 seconds=each.prediction.time.seconds,
                 sent_bytes=each.prediction.exchange.bytes,
                 bytes=int(each.prediction.memory.max()),
-                fits=not each.excess,
+                fits=search.fits(each),
             )
-            for name, each in alternatives
+            for name, each in different.items()
         ),
     )
 
@@ -470,17 +478,17 @@ def _name(candidate: Candidate) -> str:
     return candidate.placement
 
 
-def _alternatives(search: Search, found: Found) -> Iterable[tuple[str, Found]]:
-    """Other choices: all tables in one placement, and the best without each."""
-    seen = {found.choice}
-    for placement in PLACEMENTS:
-        other = search.best([placement])
-        if other.choice not in seen:
-            seen.add(other.choice)
-            yield f"all {placement}", other
-    for placement in PLACEMENTS:
-        rest = [name for name in PLACEMENTS if name != placement]
-        other = search.best(rest)
-        if other.choice not in seen:
-            seen.add(other.choice)
-            yield f"without {placement}", other
+def _alternatives(search: Search) -> dict[str, Found]:
+    """Other choices: all tables in one placement, and the best without each.
+
+    Those that don't fit are what would be best if they did.
+    """
+    unlimited = Search(search.demands, search.hardware, None)
+    allowed = {f"all {name}": [name] for name in PLACEMENTS}
+    for name in PLACEMENTS:
+        allowed[f"without {name}"] = [p for p in PLACEMENTS if p != name]
+    found = {name: search.best(each) for name, each in allowed.items()}
+    return {
+        name: unlimited.best(allowed[name]) if each.excess else each
+        for name, each in found.items()
+    }
