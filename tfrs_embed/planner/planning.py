@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
 from tfrs_embed import configs
-from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, TableSpec, as_int
+from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, TableSpec
 from tfrs_embed.optimizers import conversion
-from tfrs_embed.planner import batches as batch_readers
 from tfrs_embed.planner.candidates import PLACEMENTS, Candidate, Demand
 from tfrs_embed.planner.hardware import Hardware, hardware
+from tfrs_embed.planner.inputs import positive_integer, table_usage
 from tfrs_embed.planner.plans import (
     Plan,
     PlanAlternative,
@@ -25,15 +19,9 @@ from tfrs_embed.planner.plans import (
     format_seconds,
 )
 from tfrs_embed.planner.search import Found, Search
-from tfrs_embed.planner.usage import (
-    TableUsage,
-    expected_usage,
-    measured_usage,
-)
-from tfrs_embed.text_table import format_bytes
+from tfrs_embed.planner.shortage import does_not_fit
+from tfrs_embed.planner.usage import TableUsage
 
-#: No more batches than these are read.
-MOST_BATCHES = 32
 #: That of the ids in docs/scaling.md.
 ZIPF_EXPONENT = 1.05
 
@@ -118,11 +106,13 @@ def plan(
                 "any number."
             )
         replicas = machine.replicas_per_host
-    count = _integer(replicas, "replicas")
+    count = positive_integer(replicas, "replicas")
     limit = machine.memory
     if memory_per_replica is not None:
-        limit = _integer(memory_per_replica, "memory_per_replica")
-    usage = _usage(spec, batches_or_hotness, count, batch_size, zipf_exponent)
+        limit = positive_integer(memory_per_replica, "memory_per_replica")
+    usage = table_usage(
+        spec, batches_or_hotness, count, batch_size, zipf_exponent
+    )
     demands = [
         _demand(table, usage[table.name], optimizer) for table in spec.tables
     ]
@@ -131,155 +121,12 @@ def plan(
     if found.excess:
         found = search.move_owners(search.best_from_tightest())
     if found.excess:
-        raise ValueError(_does_not_fit(search))
+        raise ValueError(does_not_fit(search))
+    others = _alternatives(search)
+    fitting = filter(search.fits, others.values())
+    found = min([found, *fitting], key=lambda each: each.key)
     samples = max(f.samples for u in usage.values() for f in u.features)
-    return _plan(search, found, spec, samples)
-
-
-def _integer(value: Any, what: str) -> int:
-    number = as_int(value)
-    if number is None or number < 1:
-        raise ValueError(f"{what} must be an integer >= 1, got {value!r}.")
-    return number
-
-
-def _usage(
-    spec: EmbeddingSpec,
-    given: Any,
-    replicas: int,
-    batch_size: int | None,
-    exponent: float,
-) -> dict[str, TableUsage]:
-    """Each table's use, by its name."""
-    hotness = _hotness(spec, given)
-    features = {
-        table.name: [
-            (i, f) for i, f in enumerate(spec.features) if f.table is table
-        ]
-        for table in spec.tables
-    }
-    if hotness is not None:
-        if batch_size is None:
-            raise ValueError(
-                "batch_size must be given with a hotness: the samples of one "
-                "replica."
-            )
-        size = _integer(batch_size, "batch_size")
-        if (
-            not _is_number(exponent)
-            or not math.isfinite(exponent)
-            or exponent < 0
-        ):
-            raise ValueError(
-                f"zipf_exponent must be a number >= 0, got {exponent!r}."
-            )
-        return {
-            table.name: expected_usage(
-                table,
-                [f for _, f in features[table.name]],
-                [hotness[i] for i, _ in features[table.name]],
-                size,
-                float(exponent),
-                replicas,
-            )
-            for table in spec.tables
-        }
-    if batch_size is not None:
-        raise ValueError(
-            f"batch_size={batch_size!r} is for a hotness: batches have their "
-            "own, the samples of all replicas."
-        )
-    read = _batches(spec, given)
-    return {
-        table.name: measured_usage(
-            table,
-            [f for _, f in features[table.name]],
-            [[bags[i] for i, _ in features[table.name]] for bags in read],
-            replicas,
-        )
-        for table in spec.tables
-    }
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _hotness(spec: EmbeddingSpec, given: Any) -> list[float] | None:
-    """Each feature's hotness; None: something else is given."""
-    if _is_number(given):
-        flat = [given] * len(spec.features)
-    elif isinstance(given, Mapping):
-        flat = _by_feature(spec, given)
-        if not any(map(_is_number, flat)):
-            return None  # One batch.
-    else:
-        return None
-    for feature, value in zip(spec.features, flat, strict=True):
-        if not _is_number(value):
-            raise TypeError(
-                f"{feature}: hotness must be a number, as that of other "
-                f"features, got {type(value).__name__}."
-            )
-        if not math.isfinite(value) or value <= 0:
-            raise ValueError(
-                f"{feature}: hotness must be a number above 0, got {value!r}."
-            )
-    return [float(value) for value in flat]
-
-
-def _by_feature(spec: EmbeddingSpec, given: Mapping[Any, Any]) -> list[Any]:
-    """A dict's values by features' names, or as the configuration is nested."""
-    for names in (
-        [f.name for f in spec.features],
-        [f.source.name for f in spec.features],
-    ):
-        if len(set(names)) == len(names) and set(names) == set(given):
-            return [given[name] for name in names]
-    if not isinstance(spec.structure.template, Mapping):
-        raise ValueError(
-            f"batches_or_hotness has the keys {list(given)}; the features are "
-            f"{[f.name for f in spec.features]}."
-        )
-    return spec.structure.flatten(given, "batches_or_hotness")
-
-
-def _batches(spec: EmbeddingSpec, given: Any) -> list[list[batch_readers.Bags]]:
-    """For each global batch, each feature's ids."""
-    if isinstance(given, Mapping):
-        given = [given]
-    tensors = (
-        np.ndarray,
-        tf.Tensor,
-        tf.RaggedTensor,
-        tf.SparseTensor,
-        str,
-        bytes,
-    )
-    if isinstance(given, tensors) or not isinstance(given, Iterable):
-        raise TypeError(
-            "batches_or_hotness must be a number, a dict with a number for "
-            "each feature, or a list or dataset of global batches, got "
-            f"{type(given).__name__}."
-        )
-    read = []
-    for number, batch in enumerate(itertools.islice(given, MOST_BATCHES)):
-        where = f"batches[{number}]"
-        if isinstance(batch, Mapping):
-            leaves = _by_feature(spec, batch)
-        else:
-            leaves = spec.structure.flatten(batch, where)
-        read.append(
-            [
-                batch_readers.read(leaf, feature, where)
-                for feature, leaf in zip(spec.features, leaves, strict=True)
-            ]
-        )
-        if not any(bags.samples for bags in read[-1]):
-            raise ValueError(f"{where} has no samples.")
-    if not read:
-        raise ValueError("batches_or_hotness has no batches.")
-    return read
+    return _plan(search, found, others, spec, samples)
 
 
 def _demand(table: TableSpec, usage: TableUsage, optimizer: Any) -> Demand:
@@ -308,76 +155,20 @@ def _demand(table: TableSpec, usage: TableUsage, optimizer: Any) -> Demand:
     )
 
 
-def _does_not_fit(search: Search) -> str:
-    """Says by how much the tables don't fit, and what would."""
-    limit = search.limit
-    assert limit is not None
-    most = int(search.tightest().prediction.memory.max())
-    largest = max(search.demands, key=lambda demand: demand.bytes)
-    total = sum(demand.bytes for demand in search.demands)
-    message = (
-        f"The tables don't fit. With their slots they take "
-        f"{_size(total)}, the largest, '{largest.name}', "
-        f"{_size(largest.bytes)}; spread over {search.replicas} replicas they "
-        f"need {_size(most)} on one of them, {_size(most - limit)} more than "
-        f"memory_per_replica={limit} ({format_bytes(limit)}). "
-        f"memory_per_replica={most} would do"
-    )
-    replicas = _enough_replicas(search.demands, limit)
-    if replicas is not None:
-        return f"{message}, or {replicas:,} replicas, sharded by row."
-    return (
-        f"{message}; no number of replicas would, as some tables can't be "
-        "spread any further."
-    )
-
-
-def _size(size: int) -> str:
-    return f"{size} bytes ({format_bytes(size)})"
-
-
-def _enough_replicas(demands: Sequence[Demand], limit: int) -> int | None:
-    """The least number on which tables fit that are sharded by row.
-
-    Those whose placement is kept are as they are.
-
-    Args:
-        demands: the tables.
-        limit: bytes that a replica may hold.
-
-    Returns:
-        The number; None: there is none.
-    """
-
-    def needed(replicas: int) -> int:
-        total = 0
-        for demand in demands:
-            spread = demand.kept in (None, "row")
-            rows = -(-demand.rows // replicas) if spread else demand.rows
-            total += rows * (demand.bytes // demand.rows)
-        return total
-
-    low, high = 1, max(demand.rows for demand in demands)
-    if needed(high) > limit:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if needed(middle) <= limit:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
 def _plan(
-    search: Search, found: Found, spec: EmbeddingSpec, samples: float
+    search: Search,
+    found: Found,
+    others: Mapping[str, Found],
+    spec: EmbeddingSpec,
+    samples: float,
 ) -> Plan:
-    """Describes what was found."""
-    alternatives = tuple(_alternatives(search, found))
-    better = [a for a in alternatives if a[1].key < found.key]
-    if better:
-        found = min((a[1] for a in better), key=lambda each: each.key)
-        alternatives = tuple(_alternatives(search, found))
+    """Describes what was found, and other choices by their names."""
+    different: dict[str, Found] = {}
+    seen = {found.choice}
+    for name, each in others.items():
+        if each.choice not in seen:
+            seen.add(each.choice)
+            different[name] = each
     prediction = found.prediction
     sent = prediction.exchange.bytes
     features: dict[str, list[FeatureSpec]] = {}
@@ -421,9 +212,9 @@ def _plan(
                 seconds=each.prediction.time.seconds,
                 sent_bytes=each.prediction.exchange.bytes,
                 bytes=int(each.prediction.memory.max()),
-                fits=not each.excess,
+                fits=search.fits(each),
             )
-            for name, each in alternatives
+            for name, each in different.items()
         ),
     )
 
@@ -470,17 +261,17 @@ def _name(candidate: Candidate) -> str:
     return candidate.placement
 
 
-def _alternatives(search: Search, found: Found) -> Iterable[tuple[str, Found]]:
-    """Other choices: all tables in one placement, and the best without each."""
-    seen = {found.choice}
-    for placement in PLACEMENTS:
-        other = search.best([placement])
-        if other.choice not in seen:
-            seen.add(other.choice)
-            yield f"all {placement}", other
-    for placement in PLACEMENTS:
-        rest = [name for name in PLACEMENTS if name != placement]
-        other = search.best(rest)
-        if other.choice not in seen:
-            seen.add(other.choice)
-            yield f"without {placement}", other
+def _alternatives(search: Search) -> dict[str, Found]:
+    """Other choices: all tables in one placement, and the best without each.
+
+    Those that don't fit are what would be best if they did.
+    """
+    unlimited = Search(search.demands, search.hardware, None)
+    allowed = {f"all {name}": [name] for name in PLACEMENTS}
+    for name in PLACEMENTS:
+        allowed[f"without {name}"] = [p for p in PLACEMENTS if p != name]
+    found = {name: search.best(each) for name, each in allowed.items()}
+    return {
+        name: unlimited.best(allowed[name]) if each.excess else each
+        for name, each in found.items()
+    }

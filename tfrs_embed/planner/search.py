@@ -80,6 +80,11 @@ class Search:
             self._found[choice] = found
         return found
 
+    def fits(self, found: Found) -> bool:
+        """Whether no replica holds more than the limit."""
+        most = int(found.prediction.memory.max())
+        return self.limit is None or most <= self.limit
+
     def best(self, allowed: Sequence[str] = PLACEMENTS) -> Found:
         """The best choice.
 

@@ -1,0 +1,194 @@
+"""What users give for the use of tables: a hotness, or batches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.configs import EmbeddingSpec, as_int
+from tfrs_embed.planner import batches as batch_readers
+from tfrs_embed.planner.usage import (
+    TableUsage,
+    expected_usage,
+    measured_usage,
+)
+
+#: No more batches than these are read.
+MOST_BATCHES = 32
+
+
+def table_usage(
+    spec: EmbeddingSpec,
+    given: Any,
+    replicas: int,
+    batch_size: int | None,
+    exponent: float,
+) -> dict[str, TableUsage]:
+    """Reads how tables are used.
+
+    Args:
+        spec: the configuration.
+        given: a hotness, or batches; see `planning.plan`.
+        replicas: the number of replicas.
+        batch_size: samples of one replica, with a hotness; else None.
+        exponent: of the Zipf law that ids follow, with a hotness.
+
+    Returns:
+        Each table's use, by its name.
+
+    Raises:
+        ValueError: a value is out of its range, names no feature, or
+            contradicts another.
+        TypeError: a value is of the wrong kind.
+    """
+    hotness = _hotness(spec, given)
+    features = {
+        table.name: [
+            (i, f) for i, f in enumerate(spec.features) if f.table is table
+        ]
+        for table in spec.tables
+    }
+    if hotness is not None:
+        if batch_size is None:
+            raise ValueError(
+                "batch_size must be given with a hotness: the samples of one "
+                "replica."
+            )
+        size = positive_integer(batch_size, "batch_size")
+        if (
+            not _is_number(exponent)
+            or not math.isfinite(exponent)
+            or exponent < 0
+        ):
+            raise ValueError(
+                f"zipf_exponent must be a number >= 0, got {exponent!r}."
+            )
+        return {
+            table.name: expected_usage(
+                table,
+                [f for _, f in features[table.name]],
+                [hotness[i] for i, _ in features[table.name]],
+                size,
+                float(exponent),
+                replicas,
+            )
+            for table in spec.tables
+        }
+    if batch_size is not None:
+        raise ValueError(
+            f"batch_size={batch_size!r} is for a hotness: batches have their "
+            "own, the samples of all replicas."
+        )
+    read = _batches(spec, given)
+    return {
+        table.name: measured_usage(
+            table,
+            [f for _, f in features[table.name]],
+            [[bags[i] for i, _ in features[table.name]] for bags in read],
+            replicas,
+        )
+        for table in spec.tables
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _hotness(spec: EmbeddingSpec, given: Any) -> list[float] | None:
+    """Each feature's hotness; None: something else is given."""
+    if _is_number(given):
+        flat = [given] * len(spec.features)
+    elif isinstance(given, Mapping):
+        flat = _by_feature(spec, given)
+        if not any(map(_is_number, flat)):
+            return None  # One batch.
+    else:
+        return None
+    for feature, value in zip(spec.features, flat, strict=True):
+        if not _is_number(value):
+            raise TypeError(
+                f"{feature}: hotness must be a number, as that of other "
+                f"features, got {type(value).__name__}."
+            )
+        if not math.isfinite(value) or value <= 0:
+            raise ValueError(
+                f"{feature}: hotness must be a number above 0, got {value!r}."
+            )
+    return [float(value) for value in flat]
+
+
+def _by_feature(spec: EmbeddingSpec, given: Mapping[Any, Any]) -> list[Any]:
+    """A dict's values by features' names, or as the configuration is nested."""
+    for names in (
+        [f.name for f in spec.features],
+        [f.source.name for f in spec.features],
+    ):
+        if len(set(names)) == len(names) and set(names) == set(given):
+            return [given[name] for name in names]
+    if not isinstance(spec.structure.template, Mapping):
+        raise ValueError(
+            f"batches_or_hotness has the keys {list(given)}; the features are "
+            f"{[f.name for f in spec.features]}."
+        )
+    return spec.structure.flatten(given, "batches_or_hotness")
+
+
+def _batches(spec: EmbeddingSpec, given: Any) -> list[list[batch_readers.Bags]]:
+    """For each global batch, each feature's ids."""
+    if isinstance(given, Mapping):
+        given = [given]
+    tensors = (
+        np.ndarray,
+        tf.Tensor,
+        tf.RaggedTensor,
+        tf.SparseTensor,
+        str,
+        bytes,
+    )
+    if isinstance(given, tensors) or not isinstance(given, Iterable):
+        raise TypeError(
+            "batches_or_hotness must be a number, a dict with a number for "
+            "each feature, or a list or dataset of global batches, got "
+            f"{type(given).__name__}."
+        )
+    read = []
+    for number, batch in enumerate(itertools.islice(given, MOST_BATCHES)):
+        where = f"batches[{number}]"
+        if isinstance(batch, Mapping):
+            leaves = _by_feature(spec, batch)
+        else:
+            leaves = spec.structure.flatten(batch, where)
+        read.append(
+            [
+                batch_readers.read(leaf, feature, where)
+                for feature, leaf in zip(spec.features, leaves, strict=True)
+            ]
+        )
+        if not any(bags.samples for bags in read[-1]):
+            raise ValueError(f"{where} has no samples.")
+    if not read:
+        raise ValueError("batches_or_hotness has no batches.")
+    return read
+
+
+def positive_integer(value: Any, what: str) -> int:
+    """Returns an argument as an integer >= 1.
+
+    Args:
+        value: the argument.
+        what: its name, for error messages.
+
+    Raises:
+        ValueError: it is none.
+    """
+    number = as_int(value)
+    if number is None or number < 1:
+        raise ValueError(f"{what} must be an integer >= 1, got {value!r}.")
+    return number
