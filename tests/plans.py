@@ -9,11 +9,18 @@ from processes import ALL
 CONFORMANCE = "conformance/test_conformance.py"
 # What one device's tests don't cover already.
 GRADIENTS = None if ALL else "penalty or persistent or updat"
+KERNELS = None if ALL else "not tensorflow"
+# From what is on one replica, or cut into columns, to all places.
+PLACEMENTS = (
+    None if ALL else "not (checkpoints and (row or replicated or exported))"
+)
 
 #: On logical CPUs and on workers, by strategy.
 REPLICAS = {
     "mirrored:2": {
-        CONFORMANCE: None,
+        CONFORMANCE: KERNELS,
+        "strategies/test_placements.py": PLACEMENTS,
+        "strategies/test_plans.py": None,
         "strategies/test_sharded_keras.py": None,
         "strategies/test_small_tables.py": None,
         "strategies/test_sharded_models.py": None,
@@ -31,6 +38,8 @@ REPLICAS = {
         CONFORMANCE: None if ALL else "many_optimizers and not tensorflow",
         "strategies/test_dynamic_replicas.py": None if ALL else "lru or ttl",
         "strategies/test_mirrored_engine.py": "test_training",
+        "strategies/test_placements.py": None if ALL else "alike or formula",
+        "strategies/test_plans.py": None if ALL else "bytes and mixed",
     },
     "workers:2": {
         CONFORMANCE: None
@@ -50,6 +59,7 @@ REPLICAS = {
         "strategies/test_sharded_traffic.py": None,
         "strategies/test_sharded_all2all.py": None,
         "strategies/test_sharded_workers.py": None,
+        "strategies/test_placements.py": PLACEMENTS,
     },
     "mirrored:12": {"strategies/test_sharded_limits.py": None},
 }
@@ -67,7 +77,7 @@ SLICES = {
         "strategies/test_emulated_keras.py": None,
     },
     "tpu:2x4": {
-        CONFORMANCE: None,
+        CONFORMANCE: KERNELS,
         "strategies/test_tpu_loops.py": "dense",
         "strategies/test_tpu_embedding_cores.py": None,
         "strategies/test_gradients_on_replicas.py": GRADIENTS,

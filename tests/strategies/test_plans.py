@@ -44,9 +44,7 @@ def plan_for(strategy, places):
     """A plan with these placements."""
     configs = features()
     for config in configs.values():
-        object.__setattr__(
-            config.table, "placement", places[config.table.name]
-        )
+        object.__setattr__(config.table, "placement", places[config.table.name])
     return tfrs_embed.plan(
         configs,
         HOTNESS,
@@ -122,9 +120,7 @@ def test_tables_are_on_the_ranks_of_the_plan(strategy):
         "small": "mirrored",
     }
     [engine] = [
-        e
-        for e in layer._engine_layer.engine._engines
-        if hasattr(e, "slices")
+        e for e in layer._engine_layer.engine._engines if hasattr(e, "slices")
     ]
     assert {s.table.name: s.ranks for s in engine.slices} == {
         t.table: t.ranks for t in plan.tables if t.ranks
