@@ -8,8 +8,8 @@ spread over 2^63; full tables that evict, where --new of all keys are new ones;
 and Keras's IntegerLookup with buckets for what it doesn't know, and its
 DynamicEmbedding, whose vocabularies don't change in a step.
 drift: --steps steps of a stream whose ids move by a hundredth of the vocabulary
-every hundred steps: memory, and the longest steps, beside those of a static table
-that has steps of the same ids in turns.
+every hundred steps: memory, and the longest steps, beside those of a static
+table that has steps of the same ids in turns.
 """
 
 import argparse
