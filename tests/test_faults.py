@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import tfrs_embed
 from processes import TESTS, environment
 from tfrs_embed.testing import LocalCluster
 
@@ -15,9 +16,11 @@ pytestmark = pytest.mark.xdist_group("faults")
 WITHIN_S = 30
 
 
-def start(folder, fault="none", **kwargs):
+def start(folder, fault="none", heartbeat=None, **kwargs):
     command = [sys.executable, str(TESTS / "strategies/train_worker.py")]
     command += ["--folder", str(folder), "--fault", fault]
+    if heartbeat:
+        command += ["--heartbeat", str(heartbeat)]
     return LocalCluster(command, 2, environment("workers:2"), **kwargs)
 
 
@@ -64,6 +67,39 @@ def test_the_others_end_and_the_job_resumes(tmp_path, fault, undisturbed):
         assert cluster.wait(300) == [0, 0], cluster.output(0)
         resumed = losses(cluster.output(0))
     assert resumed == {k: undisturbed[k] for k in ("3", "4", "5")}
+
+
+def stop_for(cluster, seconds):
+    """Lets worker 1 go on so long after it has stopped itself."""
+    wait_for(lambda: "step 2 loss" in cluster.output(1), 300)
+    time.sleep(seconds)
+    cluster.signal(1, signal.SIGCONT)
+
+
+def test_a_worker_may_stand_still_for_less_than_the_timeout(
+    tmp_path, undisturbed
+):
+    # Longer than TensorFlow's own timeout.
+    with start(tmp_path, "stopped", heartbeat=60) as cluster:
+        stop_for(cluster, 20)
+        assert cluster.wait(60) == [0, 0], cluster.output(0)
+        assert losses(cluster.output(0)) == undisturbed
+
+
+def test_a_worker_that_stands_still_for_longer_ends_the_job(tmp_path):
+    with start(tmp_path, "stopped", heartbeat=3) as cluster:
+        wait_for(lambda: "step 2 loss" in cluster.output(1), 300)
+        begin = time.monotonic()
+        wait_for(lambda: cluster.processes[0].poll() is not None, WITHIN_S)
+        assert time.monotonic() - begin < 10
+        output = cluster.output(0)
+        assert re.search(r"unhealthy.*\s.*task:1", output), output[-2000:]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, True, "5", float("inf"), None])
+def test_bad_timeouts_are_refused(seconds):
+    with pytest.raises(ValueError, match=re.escape(repr(seconds))):
+        tfrs_embed.set_heartbeat_timeout(seconds)
 
 
 @pytest.mark.parametrize(

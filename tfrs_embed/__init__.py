@@ -30,6 +30,7 @@ from tfrs_embed import (
 )
 from tfrs_embed.backward_passes import no_updates
 from tfrs_embed.configs import FeatureConfig, TableConfig
+from tfrs_embed.distribution.heartbeats import set_heartbeat_timeout
 from tfrs_embed.dynamic_keys import (
     DynamicKeys,
     FrequencyAdmission,
@@ -86,6 +87,7 @@ __all__ = [
     "no_updates",
     "plan",
     "serving",
+    "set_heartbeat_timeout",
     "sparsecore",
     "testing",
     "tpu_check",

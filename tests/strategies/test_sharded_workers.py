@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
+from tfrs_embed.distribution import handshake
 
 TPU = tf.tpu.experimental.embedding
 ADAM = tf_keras.optimizers.Adam
@@ -197,6 +198,22 @@ def test_a_difference_is_named(strategy, kind):
     ), text
     named = f"{re.escape(what)} is {re.escape(here)}.* here, {re.escape(there)}"
     assert re.search(f"[ ;]{named}", text), text
+
+
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [("tfrs_embed", "0.0.1"), ("tensorflow", "2.0"), ("kernels", "none")],
+)
+def test_another_program_is_refused(strategy, monkeypatch, what, value):
+    me = strategy.cluster_resolver.task_id
+    if me == 1:
+        changed = {**handshake.program(), what: value}
+        monkeypatch.setattr(handshake, "program", lambda: changed)
+    with strategy.scope():
+        layer = partial()
+        named = rf'the program\.{what} is .*"{re.escape(value)}"'
+        with pytest.raises(RuntimeError, match=named):
+            layer.build()
 
 
 @pytest.mark.parametrize("make", [partial, keyed])

@@ -64,10 +64,13 @@ def main():
     parser.add_argument("--folder", type=pathlib.Path, required=True)
     parser.add_argument("--fault", default="none")
     parser.add_argument("--fault_step", type=int, default=3)
+    parser.add_argument("--heartbeat", type=float, help="seconds")
     args = parser.parse_args()
     if args.fault == "missing":
         handshake.TIMEOUT_S = 5
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    if args.heartbeat:
+        tfrs_embed.set_heartbeat_timeout(args.heartbeat)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         layers = make_layers(args, worker)

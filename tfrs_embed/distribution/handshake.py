@@ -15,9 +15,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed import kernels
 from tfrs_embed.distribution import key_value_store
 from tfrs_embed.distribution import replicas as replicas_lib
 from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.version import __version__
 
 #: Seconds that a worker waits for the others to build the same tables.
 TIMEOUT_S = 300
@@ -31,6 +33,23 @@ _MOST_CHARACTERS = 200
 #: Facts that must be equal, in values that JSON holds: settings and their
 #: values by their owner ("Table 'movies'"), which is "" for the layer itself.
 Facts = dict[str, dict[str, Any]]
+
+
+# The owner of the facts about a worker's program.
+_PROGRAM = "the program"
+
+
+def program() -> dict[str, Any]:
+    """The facts about this program that its workers must share.
+
+    Other versions may send other messages. With and without kernels numbers are
+    rounded otherwise, and the workers' copies of a table would drift apart.
+    """
+    return {
+        "tfrs_embed": __version__,
+        "tensorflow": tf.__version__,
+        "kernels": kernels.operations(None, training=True) is not None,
+    }
 
 
 def compare_workers_under(
@@ -77,7 +96,7 @@ def compare_workers(
     number, me = replicas.count_handshake(), replicas.worker
     # The coordination service of the workers keeps values by key.
     prefix = f"tfrs_embed/{replicas.group}/{number}"
-    built = facts()
+    built = {**facts(), _PROGRAM: program()}
     ordered = json.dumps(built, sort_keys=True)
     mine = [name, hashlib.sha256(ordered.encode()).hexdigest()]
     key_value_store.send(f"{prefix}/{me}", json.dumps(mine))
