@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import numbers
 from typing import Any
 
 from tfrs_embed._tensorflow import context
@@ -36,7 +35,7 @@ def set_heartbeat_timeout(seconds: float) -> None:
         RuntimeError: this process has made its strategy already.
     """
     if (
-        not isinstance(seconds, numbers.Real)
+        not isinstance(seconds, (int, float))
         or isinstance(seconds, bool)
         or not math.isfinite(seconds)
         or seconds <= 0
