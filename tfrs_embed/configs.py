@@ -12,7 +12,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import tensorflow as tf
 
@@ -23,17 +23,8 @@ from tfrs_embed.optimizers import conversion
 from tfrs_embed.structure import Structure
 from tfrs_embed.types import Combiner, Optimizer, TablePlace
 
-COMBINERS = ("sum", "mean", "sqrtn")
-PLACEMENTS = (
-    "auto",
-    "row",
-    "column",
-    "table",
-    "replicated",
-    "sparsecore",
-    "sharded",
-    "default_device",
-)
+COMBINERS: tuple[str, ...] = get_args(Combiner)
+PLACEMENTS: tuple[str, ...] = get_args(TablePlace)
 
 _tpu = tf.tpu.experimental.embedding
 

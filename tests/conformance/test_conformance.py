@@ -369,8 +369,11 @@ def test_invalid_ids_count_as_absent(case, strategy):
 
 
 @cases(
-    # Of the table that is not sharded, on one replica.
-    replicas=[Case("distributed_both", "adam", kinds=FEW)],
+    # Of the table that is not sharded by row, on one replica.
+    replicas=[
+        Case(engine, "adam", kinds=FEW)
+        for engine in ("distributed_both", "columns")
+    ],
     tpu=[
         Case(engine, "adam", kinds=("dense",))
         for engine in (

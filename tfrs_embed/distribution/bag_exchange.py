@@ -18,7 +18,7 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.parsed_ids import bag_of_id
 
 #: Collective channels that an exchange uses.
-CHANNELS = 4
+CHANNELS = 5
 #: The words that a piece's message begins with: whether it has the bags'
 #: lengths, how many bags and how many ids it has, and one to spare.
 HEAD = 4
@@ -72,6 +72,7 @@ class BagExchange:
         channel: the first of `CHANNELS` collective channels.
         pieces: the pieces of all features on all replicas.
         name: whose they are, for errors.
+        features: what errors call each feature.
     """
 
     def __init__(
@@ -80,10 +81,12 @@ class BagExchange:
         channel: int,
         pieces: Sequence[Piece],
         name: str,
+        features: Sequence[str],
     ) -> None:
         self._replicas = replicas
         self._channel = channel
         self._name = name
+        self._features = tuple(features)
         #: In the order of messages: by rank, then by feature.
         self.pieces = sorted(pieces, key=lambda p: (p.rank, p.feature))
         self._ranks = tf.constant([p.rank for p in self.pieces])
@@ -119,34 +122,23 @@ class BagExchange:
         floats = tf.stack([bags[p.feature].count for p in self.pieces])
         floats *= tf.constant([p.width // self.unit for p in self.pieces])
         words_to = self._by_rank(sizes + HEAD)
+        weighted = [bags[i].weights is not None for i in used]
         # Where replicas differ in what has weights, the largest and the
-        # smallest description differ too, and all of them know.
-        weighted = sum(
-            1 << (n % 60)
-            for n, i in enumerate(used)
-            if bags[i].weights is not None
-        )
+        # smallest number of it differ too, and all of them know.
+        mask = sum(1 << (n % 60) for n, has in enumerate(weighted) if has)
         longest = self._replicas.max(
             replica,
             tf.stack(
                 [
                     tf.cast(tf.reduce_max(words_to), tf.int64),
                     tf.cast(tf.reduce_max(self._by_rank(floats)), tf.int64),
-                    tf.constant(weighted, tf.int64),
-                    tf.constant(-weighted, tf.int64),
+                    tf.constant(mask, tf.int64),
+                    tf.constant(-mask, tf.int64),
                 ]
             ),
             self._channel,
         )
-        alike = tf.debugging.Assert(
-            tf.equal(longest[2], -longest[3]),
-            [
-                f"{self._name}: all replicas must give weights to the same "
-                "features in a step."
-            ],
-        )
-        with tf.control_dependencies([alike] if alike is not None else []):
-            longest = tf.identity(longest)
+        longest = self._require_alike(replica, longest, used, weighted)
         words, number = bucket_of(longest[0])
         capacity, bucket = bucket_of(longest[1])
         values = []
@@ -161,6 +153,60 @@ class BagExchange:
         received, counts = self._read(replica, message, words, bags)
         return BagsReceived(
             received, counts, floats, capacity, bucket, longest[0]
+        )
+
+    def _require_alike(
+        self,
+        replica: int,
+        longest: tf.Tensor,
+        used: Sequence[int],
+        weighted: Sequence[bool],
+    ) -> tf.Tensor:
+        """Requires that all replicas have weights for the same features.
+
+        Args:
+            replica: the local replica that calls.
+            longest: [4] int64, whose last two say whether they do.
+            used: the features.
+            weighted: which of them have weights here.
+
+        Returns:
+            The same [4] int64, which doesn't exist if they don't.
+        """
+
+        # An assertion that is not in a branch of its replica's own collectives
+        # would wait for those of other replicas, which wait for this one.
+        def fail() -> tf.Tensor:
+            found = self._replicas.gather(
+                replica,
+                tf.constant([weighted], tf.float32),
+                self._channel + 4,
+            )
+            differs = tf.not_equal(
+                tf.reduce_max(found, 0), tf.reduce_min(found, 0)
+            )
+            first = tf.argmax(tf.cast(differs, tf.int32))
+            by_rank = found[:, first]
+            text = tf.strings.join(
+                [
+                    f"{self._name}: all replicas must give weights to the same "
+                    "features in a step. ",
+                    tf.gather([self._features[i] for i in used], first),
+                    " has weights on the replica of rank ",
+                    tf.strings.as_string(tf.argmax(by_rank)),
+                    " and none on that of rank ",
+                    tf.strings.as_string(tf.argmin(by_rank)),
+                    ".",
+                ]
+            )
+            failed = tf.debugging.Assert(False, [text])
+            with tf.control_dependencies([failed] if failed else []):
+                return tf.zeros([4], tf.int64)
+
+        return tf.cond(
+            tf.equal(longest[2], -longest[3]),
+            lambda: tf.identity(longest),
+            fail,
         )
 
     def words(self, piece: Piece, bags: Sequence[BaggedIds]) -> tf.Tensor:

@@ -96,6 +96,7 @@ class ColumnsEngine(ReplicasEngine):
             self._replicas.allocate(bag_exchange.CHANNELS),
             pieces,
             self._name,
+            [str(feature) for feature in self.features],
         )
         super()._build()
 

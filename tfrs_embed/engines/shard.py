@@ -209,7 +209,8 @@ class Shard:
             )
             self.step.assign_add(xla.updates(bags))
             if deferred is not None:
-                deferred.rates.assign(tf.stack(rates))
+                # A replica may hold no table.
+                deferred.rates.assign(tf.stack(rates) if rates else [])
                 deferred.exists.assign(True)
 
     def drop_deferred(self) -> None:
@@ -225,7 +226,7 @@ class Shard:
         refuse_in_xla("Pipelined updates of tables")
 
         def apply() -> tf.Operation:
-            rates = tf.unstack(deferred.rates, num=len(self._distinct))
+            rates = [deferred.rates[i] for i in range(len(self._distinct))]
             contributions = {}
             for name, optimizer in self._optimizers.items():
                 if optimizer is not None:

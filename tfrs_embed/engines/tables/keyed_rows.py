@@ -17,7 +17,7 @@ from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.rows import KEYS, scatter
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.engines.tables.block_function import BLOCK_ELEMENTS
+from tfrs_embed.engines.tables.spread import BLOCK_ELEMENTS
 from tfrs_embed.ops.update import scatter_update
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -11,14 +10,14 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.rows import scatter
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.engines.tables.block_function import (
+from tfrs_embed.engines.tables.spread import (
     BLOCK_ELEMENTS,
     BlockFunction,
+    SpreadTable,
 )
-from tfrs_embed.engines.tables.composite import CompositeTable
 
 
-class ShardedTable(CompositeTable):
+class ShardedTable(SpreadTable):
     """A table, or a slot, whose row i is row i // world of shard i % world.
 
     With several workers, reading it gathers the rows of all, and saving it has
@@ -41,8 +40,7 @@ class ShardedTable(CompositeTable):
         replicas: Replicas,
         strategy: tf.distribute.Strategy,
     ) -> None:
-        super().__init__(name, shape, shards, strategy)
-        self._replicas = replicas
+        super().__init__(name, shape, shards, replicas, strategy)
         # Rows of each shard that the workers exchange at a time.
         self._block = min(
             shards[0].shape[0],
@@ -52,10 +50,6 @@ class ShardedTable(CompositeTable):
         # Traced when they are needed.
         self._gather = BlockFunction(self._gather_block)
         self._swap = BlockFunction(self._swap_block)
-
-    @property
-    def _workers(self) -> int:
-        return self._replicas.workers
 
     @property
     def shards(self) -> tuple[tf.Variable, ...]:
@@ -124,15 +118,6 @@ class ShardedTable(CompositeTable):
                     with tf.device("CPU:0"):
                         rows = tf.identity(rows[:size])
                     writer.add_rows(key, shape, row, rows)
-
-    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        if self._replicas.workers > 1:
-            raise RuntimeError(
-                f"'{self.name}' is sharded over {self._replicas.workers} "
-                "workers, whose parts of a checkpoint are exchanged between "
-                "steps: save without experimental_enable_async_checkpoint."
-            )
-        super()._copy_trackable_to_cpu(object_map)
 
     def _by_rank(self) -> Iterator[tuple[int, tf.Variable]]:
         return zip(self._replicas.ranks, self.shards, strict=True)

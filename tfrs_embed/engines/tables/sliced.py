@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -11,14 +10,14 @@ from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.rows import scatter
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.engines.tables.block_function import (
+from tfrs_embed.engines.tables.spread import (
     BLOCK_ELEMENTS,
     BlockFunction,
+    SpreadTable,
 )
-from tfrs_embed.engines.tables.composite import CompositeTable
 
 
-class SlicedTable(CompositeTable):
+class SlicedTable(SpreadTable):
     """A table, or a slot, whose columns are shared out among some replicas.
 
     With several workers, reading it gathers the rows of all: all workers must
@@ -44,10 +43,8 @@ class SlicedTable(CompositeTable):
         replicas: Replicas,
         strategy: tf.distribute.Strategy,
     ) -> None:
-        super().__init__(
-            name, shape, [v for v in slices if v is not None], strategy
-        )
-        self._replicas = replicas
+        held = [v for v in slices if v is not None]
+        super().__init__(name, shape, held, replicas, strategy)
         self._ranks = tuple(ranks)
         self._width = shape[1] // len(ranks)
         # The local replicas that have one.
@@ -58,10 +55,6 @@ class SlicedTable(CompositeTable):
         )
         self._channel = replicas.allocate(1)
         self._gather = BlockFunction(self._gather_block)
-
-    @property
-    def _workers(self) -> int:
-        return self._replicas.workers
 
     def _slice_of(self, rank: int) -> tf.Variable | None:
         """A rank's slice, if it is of this process."""
@@ -131,15 +124,6 @@ class SlicedTable(CompositeTable):
                     writer.add_rows(
                         key, shape, start, block, self._columns(rank)[0]
                     )
-
-    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        if self._replicas.workers > 1:
-            raise RuntimeError(
-                f"'{self.name}' is spread over {self._replicas.workers} "
-                "workers, whose parts of a checkpoint are written between "
-                "steps: save without experimental_enable_async_checkpoint."
-            )
-        super()._copy_trackable_to_cpu(object_map)
 
     def _gather_block(self, start: tf.Tensor) -> tf.Tensor:
         """A block of rows of all replicas; zeros of those that have none."""

@@ -1,0 +1,71 @@
+"""Tables that are spread over replicas, seen as one: what all kinds share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.engines.tables.composite import CompositeTable
+
+#: Rows come from other workers in blocks of this many float32 numbers.
+BLOCK_ELEMENTS = 1 << 22
+
+
+class SpreadTable(CompositeTable):
+    """A table, or a slot, of which each replica has a part, or nothing.
+
+    Args:
+        name: the name, "<table>/parameters" or "<table>/<slot>".
+        shape: [vocabulary_size, dim].
+        parts: the variables of this process's replicas.
+        replicas: the replicas.
+        strategy: the strategy it was made under.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        parts: Sequence[tf.Variable],
+        replicas: Replicas,
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        super().__init__(name, shape, parts, strategy)
+        self._replicas = replicas
+
+    @property
+    def _workers(self) -> int:
+        return self._replicas.workers
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        if self._replicas.workers > 1:
+            raise RuntimeError(
+                f"'{self.name}' is sharded over {self._replicas.workers} "
+                "workers, whose parts of a checkpoint are exchanged between "
+                "steps: save without experimental_enable_async_checkpoint."
+            )
+        super()._copy_trackable_to_cpu(object_map)
+
+
+class BlockFunction:
+    """A function of the first row of a block, in a graph of its own.
+
+    TensorFlow warns of a tf.function that is traced for each table.
+
+    Args:
+        function: takes the first row, a scalar int32.
+    """
+
+    def __init__(self, function: Callable[[tf.Tensor], Any]) -> None:
+        self._function = function
+        self._concrete: Any = None
+
+    def __call__(self, start: int) -> Any:
+        if self._concrete is None:
+            self._concrete = tf.function(
+                self._function, autograph=False
+            ).get_concrete_function(tf.TensorSpec([], tf.int32))
+        return self._concrete(tf.constant(start))
