@@ -8,7 +8,6 @@ in it. All tables are exchanged together, whatever their widths.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -36,16 +35,6 @@ from tfrs_embed.ops.update import PARAMETERS, GradientContributions
 _MOST_NARROW = tf.int32.max
 
 
-class _Kept(NamedTuple):
-    """The results of a lookup that its update needs, besides the bags.
-
-    Attributes:
-        received: the bags that this replica was asked for.
-    """
-
-    received: BagsReceived
-
-
 class ColumnsEngine(ReplicasEngine):
     """Spreads each table's columns over replicas of a strategy.
 
@@ -60,6 +49,7 @@ class ColumnsEngine(ReplicasEngine):
     def _make_shards(self) -> list[Shard]:
         tables = [s.spec for s in self.states.values()]
         self.slices = column_slices.assign(tables, self._replicas.world)
+        self._of_table = {s.table.name: s for s in self.slices}
         # Which replica has which rank is known once all workers are there.
         return []
 
@@ -79,17 +69,16 @@ class ColumnsEngine(ReplicasEngine):
             self._shards.append(
                 Shard(mine, optimizers, self._pipelined, device)
             )
-        by_name = {s.table.name: s for s in self.slices}
         pieces = [
             Piece(
                 i,
                 feature.table.name,
                 rank,
-                by_name[feature.table.name].width,
+                self._of_table[feature.table.name].width,
                 feature.table.vocabulary_size > _MOST_NARROW,
             )
             for i, feature in enumerate(self.features)
-            for rank in by_name[feature.table.name].ranks
+            for rank in self._of_table[feature.table.name].ranks
         ]
         self._exchange = BagExchange(
             self._replicas,
@@ -100,14 +89,11 @@ class ColumnsEngine(ReplicasEngine):
         )
         super()._build()
 
-    def _slices_of(self, table: TableSpec) -> column_slices.ColumnSlices:
-        return next(s for s in self.slices if s.table is table)
-
     def _rows_on_shard(self, table: TableSpec) -> int:
         return table.vocabulary_size
 
     def _fill(self, table: TableSpec) -> None:
-        slices = self._slices_of(table)
+        slices = self._of_table[table.name]
         mine = []
         for rank, shard in zip(self._replicas.ranks, self._shards, strict=True):
             if rank in slices.ranks:
@@ -127,7 +113,7 @@ class ColumnsEngine(ReplicasEngine):
 
     def _expose(self, state: TableState) -> None:
         table = state.spec
-        slices = self._slices_of(table)
+        slices = self._of_table[table.name]
         optimizer = self.optimizers[table.name]
         slots = optimizer.rule.slots() if optimizer else {}
         for key in (PARAMETERS, *slots):
@@ -171,7 +157,7 @@ class ColumnsEngine(ReplicasEngine):
                 _beside(
                     [
                         by_piece[i, rank]
-                        for rank in self._slices_of(f.table).ranks
+                        for rank in self._of_table[f.table.name].ranks
                     ]
                 ),
                 b,
@@ -180,18 +166,18 @@ class ColumnsEngine(ReplicasEngine):
         ]
         # The messages aren't there if the ids are bad.
         return activations, Residuals(
-            replica, list(bags), _Kept(received), [received.words]
+            replica, list(bags), received, [received.words]
         )
 
     def _contributions(
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]
     ) -> dict[str, GradientContributions]:
-        replica, received = residuals.replica, residuals.kept.received
+        replica, received = residuals.replica, residuals.kept
         by_piece = {}
         for i, (feature, gradient, b) in enumerate(
             zip(self.features, gradients, residuals.bags, strict=True)
         ):
-            ranks = self._slices_of(feature.table).ranks
+            ranks = self._of_table[feature.table.name].ranks
             parts = tf.split(_scaled(gradient, b), len(ranks), 1)
             for rank, part in zip(ranks, parts, strict=True):
                 by_piece[i, rank] = part
@@ -227,7 +213,7 @@ class ColumnsEngine(ReplicasEngine):
                         None,
                         b,
                     )
-                    for rank in self._slices_of(feature.table).ranks
+                    for rank in self._of_table[feature.table.name].ranks
                 ]
             )
             for feature, b in zip(self.features, bags, strict=True)
