@@ -717,6 +717,15 @@ def test_the_fitted_times_on_a_cpu():
     assert predicted.time.operations == 0
 
 
+@pytest.mark.parametrize(("dim", "replicas"), [(5, 4), (64, 1)])
+def test_columns_that_cannot_be_cut_are_one_slice(dim, replicas):
+    table = TableConfig("t", 100, dim, placement="column")
+    made = plan(FeatureConfig("f", table), 1, replicas=replicas, batch_size=10)
+    assert made.tables[0].placement == "table"
+    assert made.tables[0].ranks == (0,)
+    assert made.tables[0].reason == "placement='column'"
+
+
 def test_bytes_leave_the_host_on_its_slower_links():
     exchange = traffic.Exchange(16, {32: 1024}, None, {})
     [demand] = demands_of([(1_000_000, 32, 4)], 16, 4096)

@@ -81,9 +81,11 @@ def candidates(demand: Demand, replicas: int) -> tuple[Candidate, ...]:
         The candidates: "table"; "column" over 2, 4, 8 ... ranks, as long as
         they divide the width, slices have at least 4 columns, and there are as
         many replicas; "row"; "replicated". Of these the one that is kept, if
-        one is. On one replica a table is there, whatever its placement.
+        one is; "table" for columns that can't be cut, as engines have it. On
+        one replica a table is there, whatever its placement.
     """
-    found = [Candidate("table", 1)]
+    whole = Candidate("table", 1)
+    found = [whole]
     if replicas == 1 and demand.kept is None:
         return tuple(found)
     slices = 2
@@ -95,4 +97,5 @@ def candidates(demand: Demand, replicas: int) -> tuple[Candidate, ...]:
         found.append(Candidate("column", slices))
         slices *= 2
     found += [Candidate("row", 0), Candidate("replicated", 0)]
-    return tuple(c for c in found if demand.kept in (None, c.placement))
+    kept = tuple(c for c in found if demand.kept in (None, c.placement))
+    return kept or (whole,)
