@@ -8,6 +8,7 @@ and widths travel in one collective each way.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -49,6 +50,8 @@ class BagsReceived(NamedTuple):
         bags: of each piece that this replica holds, the bags that all replicas
             ask for, rank after rank.
         counts: [pieces here, world] int32, how many each replica asks for.
+        sizes: [pieces] int32, the words that this replica asks with for each
+            piece.
         floats: [pieces] int32, how many numbers each piece's vectors have, of
             those that this replica asks for, in units.
         capacity: scalar int32, the units of a message of vectors.
@@ -58,6 +61,7 @@ class BagsReceived(NamedTuple):
 
     bags: list[BaggedIds]
     counts: tf.Tensor
+    sizes: tf.Tensor
     floats: tf.Tensor
     capacity: tf.Tensor
     bucket: tf.Tensor
@@ -119,21 +123,22 @@ class BagExchange:
         bodies = {i: _body(bags[i], self._is_wide(i)) for i in used}
         heads = {i: _head(bags[i]) for i in used}
         sizes = tf.stack([tf.size(bodies[p.feature]) for p in self.pieces])
+        sizes += HEAD
         floats = tf.stack([bags[p.feature].count for p in self.pieces])
         floats *= tf.constant([p.width // self.unit for p in self.pieces])
-        words_to = self._by_rank(sizes + HEAD)
+        words_to = self._by_rank(sizes)
         weighted = [bags[i].weights is not None for i in used]
         # Where replicas differ in what has weights, the largest and the
-        # smallest number of it differ too, and all of them know.
-        mask = sum(1 << (n % 60) for n, has in enumerate(weighted) if has)
+        # smallest checksum of it differ too, and all of them know.
+        checksum = zlib.crc32(bytes(weighted))
         longest = self._replicas.max(
             replica,
             tf.stack(
                 [
                     tf.cast(tf.reduce_max(words_to), tf.int64),
                     tf.cast(tf.reduce_max(self._by_rank(floats)), tf.int64),
-                    tf.constant(mask, tf.int64),
-                    tf.constant(-mask, tf.int64),
+                    tf.constant(checksum, tf.int64),
+                    tf.constant(-checksum, tf.int64),
                 ]
             ),
             self._channel,
@@ -152,7 +157,7 @@ class BagExchange:
         )
         received, counts = self._read(replica, message, words, bags)
         return BagsReceived(
-            received, counts, floats, capacity, bucket, longest[0]
+            received, counts, sizes, floats, capacity, bucket, longest[0]
         )
 
     def _require_alike(
@@ -208,15 +213,6 @@ class BagExchange:
             lambda: tf.identity(longest),
             fail,
         )
-
-    def words(self, piece: Piece, bags: Sequence[BaggedIds]) -> tf.Tensor:
-        """The words of a piece's message, without padding; scalar int32."""
-        of_piece = bags[piece.feature]
-        size = tf.size(of_piece.ids)
-        words = HEAD + (2 * size if piece.wide else size)
-        if of_piece.bag_ids is not None:
-            words += of_piece.count
-        return words if of_piece.weights is None else words + size
 
     def _is_wide(self, feature: int) -> bool:
         return any(p.wide for p in self.pieces if p.feature == feature)

@@ -236,15 +236,9 @@ class ColumnsEngine(ReplicasEngine):
         words = tf.cast(bucket_of(received.words)[0], tf.int64)
         # What is this replica's own business needs no message.
         rank = self._replicas.ranks[replica]
-        floats = self._exchange.unit * received.floats
-        needed = tf.add_n(
-            [
-                (self._exchange.words(p, bags) + 2 * floats[i])
-                for i, p in enumerate(self._exchange.pieces)
-                if p.rank != rank
-            ]
-            or [tf.constant(0)]
-        )
+        remote = tf.constant([p.rank != rank for p in self._exchange.pieces])
+        needed = received.sizes + 2 * self._exchange.unit * received.floats
+        needed = tf.reduce_sum(tf.where(remote, needed, 0))
         ids = tf.add_n([tf.size(b.ids, tf.int64) for b in bags])
         self._count_traffic(
             replica,
