@@ -61,7 +61,7 @@ class Replicated(tf_keras.layers.Layer):
             for name, (rows, dim) in tables.items()
         }
 
-    def call(self, ids):
+    def call(self, ids, training=None):
         return {
             name: tf.reduce_sum(self.tables[name](ids[name]), 1) for name in ids
         }
@@ -96,7 +96,7 @@ def make_replica_step(layer, optimizer=None):
 
     def step(ids):
         with tf.GradientTape() as tape:
-            loss = tf.add_n([tf.reduce_sum(a * a) for a in layer(ids).values()])
+            loss = tf.add_n([tf.reduce_sum(a * a) for a in layer(ids, training=True).values()])
         variables = layer.trainable_variables
         gradients = tape.gradient(loss, variables)
         if optimizer is not None:

@@ -38,7 +38,8 @@ DENSE_SHAPES = {
     "scalar": (),
     "dense": (BATCH,),
     "matrix": (BATCH, 4),
-    "combined": (BATCH, 4),
+    # So many that replicas exchange vectors instead of rows.
+    "combined": (BATCH, 24),
     "combined_cube": (BATCH, 2, 3),
 }
 

@@ -8,18 +8,19 @@ and widths travel in one collective each way.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed.distribution import alike
+from tfrs_embed.distribution.alike import longest_if_alike
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.parsed_ids import bag_of_id
 
 #: Collective channels that an exchange uses.
-CHANNELS = 5
+CHANNELS = 3 + alike.CHANNELS
 #: The words that a piece's message begins with: whether it has the bags'
 #: lengths, how many bags and how many ids it has, and one to spare.
 HEAD = 4
@@ -127,23 +128,17 @@ class BagExchange:
         floats = tf.stack([bags[p.feature].count for p in self.pieces])
         floats *= tf.constant([p.width // self.unit for p in self.pieces])
         words_to = self._by_rank(sizes)
-        weighted = [bags[i].weights is not None for i in used]
-        # Where replicas differ in what has weights, the largest and the
-        # smallest checksum of it differ too, and all of them know.
-        checksum = zlib.crc32(bytes(weighted))
-        longest = self._replicas.max(
+        longest = longest_if_alike(
+            self._replicas,
             replica,
-            tf.stack(
-                [
-                    tf.cast(tf.reduce_max(words_to), tf.int64),
-                    tf.cast(tf.reduce_max(self._by_rank(floats)), tf.int64),
-                    tf.constant(checksum, tf.int64),
-                    tf.constant(-checksum, tf.int64),
-                ]
-            ),
+            [
+                tf.cast(tf.reduce_max(each), tf.int64)
+                for each in (words_to, self._by_rank(floats))
+            ],
+            [bags[i].weights is not None for i in used],
             self._channel,
+            lambda place, weighted: self._unlike(used, place, weighted),
         )
-        longest = self._require_alike(replica, longest, used, weighted)
         words, number = bucket_of(longest[0])
         capacity, bucket = bucket_of(longest[1])
         values = []
@@ -153,65 +148,34 @@ class BagExchange:
             values += [bodies[i] for i in of_rank]
         message = pad(tf.concat(values, 0), words_to, words)
         message = self._replicas.all_to_all(
-            replica, message, self._channel + 1, number
+            replica, message, self._channel + 2, number
         )
         received, counts = self._read(replica, message, words, bags)
         return BagsReceived(
             received, counts, sizes, floats, capacity, bucket, longest[0]
         )
 
-    def _require_alike(
-        self,
-        replica: int,
-        longest: tf.Tensor,
-        used: Sequence[int],
-        weighted: Sequence[bool],
+    def _unlike(
+        self, used: Sequence[int], place: tf.Tensor, weighted: tf.Tensor
     ) -> tf.Tensor:
-        """Requires that all replicas have weights for the same features.
+        """Says that replicas differ in what has weights.
 
         Args:
-            replica: the local replica that calls.
-            longest: [4] int64, whose last two say whether they do.
             used: the features.
-            weighted: which of them have weights here.
-
-        Returns:
-            The same [4] int64, which doesn't exist if they don't.
+            place: the place of the first of them that differs.
+            weighted: [world] int64, whether it has weights, by rank.
         """
-
-        # An assertion that is not in a branch of its replica's own collectives
-        # would wait for those of other replicas, which wait for this one.
-        def fail() -> tf.Tensor:
-            found = self._replicas.gather(
-                replica,
-                tf.constant([weighted], tf.float32),
-                self._channel + 4,
-            )
-            differs = tf.not_equal(
-                tf.reduce_max(found, 0), tf.reduce_min(found, 0)
-            )
-            first = tf.argmax(tf.cast(differs, tf.int32))
-            by_rank = found[:, first]
-            text = tf.strings.join(
-                [
-                    f"{self._name}: all replicas must give weights to the same "
-                    "features in a step. ",
-                    tf.gather([self._features[i] for i in used], first),
-                    " has weights on the replica of rank ",
-                    tf.strings.as_string(tf.argmax(by_rank)),
-                    " and none on that of rank ",
-                    tf.strings.as_string(tf.argmin(by_rank)),
-                    ".",
-                ]
-            )
-            failed = tf.debugging.Assert(False, [text])
-            with tf.control_dependencies([failed] if failed else []):
-                return tf.zeros([4], tf.int64)
-
-        return tf.cond(
-            tf.equal(longest[2], -longest[3]),
-            lambda: tf.identity(longest),
-            fail,
+        return tf.strings.join(
+            [
+                f"{self._name}: all replicas must give weights to the same "
+                "features in a step. ",
+                tf.gather([self._features[i] for i in used], place),
+                " has weights on the replica of rank ",
+                tf.strings.as_string(tf.argmax(weighted)),
+                " and none on that of rank ",
+                tf.strings.as_string(tf.argmin(weighted)),
+                ".",
+            ]
         )
 
     def _is_wide(self, feature: int) -> bool:
@@ -284,7 +248,7 @@ class BagExchange:
             values = tf.gather(values, places)
         message = pad(values, tf.reduce_sum(units, 0), received.capacity)
         message = self._replicas.all_to_all(
-            replica, message, self._channel + 2, received.bucket
+            replica, message, self._channel + 3, received.bucket
         )
         flat = tf.reshape(message, [-1, self.unit])
         first = self._ranks * received.capacity
@@ -317,7 +281,7 @@ class BagExchange:
             received.capacity,
         )
         message = self._replicas.all_to_all(
-            replica, message, self._channel + 3, received.bucket
+            replica, message, self._channel + 4, received.bucket
         )
         mine = self.here(replica)
         if not mine:

@@ -153,14 +153,13 @@ class ColumnsEngine(ReplicasEngine):
             for p, vector in zip(self._exchange.pieces, found, strict=True)
         }
         activations = [
-            _scaled(
+            b.scaled(
                 _beside(
                     [
                         by_piece[i, rank]
                         for rank in self._of_table[f.table.name].ranks
                     ]
-                ),
-                b,
+                )
             )
             for i, (f, b) in enumerate(zip(self.features, bags, strict=True))
         ]
@@ -178,7 +177,7 @@ class ColumnsEngine(ReplicasEngine):
             zip(self.features, gradients, residuals.bags, strict=True)
         ):
             ranks = self._of_table[feature.table.name].ranks
-            parts = tf.split(_scaled(gradient, b), len(ranks), 1)
+            parts = tf.split(b.scaled(gradient), len(ranks), 1)
             for rank, part in zip(ranks, parts, strict=True):
                 by_piece[i, rank] = part
         got = self._exchange.send_gradients(
@@ -252,8 +251,3 @@ class ColumnsEngine(ReplicasEngine):
 def _beside(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """Columns beside each other."""
     return parts[0] if len(parts) == 1 else tf.concat(parts, 1)
-
-
-def _scaled(vectors: tf.Tensor, bags: BaggedIds) -> tf.Tensor:
-    """Vectors, [count, dim], by the scale of their bags' combiner."""
-    return vectors if bags.scale is None else vectors * bags.scale[:, None]

@@ -117,6 +117,9 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
         refuse_to_trace(self._name)
         return super()._lookup_outside(bags)
 
+    def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:
+        return False  # A bag's keys have to be found before they are rows.
+
     def _table_of(self, group: int) -> str:
         [table] = self._groups[group].tables
         return table.name

@@ -24,6 +24,7 @@ from tfrs_embed.engines.tables.hashed import HashedTable
 from tfrs_embed.engines.tables.key_map import UNKNOWN, KeyMap
 from tfrs_embed.engines.tables.keyed_rows import KeyedRows
 from tfrs_embed.engines.tables.state import TableState
+from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.optimizers.rules import TableOptimizer
 
@@ -114,6 +115,9 @@ class HashedEngine(ShardedEngine):
         assert self._rows is not None
         return self._rows.key_counts()
 
+    def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:
+        return False  # A bag's keys have to be found before they are rows.
+
     def _locate(
         self,
         replica: int,
@@ -184,9 +188,15 @@ class HashedEngine(ShardedEngine):
             " is the first without room.",
         )
 
-    def _read(self, shard: Shard, name: str, rows: tf.Tensor) -> tf.Tensor:
+    def _read(
+        self,
+        shard: Shard,
+        name: str,
+        rows: tf.Tensor,
+        training: bool = False,
+    ) -> tf.Tensor:
         known = rows >= 0
-        vectors = super()._read(shard, name, tf.maximum(rows, 0))
+        vectors = super()._read(shard, name, tf.maximum(rows, 0), training)
         return tf.where(known[:, None], vectors, tf.zeros_like(vectors))
 
     def _trained(self, received: Received) -> tf.Tensor:

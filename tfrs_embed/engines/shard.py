@@ -139,9 +139,21 @@ class Shard:
                 )
                 self.step.deferred = self.deferred
 
-    def gather(self, name: str, ids: tf.Tensor) -> tf.Tensor:
-        """Returns rows of a table, [n, dim], without reading the others."""
-        return tf.gather(self.variables[name][PARAMETERS], ids)
+    def gather(
+        self, name: str, ids: tf.Tensor, training: bool = False
+    ) -> tf.Tensor:
+        """Returns rows of a table, [n, dim], without reading the others.
+
+        Args:
+            name: the table.
+            ids: [n] int64, the rows.
+            training: whether this is part of a training step.
+        """
+        if not training:
+            return tf.gather(self.variables[name][PARAMETERS], ids)
+        bags = BaggedIds.of_rows(ids, None, tf.size(ids))
+        [rows] = self.lookup([name], [bags], training, tf.float32)
+        return rows
 
     def lookup(
         self,

@@ -13,14 +13,19 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfrs_embed.configs import TableSpec
-from tfrs_embed.distribution import exchange
+from tfrs_embed.distribution import alike, exchange, vector_exchange
 from tfrs_embed.distribution.exchange import Exchange, Received, Route
+from tfrs_embed.distribution.vector_exchange import (
+    VectorExchange,
+    VectorsReceived,
+)
 from tfrs_embed.engines.replica_engine import ReplicasEngine, Residuals
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup, by_width, rows_per_shard
 from tfrs_embed.engines.tables.sharded import ShardedTable, write_shards
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
+from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
 
@@ -29,13 +34,33 @@ class _Kept(NamedTuple):
     """The results of a lookup that its update needs, besides the bags.
 
     Attributes:
+        groups: the groups of tables that are exchanged by rows.
         positions: for each group, each feature's [n] int32: the places of its
             ids' rows among those that came back.
         received: for each group, the keys that this replica was asked for.
+        by_vectors: the places of the features that are exchanged by vectors.
+        vectors: the bags that this replica was asked for; None: there are none.
     """
 
+    groups: list[_Exchanged]
     positions: list[list[tf.Tensor]]
     received: list[Received]
+    by_vectors: list[int]
+    vectors: VectorsReceived | None
+
+
+class _Exchanged(NamedTuple):
+    """A group of tables whose rows are exchanged together.
+
+    Attributes:
+        number: the group's place among the engine's.
+        tables: the group.
+        exchange: its exchange.
+    """
+
+    number: int
+    tables: TableGroup
+    exchange: Exchange
 
 
 class ShardedEngine(ReplicasEngine):
@@ -53,7 +78,10 @@ class ShardedEngine(ReplicasEngine):
         )
 
     def _build(self) -> None:
-        self._sizes_channel = self._replicas.allocate(1)
+        self._sizes_channel = self._replicas.allocate(alike.CHANNELS)
+        self._vector_exchange = VectorExchange(
+            self._replicas, self._replicas.allocate(vector_exchange.CHANNELS)
+        )
         self._exchanges = [
             Exchange(self._replicas, self._replicas.allocate(exchange.CHANNELS))
             for _ in self._groups
@@ -81,34 +109,164 @@ class ShardedEngine(ReplicasEngine):
         training: bool,
         dtype: tf.DType,
     ) -> tuple[list[tf.Tensor], Residuals]:
-        shard = self._shards[replica]
-        activations: list[Any] = [None] * len(bags)
-        positions = []
+        device = self._shards[replica].device
+        by_vectors = [i for i, b in enumerate(bags) if self._by_vectors(i, b)]
+        groups = [
+            _Exchanged(i, tables, swap)
+            for i, (group, swap) in enumerate(
+                zip(self._groups, self._exchanges, strict=True)
+            )
+            if (tables := group.without(by_vectors)).features
+        ]
         routes = [
             exchange.route(
-                group.keys(bags), self._replicas.world, shard.device, training
+                group.tables.keys(bags), self._replicas.world, device, training
             )
-            for group in self._groups
+            for group in groups
         ]
-        longest = self._replicas.max(
-            replica,
-            tf.stack([tf.reduce_max(r.counts) for r in routes]),
-            self._sizes_channel,
+        columns = [self._columns(i, bags[i]) for i in by_vectors]
+        longest = self._agree(replica, bags, groups, routes, by_vectors)
+        activations: list[Any] = [None] * len(bags)
+        positions, received = self._lookup_rows(
+            replica, bags, groups, routes, longest, training, activations
         )
-        asked_for = [
-            swap.send_keys(replica, routed, longest[i])
-            for i, (routed, swap) in enumerate(
-                zip(routes, self._exchanges, strict=True)
+        vectors = None
+        if by_vectors:
+            vectors = self._vector_exchange.send_bags(
+                replica,
+                [bags[i] for i in by_vectors],
+                columns,
+                [self.features[i].table.dim for i in by_vectors],
+                longest[-1],
+                device,
+                training,
             )
+            self._lookup_vectors(
+                replica, bags, by_vectors, vectors, training, activations
+            )
+        self._count(replica, groups, routes, received, forward=True)
+        self._count_vectors(replica, bags, by_vectors, vectors, forward=True)
+        after = [asked.rows for asked in received]
+        if vectors is not None:
+            after += [b.ids for b in vectors.bags]
+        kept = _Kept(groups, positions, list(received), by_vectors, vectors)
+        return activations, Residuals(replica, list(bags), kept, after)
+
+    def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:
+        """Whether a feature's vectors travel, and not its rows."""
+        size = bags.bag_size
+        if size is None or self._replicas.world == 1:
+            return False
+        dim = self.features[feature].table.dim
+        return vectors_are_less(size, dim, self._replicas.world)
+
+    def _columns(self, feature: int, bags: BaggedIds) -> BagColumns:
+        assert bags.bag_size is not None
+        return BagColumns(
+            bags.bag_size,
+            self.features[feature].table.vocabulary_size > tf.int32.max,
+            bags.weights is not None,
+        )
+
+    def _agree(
+        self,
+        replica: int,
+        bags: Sequence[BaggedIds],
+        groups: Sequence[_Exchanged],
+        routes: Sequence[Route],
+        by_vectors: Sequence[int],
+    ) -> tf.Tensor:
+        """What sizes messages have, the same on all replicas.
+
+        Returns:
+            [groups + 1] int64: for each of the engine's groups the most keys
+            that a replica has for another, then the most bags of any replica
+            that are exchanged by vectors.
+        """
+        longest = [tf.constant(0, tf.int64)] * (len(self._groups) + 1)
+        for group, routed in zip(groups, routes, strict=True):
+            longest[group.number] = tf.reduce_max(routed.counts)
+        facts = [0] * len(bags)
+        for i in by_vectors:
+            columns = self._columns(i, bags[i])
+            facts[i] = 2 * columns.bag_size + columns.weighted
+        if by_vectors:
+            counts = tf.stack([bags[i].count for i in by_vectors])
+            longest[-1] = tf.cast(tf.reduce_max(counts), tf.int64)
+        return alike.longest_if_alike(
+            self._replicas,
+            replica,
+            longest,
+            facts,
+            self._sizes_channel,
+            self._unlike,
+        )
+
+    def _unlike(self, feature: tf.Tensor, facts: tf.Tensor) -> tf.Tensor:
+        """Says that replicas differ in the bags of a feature."""
+
+        def said(rank: tf.Tensor) -> tf.Tensor:
+            fact = facts[rank]
+            size = tf.strings.as_string(fact // 2)
+            known = tf.strings.join(
+                [
+                    size,
+                    " ids in each bag, ",
+                    tf.where(fact % 2 > 0, "with weights", "without weights"),
+                ]
+            )
+            return tf.where(
+                fact > 0, known, "another number of ids, or one not known"
+            )
+
+        one, other = tf.argmax(facts), tf.argmin(facts)
+        names = [str(feature) for feature in self.features]
+        return tf.strings.join(
+            [
+                f"{self._name}: all replicas must give a feature bags of the "
+                "same number of ids when tracing, or all of an unknown one. ",
+                tf.gather(names, feature),
+                " has ",
+                said(one),
+                " on the replica of rank ",
+                tf.strings.as_string(one),
+                ", and ",
+                said(other),
+                " on that of rank ",
+                tf.strings.as_string(other),
+                ".",
+            ]
+        )
+
+    def _lookup_rows(
+        self,
+        replica: int,
+        bags: Sequence[BaggedIds],
+        groups: Sequence[_Exchanged],
+        routes: Sequence[Route],
+        longest: tf.Tensor,
+        training: bool,
+        activations: list[Any],
+    ) -> tuple[list[list[tf.Tensor]], Sequence[Received]]:
+        """Fetches rows, and writes what they become to `activations`.
+
+        Returns:
+            For each group, the positions and keys of `_Kept`.
+        """
+        shard = self._shards[replica]
+        asked_for = [
+            group.exchange.send_keys(replica, routed, longest[group.number])
+            for group, routed in zip(groups, routes, strict=True)
         ]
         received = self._locate(replica, routes, asked_for, training)
-        for group, routed, swap, asked in zip(
-            self._groups, routes, self._exchanges, received, strict=True
-        ):
-            rows = swap.send_rows(
-                replica, asked, self._gather(shard, group, asked.rows)
+        positions = []
+        for group, routed, asked in zip(groups, routes, received, strict=True):
+            rows = group.exchange.send_rows(
+                replica,
+                asked,
+                self._gather(shard, group.tables, asked.rows, training),
             )
-            mine = group.select(bags)
+            mine = group.tables.select(bags)
             index = tf.split(
                 tf.gather(asked.position, routed.index),
                 [tf.size(b.ids) for b in mine],
@@ -116,49 +274,94 @@ class ShardedEngine(ReplicasEngine):
             vectors = lookup_ops.combine_all(
                 rows, index, mine, shard.device, training
             )
-            for j, vector in zip(group.features, vectors, strict=True):
+            for j, vector in zip(group.tables.features, vectors, strict=True):
                 activations[j] = vector
             positions.append(index)
-        self._count(replica, routes, received, forward=True)
-        return activations, Residuals(
-            replica,
-            list(bags),
-            _Kept(positions, list(received)),
-            [asked.rows for asked in received],
+        return positions, received
+
+    def _lookup_vectors(
+        self,
+        replica: int,
+        bags: Sequence[BaggedIds],
+        by_vectors: Sequence[int],
+        received: VectorsReceived,
+        training: bool,
+        activations: list[Any],
+    ) -> None:
+        """Fetches vectors, and writes them to `activations`."""
+        sums = self._shards[replica].lookup(
+            [self.features[i].table.name for i in by_vectors],
+            received.bags,
+            training,
+            tf.float32,
         )
+        found = self._vector_exchange.send_vectors(
+            replica, received, sums, [bags[i].count for i in by_vectors]
+        )
+        for i, vectors in zip(by_vectors, found, strict=True):
+            activations[i] = bags[i].scaled(vectors)
 
     def _contributions(
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]
     ) -> dict[str, GradientContributions]:
         replica, kept = residuals.replica, residuals.kept
-        contributions = {}
+        contributions: dict[str, GradientContributions] = {}
         gradients_of = []
-        for group, swap, asked, positions in zip(
-            self._groups,
-            self._exchanges,
-            kept.received,
-            kept.positions,
-            strict=True,
+        for group, asked, positions in zip(
+            kept.groups, kept.received, kept.positions, strict=True
         ):
             sent = lookup_ops.spread(
-                group.select(gradients),
-                group.select(residuals.bags),
+                group.tables.select(gradients),
+                group.tables.select(residuals.bags),
                 tf.concat(positions, 0),
                 self._replicas.world * asked.capacity,
                 self._shards[replica].device,
             )
-            gradients_of.append(swap.send_gradients(replica, asked, sent))
+            gradients_of.append(
+                group.exchange.send_gradients(replica, asked, sent)
+            )
         settled = self._settle(replica, kept.received, gradients_of)
         for group, asked, got in zip(
-            self._groups, settled, gradients_of, strict=True
+            kept.groups, settled, gradients_of, strict=True
         ):
             places = tf.where(self._trained(asked))[:, 0]
             rows = tf.gather(asked.rows, places)
             contributions.update(
-                group.contributions(rows, tf.cast(places, tf.int32), got)
+                group.tables.contributions(rows, tf.cast(places, tf.int32), got)
             )
-        self._count(replica, None, kept.received, forward=False)
+        self._count(replica, kept.groups, None, kept.received, forward=False)
+        if kept.vectors is not None:
+            self._add_vectors(residuals, gradients, contributions)
         return contributions
+
+    def _add_vectors(
+        self,
+        residuals: Residuals,
+        gradients: Sequence[tf.Tensor],
+        contributions: dict[str, GradientContributions],
+    ) -> None:
+        """Adds the contributions of features exchanged by vectors."""
+        replica, kept = residuals.replica, residuals.kept
+        got = self._vector_exchange.send_gradients(
+            replica,
+            kept.vectors,
+            [residuals.bags[i].scaled(gradients[i]) for i in kept.by_vectors],
+        )
+        for i, b, gradient in zip(
+            kept.by_vectors, kept.vectors.bags, got, strict=True
+        ):
+            table = self.features[i].table.name
+            of_table = contributions.get(table, GradientContributions([], []))
+            contributions[table] = GradientContributions(
+                [*of_table.bags, b], [*of_table.gradients, gradient]
+            )
+        self._count_vectors(
+            replica,
+            residuals.bags,
+            kept.by_vectors,
+            kept.vectors,
+            forward=False,
+        )
 
     def _locate(
         self,
@@ -202,17 +405,27 @@ class ShardedEngine(ReplicasEngine):
         world, rank = self._replicas.world, self._replicas.ranks[replica]
         return quotients if world == 1 else quotients * world + rank
 
-    def _read(self, shard: Shard, name: str, rows: tf.Tensor) -> tf.Tensor:
+    def _read(
+        self,
+        shard: Shard,
+        name: str,
+        rows: tf.Tensor,
+        training: bool = False,
+    ) -> tf.Tensor:
         """Rows of a table, [n, dim], that `_locate` or `_find` returned."""
-        return shard.gather(name, rows)
+        return shard.gather(name, rows, training)
 
     def _gather(
-        self, shard: Shard, group: TableGroup, rows: tf.Tensor
+        self,
+        shard: Shard,
+        group: TableGroup,
+        rows: tf.Tensor,
+        training: bool,
     ) -> tf.Tensor:
         """Rows of a shard, [n, dim]."""
         by_table, table = group.split(rows)
         found = [
-            self._read(shard, t.name, r)
+            self._read(shard, t.name, r, training)
             for t, r in zip(group.tables, by_table, strict=True)
         ]
         if table is None:
@@ -259,20 +472,19 @@ class ShardedEngine(ReplicasEngine):
     def _count(
         self,
         replica: int,
+        groups: Sequence[_Exchanged],
         routes: Sequence[Route] | None,
         received: Sequence[Received],
         forward: bool,
     ) -> None:
-        """Adds a lookup's or an update's traffic to the counters."""
+        """Adds a lookup's or an update's traffic by rows to the counters."""
         world = self._replicas.world
         if world == 1:
             return
         others = tf.constant(world - 1, tf.int64)
         sent = least = unique = tf.constant(0, tf.int64)
-        for i, (group, asked) in enumerate(
-            zip(self._groups, received, strict=True)
-        ):
-            row = 4 * group.dim
+        for i, (group, asked) in enumerate(zip(groups, received, strict=True)):
+            row = 4 * group.tables.dim
             size = tf.cast(asked.capacity, tf.int64)
             sent += others * size * row
             if forward and routes is not None:
@@ -282,9 +494,54 @@ class ShardedEngine(ReplicasEngine):
                 unique += tf.reduce_sum(counts)
                 remote = tf.reduce_sum(counts) - counts[rank]
                 least += remote * (8 + 2 * row)
-        groups = len(self._groups)
+        collectives = len(groups)
         # A consensus on the ids, and the capacities; then keys and rows.
-        collectives = groups
         if forward:
-            collectives += self.decides + 1 + groups
+            collectives += self.decides + 1 + len(groups)
         self._count_traffic(replica, collectives, sent, least, unique)
+
+    def _count_vectors(
+        self,
+        replica: int,
+        bags: Sequence[BaggedIds],
+        by_vectors: Sequence[int],
+        received: VectorsReceived | None,
+        forward: bool,
+    ) -> None:
+        """Adds a lookup's or an update's traffic by vectors."""
+        if received is None:
+            return
+        others = self._replicas.world - 1
+        if not forward:
+            self._count_traffic(replica, 1, 4 * received.floats)
+            return
+        least, ids = [], []
+        for i in by_vectors:
+            columns, dim = self._columns(i, bags[i]), self.features[i].table.dim
+            words = columns.width + (others + 1) * dim
+            least.append(4 * words * tf.cast(bags[i].count, tf.int64))
+            ids.append(tf.size(bags[i].ids, tf.int64))
+        self._count_traffic(
+            replica,
+            2,
+            4 * (received.words + others * received.floats),
+            tf.add_n(least),
+            tf.add_n(ids),
+        )
+
+
+def vectors_are_less(bag_size: int, dim: int, world: int) -> bool:
+    """Whether bags are exchanged by vectors, and not by rows.
+
+    By vectors a bag's ids, one vector and one gradient go to all replicas. By
+    rows a key, a row and a gradient travel for each different id, which half of
+    the ids are taken to be: how many are is not known when a step is traced.
+
+    Args:
+        bag_size: the ids of a bag.
+        dim: the table's width.
+        world: the number of replicas.
+    """
+    by_vectors = world * (4 * bag_size + 8 * dim)
+    by_rows = bag_size / 2 * (8 + 8 * dim)
+    return bag_size > 1 and by_vectors <= by_rows

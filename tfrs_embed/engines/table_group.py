@@ -22,6 +22,7 @@ class TableGroup:
         tables: the tables.
         features: all features of the engine.
         world: the number of shards.
+        without: the places of features that this group leaves out.
 
     Attributes:
         dim: the width.
@@ -34,10 +35,12 @@ class TableGroup:
         tables: Sequence[TableSpec],
         features: Sequence[FeatureSpec],
         world: int,
+        without: Sequence[int] = (),
     ) -> None:
         self.dim = tables[0].dim
         self.tables = tuple(tables)
         self._world = world
+        self._all_features = tuple(features)
         self._first_rows = []
         row = 0
         for table in tables:
@@ -48,11 +51,19 @@ class TableGroup:
             for table, first in zip(tables, self._first_rows, strict=True)
         }
         self.features = tuple(
-            i for i, f in enumerate(features) if f.table.name in first_row
+            i
+            for i, f in enumerate(features)
+            if f.table.name in first_row and i not in without
         )
         self._first_of_feature = [
             first_row[features[i].table.name] for i in self.features
         ]
+
+    def without(self, places: Sequence[int]) -> TableGroup:
+        """This group, without the features at some places of the engine's."""
+        if not set(self.features) & set(places):
+            return self
+        return TableGroup(self.tables, self._all_features, self._world, places)
 
     def select(self, values: Sequence[Any]) -> list[Any]:
         """Selects this group's features' values from those of all features."""

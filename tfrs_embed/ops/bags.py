@@ -104,6 +104,10 @@ class BaggedIds(NamedTuple):
         bags = tf.range(self.count)
         return bags if self.bag_size == 1 else tf.repeat(bags, self.bag_size)
 
+    def scaled(self, vectors: tf.Tensor) -> tf.Tensor:
+        """Vectors, or gradients, [count, dim], by the bags' scales."""
+        return vectors if self.scale is None else vectors * self.scale[:, None]
+
     @property
     def grouping(self) -> tf.Tensor | None:
         """The grouping of the ids in its shortest form: splits, else bags."""

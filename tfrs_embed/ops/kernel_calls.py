@@ -229,3 +229,41 @@ def update(
             [t for t, of_table in enumerate(bags) for _ in of_table],
         ),
     )
+
+
+def ids_of_shard(
+    module: Any,
+    matrix: tf.Tensor,
+    columns: Sequence[tuple[int, bool, bool]],
+    world: int,
+    shard: int,
+) -> list[tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]]:
+    """Reads the ids whose rows are on one shard; see `bag_matrix.of_shard`.
+
+    Args:
+        module: the kernels' operations.
+        matrix: [count, columns] float32.
+        columns: for each feature the ids of a bag, whether they take two
+            columns each, and whether they have weights.
+        world: the number of shards.
+        shard: the shard.
+
+    Returns:
+        For each feature the rows, [n] int64, the bags' splits, [count + 1]
+        int32, and the weights, [n] float32 or None.
+    """
+    rows, splits, weights = module.tfrs_embed_ids_of_shard(
+        matrix=matrix,
+        bag_sizes=[size for size, _, _ in columns],
+        wide=[wide for _, wide, _ in columns],
+        weighted=[weighted for _, _, weighted in columns],
+        M=len(columns),
+        W=sum(weighted for _, _, weighted in columns),
+        world=world,
+        shard=shard,
+    )
+    given = iter(weights)
+    return [
+        (r, s, next(given) if weighted else None)
+        for r, s, (_, _, weighted) in zip(rows, splits, columns, strict=True)
+    ]

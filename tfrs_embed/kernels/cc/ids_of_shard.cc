@@ -1,0 +1,241 @@
+// Of bags in a matrix, the ids whose rows are on one shard.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/platform/errors.h"
+#include "threads.h"
+
+namespace tfrs_embed {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::errors::InvalidArgument;
+
+namespace {
+
+// The shard and row of an id, where there is a power of two of shards: a
+// division takes longer than all the rest.
+struct ByShift {
+  uint64_t mask;
+  int shift;
+  uint64_t Shard(uint64_t id) const { return id & mask; }
+  uint64_t Row(uint64_t id) const { return id >> shift; }
+};
+
+template <typename T>
+struct ByDivision {
+  T world;
+  T Shard(T id) const { return id % world; }
+  T Row(T id) const { return id / world; }
+};
+
+// A feature's columns of a matrix.
+struct BagColumns {
+  const float* ids;
+  const float* weights;  // Null: none.
+  int64_t stride;        // Of a row.
+  int64_t bag_size;
+};
+
+template <typename T>
+T IdAt(const float* ids, int64_t i) {
+  T id;
+  std::memcpy(&id, reinterpret_cast<const char*>(ids) + i * sizeof(T),
+              sizeof(T));
+  return id;
+}
+
+// A negative id is none.
+template <typename T, typename Split>
+bool IsOf(T id, const Split& split, uint64_t shard) {
+  return id >= 0 && static_cast<uint64_t>(split.Shard(id)) == shard;
+}
+
+// Writes how many ids of each bag are on the shard to counts[bag].
+template <typename T, typename Split>
+void CountIds(const BagColumns& columns, const Split& split, uint64_t shard,
+           int64_t begin, int64_t end, int32_t* counts) {
+  for (int64_t bag = begin; bag < end; ++bag) {
+    const float* ids = columns.ids + bag * columns.stride;
+    int32_t count = 0;
+    for (int64_t i = 0; i < columns.bag_size; ++i) {
+      count += IsOf(IdAt<T>(ids, i), split, shard);
+    }
+    counts[bag] = count;
+  }
+}
+
+// Writes the rows, and the weights, of the ids that are on the shard.
+template <typename T, typename Split>
+void FillIds(const BagColumns& columns, const Split& split, uint64_t shard,
+          int64_t begin, int64_t end, const int32_t* splits, int64_t* rows,
+          float* weights) {
+  for (int64_t bag = begin; bag < end; ++bag) {
+    const float* ids = columns.ids + bag * columns.stride;
+    int64_t at = splits[bag];
+    for (int64_t i = 0; i < columns.bag_size; ++i) {
+      const T id = IdAt<T>(ids, i);
+      if (!IsOf(id, split, shard)) continue;
+      rows[at] = split.Row(id);
+      if (weights) {
+        weights[at] = columns.weights[bag * columns.stride + i];
+      }
+      ++at;
+    }
+  }
+}
+
+// The outputs of the operation.
+struct ShardOutputs {
+  OpOutputList rows, splits, weights;
+  int next_weights = 0;
+};
+
+template <typename T, typename Split>
+absl::Status Select(OpKernelContext* ctx, const BagColumns& columns, int64_t count,
+                    const Split& split, uint64_t shard, int feature,
+                    ShardOutputs* outputs) {
+  Tensor *splits_out, *rows_out, *weights_out = nullptr;
+  TF_RETURN_IF_ERROR(outputs->splits.allocate(
+      feature, TensorShape({count + 1}), &splits_out));
+  int32_t* splits = splits_out->flat<int32_t>().data();
+  splits[0] = 0;
+  const int64_t cost = 10 + 4 * columns.bag_size;
+  ParallelFor(ctx, count, cost, [&](int64_t begin, int64_t end) {
+    CountIds<T>(columns, split, shard, begin, end, splits + 1);
+  });
+  for (int64_t bag = 0; bag < count; ++bag) splits[bag + 1] += splits[bag];
+  TF_RETURN_IF_ERROR(outputs->rows.allocate(
+      feature, TensorShape({splits[count]}), &rows_out));
+  if (columns.weights) {
+    TF_RETURN_IF_ERROR(outputs->weights.allocate(
+        outputs->next_weights++, TensorShape({splits[count]}), &weights_out));
+  }
+  int64_t* rows = rows_out->flat<int64_t>().data();
+  float* weights = weights_out ? weights_out->flat<float>().data() : nullptr;
+  ParallelFor(ctx, count, cost, [&](int64_t begin, int64_t end) {
+    FillIds<T>(columns, split, shard, begin, end, splits, rows, weights);
+  });
+  return absl::OkStatus();
+}
+
+class IdsOfShardOp : public OpKernel {
+ public:
+  explicit IdsOfShardOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bag_sizes", &bag_sizes_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("wide", &wide_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("weighted", &weighted_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world", &world_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shard", &shard_));
+    int features, num_weighted;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &features));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("W", &num_weighted));
+    const size_t m = features;
+    OP_REQUIRES(
+        ctx,
+        bag_sizes_.size() == m && wide_.size() == m && weighted_.size() == m,
+        InvalidArgument("bag_sizes, wide and weighted must have an entry for "
+                        "each feature."));
+    OP_REQUIRES(ctx, shard_ < world_,
+                InvalidArgument("shard ", shard_, " of ", world_));
+    int found = 0;
+    for (size_t f = 0; f < m; ++f) {
+      OP_REQUIRES(ctx, bag_sizes_[f] > 0 && bag_sizes_[f] < 1 << 30,
+                  InvalidArgument("bag_sizes: ", bag_sizes_[f]));
+      width_ += bag_sizes_[f] * ((wide_[f] ? 2 : 1) + (weighted_[f] ? 1 : 0));
+      found += weighted_[f];
+    }
+    OP_REQUIRES(ctx, found == num_weighted,
+                InvalidArgument(found, " weighted features for W = ",
+                                num_weighted));
+    while (shift_ < 62 && int64_t{1} << shift_ < world_) ++shift_;
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& matrix = ctx->input(0);
+    OP_REQUIRES(ctx, matrix.dims() == 2 && matrix.dim_size(1) == width_,
+                InvalidArgument("a matrix of shape ",
+                                matrix.shape().DebugString(), " for ", width_,
+                                " columns"));
+    OP_REQUIRES(ctx,
+                matrix.NumElements() < std::numeric_limits<int32_t>::max(),
+                InvalidArgument(matrix.NumElements(), " words are too many"));
+    ShardOutputs outputs;
+    OP_REQUIRES_OK(ctx, ctx->output_list("rows", &outputs.rows));
+    OP_REQUIRES_OK(ctx, ctx->output_list("splits", &outputs.splits));
+    OP_REQUIRES_OK(ctx, ctx->output_list("weights", &outputs.weights));
+    const float* first = matrix.flat<float>().data();
+    for (size_t f = 0; f < bag_sizes_.size(); ++f) {
+      const int64_t size = bag_sizes_[f];
+      BagColumns columns = {first, nullptr, width_, size};
+      first += size * (wide_[f] ? 2 : 1);
+      if (weighted_[f]) {
+        columns.weights = first;
+        first += size;
+      }
+      OP_REQUIRES_OK(
+          ctx, wide_[f]
+                   ? SelectOf<int64_t>(ctx, columns, matrix.dim_size(0), f,
+                                       &outputs)
+                   : SelectOf<int32_t>(ctx, columns, matrix.dim_size(0), f,
+                                       &outputs));
+    }
+  }
+
+ private:
+  template <typename T>
+  absl::Status SelectOf(OpKernelContext* ctx, const BagColumns& columns,
+                        int64_t count, int feature, ShardOutputs* outputs) const {
+    if (int64_t{1} << shift_ == world_) {
+      const ByShift split = {static_cast<uint64_t>(world_ - 1), shift_};
+      return Select<T>(ctx, columns, count, split, shard_, feature, outputs);
+    }
+    const ByDivision<T> split = {static_cast<T>(world_)};
+    return Select<T>(ctx, columns, count, split, shard_, feature, outputs);
+  }
+
+  std::vector<int64_t> bag_sizes_;
+  std::vector<bool> wide_, weighted_;
+  int64_t world_, shard_, width_ = 0;
+  int shift_ = 0;
+};
+
+}  // namespace
+
+REGISTER_OP("TfrsEmbedIdsOfShard")
+    .Input("matrix: float")
+    .Output("rows: M * int64")
+    .Output("splits: M * int32")
+    .Output("weights: W * float")
+    .Attr("M: int >= 1")
+    .Attr("W: int >= 0")
+    .Attr("bag_sizes: list(int)")
+    .Attr("wide: list(bool)")
+    .Attr("weighted: list(bool)")
+    .Attr("world: int >= 1")
+    .Attr("shard: int >= 0")
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      for (int i = 0; i < c->num_outputs(); ++i) {
+        c->set_output(i, c->Vector(c->kUnknownDim));
+      }
+      return absl::OkStatus();
+    });
+
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedIdsOfShard").Device(tensorflow::DEVICE_CPU), IdsOfShardOp);
+
+}  // namespace tfrs_embed

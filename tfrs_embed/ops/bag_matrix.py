@@ -1,0 +1,161 @@
+"""Bags of several features as the rows of one matrix, and a shard's part.
+
+Row b of the matrix has the b-th bag of every feature: its ids, and their
+weights if there are any. All bags of a feature have equally many ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfrs_embed import kernels
+from tfrs_embed.ops import kernel_calls
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.parsed_ids import bag_of_id
+
+# The id of bags that a feature has not, as others have more.
+_NO_ID = -1
+
+
+class BagColumns(NamedTuple):
+    """The columns of one feature.
+
+    Attributes:
+        bag_size: the number of ids in each bag.
+        wide: whether an id takes two columns, as 64 bits.
+        weighted: whether there is a weight for each id.
+    """
+
+    bag_size: int
+    wide: bool
+    weighted: bool
+
+    @property
+    def ids(self) -> int:
+        """The number of columns of ids, which come first."""
+        return self.bag_size * (2 if self.wide else 1)
+
+    @property
+    def width(self) -> int:
+        """The number of all columns."""
+        return self.ids + self.bag_size * self.weighted
+
+
+def pack(
+    bags: Sequence[BaggedIds],
+    columns: Sequence[BagColumns],
+    num_rows: tf.Tensor,
+) -> tf.Tensor:
+    """Writes bags into a matrix.
+
+    Args:
+        bags: each feature's bags.
+        columns: their columns.
+        num_rows: scalar int32, no less than any feature has bags.
+
+    Returns:
+        [num_rows, sum of widths] float32; ids are integers with these bits.
+    """
+    # As float32, which GPUs move and send as they do rows; int32 they don't.
+    parts = []
+    for b, c in zip(bags, columns, strict=True):
+        padding = [[0, num_rows - b.count], [0, 0]]
+        dtype = tf.int64 if c.wide else tf.int32
+        ids = tf.reshape(tf.cast(b.ids, dtype), [-1, c.bag_size])
+        ids = tf.pad(ids, padding, constant_values=_NO_ID)
+        parts.append(tf.reshape(tf.bitcast(ids, tf.float32), [-1, c.ids]))
+        if c.weighted:
+            assert b.weights is not None
+            weights = tf.reshape(b.weights, [-1, c.bag_size])
+            parts.append(tf.pad(weights, padding))
+    return parts[0] if len(parts) == 1 else tf.concat(parts, 1)
+
+
+def of_shard(
+    matrix: tf.Tensor,
+    columns: Sequence[BagColumns],
+    world: int,
+    shard: int,
+    device: str | None,
+    training: bool,
+) -> list[BaggedIds]:
+    """Reads the ids whose rows are on one shard.
+
+    Args:
+        matrix: as `pack` returns it.
+        columns: the features' columns.
+        world: the number of shards; id i is row i // world of shard i % world.
+        shard: the shard.
+        device: where the matrix is.
+        training: whether this is part of a training step.
+
+    Returns:
+        For each feature a bag for each row of the matrix: of those of its ids
+        that are on the shard, the rows there. The bags' scales are left out.
+    """
+    module = kernels.operations(device, training)
+    count = tf.shape(matrix)[0]
+    if module:
+        found = kernel_calls.ids_of_shard(
+            module,
+            matrix,
+            [(c.bag_size, c.wide, c.weighted) for c in columns],
+            world,
+            shard,
+        )
+        return [_bags(*each, None, count) for each in found]
+    bags = []
+    first = 0
+    for c in columns:
+        # Two columns of an id are its halves, the low one first.
+        ids = matrix[:, first : first + c.ids]
+        if c.wide:
+            halves = tf.reshape(ids, [-1, c.bag_size, 2])
+            ids = tf.bitcast(tf.bitcast(halves, tf.int32), tf.int64)
+        else:
+            ids = tf.bitcast(ids, tf.int32)
+        flat = tf.reshape(ids, [-1])
+        mine = (flat >= 0) & tf.equal(tf.math.floormod(flat, world), shard)
+        kept = tf.where(mine)[:, 0]
+        weights = None
+        if c.weighted:
+            weights = matrix[:, first + c.ids : first + c.width]
+            weights = tf.gather(tf.reshape(weights, [-1]), kept)
+        bags.append(
+            _bags(
+                tf.math.floordiv(tf.gather(flat, kept), world),
+                None,
+                weights,
+                tf.cast(kept // c.bag_size, tf.int32),
+                count,
+            )
+        )
+        first += c.width
+    return bags
+
+
+def _bags(
+    rows: tf.Tensor,
+    splits: tf.Tensor | None,
+    weights: tf.Tensor | None,
+    bag_ids: tf.Tensor | None,
+    count: tf.Tensor,
+) -> BaggedIds:
+    """Bags given by splits, or by the bag of each id."""
+    if bag_ids is None:
+        assert splits is not None
+        bag_ids = bag_of_id(splits)
+    return BaggedIds(
+        rows,
+        bag_ids,
+        weights,
+        None,
+        count,
+        count[None],
+        tf.TensorShape([None]),
+        tf.TensorShape([None]),
+        splits=splits,
+    )
