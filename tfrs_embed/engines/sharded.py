@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution import alike, exchange, vector_exchange
 from tfrs_embed.distribution.exchange import Exchange, Received, Route
+from tfrs_embed.distribution.exchange_kind import vectors_are_less
 from tfrs_embed.distribution.vector_exchange import (
     VectorExchange,
     VectorsReceived,
@@ -155,10 +156,10 @@ class ShardedEngine(ReplicasEngine):
     def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:
         """Whether a feature's vectors travel, and not its rows."""
         size = bags.bag_size
-        if size is None or self._replicas.world == 1:
-            return False
         dim = self.features[feature].table.dim
-        return vectors_are_less(size, dim, self._replicas.world)
+        return size is not None and vectors_are_less(
+            size, dim, self._replicas.world
+        )
 
     def _columns(self, feature: int, bags: BaggedIds) -> BagColumns:
         assert bags.bag_size is not None
@@ -528,20 +529,3 @@ class ShardedEngine(ReplicasEngine):
             tf.add_n(least),
             tf.add_n(ids),
         )
-
-
-def vectors_are_less(bag_size: int, dim: int, world: int) -> bool:
-    """Whether bags are exchanged by vectors, and not by rows.
-
-    By vectors a bag's ids, one vector and one gradient go to all replicas. By
-    rows a key, a row and a gradient travel for each different id, which half of
-    the ids are taken to be: how many are is not known when a step is traced.
-
-    Args:
-        bag_size: the ids of a bag.
-        dim: the table's width.
-        world: the number of replicas.
-    """
-    by_vectors = world * (4 * bag_size + 8 * dim)
-    by_rows = bag_size / 2 * (8 + 8 * dim)
-    return bag_size > 1 and by_vectors <= by_rows

@@ -1,0 +1,20 @@
+"""Which of two ways bags of tables that are sharded by row are exchanged."""
+
+from __future__ import annotations
+
+
+def vectors_are_less(bag_size: int, dim: int, world: int) -> bool:
+    """Whether bags are exchanged by vectors, and not by rows.
+
+    By vectors a bag's ids, one vector and one gradient go to all replicas. By
+    rows a key, a row and a gradient travel for each different id, which half of
+    the ids are taken to be: how many are is not known when a step is traced.
+
+    Args:
+        bag_size: the ids of a bag.
+        dim: the table's width.
+        world: the number of replicas.
+    """
+    by_vectors = world * (4 * bag_size + 8 * dim)
+    by_rows = bag_size / 2 * (8 + 8 * dim)
+    return world > 1 and bag_size > 1 and by_vectors <= by_rows
