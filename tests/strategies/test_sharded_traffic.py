@@ -60,10 +60,15 @@ def test_bytes_are_those_of_the_formula(strategy, tables):
     world = strategy.num_replicas_in_sync
     ids = draw(strategy, tables)
     unique = [[set(table.tolist()) for table in each] for each in ids]
+    # Tables begin on different shards.
     counts = np.array(
         [
             [
-                sum(i % world == shard for table in each for i in table)
+                sum(
+                    (i + t * world // tables) % world == shard
+                    for t, table in enumerate(each)
+                    for i in table
+                )
                 for shard in range(world)
             ]
             for each in unique

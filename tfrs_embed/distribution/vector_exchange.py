@@ -8,11 +8,12 @@ are few.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.ops import bag_matrix
 from tfrs_embed.ops.bag_matrix import BagColumns
@@ -56,7 +57,8 @@ class VectorExchange:
         replica: int,
         bags: Sequence[BaggedIds],
         columns: Sequence[BagColumns],
-        dims: Sequence[int],
+        tables: Sequence[TableSpec],
+        first_ranks: Mapping[str, int],
         most: tf.Tensor,
         device: str | None,
         training: bool,
@@ -67,7 +69,8 @@ class VectorExchange:
             replica: the local replica that calls.
             bags: each feature's bags.
             columns: their columns in messages.
-            dims: their tables' widths.
+            tables: their tables.
+            first_ranks: the ranks that have the tables' rows 0, by name.
             most: scalar int64, the most bags that a feature has on any replica.
             device: where the shard is.
             training: whether this is part of a training step.
@@ -84,11 +87,15 @@ class VectorExchange:
             matrix,
             columns,
             self._replicas.world,
-            self._replicas.ranks[replica],
+            [
+                (self._replicas.ranks[replica] - first_ranks[t.name])
+                % self._replicas.world
+                for t in tables
+            ],
             device,
             training,
         )
-        floats, _ = bucket_of(most * sum(dims))
+        floats, _ = bucket_of(most * sum(t.dim for t in tables))
         return VectorsReceived(found, rows, words, tf.cast(floats, tf.int64))
 
     def send_vectors(

@@ -66,8 +66,9 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
 
     def _make_groups(self) -> list[TableGroup]:
         # A group numbers its tables' rows one after the other, which can't be
-        # done with keys.
+        # done with keys. A key's shard is what a checkpoint's reader counts on.
         world = self._replicas.world
+        self._first_shards = dict.fromkeys(self.states, 0)
         return [
             TableGroup([state.spec], self.features, world)
             for state in self.states.values()

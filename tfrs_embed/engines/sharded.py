@@ -22,8 +22,17 @@ from tfrs_embed.distribution.vector_exchange import (
 )
 from tfrs_embed.engines.replica_engine import ReplicasEngine, Residuals
 from tfrs_embed.engines.shard import Shard
-from tfrs_embed.engines.table_group import TableGroup, by_width, rows_per_shard
-from tfrs_embed.engines.tables.sharded import ShardedTable, write_shards
+from tfrs_embed.engines.table_group import (
+    TableGroup,
+    by_width,
+    rows_per_shard,
+    spread_first_shards,
+)
+from tfrs_embed.engines.tables.sharded import (
+    ShardedTable,
+    positions_of,
+    write_shards,
+)
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bag_matrix import BagColumns
@@ -72,11 +81,10 @@ class ShardedEngine(ReplicasEngine):
     """
 
     def _make_groups(self) -> list[TableGroup]:
-        return by_width(
-            [s.spec for s in self.states.values()],
-            self.features,
-            self._replicas.world,
-        )
+        tables = [s.spec for s in self.states.values()]
+        world = self._replicas.world
+        self._first_shards = spread_first_shards(tables, world)
+        return by_width(tables, self.features, world, self._first_shards)
 
     def _build(self) -> None:
         self._sizes_channel = self._replicas.allocate(alike.CHANNELS)
@@ -94,14 +102,24 @@ class ShardedEngine(ReplicasEngine):
 
     def _fill(self, table: TableSpec) -> None:
         variables = [s.variables[table.name][PARAMETERS] for s in self._shards]
-        by_rank = list(zip(self._replicas.ranks, variables, strict=True))
+        first = self._first_shards[table.name]
+        positions = positions_of(self._replicas, first)
+        by_position = list(zip(positions, variables, strict=True))
         for start, block in initial_blocks(table):
-            write_shards(by_rank, self._replicas.world, start, block)
+            write_shards(by_position, self._replicas.world, start, block)
 
     def _make_composite(
         self, name: str, shape: tuple[int, int], shards: list[tf.Variable]
     ) -> ShardedTable:
-        return ShardedTable(name, shape, shards, self._replicas, self._strategy)
+        table = name.rpartition("/")[0]
+        return ShardedTable(
+            name,
+            shape,
+            shards,
+            self._replicas,
+            self._strategy,
+            self._first_shards[table],
+        )
 
     def _lookup(
         self,
@@ -137,7 +155,8 @@ class ShardedEngine(ReplicasEngine):
                 replica,
                 [bags[i] for i in by_vectors],
                 columns,
-                [self.features[i].table.dim for i in by_vectors],
+                [self.features[i].table for i in by_vectors],
+                self._first_shards,
                 longest[-1],
                 device,
                 training,
@@ -446,9 +465,11 @@ class ShardedEngine(ReplicasEngine):
         if self._replicas.workers > 1:
             return self._refuse_outside(bags)
         self.apply_deferred()
-        by_rank = [self._replicas.ranks.index(rank) for rank in range(world)]
         activations = []
         for feature, b in zip(self.features, bags, strict=True):
+            first = self._first_shards[feature.table.name]
+            positions = positions_of(self._replicas, first)
+            by_position = [positions.index(p) for p in range(world)]
             owner = tf.cast(tf.math.floormod(b.ids, world), tf.int32)
             rows = tf.dynamic_partition(
                 tf.math.floordiv(b.ids, world), owner, world
@@ -464,7 +485,7 @@ class ShardedEngine(ReplicasEngine):
                         feature.table.name,
                         self._find(i, feature.table.name, r),
                     )
-                    for i, r in zip(by_rank, rows, strict=True)
+                    for i, r in zip(by_position, rows, strict=True)
                 ],
             )
             activations.append(lookup_ops.combine(found, None, b))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,12 +16,15 @@ class TableGroup:
     """The tables of one width, and the features that are looked up in them.
 
     The tables' rows on a shard are numbered one table after the other. Row i of
-    a table is row i // world of shard i % world.
+    a table is row i // world of shard (i + first) % world, the table's first
+    shard being `first`.
 
     Args:
         tables: the tables.
         features: all features of the engine.
         world: the number of shards.
+        first_shards: tables' first shards by their names; 0 where none is
+            given.
         without: the places of features that this group leaves out.
 
     Attributes:
@@ -35,12 +38,14 @@ class TableGroup:
         tables: Sequence[TableSpec],
         features: Sequence[FeatureSpec],
         world: int,
+        first_shards: Mapping[str, int] | None = None,
         without: Sequence[int] = (),
     ) -> None:
         self.dim = tables[0].dim
         self.tables = tuple(tables)
         self._world = world
         self._all_features = tuple(features)
+        self._first_shards = dict(first_shards or {})
         self._first_rows = []
         row = 0
         for table in tables:
@@ -63,7 +68,13 @@ class TableGroup:
         """This group, without the features at some places of the engine's."""
         if not set(self.features) & set(places):
             return self
-        return TableGroup(self.tables, self._all_features, self._world, places)
+        return TableGroup(
+            self.tables,
+            self._all_features,
+            self._world,
+            self._first_shards,
+            places,
+        )
 
     def select(self, values: Sequence[Any]) -> list[Any]:
         """Selects this group's features' values from those of all features."""
@@ -80,10 +91,10 @@ class TableGroup:
             the rows of all tables, of shard k % world.
         """
         keys = []
-        for b, first in zip(
-            self.select(bags), self._first_of_feature, strict=True
-        ):
-            ids = tf.cast(b.ids, tf.int64)
+        for i, first in zip(self.features, self._first_of_feature, strict=True):
+            table = self._all_features[i].table.name
+            ids = tf.cast(bags[i].ids, tf.int64)
+            ids = _turn(ids, self._first_shards.get(table, 0), self._world)
             keys.append(ids + self._world * first if first else ids)
         return keys[0] if len(keys) == 1 else tf.concat(keys, 0)
 
@@ -137,7 +148,10 @@ class TableGroup:
 
 
 def by_width(
-    tables: Sequence[TableSpec], features: Sequence[FeatureSpec], world: int
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    world: int,
+    first_shards: Mapping[str, int] | None = None,
 ) -> list[TableGroup]:
     """Groups tables by their width, in the order of the widths' first use.
 
@@ -145,11 +159,47 @@ def by_width(
         tables: the tables.
         features: all features of the engine.
         world: the number of shards.
+        first_shards: tables' first shards by their names.
     """
     return [
-        TableGroup([t for t in tables if t.dim == dim], features, world)
+        TableGroup(
+            [t for t in tables if t.dim == dim], features, world, first_shards
+        )
         for dim in dict.fromkeys(t.dim for t in tables)
     ]
+
+
+def spread_first_shards(
+    tables: Sequence[TableSpec], world: int
+) -> dict[str, int]:
+    """Spreads the tables' first rows, often the most frequent, over shards.
+
+    Args:
+        tables: the tables.
+        world: the number of shards.
+
+    Returns:
+        The shard of each table's row 0, by the table's name.
+    """
+    return {t.name: i * world // len(tables) for i, t in enumerate(tables)}
+
+
+def _turn(ids: tf.Tensor, by: int, world: int) -> tf.Tensor:
+    """Ids whose quotients are the same, and whose remainders are further on.
+
+    Args:
+        ids: [n] int64.
+        by: the number that is added to a remainder, below world.
+        world: the number that the ids are divided by.
+    """
+    if not by:
+        return ids
+    if world & (world - 1):
+        rest = tf.math.floormod(ids, world)
+    else:  # A tenth of a division's time, for negative ids too.
+        rest = tf.bitwise.bitwise_and(ids, tf.constant(world - 1, tf.int64))
+    past = tf.cast(rest >= world - by, tf.int64)
+    return ids + (by - world * past)
 
 
 def rows_per_shard(table: TableSpec, world: int) -> int:

@@ -78,17 +78,17 @@ def of_shard(
     matrix: tf.Tensor,
     columns: Sequence[BagColumns],
     world: int,
-    shard: int,
+    shards: Sequence[int],
     device: str | None,
     training: bool,
 ) -> list[BaggedIds]:
-    """Reads the ids whose rows are on one shard.
+    """Reads the ids whose rows are on one shard of each feature's table.
 
     Args:
         matrix: as `pack` returns it.
         columns: the features' columns.
         world: the number of shards; id i is row i // world of shard i % world.
-        shard: the shard.
+        shards: each feature's shard.
         device: where the matrix is.
         training: whether this is part of a training step.
 
@@ -104,12 +104,12 @@ def of_shard(
             matrix,
             [(c.bag_size, c.wide, c.weighted) for c in columns],
             world,
-            shard,
+            shards,
         )
         return [_bags(*each, None, count) for each in found]
     bags = []
     first = 0
-    for c in columns:
+    for c, shard in zip(columns, shards, strict=True):
         # Two columns of an id are its halves, the low one first.
         ids = matrix[:, first : first + c.ids]
         if c.wide:

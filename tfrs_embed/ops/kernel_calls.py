@@ -236,7 +236,7 @@ def ids_of_shard(
     matrix: tf.Tensor,
     columns: Sequence[tuple[int, bool, bool]],
     world: int,
-    shard: int,
+    shards: Sequence[int],
 ) -> list[tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]]:
     """Reads the ids whose rows are on one shard; see `bag_matrix.of_shard`.
 
@@ -246,7 +246,7 @@ def ids_of_shard(
         columns: for each feature the ids of a bag, whether they take two
             columns each, and whether they have weights.
         world: the number of shards.
-        shard: the shard.
+        shards: each feature's shard.
 
     Returns:
         For each feature the rows, [n] int64, the bags' splits, [count + 1]
@@ -260,7 +260,7 @@ def ids_of_shard(
         M=len(columns),
         W=sum(weighted for _, _, weighted in columns),
         world=world,
-        shard=shard,
+        shards=list(shards),
     )
     given = iter(weights)
     return [

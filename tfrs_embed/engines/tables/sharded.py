@@ -18,7 +18,10 @@ from tfrs_embed.engines.tables.spread import (
 
 
 class ShardedTable(SpreadTable):
-    """A table, or a slot, whose row i is row i // world of shard i % world.
+    """A table, or a slot, whose row i is row i // world of one of the shards.
+
+    That of row 0 is a rank's, those of the next rows the next ranks'. A shard's
+    position is how many ranks it is further on: (rank - first_rank) % world.
 
     With several workers, reading it gathers the rows of all, and saving it has
     each write a part: all workers must do it, as all workers save Keras's
@@ -30,6 +33,7 @@ class ShardedTable(SpreadTable):
         shards: the variables of this process's replicas.
         replicas: the replicas.
         strategy: the strategy it was made under.
+        first_rank: the rank of the replica that has row 0.
     """
 
     def __init__(
@@ -39,8 +43,10 @@ class ShardedTable(SpreadTable):
         shards: Sequence[tf.Variable],
         replicas: Replicas,
         strategy: tf.distribute.Strategy,
+        first_rank: int,
     ) -> None:
         super().__init__(name, shape, shards, replicas, strategy)
+        self._first_rank = first_rank
         # Rows of each shard that the workers exchange at a time.
         self._block = min(
             shards[0].shape[0],
@@ -65,11 +71,11 @@ class ShardedTable(SpreadTable):
         first, last = start // world, -(-(start + size) // world)
         skipped = start - first * world
         if self._replicas.workers == 1:
-            shards = dict(self._by_rank())
+            shards = dict(self._by_position())
             found = []
-            for rank in range(world):
-                with tf.device(shards[rank].device):
-                    found.append(tf.gather(shards[rank], tf.range(first, last)))
+            for _, shard in sorted(shards.items()):
+                with tf.device(shard.device):
+                    found.append(tf.gather(shard, tf.range(first, last)))
             with tf.device("CPU:0"):
                 whole = tf.reshape(tf.stack(found, 1), [-1, self.shape[1]])
         else:
@@ -78,7 +84,8 @@ class ShardedTable(SpreadTable):
                 # The last block may overlap the one before: all have one shape.
                 row = max(0, min(row, self.shards[0].shape[0] - self._block))
                 block = self._gather(row).numpy()
-                block = block.reshape(world, self._block, -1).swapaxes(0, 1)
+                block = block.reshape(world, self._block, -1)
+                block = np.roll(block, -self._first_rank, 0).swapaxes(0, 1)
                 begin, end = max(row, first), min(row + self._block, last)
                 rows[begin - first : end - first] = block[
                     begin - row : end - row
@@ -95,7 +102,7 @@ class ShardedTable(SpreadTable):
             start: the first row's index.
             rows: [n, dim].
         """
-        write_shards(self._by_rank(), self._replicas.world, start, rows)
+        write_shards(self._by_position(), self._replicas.world, start, rows)
 
     def save(self, key: str, session: Session) -> None:
         """Writes the table under a key.
@@ -119,8 +126,9 @@ class ShardedTable(SpreadTable):
                         rows = tf.identity(rows[:size])
                     writer.add_rows(key, shape, row, rows)
 
-    def _by_rank(self) -> Iterator[tuple[int, tf.Variable]]:
-        return zip(self._replicas.ranks, self.shards, strict=True)
+    def _by_position(self) -> Iterator[tuple[int, tf.Variable]]:
+        positions = positions_of(self._replicas, self._first_rank)
+        return zip(positions, self.shards, strict=True)
 
     def _gather_block(self, start: tf.Tensor) -> tf.Tensor:
         """A block of rows of all shards, one shard after the other."""
@@ -148,12 +156,23 @@ class ShardedTable(SpreadTable):
             rows = tf.minimum(rows, shard.shape[0] - 1)
             mine = tf.reshape(tf.gather(shard, rows), [world, -1, dim])
             got = self._replicas.all_to_all(i, mine, self._channel + 1)
+            got = tf.roll(got, -self._first_rank, 0)
             swapped.append(tf.reshape(tf.transpose(got, [1, 0, 2]), [-1, dim]))
         return swapped
 
 
+def positions_of(replicas: Replicas, first_rank: int) -> list[int]:
+    """The positions of the local replicas' shards of a table.
+
+    Args:
+        replicas: the replicas.
+        first_rank: the rank of the replica that has the table's row 0.
+    """
+    return [(rank - first_rank) % replicas.world for rank in replicas.ranks]
+
+
 def write_shards(
-    by_rank: Iterable[tuple[int, tf.Variable]],
+    by_position: Iterable[tuple[int, tf.Variable]],
     world: int,
     start: int,
     rows: tf.Tensor,
@@ -161,13 +180,13 @@ def write_shards(
     """Sets those of some of a table's rows that shards hold.
 
     Args:
-        by_rank: shards and their ranks.
+        by_position: shards, by their positions.
         world: the number of all shards.
         start: the first row's index.
         rows: [n, dim].
     """
-    for rank, shard in by_rank:
-        first = (rank - start) % world
+    for position, shard in by_position:
+        first = (position - start) % world
         # A gather takes a sixth of a strided slice's time.
         with tf.device("CPU:0"):
             mine = tf.gather(rows, tf.range(first, rows.shape[0], world))

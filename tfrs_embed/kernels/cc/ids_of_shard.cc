@@ -1,4 +1,4 @@
-// Of bags in a matrix, the ids whose rows are on one shard.
+// Of bags in a matrix, the ids whose rows are on one shard of their table.
 
 #include <algorithm>
 #include <cstddef>
@@ -152,20 +152,21 @@ class IdsOfShardOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("wide", &wide_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("weighted", &weighted_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("world", &world_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("shard", &shard_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shards", &shards_));
     int features, num_weighted;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &features));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("W", &num_weighted));
     const size_t m = features;
     OP_REQUIRES(
         ctx,
-        bag_sizes_.size() == m && wide_.size() == m && weighted_.size() == m,
-        InvalidArgument("bag_sizes, wide and weighted must have an entry for "
-                        "each feature."));
-    OP_REQUIRES(ctx, shard_ < world_,
-                InvalidArgument("shard ", shard_, " of ", world_));
+        bag_sizes_.size() == m && wide_.size() == m &&
+            weighted_.size() == m && shards_.size() == m,
+        InvalidArgument("bag_sizes, wide, weighted and shards must have an "
+                        "entry for each feature."));
     int found = 0;
     for (size_t f = 0; f < m; ++f) {
+      OP_REQUIRES(ctx, shards_[f] >= 0 && shards_[f] < world_,
+                  InvalidArgument("shard ", shards_[f], " of ", world_));
       OP_REQUIRES(ctx, bag_sizes_[f] > 0 && bag_sizes_[f] < 1 << 30,
                   InvalidArgument("bag_sizes: ", bag_sizes_[f]));
       width_ += bag_sizes_[f] * ((wide_[f] ? 2 : 1) + (weighted_[f] ? 1 : 0));
@@ -212,17 +213,18 @@ class IdsOfShardOp : public OpKernel {
   template <typename T>
   absl::Status SelectOf(OpKernelContext* ctx, const BagColumns& columns,
                         int64_t count, int feature, ShardOutputs* outputs) const {
+    const uint64_t shard = shards_[feature];
     if (int64_t{1} << shift_ == world_) {
       const ByShift split = {static_cast<uint64_t>(world_ - 1), shift_};
-      return Select<T>(ctx, columns, count, split, shard_, feature, outputs);
+      return Select<T>(ctx, columns, count, split, shard, feature, outputs);
     }
     const ByDivision<T> split = {static_cast<T>(world_)};
-    return Select<T>(ctx, columns, count, split, shard_, feature, outputs);
+    return Select<T>(ctx, columns, count, split, shard, feature, outputs);
   }
 
-  std::vector<int64_t> bag_sizes_;
+  std::vector<int64_t> bag_sizes_, shards_;
   std::vector<bool> wide_, weighted_;
-  int64_t world_, shard_, width_ = 0;
+  int64_t world_, width_ = 0;
   int shift_ = 0;
 };
 
@@ -239,7 +241,7 @@ REGISTER_OP("TfrsEmbedIdsOfShard")
     .Attr("wide: list(bool)")
     .Attr("weighted: list(bool)")
     .Attr("world: int >= 1")
-    .Attr("shard: int >= 0")
+    .Attr("shards: list(int)")
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       for (int i = 0; i < c->num_outputs(); ++i) {
         c->set_output(i, c->Vector(c->kUnknownDim));
