@@ -48,6 +48,10 @@ REPLICAS = {
         ),
         "strategies/test_dynamic_replicas.py": None if ALL else "lru or ttl",
         "strategies/test_mirrored_engine.py": "test_training",
+        # Groups of two need four.
+        "strategies/test_two_stages.py": (
+            None if ALL else "not (dynamic or invalid)"
+        ),
         "strategies/test_placements.py": None if ALL else "alike or formula",
         "strategies/test_plans.py": None if ALL else "bytes and mixed",
     },

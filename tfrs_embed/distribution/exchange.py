@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
+from tfrs_embed.distribution.subgroups import Subgroups
 
 #: Collective channels that an exchange of one kind of rows uses.
 CHANNELS = 4
@@ -90,6 +91,8 @@ class Received(NamedTuple):
         step: scalar int64, the number of such a step.
         new_keys: [m] int64, the keys that such a step admits.
         initial: [m, dim] float32, their initial rows.
+        collected: what a first stage of the exchange has collected, if there
+            are two.
     """
 
     rows: tf.Tensor
@@ -102,17 +105,35 @@ class Received(NamedTuple):
     step: tf.Tensor | None = None
     new_keys: tf.Tensor | None = None
     initial: tf.Tensor | None = None
+    collected: Collected | None = None
+
+
+class Collected(NamedTuple):
+    """One replica's keys for its group, of an exchange in two stages.
+
+    Attributes:
+        first: the keys that the replicas of its group asked it for.
+        kept: [n] int32, the places of those that are no padding.
+        route: these keys, made unique.
+        position: [u] int32, the place of each unique key's row among the rows
+            that come back in the second stage.
+    """
+
+    first: Received
+    kept: tf.Tensor
+    route: Route
+    position: tf.Tensor
 
 
 class Exchange:
     """Exchanges the keys, rows and gradients of one width.
 
     Args:
-        replicas: the replicas.
+        replicas: those that exchange: all, or the groups of some.
         channel: the first of `CHANNELS` collective channels.
     """
 
-    def __init__(self, replicas: Replicas, channel: int) -> None:
+    def __init__(self, replicas: Replicas | Subgroups, channel: int) -> None:
         self._replicas = replicas
         self._channel = channel
 

@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -23,6 +23,8 @@ from tfrs_embed._tensorflow import cross_device_ops
 _FIRST_INSTANCE_KEY = 1 << 30
 # An instance key is bound to one shape: each channel has a key for each bucket.
 _BUCKETS = 512
+# TensorFlow numbers its own groups upwards from 1, one per set of devices.
+_FIRST_GROUP_KEY = 1 << 20
 # From here on collectives between the logical CPUs of one process return wrong
 # data, without an error.
 _MAX_LOCAL_CPUS = 11
@@ -33,6 +35,18 @@ _of_strategy: Any = weakref.WeakKeyDictionary()
 # have one group key, with which one's collectives would be taken for the
 # other's.
 _numbers: Counter[str] = Counter()
+
+
+class Group(NamedTuple):
+    """A group of devices that run collectives together.
+
+    Attributes:
+        key: its key.
+        size: the number of devices.
+    """
+
+    key: int
+    size: int
 
 
 def of(strategy: tf.distribute.Strategy) -> Replicas:
@@ -71,6 +85,7 @@ class Replicas:
         self.world: int = strategy.num_replicas_in_sync
         self._strategy = weakref.ref(strategy)
         self._ranks: list[int] | None = None
+        self._ids_by_rank: list[int] = list(range(self.world))
         self._verdict_channel: int | None = None
         self._launchers = [None] if self.world == 1 else _launchers(strategy)
         self.local = len(self._launchers)
@@ -135,6 +150,16 @@ class Replicas:
             self._ranks = [0] if self.world == 1 else self._find_ranks()
         return self._ranks
 
+    @property
+    def on_host(self) -> int:
+        """The replicas of a process, if their ranks are neighbours; else 1."""
+        self.ranks  # noqa: B018 - all workers ask for it together.
+        workers = [i // self.local for i in self._ids_by_rank]
+        neighbours = all(
+            workers[r] == workers[r - r % self.local] for r in range(self.world)
+        )
+        return self.local if neighbours else 1
+
     def _find_ranks(self) -> list[int]:
         # Ranks order tasks by name ("10" before "2"), and GPUs by their
         # interconnect.
@@ -149,11 +174,8 @@ class Replicas:
             ]
 
         with tf.init_scope():
-            gathered = gather()
-        return [
-            found.numpy().tolist().index(i)
-            for i, found in zip(ids, gathered, strict=True)
-        ]
+            [self._ids_by_rank, *_] = [g.numpy().tolist() for g in gather()]
+        return [self._ids_by_rank.index(i) for i in ids]
 
     def count_layer(self) -> int:
         """Numbers a layer whose replicas will decide together.
@@ -181,6 +203,15 @@ class Replicas:
         first = _numbers["channels"]
         _numbers["channels"] += channels
         assert _FIRST_INSTANCE_KEY + _numbers["channels"] * _BUCKETS < 2**31
+        return first
+
+    def allocate_groups(self, number: int) -> int:
+        """Reserves keys for groups of some of the replicas; returns the first.
+
+        All workers must ask in the same order.
+        """
+        first = _FIRST_GROUP_KEY + _numbers["groups"]
+        _numbers["groups"] += number
         return first
 
     def current(self, what: str) -> int | None:
@@ -237,7 +268,12 @@ class Replicas:
             )
 
     def all_to_all(
-        self, replica: int, values: tf.Tensor, channel: int, bucket: Any = 0
+        self,
+        replica: int,
+        values: tf.Tensor,
+        channel: int,
+        bucket: Any = 0,
+        group: Group | None = None,
     ) -> tf.Tensor:
         """Sends values[r] to rank r, and returns what the ranks sent here.
 
@@ -246,6 +282,8 @@ class Replicas:
             values: [world, ...], of one shape on all replicas.
             channel: the collective's channel.
             bucket: distinguishes the shapes that the channel is used with.
+            group: some of the replicas, whose ranks are in this group; None:
+                all of them.
 
         Returns:
             A tensor of that shape: what each rank sent.
@@ -253,7 +291,12 @@ class Replicas:
         if self.world == 1:
             return values
         return self._launch(
-            tf.raw_ops.CollectiveAllToAllV2, replica, values, channel, bucket
+            tf.raw_ops.CollectiveAllToAllV2,
+            replica,
+            values,
+            channel,
+            bucket,
+            group,
         )
 
     def max(self, replica: int, values: tf.Tensor, channel: int) -> tf.Tensor:
@@ -276,7 +319,12 @@ class Replicas:
         )
 
     def gather(
-        self, replica: int, values: tf.Tensor, channel: int, bucket: Any = 0
+        self,
+        replica: int,
+        values: tf.Tensor,
+        channel: int,
+        bucket: Any = 0,
+        group: Group | None = None,
     ) -> tf.Tensor:
         """Returns the replicas' values, [n, ...] each, in rank order.
 
@@ -285,6 +333,7 @@ class Replicas:
             values: [n, ...], of one shape on all replicas.
             channel: the collective's channel.
             bucket: distinguishes the shapes that the channel is used with.
+            group: some of the replicas; None: all of them.
 
         Returns:
             [world * n, ...].
@@ -292,7 +341,12 @@ class Replicas:
         if self.world == 1:
             return values
         return self._launch(
-            tf.raw_ops.CollectiveGatherV2, replica, values, channel, bucket
+            tf.raw_ops.CollectiveGatherV2,
+            replica,
+            values,
+            channel,
+            bucket,
+            group,
         )
 
     def _launch(
@@ -302,17 +356,20 @@ class Replicas:
         values: tf.Tensor,
         channel: int,
         bucket: Any = 0,
+        group: Group | None = None,
         **attributes: Any,
     ) -> tf.Tensor:
         launcher: Any = self._launchers[replica]
+        if group is None:
+            group = Group(launcher._group_key, launcher._group_size)
         key = (
             _FIRST_INSTANCE_KEY + channel * _BUCKETS + tf.cast(bucket, tf.int32)
         )
         with tf.device(launcher._device):
             return op(
                 input=values,
-                group_size=launcher._group_size,
-                group_key=launcher._group_key,
+                group_size=group.size,
+                group_key=group.key,
                 instance_key=key,
                 ordering_token=[launcher._ordering_token.handle],
                 communication_hint=launcher._options.implementation.value.lower(),

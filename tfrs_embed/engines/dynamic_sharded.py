@@ -147,8 +147,8 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
                 routed.index,
                 tf.size(routed.row),
             )
-            counts = self._exchanges[i].send_counts(
-                replica, routed, asked, counts
+            counts = self._row_exchange.send_counts(
+                replica, i, routed, asked, counts
             )
             located[i] = asked._replace(
                 keys=keys, occurrences=counts, step=step
@@ -159,10 +159,9 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
         consensus = self._consensus_on(NEW_KEYS)
         if consensus is not None:
             # The counts and the consensus are more than other lookups have.
-            others = self._replicas.world - 1
-            keys_sent = tf.add_n([received[i].capacity for i in planned])
-            sent = 8 * others * tf.cast(keys_sent, tf.int64)
-            self._count_traffic(replica, len(planned) + 1, sent)
+            keys = [self._row_exchange.sent(received[i])[1] for i in planned]
+            collectives = self._row_exchange.stages * len(planned) + 1
+            self._count_traffic(replica, collectives, 8 * tf.add_n(keys))
         requests = [self._request(replica, i, located[i]) for i in planned]
         for i, found in zip(planned, plan(requests, consensus), strict=True):
             located[i] = located[i]._replace(

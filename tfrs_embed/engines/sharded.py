@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfrs_embed.configs import TableSpec
-from tfrs_embed.distribution import alike, exchange, vector_exchange
-from tfrs_embed.distribution.exchange import Exchange, Received, Route
+from tfrs_embed.distribution import alike, row_exchange, vector_exchange
+from tfrs_embed.distribution.exchange import Received, Route
 from tfrs_embed.distribution.exchange_kind import vectors_are_less
 from tfrs_embed.distribution.vector_exchange import (
     VectorExchange,
@@ -44,7 +44,8 @@ class _Kept(NamedTuple):
     """The results of a lookup that its update needs, besides the bags.
 
     Attributes:
-        groups: the groups of tables that are exchanged by rows.
+        groups: the groups of tables that are exchanged by rows, by their places
+            among the engine's.
         positions: for each group, each feature's [n] int32: the places of its
             ids' rows among those that came back.
         received: for each group, the keys that this replica was asked for.
@@ -52,25 +53,11 @@ class _Kept(NamedTuple):
         vectors: the bags that this replica was asked for; None: there are none.
     """
 
-    groups: list[_Exchanged]
+    groups: dict[int, TableGroup]
     positions: list[list[tf.Tensor]]
     received: list[Received]
     by_vectors: list[int]
     vectors: VectorsReceived | None
-
-
-class _Exchanged(NamedTuple):
-    """A group of tables whose rows are exchanged together.
-
-    Attributes:
-        number: the group's place among the engine's.
-        tables: the group.
-        exchange: its exchange.
-    """
-
-    number: int
-    tables: TableGroup
-    exchange: Exchange
 
 
 class ShardedEngine(ReplicasEngine):
@@ -91,10 +78,9 @@ class ShardedEngine(ReplicasEngine):
         self._vector_exchange = VectorExchange(
             self._replicas, self._replicas.allocate(vector_exchange.CHANNELS)
         )
-        self._exchanges = [
-            Exchange(self._replicas, self._replicas.allocate(exchange.CHANNELS))
-            for _ in self._groups
-        ]
+        self._row_exchange = row_exchange.make(
+            self._replicas, len(self._groups)
+        )
         super()._build()
 
     def _rows_on_shard(self, table: TableSpec) -> int:
@@ -130,18 +116,14 @@ class ShardedEngine(ReplicasEngine):
     ) -> tuple[list[tf.Tensor], Residuals]:
         device = self._shards[replica].device
         by_vectors = [i for i, b in enumerate(bags) if self._by_vectors(i, b)]
-        groups = [
-            _Exchanged(i, tables, swap)
-            for i, (group, swap) in enumerate(
-                zip(self._groups, self._exchanges, strict=True)
-            )
-            if (tables := group.without(by_vectors)).features
-        ]
+        groups = {
+            i: used
+            for i, group in enumerate(self._groups)
+            if (used := group.without(by_vectors)).features
+        }
         routes = [
-            exchange.route(
-                group.tables.keys(bags), self._replicas.world, device, training
-            )
-            for group in groups
+            self._row_exchange.route(group.keys(bags), device, training)
+            for group in groups.values()
         ]
         columns = [self._columns(i, bags[i]) for i in by_vectors]
         longest = self._agree(replica, bags, groups, routes, by_vectors)
@@ -192,7 +174,7 @@ class ShardedEngine(ReplicasEngine):
         self,
         replica: int,
         bags: Sequence[BaggedIds],
-        groups: Sequence[_Exchanged],
+        groups: dict[int, TableGroup],
         routes: Sequence[Route],
         by_vectors: Sequence[int],
     ) -> tf.Tensor:
@@ -204,8 +186,8 @@ class ShardedEngine(ReplicasEngine):
             that are exchanged by vectors.
         """
         longest = [tf.constant(0, tf.int64)] * (len(self._groups) + 1)
-        for group, routed in zip(groups, routes, strict=True):
-            longest[group.number] = tf.reduce_max(routed.counts)
+        for i, routed in zip(groups, routes, strict=True):
+            longest[i] = tf.reduce_max(routed.counts)
         facts = [0] * len(bags)
         for i in by_vectors:
             columns = self._columns(i, bags[i])
@@ -262,7 +244,7 @@ class ShardedEngine(ReplicasEngine):
         self,
         replica: int,
         bags: Sequence[BaggedIds],
-        groups: Sequence[_Exchanged],
+        groups: dict[int, TableGroup],
         routes: Sequence[Route],
         longest: tf.Tensor,
         training: bool,
@@ -274,19 +256,17 @@ class ShardedEngine(ReplicasEngine):
             For each group, the positions and keys of `_Kept`.
         """
         shard = self._shards[replica]
-        asked_for = [
-            group.exchange.send_keys(replica, routed, longest[group.number])
-            for group, routed in zip(groups, routes, strict=True)
-        ]
+        asked_for = self._row_exchange.send_keys(
+            replica, list(groups), routes, longest, shard.device, training
+        )
         received = self._locate(replica, routes, asked_for, training)
         positions = []
-        for group, routed, asked in zip(groups, routes, received, strict=True):
-            rows = group.exchange.send_rows(
-                replica,
-                asked,
-                self._gather(shard, group.tables, asked.rows, training),
-            )
-            mine = group.tables.select(bags)
+        for (i, group), routed, asked in zip(
+            groups.items(), routes, received, strict=True
+        ):
+            rows = self._gather(shard, group, asked.rows, training)
+            rows = self._row_exchange.send_rows(replica, i, asked, rows)
+            mine = group.select(bags)
             index = tf.split(
                 tf.gather(asked.position, routed.index),
                 [tf.size(b.ids) for b in mine],
@@ -294,7 +274,7 @@ class ShardedEngine(ReplicasEngine):
             vectors = lookup_ops.combine_all(
                 rows, index, mine, shard.device, training
             )
-            for j, vector in zip(group.tables.features, vectors, strict=True):
+            for j, vector in zip(group.features, vectors, strict=True):
                 activations[j] = vector
             positions.append(index)
         return positions, received
@@ -326,28 +306,31 @@ class ShardedEngine(ReplicasEngine):
     ) -> dict[str, GradientContributions]:
         replica, kept = residuals.replica, residuals.kept
         contributions: dict[str, GradientContributions] = {}
+        device = self._shards[replica].device
         gradients_of = []
-        for group, asked, positions in zip(
-            kept.groups, kept.received, kept.positions, strict=True
+        for (i, group), asked, positions in zip(
+            kept.groups.items(), kept.received, kept.positions, strict=True
         ):
             sent = lookup_ops.spread(
-                group.tables.select(gradients),
-                group.tables.select(residuals.bags),
+                group.select(gradients),
+                group.select(residuals.bags),
                 tf.concat(positions, 0),
-                self._replicas.world * asked.capacity,
-                self._shards[replica].device,
+                self._row_exchange.num_rows(asked),
+                device,
             )
             gradients_of.append(
-                group.exchange.send_gradients(replica, asked, sent)
+                self._row_exchange.send_gradients(
+                    replica, i, asked, sent, device
+                )
             )
         settled = self._settle(replica, kept.received, gradients_of)
         for group, asked, got in zip(
-            kept.groups, settled, gradients_of, strict=True
+            kept.groups.values(), settled, gradients_of, strict=True
         ):
             places = tf.where(self._trained(asked))[:, 0]
             rows = tf.gather(asked.rows, places)
             contributions.update(
-                group.tables.contributions(rows, tf.cast(places, tf.int32), got)
+                group.contributions(rows, tf.cast(places, tf.int32), got)
             )
         self._count(replica, kept.groups, None, kept.received, forward=False)
         if kept.vectors is not None:
@@ -494,32 +477,32 @@ class ShardedEngine(ReplicasEngine):
     def _count(
         self,
         replica: int,
-        groups: Sequence[_Exchanged],
+        groups: dict[int, TableGroup],
         routes: Sequence[Route] | None,
         received: Sequence[Received],
         forward: bool,
     ) -> None:
         """Adds a lookup's or an update's traffic by rows to the counters."""
-        world = self._replicas.world
-        if world == 1:
+        if self._replicas.world == 1:
             return
-        others = tf.constant(world - 1, tf.int64)
         sent = least = unique = tf.constant(0, tf.int64)
-        for i, (group, asked) in enumerate(zip(groups, received, strict=True)):
-            row = 4 * group.tables.dim
-            size = tf.cast(asked.capacity, tf.int64)
-            sent += others * size * row
+        for i, (group, asked) in enumerate(
+            zip(groups.values(), received, strict=True)
+        ):
+            row = 4 * group.dim
+            messages, keys = self._row_exchange.sent(asked)
+            sent += keys * row
             if forward and routes is not None:
-                sent += others * 8 * (1 + size)
-                counts = routes[i].counts
-                rank = self._replicas.ranks[replica]
-                unique += tf.reduce_sum(counts)
-                remote = tf.reduce_sum(counts) - counts[rank]
-                least += remote * (8 + 2 * row)
-        collectives = len(groups)
-        # A consensus on the ids, and the capacities; then keys and rows.
+                sent += 8 * (messages + keys)
+                unique += tf.reduce_sum(routes[i].counts)
+                needed = self._row_exchange.needed(replica, routes[i], asked)
+                least += needed * (8 + 2 * row)
+        stages = self._row_exchange.stages
+        collectives = stages * len(groups)
         if forward:
-            collectives += self.decides + 1 + len(groups)
+            # Keys and rows; before them a consensus on the ids, and sizes.
+            collectives *= 2
+            collectives += self.decides + (stages if groups else 1)
         self._count_traffic(replica, collectives, sent, least, unique)
 
     def _count_vectors(

@@ -1,0 +1,410 @@
+"""The exchange of keys, rows and gradients of all groups of tables.
+
+In one stage, every replica has a message for every other. In two stages, the
+replicas of a host collect what they want of other hosts, each for those of the
+same place on all hosts: repeated keys of a host travel between hosts once, and
+messages are fewer and longer.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfrs_embed.distribution import exchange
+from tfrs_embed.distribution.exchange import (
+    Collected,
+    Exchange,
+    Received,
+    Route,
+)
+from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.distribution.subgroups import Subgroups
+from tfrs_embed.ops import lookup as lookup_ops
+from tfrs_embed.ops.bags import BaggedIds
+
+#: The size of the groups of the first stage; None: `first_stage` says it.
+GROUP_SIZE: int | None = None
+
+
+def first_stage(world: int, on_host: int) -> int:
+    """The size of the groups that exchange first; 1: there is one stage.
+
+    Args:
+        world: the number of replicas.
+        on_host: how many of them a host has.
+
+    Returns:
+        That of a host; or more, where there are so many hosts that messages
+        between them would be shorter than inside.
+    """
+    if on_host == 1 or on_host == world:
+        return 1
+    size = on_host
+    while size * size < world and world % (2 * size) == 0:
+        size *= 2
+    return size
+
+
+class RowExchange(abc.ABC):
+    """Exchanges the keys, rows and gradients of several groups of tables.
+
+    A group is named by its number. All replicas must call together.
+    """
+
+    @abc.abstractmethod
+    def route(
+        self, keys: tf.Tensor, device: str | None, training: bool
+    ) -> Route:
+        """Finds where keys are sent first; see `exchange.route`."""
+
+    @abc.abstractmethod
+    def send_keys(
+        self,
+        replica: int,
+        numbers: Sequence[int],
+        routes: Sequence[Route],
+        longest: tf.Tensor,
+        device: str | None,
+        training: bool,
+    ) -> list[Received]:
+        """Sends keys to their shards.
+
+        Args:
+            replica: the local replica that calls.
+            numbers: the groups.
+            routes: of each of these, the replica's keys.
+            longest: [all groups or more] int64, the number of keys in a group's
+                longest message between any two replicas.
+            device: where the keys are.
+            training: whether this is part of a training step.
+
+        Returns:
+            For each of these groups, what the others asked of this replica.
+        """
+
+    @abc.abstractmethod
+    def send_counts(
+        self,
+        replica: int,
+        number: int,
+        routed: Route,
+        received: Received,
+        counts: tf.Tensor,
+    ) -> tf.Tensor:
+        """Sends how often keys occurred; see `Exchange.send_counts`."""
+
+    @abc.abstractmethod
+    def send_rows(
+        self, replica: int, number: int, received: Received, rows: tf.Tensor
+    ) -> tf.Tensor:
+        """Answers with rows; returns the answers, [`num_rows`, dim]."""
+
+    @abc.abstractmethod
+    def send_gradients(
+        self,
+        replica: int,
+        number: int,
+        received: Received,
+        gradients: tf.Tensor,
+        device: str | None,
+    ) -> tf.Tensor:
+        """Sends the answers' gradients back; returns those of `rows`."""
+
+    @abc.abstractmethod
+    def num_rows(self, received: Received) -> tf.Tensor:
+        """The number of rows that come back, padding included."""
+
+    @abc.abstractmethod
+    def sent(self, received: Received) -> tuple[tf.Tensor, tf.Tensor]:
+        """The messages of keys that a replica sends to others, and the keys."""
+
+    @abc.abstractmethod
+    def needed(
+        self, replica: int, routed: Route, received: Received
+    ) -> tf.Tensor:
+        """How many keys a replica would send to others without padding."""
+
+    #: The number of stages. Each is a collective for each group and kind of
+    #: message, and one more on the messages' sizes.
+    stages: int
+
+
+class OneStage(RowExchange):
+    """Sends everything to where it belongs.
+
+    Args:
+        replicas: the replicas.
+        groups: the number of groups.
+    """
+
+    stages = 1
+
+    def __init__(self, replicas: Replicas, groups: int) -> None:
+        self._replicas = replicas
+        self._exchanges = [
+            Exchange(replicas, replicas.allocate(exchange.CHANNELS))
+            for _ in range(groups)
+        ]
+
+    def route(
+        self, keys: tf.Tensor, device: str | None, training: bool
+    ) -> Route:
+        """See the base class."""
+        return exchange.route(keys, self._replicas.world, device, training)
+
+    def send_keys(
+        self,
+        replica: int,
+        numbers: Sequence[int],
+        routes: Sequence[Route],
+        longest: tf.Tensor,
+        device: str | None,
+        training: bool,
+    ) -> list[Received]:
+        """See the base class."""
+        return [
+            self._exchanges[i].send_keys(replica, routed, longest[i])
+            for i, routed in zip(numbers, routes, strict=True)
+        ]
+
+    def send_counts(
+        self,
+        replica: int,
+        number: int,
+        routed: Route,
+        received: Received,
+        counts: tf.Tensor,
+    ) -> tf.Tensor:
+        """See the base class."""
+        return self._exchanges[number].send_counts(
+            replica, routed, received, counts
+        )
+
+    def send_rows(
+        self, replica: int, number: int, received: Received, rows: tf.Tensor
+    ) -> tf.Tensor:
+        """See the base class."""
+        return self._exchanges[number].send_rows(replica, received, rows)
+
+    def send_gradients(
+        self,
+        replica: int,
+        number: int,
+        received: Received,
+        gradients: tf.Tensor,
+        device: str | None,
+    ) -> tf.Tensor:
+        """See the base class."""
+        return self._exchanges[number].send_gradients(
+            replica, received, gradients
+        )
+
+    def num_rows(self, received: Received) -> tf.Tensor:
+        """See the base class."""
+        return self._replicas.world * received.capacity
+
+    def sent(self, received: Received) -> tuple[tf.Tensor, tf.Tensor]:
+        """See the base class."""
+        return _sent(self._replicas.world, received)
+
+    def needed(
+        self, replica: int, routed: Route, received: Received
+    ) -> tf.Tensor:
+        """See the base class."""
+        return _others(routed, self._replicas.ranks[replica])
+
+
+class TwoStages(RowExchange):
+    """Exchanges inside groups of neighbouring ranks, then between these.
+
+    Key k is of the replica of rank k % world, which has place
+    (k % world) % size in its group. In its own group, a replica asks the one of
+    that place, which asks that of the same place in the key's group. Inside of
+    a stage keys are sent as their quotients, so that those of the second stage
+    follow from those of the first.
+
+    Args:
+        replicas: the replicas.
+        groups: the number of groups of tables.
+        size: the number of replicas in a group of the first stage.
+    """
+
+    stages = 2
+
+    def __init__(self, replicas: Replicas, groups: int, size: int) -> None:
+        self._replicas = replicas
+        self._inner = Subgroups(replicas, size, neighbours=True)
+        self._outer = Subgroups(
+            replicas, replicas.world // size, neighbours=False
+        )
+        self._sizes_channel = replicas.allocate(1)
+        self._groups = groups
+        self._first, self._second = (
+            [
+                Exchange(peers, replicas.allocate(exchange.CHANNELS))
+                for _ in range(groups)
+            ]
+            for peers in (self._inner, self._outer)
+        )
+
+    def route(
+        self, keys: tf.Tensor, device: str | None, training: bool
+    ) -> Route:
+        """See the base class."""
+        return exchange.route(keys, self._inner.world, device, training)
+
+    def send_keys(
+        self,
+        replica: int,
+        numbers: Sequence[int],
+        routes: Sequence[Route],
+        longest: tf.Tensor,
+        device: str | None,
+        training: bool,
+    ) -> list[Received]:
+        """See the base class."""
+        firsts = [
+            self._first[i].send_keys(replica, routed, longest[i])
+            for i, routed in zip(numbers, routes, strict=True)
+        ]
+        kept = [tf.where(first.mask)[:, 0] for first in firsts]
+        collected = [
+            exchange.route(
+                tf.gather(first.rows, places),
+                self._outer.world,
+                device,
+                training,
+            )
+            for first, places in zip(firsts, kept, strict=True)
+        ]
+        sizes = [tf.constant(0, tf.int64)] * self._groups
+        for i, routed in zip(numbers, collected, strict=True):
+            sizes[i] = tf.reduce_max(routed.counts)
+        longest = self._replicas.max(
+            replica, tf.stack(sizes), self._sizes_channel
+        )
+        found = []
+        for i, first, places, routed in zip(
+            numbers, firsts, kept, collected, strict=True
+        ):
+            asked = self._second[i].send_keys(replica, routed, longest[i])
+            found.append(
+                asked._replace(
+                    position=first.position,
+                    collected=Collected(
+                        first,
+                        tf.cast(places, tf.int32),
+                        routed,
+                        asked.position,
+                    ),
+                )
+            )
+        return found
+
+    def send_counts(
+        self,
+        replica: int,
+        number: int,
+        routed: Route,
+        received: Received,
+        counts: tf.Tensor,
+    ) -> tf.Tensor:
+        """See the base class."""
+        first, kept, collected, position = _collected(received)
+        counts = self._first[number].send_counts(replica, routed, first, counts)
+        counts = tf.math.unsorted_segment_sum(
+            tf.gather(counts, kept), collected.index, tf.size(collected.row)
+        )
+        return self._second[number].send_counts(
+            replica, collected, received._replace(position=position), counts
+        )
+
+    def send_rows(
+        self, replica: int, number: int, received: Received, rows: tf.Tensor
+    ) -> tf.Tensor:
+        """See the base class."""
+        first, kept, collected, position = _collected(received)
+        found = self._second[number].send_rows(replica, received, rows)
+        # Where nothing was asked for, any row will do.
+        place = tf.scatter_nd(
+            kept[:, None],
+            tf.gather(position, collected.index),
+            [self.num_rows(received)],
+        )
+        return self._first[number].send_rows(
+            replica, first, tf.gather(found, place)
+        )
+
+    def send_gradients(
+        self,
+        replica: int,
+        number: int,
+        received: Received,
+        gradients: tf.Tensor,
+        device: str | None,
+    ) -> tf.Tensor:
+        """See the base class."""
+        first, kept, collected, position = _collected(received)
+        got = self._first[number].send_gradients(replica, first, gradients)
+        index = tf.gather(position, collected.index)
+        total = lookup_ops.spread(
+            [got],
+            [BaggedIds.of_rows(index, kept, self.num_rows(received))],
+            index,
+            self._outer.world * received.capacity,
+            device,
+        )
+        return self._second[number].send_gradients(replica, received, total)
+
+    def num_rows(self, received: Received) -> tf.Tensor:
+        """See the base class."""
+        return self._inner.world * _collected(received).first.capacity
+
+    def sent(self, received: Received) -> tuple[tf.Tensor, tf.Tensor]:
+        """See the base class."""
+        first = _sent(self._inner.world, _collected(received).first)
+        second = _sent(self._outer.world, received)
+        return first[0] + second[0], first[1] + second[1]
+
+    def needed(
+        self, replica: int, routed: Route, received: Received
+    ) -> tf.Tensor:
+        """See the base class."""
+        collected = _collected(received).route
+        return _others(routed, self._inner.ranks[replica]) + _others(
+            collected, self._outer.ranks[replica]
+        )
+
+
+def make(replicas: Replicas, groups: int) -> RowExchange:
+    """Makes the exchange of a strategy's replicas.
+
+    All workers must, at the same time.
+
+    Args:
+        replicas: the replicas.
+        groups: the number of groups of tables.
+    """
+    size = GROUP_SIZE
+    if size is None:
+        size = first_stage(replicas.world, replicas.on_host)
+    if size == 1:
+        return OneStage(replicas, groups)
+    return TwoStages(replicas, groups, size)
+
+
+def _collected(received: Received) -> Collected:
+    assert received.collected is not None, "the exchange has one stage"
+    return received.collected
+
+
+def _sent(world: int, received: Received) -> tuple[tf.Tensor, tf.Tensor]:
+    others = tf.constant(world - 1, tf.int64)
+    return others, others * tf.cast(received.capacity, tf.int64)
+
+
+def _others(routed: Route, place: int) -> tf.Tensor:
+    return tf.reduce_sum(routed.counts) - routed.counts[place]
