@@ -12,8 +12,12 @@ from tensorflow.core.protobuf import saved_model_pb2
 import tfrs_embed
 from helpers import operations_run
 from tfrs_embed import kernels
+from tfrs_embed.distribution import exchange
 from tfrs_embed.distribution.exchange import route
 from tfrs_embed.engines.tables.key_map import UNKNOWN, KeyMap
+from tfrs_embed.ops import bag_matrix
+from tfrs_embed.ops.bag_matrix import BagColumns
+from tfrs_embed.ops.bags import BaggedIds
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
@@ -47,6 +51,142 @@ def test_routes_of_both_implementations(size, kind, world):
         unique = row * world + owner
         assert len(set(unique.tolist())) == len(unique)
         np.testing.assert_array_equal(unique[routed.index.numpy()], keys)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [0, 1, 7, 5000])
+def test_messages_of_both_implementations(size, world):
+    """Each shard's keys, written and read."""
+    keys = make_keys(size, "any")
+    routed = route(tf.constant(keys, tf.int64), world, "/CPU:0", True)
+    capacity = tf.cast(tf.reduce_max(routed.counts) + 3, tf.int32)
+    ops = kernels.operations("/CPU:0", True)
+    message, position = ops.tfrs_embed_write_keys(
+        keys=routed.row, counts=routed.counts, capacity=capacity
+    )
+    for found, wanted in zip(
+        (message, position), exchange._write_keys(routed, capacity), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+    read, mask, places = ops.tfrs_embed_read_keys(message=message)
+    np.testing.assert_array_equal(read, np.ravel(message[:, 1:]))
+    np.testing.assert_array_equal(np.flatnonzero(mask), places)
+    # As the shards are in order, so are their messages' keys.
+    np.testing.assert_array_equal(places, position)
+    np.testing.assert_array_equal(tf.gather(read, places), routed.row)
+
+
+def test_messages_that_do_not_fit_are_errors():
+    ops = kernels.operations("/CPU:0", True)
+    invalid = tf.errors.InvalidArgumentError
+    keys, counts = tf.constant([1, 2, 3], tf.int64), [1, 2]
+    for wrong in ([1, 1], [-1, 4], [0, 3], [2, 2]):
+        with pytest.raises(invalid, match="keys"):
+            ops.tfrs_embed_write_keys(keys=keys, counts=wrong, capacity=2)
+    with pytest.raises(invalid, match="capacity"):
+        ops.tfrs_embed_write_keys(keys=keys, counts=counts, capacity=-1)
+    with pytest.raises(invalid, match="capacity must be a scalar"):
+        ops.tfrs_embed_write_keys(keys=keys, counts=counts, capacity=[2, 2])
+    for message in ([[3, 0, 0]], [[-1, 0]], [[1]]):
+        with pytest.raises(invalid, match="in a message of"):
+            ops.tfrs_embed_read_keys(message=tf.constant(message, tf.int64))
+    for shape in ([3], [2, 0]):
+        with pytest.raises(invalid, match="messages of shape"):
+            ops.tfrs_embed_read_keys(message=tf.zeros(shape, tf.int64))
+
+
+def random_bags(rng, count, bag_size, wide, weighted):
+    """Bags of ids below some number, of which no id need be on any shard."""
+    rows = int(rng.choice([1, 5, 1000, 2**31 - 1]))
+    rows = 2**40 if wide and rows > 1000 else rows
+    n = count * bag_size
+    return BaggedIds(
+        tf.constant(rng.integers(0, rows, n)),
+        None,
+        tf.constant(rng.random(n), tf.float32) if weighted else None,
+        None,
+        tf.constant(count),
+        tf.constant([count]),
+        tf.TensorShape([count]),
+        tf.TensorShape([bag_size]),
+    )
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8, 48])
+@pytest.mark.parametrize("sizes", [(0,), (1, 3), (50, 700, 0)])
+def test_ids_of_a_shard_of_both_implementations(world, sizes):
+    """All shards' ids together are those of the bags, weights beside them."""
+    rng = np.random.default_rng(len(sizes) * world)
+    columns = [
+        BagColumns(int(size), bool(i % 2), bool((i + world) % 3 == 0))
+        for i, size in enumerate(
+            rng.choice([1, 2, 31, 32, 33, 100], len(sizes))
+        )
+    ]
+    bags = [
+        random_bags(rng, count, *c)
+        for count, c in zip(sizes, columns, strict=True)
+    ]
+    matrix = bag_matrix.pack(bags, columns, tf.constant(max(sizes) + 2))
+    gathered = [[] for _ in bags]
+    for rank in range(world):
+        # Each feature's table may begin on another shard.
+        shards = [(rank + i) % world for i in range(len(bags))]
+        found = bag_matrix.of_shard(
+            matrix, columns, world, shards, "/CPU:0", True
+        )
+        with kernels.disabled():
+            wanted = bag_matrix.of_shard(
+                matrix, columns, world, shards, "/CPU:0", True
+            )
+        for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            assert int(one.count) == int(other.count) == max(sizes) + 2
+            np.testing.assert_array_equal(one.ids, other.ids)
+            np.testing.assert_array_equal(one.bag_ids, other.bag_ids)
+            assert (one.weights is None) == (other.weights is None)
+            weights = np.ones(one.ids.shape)
+            if one.weights is not None:
+                np.testing.assert_array_equal(one.weights, other.weights)
+                weights = one.weights.numpy()
+            ids = np.asarray(one.ids, np.int64) * world + shards[i]
+            gathered[i] += zip(one.bag_ids.numpy(), ids, weights, strict=True)
+    for bag, all_shards in zip(bags, gathered, strict=True):
+        weights = np.ones(bag.ids.shape)
+        if bag.weights is not None:
+            weights = bag.weights.numpy()
+        expected = zip(
+            bag.bag_of_id().numpy(), bag.ids.numpy(), weights, strict=True
+        )
+        assert sorted(all_shards) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"bag_sizes": [2]}, "an entry for each feature"),
+        ({"bag_sizes": [2, 0]}, "bag_sizes: 0"),
+        ({"shards": [0, 2]}, "shard 2 of 2"),
+        ({"shards": [0, -1]}, "shard -1 of 2"),
+        ({"W": 0}, "1 weighted features for W = 0"),
+        ({"matrix": tf.zeros([5, 6])}, r"shape \[5,6\] for 7 columns"),
+        ({"matrix": tf.zeros([7])}, r"shape \[7\] for 7 columns"),
+    ],
+)
+def test_bags_that_do_not_fit_are_errors(changed, message):
+    arguments = {
+        "matrix": tf.zeros([5, 7]),
+        "bag_sizes": [2, 1],
+        "wide": [True, False],
+        "weighted": [True, False],
+        "M": 2,
+        "W": 1,
+        "world": 2,
+        "shards": [0, 1],
+    }
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        kernels.operations("/CPU:0", True).tfrs_embed_ids_of_shard(
+            **{**arguments, **changed}
+        )
 
 
 def test_a_key_map_is_like_tensorflows():

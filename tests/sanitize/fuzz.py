@@ -218,6 +218,55 @@ def try_keys(rng):
     compared_keys.run_random_stream(rng, capacity, 12)
 
 
+def try_messages(rng):
+    """Keys and bags sent to shards: what all have is what was sent."""
+    world = int(rng.integers(1, 9))
+    keys = rng.integers(-(2**62), 2**62, int(2 ** rng.uniform(0, 12)) - 1)
+    ops = cases.module()
+    _, row, _, counts = ops.tfrs_embed_route(keys=keys, world=world)
+    capacity = int(np.max(counts)) + int(rng.integers(-1, 4))
+    try:
+        message, position = ops.tfrs_embed_write_keys(
+            keys=row, counts=counts, capacity=capacity
+        )
+    except tf.errors.InvalidArgumentError:
+        assert capacity < np.max(counts)
+    else:
+        read, _, places = ops.tfrs_embed_read_keys(message=message)
+        np.testing.assert_array_equal(places, position)
+        np.testing.assert_array_equal(tf.gather(read, places), row)
+        broken = message.numpy()
+        broken[rng.integers(world), 0] = rng.choice([-1, capacity + 1, 2**62])
+        try:
+            ops.tfrs_embed_read_keys(message=broken)
+        except tf.errors.InvalidArgumentError:
+            pass
+        else:
+            raise AssertionError("no error")
+    count, size = int(2 ** rng.uniform(0, 10)) - 1, int(rng.integers(1, 70))
+    wide, weighted = rng.random(2) < 0.5
+    # Any words may come as ids.
+    width = size * (1 + wide + weighted)
+    words = rng.integers(-(2**31), 2**31, (count, width), np.int64)
+    matrix = words.astype(np.int32).view(np.float32)
+    total = 0
+    for shard in range(world):
+        [rows], [splits], _ = ops.tfrs_embed_ids_of_shard(
+            matrix=matrix,
+            bag_sizes=[size],
+            wide=[wide],
+            weighted=[weighted],
+            M=1,
+            W=int(weighted),
+            world=world,
+            shards=[shard],
+        )
+        assert splits[-1] == len(rows)
+        total += len(rows)
+    ids = np.ascontiguousarray(matrix[:, : size * (1 + wide)])
+    assert total == np.sum(ids.view(np.int64 if wide else np.int32) >= 0)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", type=pathlib.Path)
@@ -237,6 +286,7 @@ def main():
             try_update(rng, *case)
             try_wrong(rng, *case)
             try_keys(rng)
+            try_messages(rng)
         except BaseException:
             print(f"Failed with --seed {seed}", file=sys.stderr)
             raise

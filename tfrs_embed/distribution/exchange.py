@@ -66,6 +66,7 @@ def route(
     by_owner = tf.argsort(owner, stable=True)
     owner = tf.gather(owner, by_owner)
     firsts = tf.searchsorted(owner, tf.range(world + 1))
+    firsts.set_shape([world + 1])
     return Route(
         tf.gather(tf.math.invert_permutation(by_owner), index),
         tf.math.floordiv(tf.gather(unique, by_owner), world),
@@ -80,6 +81,7 @@ class Received(NamedTuple):
     Attributes:
         rows: [world * capacity] int64, the rows asked for; padding is 0.
         mask: [world * capacity] bool, which of them are no padding.
+        places: [m] int32, the places of those.
         position: [u] int32, the place of each unique key's row among the
             [world * capacity] rows that come back.
         capacity: scalar int32.
@@ -97,6 +99,7 @@ class Received(NamedTuple):
 
     rows: tf.Tensor
     mask: tf.Tensor
+    places: tf.Tensor
     position: tf.Tensor
     capacity: tf.Tensor
     bucket: tf.Tensor
@@ -113,14 +116,12 @@ class Collected(NamedTuple):
 
     Attributes:
         first: the keys that the replicas of its group asked it for.
-        kept: [n] int32, the places of those that are no padding.
-        route: these keys, made unique.
+        route: these, made unique.
         position: [u] int32, the place of each unique key's row among the rows
             that come back in the second stage.
     """
 
     first: Received
-    kept: tf.Tensor
     route: Route
     position: tf.Tensor
 
@@ -138,7 +139,12 @@ class Exchange:
         self._channel = channel
 
     def send_keys(
-        self, replica: int, routed: Route, longest: tf.Tensor
+        self,
+        replica: int,
+        routed: Route,
+        longest: tf.Tensor,
+        device: str | None,
+        training: bool,
     ) -> Received:
         """Sends keys to their shards.
 
@@ -147,6 +153,8 @@ class Exchange:
             routed: its keys.
             longest: scalar int64, the number of keys in the longest message
                 between any two replicas.
+            device: where the keys are.
+            training: whether this is part of a training step.
 
         Returns:
             What the others asked of this one.
@@ -154,39 +162,35 @@ class Exchange:
         world = self._replicas.world
         if world == 1:
             size = tf.size(routed.row)
+            place = tf.range(size)
             return Received(
                 routed.row,
                 tf.ones([size], tf.bool),
-                tf.range(size),
+                place,
+                place,
                 size,
                 tf.constant(0),
             )
         capacity, bucket = bucket_of(longest)
-        # A message begins with its number of keys, so it has one place more
-        # than the answer.
-        first = tf.cast(tf.cumsum(routed.counts, exclusive=True), tf.int32)
-        shift = tf.range(world) * capacity - first
-        position = tf.range(tf.size(routed.row)) + tf.gather(
-            shift, routed.owner
-        )
-        heads = tf.range(world) * (capacity + 1)
-        message = tf.scatter_nd(
-            tf.concat([heads, position + routed.owner + 1], 0)[:, None],
-            tf.concat([routed.counts, routed.row], 0),
-            [world * (capacity + 1)],
-        )
-        message = tf.reshape(message, [world, capacity + 1])
+        module = kernels.operations(device, training)
+        if module:
+            message, position = module.tfrs_embed_write_keys(
+                keys=routed.row, counts=routed.counts, capacity=capacity
+            )
+        else:
+            message, position = _write_keys(routed, capacity)
         message = self._replicas.all_to_all(
             replica, message, self._channel, bucket
         )
-        there = tf.sequence_mask(message[:, 0], capacity)
-        return Received(
-            tf.reshape(message[:, 1:], [-1]),
-            tf.reshape(there, [-1]),
-            position,
-            capacity,
-            bucket,
-        )
+        if module:
+            rows, mask, places = module.tfrs_embed_read_keys(message=message)
+        else:
+            mask = tf.sequence_mask(message[:, 0], capacity)
+            rows, mask = (
+                tf.reshape(each, [-1]) for each in (message[:, 1:], mask)
+            )
+            places = tf.cast(tf.where(mask)[:, 0], tf.int32)
+        return Received(rows, mask, places, position, capacity, bucket)
 
     def send_counts(
         self,
@@ -246,3 +250,30 @@ class Exchange:
             replica, tf.reshape(values, shape), channel, received.bucket
         )
         return tf.reshape(sent, [-1, dim])
+
+
+def _write_keys(
+    routed: Route, capacity: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Writes keys into messages.
+
+    Args:
+        routed: the keys.
+        capacity: scalar int32, the keys that a message has room for.
+
+    Returns:
+        [world, 1 + capacity] int64, messages that begin with the number of
+        their keys; and the places of the keys' rows in the answers, [u] int32.
+    """
+    # A message has one place more than the answer.
+    world = routed.counts.shape[0]
+    first = tf.cast(tf.cumsum(routed.counts, exclusive=True), tf.int32)
+    shift = tf.range(world) * capacity - first
+    position = tf.range(tf.size(routed.row)) + tf.gather(shift, routed.owner)
+    heads = tf.range(world) * (capacity + 1)
+    message = tf.scatter_nd(
+        tf.concat([heads, position + routed.owner + 1], 0)[:, None],
+        tf.concat([routed.counts, routed.row], 0),
+        [world * (capacity + 1)],
+    )
+    return tf.reshape(message, [world, capacity + 1]), position

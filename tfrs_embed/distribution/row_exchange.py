@@ -166,7 +166,9 @@ class OneStage(RowExchange):
     ) -> list[Received]:
         """See the base class."""
         return [
-            self._exchanges[i].send_keys(replica, routed, longest[i])
+            self._exchanges[i].send_keys(
+                replica, routed, longest[i], device, training
+            )
             for i, routed in zip(numbers, routes, strict=True)
         ]
 
@@ -267,18 +269,19 @@ class TwoStages(RowExchange):
     ) -> list[Received]:
         """See the base class."""
         firsts = [
-            self._first[i].send_keys(replica, routed, longest[i])
+            self._first[i].send_keys(
+                replica, routed, longest[i], device, training
+            )
             for i, routed in zip(numbers, routes, strict=True)
         ]
-        kept = [tf.where(first.mask)[:, 0] for first in firsts]
         collected = [
             exchange.route(
-                tf.gather(first.rows, places),
+                tf.gather(first.rows, first.places),
                 self._outer.world,
                 device,
                 training,
             )
-            for first, places in zip(firsts, kept, strict=True)
+            for first in firsts
         ]
         sizes = [tf.constant(0, tf.int64)] * self._groups
         for i, routed in zip(numbers, collected, strict=True):
@@ -287,19 +290,14 @@ class TwoStages(RowExchange):
             replica, tf.stack(sizes), self._sizes_channel
         )
         found = []
-        for i, first, places, routed in zip(
-            numbers, firsts, kept, collected, strict=True
-        ):
-            asked = self._second[i].send_keys(replica, routed, longest[i])
+        for i, first, routed in zip(numbers, firsts, collected, strict=True):
+            asked = self._second[i].send_keys(
+                replica, routed, longest[i], device, training
+            )
             found.append(
                 asked._replace(
                     position=first.position,
-                    collected=Collected(
-                        first,
-                        tf.cast(places, tf.int32),
-                        routed,
-                        asked.position,
-                    ),
+                    collected=Collected(first, routed, asked.position),
                 )
             )
         return found
@@ -313,10 +311,12 @@ class TwoStages(RowExchange):
         counts: tf.Tensor,
     ) -> tf.Tensor:
         """See the base class."""
-        first, kept, collected, position = _collected(received)
+        first, collected, position = _collected(received)
         counts = self._first[number].send_counts(replica, routed, first, counts)
         counts = tf.math.unsorted_segment_sum(
-            tf.gather(counts, kept), collected.index, tf.size(collected.row)
+            tf.gather(counts, first.places),
+            collected.index,
+            tf.size(collected.row),
         )
         return self._second[number].send_counts(
             replica, collected, received._replace(position=position), counts
@@ -326,11 +326,11 @@ class TwoStages(RowExchange):
         self, replica: int, number: int, received: Received, rows: tf.Tensor
     ) -> tf.Tensor:
         """See the base class."""
-        first, kept, collected, position = _collected(received)
+        first, collected, position = _collected(received)
         found = self._second[number].send_rows(replica, received, rows)
         # Where nothing was asked for, any row will do.
         place = tf.scatter_nd(
-            kept[:, None],
+            first.places[:, None],
             tf.gather(position, collected.index),
             [self.num_rows(received)],
         )
@@ -347,12 +347,12 @@ class TwoStages(RowExchange):
         device: str | None,
     ) -> tf.Tensor:
         """See the base class."""
-        first, kept, collected, position = _collected(received)
+        first, collected, position = _collected(received)
         got = self._first[number].send_gradients(replica, first, gradients)
         index = tf.gather(position, collected.index)
         total = lookup_ops.spread(
             [got],
-            [BaggedIds.of_rows(index, kept, self.num_rows(received))],
+            [BaggedIds.of_rows(index, first.places, self.num_rows(received))],
             index,
             self._outer.world * received.capacity,
             device,

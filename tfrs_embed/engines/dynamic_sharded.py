@@ -205,4 +205,5 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
 
     def _trained(self, received: Received) -> tf.Tensor:
         [first, *_] = self._rows.values()
-        return received.mask & first[0].trained(received.rows)
+        trained = received.mask & first[0].trained(received.rows)
+        return tf.cast(tf.where(trained)[:, 0], tf.int32)

@@ -200,4 +200,5 @@ class HashedEngine(ShardedEngine):
         return tf.where(known[:, None], vectors, tf.zeros_like(vectors))
 
     def _trained(self, received: Received) -> tf.Tensor:
-        return received.mask & (received.rows >= 0)
+        trained = received.mask & (received.rows >= 0)
+        return tf.cast(tf.where(trained)[:, 0], tf.int32)

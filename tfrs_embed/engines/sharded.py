@@ -327,11 +327,9 @@ class ShardedEngine(ReplicasEngine):
         for group, asked, got in zip(
             kept.groups.values(), settled, gradients_of, strict=True
         ):
-            places = tf.where(self._trained(asked))[:, 0]
+            places = self._trained(asked)
             rows = tf.gather(asked.rows, places)
-            contributions.update(
-                group.contributions(rows, tf.cast(places, tf.int32), got)
-            )
+            contributions.update(group.contributions(rows, places, got))
         self._count(replica, kept.groups, None, kept.received, forward=False)
         if kept.vectors is not None:
             self._add_vectors(residuals, gradients, contributions)
@@ -439,8 +437,8 @@ class ShardedEngine(ReplicasEngine):
         return tf.dynamic_stitch(places, found)
 
     def _trained(self, received: Received) -> tf.Tensor:
-        """Which of the rows asked for are to be trained: [n] bool."""
-        return received.mask
+        """The places, [n] int32, of the rows asked for that are trained."""
+        return received.places
 
     def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
         # The shards must all be of this process.
