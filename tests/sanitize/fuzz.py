@@ -244,7 +244,7 @@ def try_messages(rng):
         else:
             raise AssertionError("no error")
     count, size = int(2 ** rng.uniform(0, 10)) - 1, int(rng.integers(1, 70))
-    wide, weighted = rng.random(2) < 0.5
+    wide, weighted = (rng.random(2) < 0.5).tolist()
     # Any words may come as ids.
     width = size * (1 + wide + weighted)
     words = rng.integers(-(2**31), 2**31, (count, width), np.int64)
