@@ -8,6 +8,7 @@ import contextlib
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import hosts
 import pytest
 import slurm
 
+import documentation
 import movielens_files
 import pods
 from documentation import ROOT
@@ -190,21 +192,23 @@ def test_pods_go_on_together_when_one_dies(
 def test_hosts_go_on_when_a_process_dies(folder):
     if shutil.which("numactl") is None:
         pytest.skip("there is no numactl")
-    # Of the page: what each host runs.
-    script = 'for attempt in 1 2 3; do "$@" && break; done'
     names = ["host0", "host1"]
-    numa = [sys.executable, RECIPES / "numa.py", "--hosts", *names, "--"]
-    train = [".venv/bin/python", "-u", "examples/multi_worker.py"]
-    train += ["--checkpoint_dir", folder / "checkpoints", *flags(folder)]
+    [script] = [
+        code
+        for code in documentation.code("docs/clusters.md", "bash")
+        if "numa.py --hosts host0 host1" in code
+    ]
+    script = script.replace(
+        "/shared/checkpoints",
+        shlex.join([str(folder / "checkpoints"), *flags(folder)]),
+    )
     with hosts.Hosts(names) as network, contextlib.ExitStack() as stack:
         launchers = []
         for name in names:
             log = stack.enter_context((folder / name).open("wb"))
             launchers.append(
                 subprocess.Popen(
-                    network.on(
-                        *(name, "bash", "-c", script, "bash", *numa, *train)
-                    ),
+                    network.on(name, "bash", "-c", script),
                     cwd=folder,
                     stdout=log,
                     stderr=subprocess.STDOUT,
