@@ -123,11 +123,12 @@ def slurm_job(folder, *options):
         yield cluster, job, output, state
 
 
-def test_a_slurm_job_goes_on_when_a_task_dies(folder):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_slurm_job_goes_on_when_a_task_dies_or_hangs(folder, number):
     with slurm_job(folder) as (cluster, job, output, state):
         wait_for(lambda: "epoch 2/" in output(), output)
         [task] = workers(folder, SLURM_JOB_ID=job, SLURM_PROCID="1")
-        os.kill(task, signal.SIGKILL)
+        os.kill(task, number)
         wait_for(lambda: state() != "RUNNING", output)
         assert state() == "COMPLETED", output()[-3000:]
         assert "Attempt 1 failed." in output()
