@@ -20,6 +20,7 @@ EXTRAS = {
     "test": [
         "hypothesis",
         "keras-rs; python_version >= '3.11'",  # It has none for 3.10.
+        "kubernetes-validate",
         "pytest>=8",
         "pytest-xdist",
         "tensorflow-recommenders",

@@ -21,7 +21,11 @@ from tfrs_embed.testing import LocalCluster
 # Tells a worker that it shares this machine with others, and with how many.
 _SHARING = "EXAMPLES_WORKERS_HERE"
 _LAST_LINES = 20
-_PORT = 8888
+# Slurm's jobs may share a host: each has ports of its own, one for each task of
+# the host. From 32768 on Linux gives ports to whoever asks for any.
+_FIRST_PORT = 16384
+_PORTS = 16
+_JOBS = 1024
 
 
 def positive_int(text: str) -> int:
@@ -140,8 +144,10 @@ def join(flags: argparse.Namespace) -> tf.distribute.Strategy:
 
 def _slurm_cluster() -> dict[str, object]:
     """Returns what TF_CONFIG would be for this Slurm task."""
+    job = int(os.environ.get("SLURM_JOB_ID", 0))
+    first = _FIRST_PORT + job % _JOBS * _PORTS
     resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-        port_base=_PORT,
+        port_base=first,
         # It would count GPUs with nvidia-smi, and fail where there are none.
         # Which GPUs a task sees is up to Slurm; these numbers change nothing.
         gpus_per_node=int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)),
@@ -151,7 +157,7 @@ def _slurm_cluster() -> dict[str, object]:
     workers = resolver.cluster_spec().as_dict()["worker"]
     # The resolver sorts the nodes, "n10" before "n9", unlike Slurm's numbers
     # of tasks, so the task's place is that of its address.
-    port = _PORT + int(os.environ.get("SLURM_LOCALID", 0))
+    port = first + int(os.environ.get("SLURM_LOCALID", 0))
     index = workers.index(f"{os.environ.get('SLURMD_NODENAME')}:{port}")
     return {
         "cluster": {"worker": workers},
@@ -167,7 +173,7 @@ def _take_share(index: int, workers: int) -> None:
         gpus[index * each : (index + 1) * each], "GPU"
     )
     # TensorFlow would start as many threads as there are cores, in each.
-    threads = max(1, (os.cpu_count() or 1) // workers)
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
 

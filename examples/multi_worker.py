@@ -4,7 +4,7 @@
     python multi_worker.py --workers 2
 
 starts two workers on this machine. On a cluster, start it once per worker, with
-TF_CONFIG set, or with --slurm.
+TF_CONFIG set, or with --slurm: docs/clusters.md has scripts.
 
 The model is that of movielens_ranking.py, and so are the batches: each replica
 takes a part of every one. Tables above `--size_threshold` are sharded over the

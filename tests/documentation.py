@@ -136,6 +136,16 @@ def blocks(page):
     return found
 
 
+def code(page, language):
+    """The text of a page's blocks of another language, in order."""
+    text = (ROOT / page).read_text("utf-8")
+    return [
+        part["code"]
+        for part in _PARTS.finditer(text)
+        if part["language"] == language
+    ]
+
+
 def _options(comment, page):
     """The options of the next block in a comment; {} if it has none."""
     if comment.strip().startswith(_FIRST):

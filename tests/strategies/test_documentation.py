@@ -62,7 +62,7 @@ def test_pages_on_replicas(on_slice, in_folder, monkeypatch):
     cpus = tf.config.list_logical_devices("CPU")[:2]
     monkeypatch.setattr(mirrored_strategy, "all_local_devices", lambda: cpus)
     [block] = run_pages(REPLICAS)
-    assert block.page == "README.md"
+    assert block.page == "docs/clusters.md"
 
 
 def test_pages_on_workers(strategy, in_folder):
