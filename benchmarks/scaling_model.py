@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfrs_embed.distribution.exchange_kind import first_stage
 from tfrs_embed.planner.traffic import (
     FLOAT,
     KEY,
@@ -65,19 +66,19 @@ def longest(
 
 
 def longest_if_sorted(
-    p: np.ndarray, draws: int, tables: int, world: int, apart: bool = False
+    p: np.ndarray, draws: int, tables: int, world: int, apart: bool = True
 ) -> int:
     """The longest message where the low ids of all tables are frequent.
 
-    Id i of each table is on shard i % world: the most frequent row of every
-    table is on the first.
+    Id i of each table is on shard i % world, counted from the table's first.
 
     Args:
         p: probabilities of a table's ids, the highest first.
         draws: a batch's lookups in each table.
         tables: the number of tables.
         world: the number of shards.
-        apart: whether instead each table began on a shard of its own.
+        apart: whether tables begin on different shards; else all on the first,
+            which has the most frequent row of each.
 
     Returns:
         What `longest` returns.
@@ -153,46 +154,103 @@ def flat(world: int, unique: float, length: int, dim: int, link: Link) -> Flat:
     )
 
 
-class Hierarchical(NamedTuple):
-    """A step with an exchange in two stages: in the node, then between."""
+class Staged(NamedTuple):
+    """A step with an exchange in two stages: in groups, then between them."""
 
-    unique: float  # keys that a GPU asks other nodes for, and its own node
-    capacity: int  # of a message to another node
-    inside_bytes: int
-    outside_bytes: int
-    messages: int
+    size: int  # GPUs of a group
+    unique: float  # share of its GPUs' keys that are different in a group
+    capacities: tuple[int, int]
+    inside: float  # bytes inside the node
+    outside: float  # bytes to other nodes
+    padding: float  # bytes of the least
+    latency: float
+    messages: float
     transfer: float
 
 
-def hierarchical(
-    world: int, unique: float, of_node: float, dim: int, link: Link
-) -> Hierarchical:
-    """The exchange if the GPUs of a node asked for a row once.
+def staged(
+    world: int, unique: float, of_group: float, dim: int, link: Link
+) -> Staged:
+    """The exchange of one width if the GPUs of a group ask for a row once.
 
-    GPU j of a node collects its node's keys for the GPUs j of all nodes, makes
-    them unique, and talks to those alone.
+    GPU j of a group collects its group's keys for the GPUs j of all groups,
+    makes them unique, and talks to those alone.
 
     Args:
         world: the number of GPUs.
         unique: unique keys of a GPU's batch.
-        of_node: unique keys of a node's batch.
+        of_group: unique keys of a group's batch.
         dim: the width.
         link: the cluster.
     """
-    nodes = world // link.node
-    mine = of_node / link.node
-    first = bucket(longest_message(unique / link.node, link.node * world))
-    second = bucket(longest_message(mine / nodes, nodes * world))
-    inside = sent_bytes(link.node - 1, first, dim)
-    outside = sent_bytes(nodes - 1, second, dim)
-    return Hierarchical(
-        mine,
-        second,
+    size = first_stage(world, link.node)
+    groups, mine = world // size, of_group / size
+    first = bucket(longest_message(unique / size, size * world))
+    second = bucket(longest_message(mine / groups, groups * world))
+    in_group = sent_bytes(size - 1, first, dim)
+    between = sent_bytes(groups - 1, second, dim)
+    mates = (min(size, link.node) - 1) / (size - 1)
+    inside = in_group * mates
+    outside = in_group - inside + between
+    moved = unique * (size - 1) / size + mine * (groups - 1) / groups
+    return Staged(
+        size,
+        of_group / (unique * size),
+        (first, second),
         inside,
         outside,
-        3 * (link.node - 1 + nodes - 1),
+        (in_group + between) / least_bytes(moved, dim),
+        # A consensus and two sizes, then three of each stage.
+        (3 * levels(size, link) + 6 * levels(world, link)) * link.latency,
+        3 * (size - 1 + groups - 1) * link.message,
         inside / link.inside + outside / link.outside,
     )
+
+
+def simulate(
+    world: int, size: int, p: np.ndarray, draws: int, tables: int, dim: int
+) -> tuple[int, int, float]:
+    """An exchange in two stages of ids that are drawn, counted key by key.
+
+    Args:
+        world: the number of GPUs.
+        size: the GPUs of a group.
+        p: probabilities of a table's ids.
+        draws: a batch's lookups in each table.
+        tables: the number of tables.
+        dim: their width.
+
+    Returns:
+        The keys of the longest messages in both stages, and the bytes sent of
+        those without padding.
+    """
+    rng = np.random.default_rng(0)
+    cumulated = np.cumsum(p)
+    groups = world // size
+    first, second = 0, 0
+    moved = 0
+    for group in range(groups):
+        collected: list[list[np.ndarray]] = [[] for _ in range(size)]
+        for place in range(size):
+            drawn = np.searchsorted(cumulated, rng.random((tables, draws)))
+            begin = np.arange(tables) * world // tables
+            keys = drawn // world * tables + np.arange(tables)[:, None]
+            owner = (np.minimum(drawn, len(p) - 1) + begin[:, None]) % world
+            keys = np.unique(keys * world + owner)
+            lane = keys % size  # As its owner's.
+            counts = np.bincount(lane, minlength=size)
+            first = max(first, int(counts.max()))
+            moved += len(keys) - int(counts[place])
+            for j in range(size):
+                collected[j].append(keys[lane == j])
+        for of_lane in collected:
+            keys = np.unique(np.concatenate(of_lane))
+            counts = np.bincount(keys % world // size, minlength=groups)
+            second = max(second, int(counts.max()))
+            moved += len(keys) - int(counts[group])
+    sent = sent_bytes(size - 1, bucket(first), dim)
+    sent += sent_bytes(groups - 1, bucket(second), dim)
+    return first, second, sent / least_bytes(moved / world, dim)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -207,6 +265,11 @@ def _mb(number: float) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f}"
+
+
+def _with_sum(step: Flat | Staged) -> list[float]:
+    times = [step.transfer, step.latency, step.messages]
+    return [*times, sum(times)]
 
 
 def main() -> None:
@@ -242,18 +305,18 @@ def main() -> None:
     )
     cases = [(w, args.batch) for w in worlds]
     cases += [(w, args.batch * worlds[0] // w) for w in worlds[1:]]
-    made, capacities = [], []
+    made = []
     for w, b in cases:
         u = unique(b)
         lengths = (
             longest_message(u / w, w * w),
             longest_if_sorted(p, b, args.tables, w),
+            longest_if_sorted(p, b, args.tables, w, apart=False),
         )
-        both = [flat(w, u, length, args.dim, link) for length in lengths]
-        made.append((w, b, u, *both))
-        apart = longest_if_sorted(p, b, args.tables, w, apart=True)
-        capacities.append(bucket(apart))
-    print("## Bytes: frequent ids anywhere / the low ids\n")
+        made.append(
+            (w, b, u, *(flat(w, u, n, args.dim, link) for n in lengths))
+        )
+    print("## One stage: frequent ids anywhere / low / low, all from shard 0\n")
     print(
         table(
             [
@@ -262,7 +325,6 @@ def main() -> None:
                 "U",
                 "U / W",
                 "C",
-                "C, tables apart",
                 "MB sent",
                 "of the least",
                 "to other nodes",
@@ -273,55 +335,46 @@ def main() -> None:
                     f"{w:,}",
                     f"{b:,}",
                     f"{u:,.0f}",
-                    f"{f.mean:,.1f}",
-                    f"{f.capacity:,} / {s.capacity:,}",
-                    f"{apart:,}",
-                    f"{_mb(f.bytes)} / {_mb(s.bytes)}",
-                    f"{f.padding:.2f} / {s.padding:.2f}",
-                    f"{f.outside:.0%}",
+                    f"{each[0].mean:,.1f}",
+                    " / ".join(f"{f.capacity:,}" for f in each),
+                    _mb(each[0].bytes),
+                    " / ".join(f"{f.padding:.2f}" for f in each),
+                    f"{each[0].outside:.0%}",
                     _mb((w - 1) * args.tables * b * (KEY + FLOAT * args.dim)),
                 ]
-                for (w, b, u, f, s), apart in zip(made, capacities, strict=True)
+                for w, b, u, *each in made
             ],
         )
     )
-    print("## Time bounds, ms\n")
-    print(
-        table(
-            ["GPUs", "B", "transfer", "latency", "messages", "sum"],
-            [
+    print("## Two stages\n")
+    rows, times = [], []
+    for w, b, u, f, *_ in made:
+        one, two = _with_sum(f), []
+        if w > link.node:
+            size = first_stage(w, link.node)
+            h = staged(w, u, unique(b * size), args.dim, link)
+            two = _with_sum(h)
+            rows.append(
                 [
                     f"{w:,}",
                     f"{b:,}",
-                    f"{_ms(f.transfer)} / {_ms(s.transfer)}",
-                    _ms(f.latency),
-                    _ms(f.messages),
-                    " / ".join(
-                        _ms(x.transfer + x.latency + x.messages) for x in (f, s)
-                    ),
+                    f"{h.size}",
+                    f"{h.unique:.0%}",
+                    f"{h.capacities[0]:,} + {h.capacities[1]:,}",
+                    f"{h.padding:.2f}",
+                    _mb(h.inside),
+                    f"{_mb(h.outside)} ({_mb(f.bytes * f.outside)})",
+                    f"{h.messages / link.message:,.0f} ({3 * (w - 1):,})",
                 ]
-                for w, b, _, f, s in made
-            ],
-        )
-    )
-    print("## If the exchange had two stages\n")
-    rows = []
-    for w, b, u, f, _ in made:
-        if w <= link.node:
-            continue
-        h = hierarchical(w, u, unique(b * link.node), args.dim, link)
-        rows.append(
+            )
+        times.append(
             [
                 f"{w:,}",
                 f"{b:,}",
-                f"{h.unique / (u / link.node) / link.node:.0%}",
-                f"{h.capacity:,}",
-                _mb(h.inside_bytes),
-                _mb(h.outside_bytes),
-                _mb(f.bytes * f.outside),
-                f"{h.messages:,}",
-                f"{3 * (w - 1):,}",
-                _ms(h.transfer),
+                *(
+                    " / ".join(_ms(t) for t in both)
+                    for both in zip(*(t for t in (one, two) if t), strict=True)
+                ),
             ]
         )
     print(
@@ -329,18 +382,28 @@ def main() -> None:
             [
                 "GPUs",
                 "B",
-                "unique in the node",
-                "C between nodes",
+                "group",
+                "unique in it",
+                "C",
+                "of the least",
                 "MB inside",
-                "MB outside",
-                "now",
-                "messages",
-                "now",
-                "transfer, ms",
+                "MB outside (one stage)",
+                "messages (one stage)",
             ],
             rows,
         )
     )
+    print("## Time bounds, ms: one stage / two\n")
+    print(table(["GPUs", "B", "transfer", "latency", "messages", "sum"], times))
+    print("## Two stages, simulated key by key\n")
+    found = []
+    for w, b in cases[len(worlds) :]:
+        size = first_stage(w, link.node)
+        first, second, padding = simulate(w, size, p, b, args.tables, args.dim)
+        found.append(
+            [f"{w:,}", f"{b:,}", f"{first} + {second}", f"{padding:.2f}"]
+        )
+    print(table(["GPUs", "B", "longest messages", "of the least"], found))
 
 
 if __name__ == "__main__":

@@ -96,7 +96,12 @@ def make_replica_step(layer, optimizer=None):
 
     def step(ids):
         with tf.GradientTape() as tape:
-            loss = tf.add_n([tf.reduce_sum(a * a) for a in layer(ids, training=True).values()])
+            loss = tf.add_n(
+                [
+                    tf.reduce_sum(a * a)
+                    for a in layer(ids, training=True).values()
+                ]
+            )
         variables = layer.trainable_variables
         gradients = tape.gradient(loss, variables)
         if optimizer is not None:

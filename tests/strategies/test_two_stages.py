@@ -13,7 +13,7 @@ from strategies.replicas import distribute, local, local_ids
 from strategies.test_sharded_traffic import DIM, draw, make_step
 from tfrs_embed.distribution import row_exchange
 from tfrs_embed.distribution.replicas import bucket_of
-from tfrs_embed.distribution.row_exchange import TwoStages, first_stage
+from tfrs_embed.distribution.row_exchange import TwoStages
 
 SIZE = 2
 
@@ -23,18 +23,6 @@ def two_stages(strategy, monkeypatch):
     if strategy.num_replicas_in_sync <= SIZE:
         pytest.skip("one group")
     monkeypatch.setattr(row_exchange, "GROUP_SIZE", SIZE)
-
-
-def test_hosts_are_groups_and_join_where_there_are_many():
-    assert first_stage(8, 8) == 1
-    assert first_stage(8, 1) == 1
-    assert first_stage(16, 8) == 8
-    assert first_stage(64, 8) == 8
-    assert first_stage(128, 8) == 16
-    assert first_stage(1024, 8) == 32
-    # Groups are of one size.
-    assert first_stage(7 * 9, 7) == 7
-    assert first_stage(7 * 36, 7) == 28
 
 
 @pytest.mark.parametrize("engine", ["sharded", "dynamic_sharded"])

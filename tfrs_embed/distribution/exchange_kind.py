@@ -1,4 +1,4 @@
-"""Which of two ways bags of tables that are sharded by row are exchanged."""
+"""How tables that are sharded by row are exchanged."""
 
 from __future__ import annotations
 
@@ -18,3 +18,22 @@ def vectors_are_less(bag_size: int, dim: int, world: int) -> bool:
     by_vectors = world * (4 * bag_size + 8 * dim)
     by_rows = bag_size / 2 * (8 + 8 * dim)
     return world > 1 and bag_size > 1 and by_vectors <= by_rows
+
+
+def first_stage(world: int, on_host: int) -> int:
+    """The size of the groups that exchange first; 1: there is one stage.
+
+    Args:
+        world: the number of replicas.
+        on_host: how many of them a host has.
+
+    Returns:
+        That of a host; or more, where there are so many hosts that messages
+        between them would be shorter than inside.
+    """
+    if on_host == 1 or on_host == world:
+        return 1
+    size = on_host
+    while size * size < world and world % (2 * size) == 0:
+        size *= 2
+    return size

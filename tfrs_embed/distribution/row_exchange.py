@@ -20,6 +20,7 @@ from tfrs_embed.distribution.exchange import (
     Received,
     Route,
 )
+from tfrs_embed.distribution.exchange_kind import first_stage
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.distribution.subgroups import Subgroups
 from tfrs_embed.ops import lookup as lookup_ops
@@ -27,25 +28,6 @@ from tfrs_embed.ops.bags import BaggedIds
 
 #: The size of the groups of the first stage; None: `first_stage` says it.
 GROUP_SIZE: int | None = None
-
-
-def first_stage(world: int, on_host: int) -> int:
-    """The size of the groups that exchange first; 1: there is one stage.
-
-    Args:
-        world: the number of replicas.
-        on_host: how many of them a host has.
-
-    Returns:
-        That of a host; or more, where there are so many hosts that messages
-        between them would be shorter than inside.
-    """
-    if on_host == 1 or on_host == world:
-        return 1
-    size = on_host
-    while size * size < world and world % (2 * size) == 0:
-        size *= 2
-    return size
 
 
 class RowExchange(abc.ABC):
