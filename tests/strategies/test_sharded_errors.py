@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import assert_unchanged, differentiate, state
-from strategies.replicas import distribute
+from strategies.replicas import distribute, local_ids
 
 
 def make_layer(strategy, **kwargs):
@@ -269,6 +269,65 @@ def test_layers_called_in_another_order_are_an_error(strategy):
     # The step after it is as if nothing had been.
     train(ids, False)
     assert [i.tpu_embedding.step.numpy() for i in layers.values()] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("size", "weighted", "said"),
+    [
+        (30, False, "60 ids in each bag, without weights.*and 30 ids"),
+        (60, True, "60 ids in each bag, with weights.*and 60 .*without"),
+        # So few that rows are exchanged.
+        (2, False, "60 ids in each bag.*and another number of ids"),
+    ],
+    ids=["size", "weights", "rows"],
+)
+def test_replicas_whose_bags_differ_are_an_error(
+    strategy, size, weighted, said
+):
+    """What a replica knows when tracing decides what it sends."""
+    table = tfrs_embed.TableConfig("movies", 50, 3, combiner="sum")
+    with strategy.scope():
+        layer = tfrs_embed.PartialTPUEmbedding(
+            tfrs_embed.FeatureConfig("seen", table, output_shape=(None, 3)),
+            "adagrad",
+            size_threshold=0,
+        )
+    batches = [
+        np.full([4, 60], r) for r in range(strategy.num_replicas_in_sync)
+    ]
+    mine = local_ids(strategy)
+
+    def train(size, weighted):
+        def step(ids):
+            replica = mine[
+                tf.distribute.get_replica_context()._local_replica_id
+            ]
+            ids = ids[:, : 60 if replica else size]
+            ones = tf.ones_like(ids, tf.float32)
+            with tf.GradientTape() as tape:
+                vectors = layer(
+                    ids,
+                    None if replica or not weighted else ones,
+                    training=True,
+                )
+                loss = tf.reduce_sum(vectors**2)
+            differentiate(tape, loss, layer.trainable_variables)
+
+        function = tf.function(lambda ids: strategy.run(step, (ids,)))
+        function(distribute(strategy, batches))
+
+    train(60, False)
+    before = state(layer)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        # TensorFlow may quote quotes.
+        match=r"must give a feature bags of the same number of ids.*Feature "
+        rf"\\?'seen\\?'.* has {said}",
+    ):
+        train(size, weighted)
+    assert_unchanged(layer, before)
+    train(60, False)
+    assert layer.step.numpy() == 2
 
 
 def test_a_branch_that_one_replica_takes_is_an_error(strategy):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfrs_embed.distribution import alike
-from tfrs_embed.distribution.alike import longest_if_alike
+from tfrs_embed.distribution.alike import Facts, longest_if_alike
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.parsed_ids import bag_of_id
@@ -135,9 +135,11 @@ class BagExchange:
                 tf.cast(tf.reduce_max(each), tf.int64)
                 for each in (words_to, self._by_rank(floats))
             ],
-            [bags[i].weights is not None for i in used],
+            Facts(
+                [bags[i].weights is not None for i in used],
+                lambda place, weighted: self._unlike(used, place, weighted),
+            ),
             self._channel,
-            lambda place, weighted: self._unlike(used, place, weighted),
         )
         words, number = bucket_of(longest[0])
         capacity, bucket = bucket_of(longest[1])

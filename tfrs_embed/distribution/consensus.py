@@ -7,13 +7,44 @@ where they can tell, and not in exchanges of which each would wait for another.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
 import tensorflow as tf
 
+from tfrs_embed.distribution import alike
+from tfrs_embed.distribution.alike import Facts
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.checks import Consensus
 
 # Of an error's text, this many characters reach the other replicas.
 _LENGTH = 1024
+#: Room for sizes in a verdict: all of a strategy's have one shape.
+MOST_SIZES = 12
+
+
+class Preparation(NamedTuple):
+    """A lookup that has begun before its ids are known to be valid.
+
+    Attributes:
+        tensors: those that the rest of the lookup takes.
+        sizes: scalars, int64, up to `MOST_SIZES`: the lookup needs the largest
+            of all replicas'.
+        facts: what must be the same on all replicas.
+        finish: takes the tensors, and the largest sizes, [sizes] int64, which
+            exist if the ids are valid.
+    """
+
+    tensors: list[tf.Tensor]
+    sizes: list[tf.Tensor]
+    facts: Facts
+    finish: Callable[[list[tf.Tensor], tf.Tensor], None]
+
+
+#: Begins a lookup, as `Consensus.prepare` does; None: it can't.
+Prepare = Callable[
+    [Sequence[Any], Sequence[Any], Sequence[bool]], Preparation | None
+]
 
 
 class ReplicaConsensus(Consensus):
@@ -24,15 +55,40 @@ class ReplicaConsensus(Consensus):
         replica: the local one that decides.
         number: the number of what it does, among all that a consensus is for.
         doing: says what that is, for errors.
+        prepare: begins the lookup that is decided on; None: there is none.
     """
 
     def __init__(
-        self, replicas: Replicas, replica: int, number: int, doing: str
+        self,
+        replicas: Replicas,
+        replica: int,
+        number: int,
+        doing: str,
+        prepare: Prepare | None = None,
     ) -> None:
         self._replicas = replicas
         self._replica = replica
         self._number = number
         self._doing = doing
+        self._prepare = prepare
+        self._preparation: Preparation | None = None
+        self._longest: Any = None
+
+    def prepare(
+        self,
+        features: Sequence[Any],
+        bags: Sequence[Any],
+        weighted: Sequence[bool],
+    ) -> list[tf.Tensor]:
+        """See the base class."""
+        if self._prepare is not None:
+            self._preparation = self._prepare(features, bags, weighted)
+        return self._preparation.tensors if self._preparation else []
+
+    def prepared(self, tensors: Sequence[tf.Tensor]) -> None:
+        """See the base class."""
+        if self._preparation is not None:
+            self._preparation.finish(list(tensors), self._longest)
 
     def holds(self, ok: tf.Tensor) -> tf.Tensor:
         """See the base class.
@@ -41,19 +97,46 @@ class ReplicaConsensus(Consensus):
         """
         number = tf.constant(self._number, tf.int64)
         bad = tf.cast(tf.logical_not(ok), tf.int64)
+        begun = self._preparation
+        sizes = begun.sizes if begun else []
+        checksum = begun.facts.checksum if begun else tf.zeros([2], tf.int64)
+        padding = [tf.constant(0, tf.int64)] * (MOST_SIZES - len(sizes))
         worst = self._replicas.max(
             self._replica,
-            tf.stack([bad, number, -number]),
+            tf.concat(
+                [
+                    tf.stack([bad, number, -number]),
+                    checksum,
+                    tf.stack([*sizes, *padding]),
+                ],
+                0,
+            ),
             self._replicas.verdict_channel,
         )
+        self._longest = worst[5 : 5 + len(sizes)]
 
         def fail() -> tf.Tensor:
             failed = tf.debugging.Assert(False, [self._disorder()])
             with tf.control_dependencies([failed] if failed else []):
                 return tf.constant(False)
 
+        def decide() -> tf.Tensor:
+            if begun is None:
+                return worst[0] < 1
+            return tf.cond(
+                tf.equal(worst[3], -worst[4]),
+                lambda: worst[0] < 1,
+                lambda: alike.fail(
+                    self._replicas,
+                    self._replica,
+                    begun.facts,
+                    self._replicas.verdict_channel + 2,
+                    tf.constant(False),
+                ),
+            )
+
         together = tf.equal(worst[1], -worst[2])
-        return tf.cond(together, lambda: worst[0] < 1, fail)
+        return tf.cond(together, decide, fail)
 
     def _disorder(self) -> tf.Tensor:
         """Says what the first replica does, and one that does another thing."""

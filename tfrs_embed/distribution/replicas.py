@@ -183,14 +183,14 @@ class Replicas:
         All workers must ask in the same order.
         """
         if self._verdict_channel is None:
-            self._verdict_channel = self.allocate(2)
+            self._verdict_channel = self.allocate(3)
         number = _numbers["layers"]
         _numbers["layers"] += 1
         return number
 
     @property
     def verdict_channel(self) -> int:
-        """The first of the channels of all layers' verdicts and their texts."""
+        """The first of the channels of all verdicts, their texts and facts."""
         assert self._verdict_channel is not None, "no layer has a number"
         return self._verdict_channel
 

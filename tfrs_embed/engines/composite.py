@@ -34,8 +34,9 @@ class CompositeEngine(Engine):
         for engine in engines:
             self.states.update(engine.states)
         self._engines = tuple(engines)
-        able = (e for e in engines if e.can_decide)
-        self._deciding = next(able, engines[0])
+        able = [e for e in engines if e.can_decide]
+        early = [e for e in able if e.begins_early]
+        self._deciding = [*early, *able, *engines][0]
         for engine in engines:
             engine.decides = engine is self._deciding
         # The places of each engine's features.

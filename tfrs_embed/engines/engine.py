@@ -139,6 +139,11 @@ class Engine(abc.ABC):
         """Whether it has several replicas, which decide together."""
         return False
 
+    @property
+    def begins_early(self) -> bool:
+        """Whether the consensus on its ids finds what its lookups need too."""
+        return False
+
     def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
         """Whether a condition holds on all replicas of a step.
 

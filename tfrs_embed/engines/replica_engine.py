@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,11 @@ from tfrs_embed import descriptions
 from tfrs_embed._tensorflow import save_context
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import handshake, replicas
-from tfrs_embed.distribution.consensus import ReplicaConsensus
+from tfrs_embed.distribution.consensus import (
+    Preparation,
+    Prepare,
+    ReplicaConsensus,
+)
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import DeferredUpdate, Shard
@@ -222,14 +227,36 @@ class ReplicasEngine(Engine):
 
     def consensus(self, training: bool = False) -> ReplicaConsensus | None:
         """See the base class."""
-        return self._consensus_on(_TRAINING_LOOKUP if training else _LOOKUP)
+        return self._consensus_on(
+            _TRAINING_LOOKUP if training else _LOOKUP,
+            functools.partial(self._prepare, training),
+        )
 
     def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
         """See the base class."""
         consensus = self._consensus_on(_UPDATE)
         return ok if consensus is None else consensus.holds(ok)
 
-    def _consensus_on(self, action: str) -> ReplicaConsensus | None:
+    def _prepare(
+        self,
+        training: bool,
+        features: Sequence[FeatureSpec],
+        bags: Sequence[BaggedIds],
+        weighted: Sequence[bool],
+    ) -> Preparation | None:
+        """Begins a lookup before its ids are known to be valid, if it can.
+
+        Args:
+            training: whether the tables are about to be updated.
+            features: the features of the call, the engine's among them.
+            bags: their bags, without weights.
+            weighted: which of them have weights.
+        """
+        return None
+
+    def _consensus_on(
+        self, action: str, prepare: Prepare | None = None
+    ) -> ReplicaConsensus | None:
         """The replicas that decide together on one of `_ACTIONS`, if any do."""
         replica = self._replicas.current(self._name)
         if replica is None or self._replicas.world == 1:
@@ -239,6 +266,7 @@ class ReplicasEngine(Engine):
             replica,
             self._number * len(_ACTIONS) + _ACTIONS.index(action),
             f"{action} of {self._name}",
+            prepare,
         )
 
     def lookup(

@@ -12,14 +12,23 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.configs import TableSpec
-from tfrs_embed.distribution import alike, row_exchange, vector_exchange
+from tfrs_embed import backward_passes
+from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.distribution import (
+    alike,
+    consensus,
+    row_exchange,
+    vector_exchange,
+)
+from tfrs_embed.distribution.alike import Facts
+from tfrs_embed.distribution.consensus import Preparation
 from tfrs_embed.distribution.exchange import Received, Route
 from tfrs_embed.distribution.exchange_kind import vectors_are_less
 from tfrs_embed.distribution.vector_exchange import (
     VectorExchange,
     VectorsReceived,
 )
+from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.replica_engine import ReplicasEngine, Residuals
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import (
@@ -38,6 +47,7 @@ from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
+from tfrs_embed.optimizers.rules import TableOptimizer
 
 
 class _Kept(NamedTuple):
@@ -60,12 +70,47 @@ class _Kept(NamedTuple):
     vectors: VectorsReceived | None
 
 
+class _Begun(NamedTuple):
+    """A lookup whose ids are not sent yet.
+
+    Attributes:
+        by_vectors: the places of the features that are exchanged by vectors.
+        groups: the groups of tables that are exchanged by rows; see `_Kept`.
+        routes: where the keys of each of these groups are sent.
+        sizes: [groups + 1] int64: for each of the engine's groups the most keys
+            that a replica has for another, then the most bags of a feature that
+            is exchanged by vectors. This replica's, or all replicas'.
+        graph: the graph that it is in.
+    """
+
+    by_vectors: list[int]
+    groups: dict[int, TableGroup]
+    routes: list[Route]
+    sizes: Any
+    graph: Any
+
+
 class ShardedEngine(ReplicasEngine):
     """Spreads each table's rows over the replicas of a strategy.
 
     Each replica looks up its own part of the global batch; all must call
     together. Gradients are summed over the replicas.
     """
+
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec],
+        optimizers: dict[str, TableOptimizer | None],
+        options: EngineOptions,
+    ) -> None:
+        super().__init__(features, optimizers, options)
+        # By local replica: what the consensus on a lookup's ids has begun.
+        self._begun: dict[int, _Begun] = {}
+
+    @property
+    def begins_early(self) -> bool:
+        """See the base class."""
+        return True
 
     def _make_groups(self) -> list[TableGroup]:
         tables = [s.spec for s in self.states.values()]
@@ -115,18 +160,23 @@ class ShardedEngine(ReplicasEngine):
         dtype: tf.DType,
     ) -> tuple[list[tf.Tensor], Residuals]:
         device = self._shards[replica].device
-        by_vectors = [i for i, b in enumerate(bags) if self._by_vectors(i, b)]
-        groups = {
-            i: used
-            for i, group in enumerate(self._groups)
-            if (used := group.without(by_vectors)).features
-        }
-        routes = [
-            self._row_exchange.route(group.keys(bags), device, training)
-            for group in groups.values()
-        ]
-        columns = [self._columns(i, bags[i]) for i in by_vectors]
-        longest = self._agree(replica, bags, groups, routes, by_vectors)
+        begun = self._begun.pop(replica, None)
+        prepared = begun is not None and begun.graph is backward_passes.graph()
+        if begun is None or not prepared:
+            begun = self._begin(replica, bags, training)
+            facts = self._facts(
+                begun, bags, [b.weights is not None for b in bags]
+            )
+            begun = begun._replace(
+                sizes=alike.longest_if_alike(
+                    self._replicas,
+                    replica,
+                    begun.sizes,
+                    facts,
+                    self._sizes_channel,
+                )
+            )
+        by_vectors, groups, routes, longest, _ = begun
         activations: list[Any] = [None] * len(bags)
         positions, received = self._lookup_rows(
             replica, bags, groups, routes, longest, training, activations
@@ -136,7 +186,7 @@ class ShardedEngine(ReplicasEngine):
             vectors = self._vector_exchange.send_bags(
                 replica,
                 [bags[i] for i in by_vectors],
-                columns,
+                [self._columns(i, bags[i]) for i in by_vectors],
                 [self.features[i].table for i in by_vectors],
                 self._first_shards,
                 longest[-1],
@@ -147,6 +197,8 @@ class ShardedEngine(ReplicasEngine):
                 replica, bags, by_vectors, vectors, training, activations
             )
         self._count(replica, groups, routes, received, forward=True)
+        if not prepared:
+            self._count_traffic(replica, int(self._replicas.world > 1), 0)
         self._count_vectors(replica, bags, by_vectors, vectors, forward=True)
         after = [asked.rows for asked in received]
         if vectors is not None:
@@ -170,38 +222,83 @@ class ShardedEngine(ReplicasEngine):
             bags.weights is not None,
         )
 
-    def _agree(
-        self,
-        replica: int,
-        bags: Sequence[BaggedIds],
-        groups: dict[int, TableGroup],
-        routes: Sequence[Route],
-        by_vectors: Sequence[int],
-    ) -> tf.Tensor:
-        """What sizes messages have, the same on all replicas.
+    def _begin(
+        self, replica: int, bags: Sequence[BaggedIds], training: bool
+    ) -> _Begun:
+        """Begins a lookup: finds where ids are to be sent, and the sizes here.
 
-        Returns:
-            [groups + 1] int64: for each of the engine's groups the most keys
-            that a replica has for another, then the most bags of any replica
-            that are exchanged by vectors.
+        Args:
+            replica: the local replica.
+            bags: each feature's bags; ids may be out of range.
+            training: whether this is part of a training step.
         """
-        longest = [tf.constant(0, tf.int64)] * (len(self._groups) + 1)
+        by_vectors = [i for i, b in enumerate(bags) if self._by_vectors(i, b)]
+        groups = {
+            i: used
+            for i, group in enumerate(self._groups)
+            if (used := group.without(by_vectors)).features
+        }
+        device = self._shards[replica].device
+        routes = [
+            self._row_exchange.route(group.keys(bags), device, training)
+            for group in groups.values()
+        ]
+        sizes = [tf.constant(0, tf.int64)] * (len(self._groups) + 1)
         for i, routed in zip(groups, routes, strict=True):
-            longest[i] = tf.reduce_max(routed.counts)
-        facts = [0] * len(bags)
-        for i in by_vectors:
-            columns = self._columns(i, bags[i])
-            facts[i] = 2 * columns.bag_size + columns.weighted
+            sizes[i] = tf.reduce_max(routed.counts)
         if by_vectors:
             counts = tf.stack([bags[i].count for i in by_vectors])
-            longest[-1] = tf.cast(tf.reduce_max(counts), tf.int64)
-        return alike.longest_if_alike(
-            self._replicas,
-            replica,
-            longest,
-            facts,
-            self._sizes_channel,
-            self._unlike,
+            sizes[-1] = tf.cast(tf.reduce_max(counts), tf.int64)
+        return _Begun(
+            by_vectors, groups, routes, sizes, backward_passes.graph()
+        )
+
+    def _facts(
+        self,
+        begun: _Begun,
+        bags: Sequence[BaggedIds],
+        weighted: Sequence[bool],
+    ) -> Facts:
+        """What replicas must share for a lookup: the bags sent as vectors."""
+        values = [0] * len(bags)
+        for i in begun.by_vectors:
+            values[i] = 2 * (bags[i].bag_size or 0) + weighted[i]
+        return Facts(values, self._unlike)
+
+    def _prepare(
+        self,
+        training: bool,
+        features: Sequence[FeatureSpec],
+        bags: Sequence[BaggedIds],
+        weighted: Sequence[bool],
+    ) -> Preparation | None:
+        replica = self._replicas.current(self._name)
+        place = {id(feature): i for i, feature in enumerate(features)}
+        mine = [place.get(id(feature)) for feature in self.features]
+        if (
+            replica is None
+            or all(i is None for i in mine)
+            or len(self._groups) >= consensus.MOST_SIZES
+        ):
+            return None
+        # As the layer completes what a call leaves out.
+        bags = [
+            BaggedIds.none(f) if i is None else bags[i]
+            for f, i in zip(self.features, mine, strict=True)
+        ]
+        begun = self._begin(replica, bags, training)
+
+        def finish(tensors: list[tf.Tensor], longest: tf.Tensor) -> None:
+            routes = tf.nest.pack_sequence_as(begun.routes, tensors)
+            self._begun[replica] = begun._replace(routes=routes, sizes=longest)
+
+        return Preparation(
+            tf.nest.flatten(begun.routes),
+            begun.sizes,
+            self._facts(
+                begun, bags, [i is not None and weighted[i] for i in mine]
+            ),
+            finish,
         )
 
     def _unlike(self, feature: tf.Tensor, facts: tf.Tensor) -> tf.Tensor:
@@ -498,9 +595,10 @@ class ShardedEngine(ReplicasEngine):
         stages = self._row_exchange.stages
         collectives = stages * len(groups)
         if forward:
-            # Keys and rows; before them a consensus on the ids, and sizes.
+            # Keys and rows; before them a consensus on the ids and on sizes,
+            # and on sizes again for each further stage.
             collectives *= 2
-            collectives += self.decides + (stages if groups else 1)
+            collectives += self.decides + (stages - 1 if groups else 0)
         self._count_traffic(replica, collectives, sent, least, unique)
 
     def _count_vectors(

@@ -202,7 +202,18 @@ def to_bags(
             each.flatten()
         if invalid_ids == "error":
             require_valid(*_numbered(features, parsed), checks, training)
-    _guard(parsed, checks)
+    if consensus is None:
+        _guard(parsed, checks, [])
+    else:
+        early = consensus.prepare(
+            features,
+            [
+                _finish(feature, each.without_weights(), invalid_ids)
+                for feature, each in zip(features, parsed, strict=True)
+            ],
+            [each.weights is not None for each in parsed],
+        )
+        consensus.prepared(_guard(parsed, checks, early))
     if in_kernel:
         numbered = _numbered(features, parsed)
         require_valid_in_kernel(module, *numbered, training)
@@ -250,8 +261,10 @@ def position_mask(bags: BaggedIds) -> tf.Tensor:
     return tf.ensure_shape(tf.reshape(flat, bags.shape), bags.static_shape)
 
 
-def _guard(parsed: Sequence[ParsedIds], checks: Checks) -> None:
-    """Guards the parsed ids' tensors by all conditions."""
+def _guard(
+    parsed: Sequence[ParsedIds], checks: Checks, others: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Guards the parsed ids' tensors by all conditions, and returns others."""
     names = ("ids", "bag_ids", "weights", "shape", "kept", "splits")
     places = [
         (each, name)
@@ -260,11 +273,12 @@ def _guard(parsed: Sequence[ParsedIds], checks: Checks) -> None:
         if tf.is_tensor(getattr(each, name))
         and not (name == "bag_ids" and each.splits is not None)
     ]
-    guarded = checks.guard([getattr(*place) for place in places])
-    for (each, name), tensor in zip(places, guarded, strict=True):
+    guarded = checks.guard([*(getattr(*place) for place in places), *others])
+    for (each, name), tensor in zip(places, guarded, strict=False):
         if name == "splits" and tensor is not each.splits:
             each.bag_ids = bag_of_id(tensor)
         setattr(each, name, tensor)
+    return guarded[len(places) :]
 
 
 def _finish(

@@ -53,6 +53,30 @@ class Consensus(abc.ABC):
     def text(self, text: tf.Tensor) -> tf.Tensor:
         """The replicas' texts, scalar strings: the first not empty."""
 
+    def prepare(
+        self,
+        features: Sequence[Any],
+        bags: Sequence[Any],
+        weighted: Sequence[bool],
+    ) -> list[tf.Tensor]:
+        """Begins a lookup before it is known whether its ids are valid.
+
+        So what replicas have to agree on for it is found by the same decision.
+
+        Args:
+            features: the features of the call.
+            bags: their bags, without weights; ids may be out of range.
+            weighted: which of them have weights.
+
+        Returns:
+            Tensors that `prepared` gets, guarded by all conditions.
+        """
+        return []
+
+    def prepared(self, tensors: Sequence[tf.Tensor]) -> None:
+        """Takes what `prepare` returned, once all conditions guard it."""
+        assert not tensors, "nothing was prepared"
+
 
 class Checks:
     """Collects a call's conditions.

@@ -64,6 +64,10 @@ class ParsedIds:
         if self.ids.shape.rank != 1:
             self.ids = tf.reshape(self.ids, [-1])
 
+    def without_weights(self) -> ParsedIds:
+        """These ids, each of weight 1."""
+        return dataclasses.replace(self, weights=None, kept=None)
+
 
 def parse_ids(
     feature: FeatureSpec, ids: Any, weights: Any, checks: Checks
