@@ -4,9 +4,9 @@ Starts processes of its own: one with several logical CPUs for each
 MirroredStrategy, and several that talk over loopback for each
 MultiWorkerMirroredStrategy. The parts:
 
-    step    time of a training step on one large table, beside a replicated
-            tf_keras Embedding with its new and its legacy optimizer, in turns
-            over several rounds; bytes sent
+    step    time of a training step on one large table, beside one device, and a
+            replicated tf_keras Embedding with its new and its legacy optimizer,
+            in turns over several rounds; bytes sent
     tables  collectives and time of a step on few and on many tables
     memory  of a process that holds a table's shards, or copies of it
     soak    memory over thousands of steps of changing batch sizes
@@ -31,8 +31,9 @@ def parse(arguments=None):
     parser.add_argument(
         "--clusters",
         nargs="+",
-        default=["mirrored:2", "mirrored:4", "workers:2"],
-        help="logical CPUs of one process, or processes of one CPU",
+        default=["one:2", "mirrored:2", "mirrored:4", "workers:2"],
+        help="logical CPUs of one process, or processes of one CPU; one:2 is "
+        "one device with the batches of two replicas, for the first part",
     )
     parser.add_argument(
         "--check-model", action="store_true", help="short for --parts model"
@@ -54,6 +55,12 @@ def parse(arguments=None):
         action="store_true",
         help="time as many tables in Keras, too; tracing them takes minutes",
     )
+    parser.add_argument(
+        "--keras",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="time replicated tables of Keras, too",
+    )
     parser.add_argument("--soak-steps", type=int, default=5000)
     parser.add_argument(
         "--soak-batch", type=int, default=512, help="a replica's largest"
@@ -74,7 +81,7 @@ def run(cluster, part, contender=""):
     command += ["--part", part, "--cluster", cluster, "--contender", contender]
     env = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     kind, count = cluster.split(":")
-    if kind == "mirrored":
+    if kind != "workers":
         done = subprocess.run(
             command,
             env={**os.environ, **env},
@@ -102,7 +109,10 @@ def main():
         print(f"\n## {part}\n", flush=True)
         contenders = ["ours", "keras"] if part == "memory" else [""]
         for number, (cluster, contender) in enumerate(
-            (c, k) for c in args.clusters for k in contenders
+            (c, k)
+            for c in args.clusters
+            for k in contenders
+            if part == "step" or not c.startswith("one:")
         ):
             lines = run(cluster, part, contender).splitlines()
             # One header for all.
