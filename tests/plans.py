@@ -21,6 +21,7 @@ REPLICAS = {
         CONFORMANCE: KERNELS,
         "strategies/test_placements.py": PLACEMENTS,
         "strategies/test_plans.py": None,
+        "strategies/test_vectors.py": None,
         "strategies/test_sharded_keras.py": (
             None if ALL else "not PartialTPUEmbedding-1"
         ),
@@ -48,6 +49,7 @@ REPLICAS = {
         ),
         "strategies/test_dynamic_replicas.py": None if ALL else "lru or ttl",
         "strategies/test_mirrored_engine.py": "test_training",
+        "strategies/test_vectors.py": None if ALL else "formula",
         # Groups of two need four.
         "strategies/test_two_stages.py": (
             None if ALL else "not (dynamic or invalid)"
@@ -73,6 +75,7 @@ REPLICAS = {
         "strategies/test_sharded_traffic.py": None if ALL else "bytes",
         "strategies/test_sharded_all2all.py": None,
         "strategies/test_sharded_workers.py": None,
+        "strategies/test_vectors.py": None if ALL else "alike and False",
         "strategies/test_placements.py": PLACEMENTS,
     },
     "mirrored:12": {"strategies/test_sharded_limits.py": None},
