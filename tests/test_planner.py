@@ -800,6 +800,15 @@ def test_the_fitted_times_on_a_cpu():
         assert predicted.time.latency == pytest.approx(
             predicted.exchange.collectives * 5e-4
         )
+    [many] = demands_of([(100_000, 32, 12)], 2)
+    predicted = cost.predict([many], [Place("row")], hardware("cpu"))
+    # Eight passes over rows; on both replicas eight over vectors of all bags.
+    assert predicted.time.memory == pytest.approx(
+        2 * many.usage.ids * (8 * 32 * 4 * 1.15e-11 + 2.08e-8)
+        + 2 * 2 * 256 * 8 * 32 * 4 * 7.69e-11,
+        rel=0.01,
+    )
+    assert predicted.time.operations == pytest.approx(1.725e-4)
     predicted = cost.predict([demand], [Place("replicated")], hardware("cpu"))
     # Four passes over a replica's own ids, four over the unique ids of both.
     moved = 4 * (ids + 2 * 2 * demand.usage.unique) * 32 * 4

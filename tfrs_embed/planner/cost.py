@@ -40,8 +40,9 @@ from tfrs_embed.planner.traffic import (
 
 _LOOKUP_PASSES = 2
 _GRADIENT_PASSES = 2
-# A vector that is exchanged is written and read, and so is its gradient.
-_VECTOR_PASSES = 4
+# A vector that is exchanged, and its gradient, are copied into messages and
+# out of them, and the shards' parts are summed.
+_VECTOR_PASSES = 8
 
 #: Time of a byte in memory, beside one at the memory's bandwidth.
 _WEIGHTS = {
@@ -55,7 +56,7 @@ _WEIGHTS = {
 #: width: to be found among others, routed, sorted and summed.
 _ID_BYTES = {
     "row": 1400,
-    "vectors": 200,
+    "vectors": 270,
     "table": 80,
     "column": 80,
     "replicated": 120,
@@ -63,7 +64,7 @@ _ID_BYTES = {
 #: Operations of a table, of a slice of one, or of a feature by vectors.
 _OPERATIONS = {
     "row": 12,
-    "vectors": 12,
+    "vectors": 75,
     "table": 2,
     "column": 2,
     "replicated": 0,
@@ -159,9 +160,7 @@ def row_work(demand: Demand) -> float:
         for kind, n in ids.items()
     )
     bags = replicas * sum(f.most_bags for f in demand.by_vectors)
-    return (
-        total + bags * _WEIGHTS["vectors"] * _VECTOR_PASSES * demand.row_bytes
-    )
+    return total + bags * _VECTOR_PASSES * demand.row_bytes
 
 
 def piece_floats(demand: Demand, slices: int) -> int:
