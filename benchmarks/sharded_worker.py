@@ -104,7 +104,11 @@ def make_replica_step(layer, optimizer=None):
             )
         variables = layer.trainable_variables
         gradients = tape.gradient(loss, variables)
-        if optimizer is not None:
+        if optimizer is None:
+            # A function leaves out updates whose gradients nobody uses.
+            for gradient in gradients:
+                tf.identity(gradient)
+        else:
             optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
     return step
