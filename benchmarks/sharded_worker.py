@@ -106,7 +106,11 @@ def make_replica_step(layer, optimizer=None):
             )
         variables = layer.trainable_variables
         gradients = tape.gradient(loss, variables)
-        if optimizer is not None:
+        if optimizer is None:
+            # A function leaves out updates whose gradients nobody uses.
+            for gradient in gradients:
+                tf.identity(gradient)
+        else:
             optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
     return step
@@ -186,6 +190,14 @@ def step(args, strategy):
         for batch in batches:
             sharded_step(batch)
         sent = difference(engine.traffic(), before)
+        expected = [
+            traffic.expected_traffic(
+                {"table": (args.rows, args.dim)},
+                [[traffic.FeatureIds("table", i[0], args.batch)] for i in each],
+            )[0]
+            for each in ids
+        ]
+        assert sent.bytes == sum(e.bytes for e in expected), (sent, expected)
     yield (
         "table, Adagrad",
         "ms, median",
@@ -339,14 +351,14 @@ def soak(args, strategy):
     yield tuple(f"{x:.1f}" for x in seen)
 
 
-def check_model(strategy, number, batch, dims, skewed):
+def check_model(strategy, number, batch, dims, hotness, skewed):
     """Compares a step's traffic with the model's; returns that, by rank."""
     world, rows = strategy.num_replicas_in_sync, 10_000
     widths = {f"table_{number}_{i}": dim for i, dim in enumerate(dims)}
     # Batches of different sizes, and tables of different hotness.
     ids = [
         {
-            name: make_ids((batch * (r + 1), 1 + i), rows, number, r, i)
+            name: make_ids((batch * (r + 1), hotness + i), rows, number, r, i)
             for i, name in enumerate(widths)
         }
         for r in range(world)
@@ -373,7 +385,13 @@ def check_model(strategy, number, batch, dims, skewed):
     engine = layer.tpu_embedding.engine
     before = engine.traffic()
     step(batches)
-    expected = traffic.expected_traffic(ids, widths)
+    expected = traffic.expected_traffic(
+        {name: (rows, dim) for name, dim in widths.items()},
+        [
+            [traffic.FeatureIds(name, i, len(i)) for name, i in each.items()]
+            for each in ids
+        ],
+    )
     for local, rank in enumerate(mine):
         counted = difference(engine.traffic(), before, local)
         # With ten workers or more, ranks are in another order than ids.
@@ -390,25 +408,30 @@ def model(args, strategy):
     yield (
         "widths",
         "batch",
+        "ids of a sample",
         "ids",
         "collectives",
         "bytes a replica",
         "of the least",
     )
-    for number, (dims, batch, skewed) in enumerate(
+    for number, (dims, batch, hotness, skewed) in enumerate(
         [
-            ([8], 5, False),
-            ([16, 16, 16], 64, False),
-            ([8, 16, 16], 300, False),
-            ([4, 8, 4, 16], 300, True),
-            ([64], 3000, False),
+            ([8], 5, 1, False),
+            ([16, 16, 16], 64, 1, False),
+            ([8, 16, 16], 300, 1, False),
+            ([4, 8, 4, 16], 300, 1, True),
+            ([64], 3000, 1, False),
+            # By vectors: all, and some on 4 replicas.
+            ([16, 32, 16], 300, 14, False),
+            ([16] * 5, 300, 7, False),
         ]
     ):
-        by_rank = check_model(strategy, number, batch, dims, skewed)
+        by_rank = check_model(strategy, number, batch, dims, hotness, skewed)
         least = sum(t.least_bytes for t in by_rank)
         yield (
             f"{dims}",
             f"{batch:,} and more",
+            ", ".join(f"{hotness + i}" for i in range(len(dims))),
             "of one shard" if skewed else "power law",
             f"{by_rank[0].collectives}",
             f"{by_rank[0].bytes:,}",

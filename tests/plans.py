@@ -56,6 +56,9 @@ REPLICAS = {
         ),
         "strategies/test_placements.py": None if ALL else "alike or formula",
         "strategies/test_plans.py": None if ALL else "bytes and mixed",
+        "strategies/test_sharded_traffic.py": (
+            None if ALL else "vectors and (weighted or rows)"
+        ),
     },
     "workers:2": {
         CONFORMANCE: None

@@ -75,6 +75,18 @@ def padded(count):
     return next(size for size in sizes if size >= count)
 
 
+def sends_vectors(tables, places, ids, i):
+    """Whether vectors of a feature are less than half of its ids' rows."""
+    table = ids[0][i].table
+    width = 4 * tables[table][1]
+    sizes = {np.size(each[i].ids) / each[i].bags for each in ids}
+    if places[table].placement != "row" or ids[0][i].ragged or len(sizes) > 1:
+        return False
+    [size] = sizes
+    by_rows = size / 2 * (8 + 2 * width)
+    return size > 1 and len(ids) * (4 * size + 2 * width) <= by_rows
+
+
 def simulate(tables, places, ids):
     """Makes a step's messages; returns the bytes of each rank, collectives."""
     world = len(ids)
@@ -91,20 +103,36 @@ def simulate(tables, places, ids):
                 if peer != rank:
                     sent[rank] += whole.nbytes
 
+    def all_gather(message):
+        nonlocal calls
+        calls += 1
+        for rank in range(world):
+            sent[rank] += message.nbytes
+
+    by_vectors = [
+        i for i in range(len(ids[0])) if sends_vectors(tables, places, ids, i)
+    ]
+
     def unique_of(rank, table):
-        found = [f.ids for f in ids[rank] if f.table == table]
+        found = [
+            f.ids
+            for i, f in enumerate(ids[rank])
+            if f.table == table and i not in by_vectors
+        ]
         return np.unique(np.concatenate([np.ravel(f) for f in found]))
 
     by_placement = {
         kind: [t for t in tables if places[t].placement in kind]
         for kind in (("row",), ("replicated",), ("table", "column"))
     }
-    for dim in sorted({tables[t][1] for t in by_placement[("row",)]}):
+    by_rows = {f.table for i, f in enumerate(ids[0]) if i not in by_vectors}
+    by_rows &= set(by_placement[("row",)])
+    for dim in sorted({tables[t][1] for t in by_rows}):
         keys = [
             [
                 [
                     (t, key)
-                    for t in by_placement[("row",)]
+                    for t in by_rows
                     if tables[t][1] == dim
                     for key in unique_of(rank, t)
                     if key % world == owner
@@ -118,6 +146,20 @@ def simulate(tables, places, ids):
         for _ in ("rows", "gradients"):
             floats = np.zeros((capacity, dim), np.float32).ravel()
             all_to_all([[floats] * world] * world)
+    if by_vectors:
+        columns, floats = 0, 0
+        for i in by_vectors:
+            feature = ids[0][i]
+            rows, dim = tables[feature.table]
+            size = np.size(feature.ids) // feature.bags
+            columns += size * (2 if rows > 2**31 - 1 else 1)
+            columns += size if feature.weighted else 0
+            floats += dim
+        most = max(each[i].bags for each in ids for i in by_vectors)
+        all_gather(np.zeros(padded(most * columns), np.int32))
+        vectors = np.zeros(padded(most * floats), np.float32)
+        all_to_all([[vectors] * world] * world)
+        all_gather(vectors)  # Their gradients.
     calls += bool(by_placement[("row",)])
     for dim in sorted({tables[t][1] for t in by_placement[("replicated",)]}):
         counts = [
@@ -174,18 +216,16 @@ def test_bytes_and_collectives_are_those_of_the_messages(data):
         slices = {"table": 1, "column": 2}.get(kind, 0)
         ranks = rng.permutation(world)[:slices]
         places[f"t{i}"] = Place(str(kind), tuple(map(int, ranks)))
-    ids = []
-    for _ in range(world):
-        features = []
-        for table, (rows, _) in tables.items():
-            for _ in range(2):
+    ids = [[] for _ in range(world)]
+    for table, (rows, _) in tables.items():
+        for _ in range(2):
+            ragged, weighted = map(bool, rng.integers(2, size=2))
+            size = int(rng.choice([1, 3, 12, 20]))
+            for features in ids:
                 bags = int(rng.integers(1, 20))
-                each = rng.integers(0, rows, size=int(rng.integers(1, 60)))
-                ragged, weighted = rng.integers(2, size=2)
-                features.append(
-                    FeatureIds(table, each, bags, bool(ragged), bool(weighted))
-                )
-        ids.append(features)
+                count = int(rng.integers(1, 60)) if ragged else size * bags
+                each = rng.integers(0, rows, size=count)
+                features.append(FeatureIds(table, each, bags, ragged, weighted))
     exchange = traffic.exchange_of_ids(tables, places, ids)
     sent, calls = simulate(tables, places, ids)
     assert [exchange.bytes] * world == sent
@@ -193,33 +233,47 @@ def test_bytes_and_collectives_are_those_of_the_messages(data):
 
 
 def test_the_formulas_by_hand():
-    exchange = traffic.Exchange(4, {16: 8, 32: 10}, (12, 64), {16: 9})
+    exchange = traffic.Exchange(4, {16: 8, 32: 10}, (24, 48), (12, 64), {16: 9})
     row = 3 * (8 * 9 + 8 * 16 * 8) + 3 * (8 * 11 + 8 * 32 * 10)
+    vectors = 4 * 24 + 3 * 4 * 48 + 4 * 48
     slices = 3 * (4 * 12 + 2 * 4 * 64)
     replicated = 9 * (8 + 4 * 16)
-    assert exchange.bytes == row + slices + replicated
+    assert exchange.bytes == row + vectors + slices + replicated
     assert traffic.sent_bytes(3, 8, 16) + traffic.sent_bytes(3, 10, 32) == row
-    assert exchange.collectives == (3 * 2 + 1) + (3 + 1) + (2 + 1) + 1
+    assert exchange.collectives == (3 * 2 + 3 + 1) + (3 + 1) + (2 + 1) + 1
 
 
 def test_what_sharded_tables_alone_send():
     rng = np.random.default_rng(0)
-    dims = {"a": 8, "b": 8, "c": 16}
+    tables = {"a": (90, 8), "b": (90, 8), "c": (90, 16)}
+    sizes = {"a": 3, "b": 3, "c": 15}
     ids = [
-        {table: rng.integers(0, 90, (r + 5, 3)) for table in dims}
+        [
+            FeatureIds(table, rng.integers(0, 90, (r + 5, size)), r + 5)
+            for table, size in sizes.items()
+        ]
         for r in range(3)
     ]
-    for rank, counted in enumerate(traffic.expected_traffic(ids, dims)):
-        keys = {t: np.unique(i) for t, i in ids[rank].items()}
-        least = sum(
-            np.sum(k % 3 != rank) * (8 + 2 * 4 * dims[t])
-            for t, k in keys.items()
-        )
+    for rank, counted in enumerate(traffic.expected_traffic(tables, ids)):
+        *by_rows, by_vectors = ids[rank]
+        keys = [np.unique(f.ids) for f in by_rows]
+        least = sum(np.sum(k % 3 != rank) * (8 + 2 * 4 * 8) for k in keys)
+        least += by_vectors.bags * (4 * 15 + 3 * 4 * 16)
         assert counted.least_bytes == least
-        assert counted.unique_keys == sum(map(len, keys.values()))
-        assert counted.collectives == traffic.collectives(2)
+        assert counted.unique_keys == sum(map(len, keys)) + 15 * by_vectors.bags
+        assert counted.collectives == traffic.collectives(1) + 3
         assert counted.bytes > least
-    assert traffic.expected_traffic(ids[:1], dims) == [(0, 0, 0, 0)]
+    assert traffic.expected_traffic(tables, ids[:1]) == [(0, 0, 0, 0)]
+
+
+def test_replicas_without_bags_send_vectors_too():
+    tables, places = {"t": (100, 16)}, {"t": Place("row")}
+    ids = [
+        [FeatureIds("t", np.zeros((bags, 12), np.int64), bags)]
+        for bags in (3, 0)
+    ]
+    exchange = traffic.exchange_of_ids(tables, places, ids)
+    assert (exchange.row, exchange.vectors) == ({}, (36, 48))
 
 
 def test_on_one_replica_nothing_is_sent():
@@ -376,7 +430,9 @@ def test_a_hotness_for_each_feature_by_name_or_nesting():
 
 def test_the_expected_exchange_is_near_that_of_ids():
     world, batch, rows = 4, 2000, 20_000
-    demands = demands_of([(rows, 16, 2), (500, 8, 1)], world, batch)
+    demands = demands_of(
+        [(rows, 16, 2), (500, 8, 1), (rows, 32, 12)], world, batch
+    )
     rng = np.random.default_rng(0)
 
     def draw(rows, count):
@@ -387,24 +443,60 @@ def test_the_expected_exchange_is_near_that_of_ids():
         [
             FeatureIds("t0", draw(rows, 2 * batch), batch),
             FeatureIds("t1", draw(500, batch), batch),
+            FeatureIds("t2", draw(rows, 12 * batch), batch),
         ]
         for _ in range(world)
     ]
     for places in (
-        [Place("row"), Place("row")],
-        [Place("replicated"), Place("replicated")],
-        [Place("column", (0, 2)), Place("table", (1,))],
+        [Place("row"), Place("row"), Place("row")],
+        [Place("replicated"), Place("replicated"), Place("row")],
+        [Place("replicated"), Place("replicated"), Place("replicated")],
+        [Place("column", (0, 2)), Place("table", (1,)), Place("row")],
+        [Place("column", (0, 2)), Place("table", (1,)), Place("table", (3,))],
     ):
         expected = cost.expected_exchange(demands, places, world)
         exact = traffic.exchange_of_ids(
-            {"t0": (rows, 16), "t1": (500, 8)},
-            dict(zip(["t0", "t1"], places, strict=True)),
+            {"t0": (rows, 16), "t1": (500, 8), "t2": (rows, 32)},
+            dict(zip(["t0", "t1", "t2"], places, strict=True)),
             order,
         )
         assert expected.collectives == exact.collectives
         assert expected.bytes == pytest.approx(exact.bytes, rel=0.15)
+        assert expected.vectors == exact.vectors
         if places[0].ranks:
             assert expected.bytes == exact.bytes
+
+
+def test_a_table_may_be_asked_for_rows_and_for_vectors():
+    table = TableConfig("t", 10**6, 16)
+    features = [FeatureConfig(name, table) for name in ("one", "many")]
+
+    def expected(hotness, keyed=False):
+        spec = configs.parse(features)
+        used = usage.expected_usage(
+            spec.tables[0], spec.features, hotness, 1000, 1.05, 2
+        )
+        demand = Demand("t", 10**6, 16, 1, used, keyed=keyed)
+        machine = hardware("cpu")
+        found = cost.predict([demand], [Place("row")], machine)
+        return found.exchange, found.time
+
+    (both, both_time), (rows, rows_time) = (
+        expected([4, 12]),
+        expected([8.5, 7.5]),
+    )
+    # Of all ids a fourth is by rows.
+    assert both.vectors == (traffic.bucket(12_000), traffic.bucket(16_000))
+    assert both.row[16] == pytest.approx(rows.row[16] / 4, rel=0.15)
+    assert (rows.vectors, both.collectives) == (None, rows.collectives + 3)
+    assert both_time.memory < rows_time.memory
+    assert both_time.operations > rows_time.operations
+    vectors, _ = expected([12, 12])
+    assert vectors.row == {} and vectors.collectives == rows.collectives
+    assert vectors.bytes < rows.bytes
+    # Of keys all go by rows, and so do bags of different numbers of ids.
+    for others in (expected([12, 12], keyed=True), expected([12.5, 12.5])):
+        assert others[0].vectors is None
 
 
 def test_the_longest_message_is_that_of_all_pairs():
@@ -708,6 +800,15 @@ def test_the_fitted_times_on_a_cpu():
         assert predicted.time.latency == pytest.approx(
             predicted.exchange.collectives * 5e-4
         )
+    [many] = demands_of([(100_000, 32, 12)], 2)
+    predicted = cost.predict([many], [Place("row")], hardware("cpu"))
+    # Eight passes over rows; on both replicas eight over vectors of all bags.
+    assert predicted.time.memory == pytest.approx(
+        2 * many.usage.ids * (8 * 32 * 4 * 1.15e-11 + 2.08e-8)
+        + 2 * 2 * 256 * 8 * 32 * 4 * 7.69e-11,
+        rel=0.01,
+    )
+    assert predicted.time.operations == pytest.approx(1.725e-4)
     predicted = cost.predict([demand], [Place("replicated")], hardware("cpu"))
     # Four passes over a replica's own ids, four over the unique ids of both.
     moved = 4 * (ids + 2 * 2 * demand.usage.unique) * 32 * 4
@@ -727,7 +828,7 @@ def test_columns_that_cannot_be_cut_are_one_slice(dim, replicas):
 
 
 def test_bytes_leave_the_host_on_its_slower_links():
-    exchange = traffic.Exchange(16, {32: 1024}, None, {})
+    exchange = traffic.Exchange(16, {32: 1024}, None, None, {})
     [demand] = demands_of([(1_000_000, 32, 4)], 16, 4096)
     predicted = cost.predict([demand], [Place("row")], GPUS)
     share = 8 / 15

@@ -13,7 +13,9 @@ from strategies.replicas import distribute
 from tfrs_embed.planner.traffic import FeatureIds, Place, exchange_of_ids
 
 TABLES = {"big": (300, 16), "cut": (60, 32), "whole": (50, 5), "small": (9, 16)}
-BATCH, HOTNESS = 12, 4
+BATCH = 12
+#: Sharded by row, "more" and "small" are exchanged by vectors.
+HOTNESS = {"big": 4, "cut": 4, "whole": 4, "small": 16, "more": 12}
 PLACES = {
     "rows": dict.fromkeys(TABLES, "row"),
     "tables": dict.fromkeys(TABLES, "table"),
@@ -72,7 +74,7 @@ def draw(rng, name):
         return Ragged(
             [rng.integers(0, rows, n).tolist() for n in rng.integers(0, 6, 7)]
         )
-    return rng.integers(0, rows, [BATCH, HOTNESS])
+    return rng.integers(0, rows, [BATCH, HOTNESS[name]])
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -103,7 +105,7 @@ def test_predicted_bytes_are_those_that_are_counted(strategy, name):
     )
     for traffic in layer._engine_layer.engine.traffic():
         assert traffic.bytes == exchange.bytes
-        assert traffic.collectives == exchange.collectives
+        assert traffic.collectives == exchange.collectives == plan.collectives
 
 
 def test_tables_are_on_the_ranks_of_the_plan(strategy):

@@ -1,6 +1,7 @@
 """What a step sends: the formulas of docs/scaling.md, counted and traced."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import differentiate
+from reference import Ragged
 from strategies.replicas import distribute, local_ids
 from tfrs_embed.distribution.replicas import bucket_of
+from tfrs_embed.planner.traffic import FeatureIds, expected_traffic
 
 ROWS, DIM = 1000, 4
 
@@ -92,6 +95,91 @@ def test_collectives_do_not_grow_with_the_number_of_tables(strategy):
         for tables in (2, 20)
     }
     assert {t.collectives for ts in found.values() for t in ts} == {4}
+
+
+WIDTHS = {"a": 16, "b": 16, "c": 32, "d": 8}
+#: Each feature's table, ids of a bag (None: they differ), whether it has
+#: weights. Ten ids and more are exchanged by vectors.
+FEATURES = {
+    "one": [("a", 12, False)],
+    "one_width": [("a", 12, False), ("b", 15, False), ("a", 16, False)],
+    "two_widths": [("a", 12, False), ("c", 16, False)],
+    "weighted": [("a", 12, True), ("c", 16, False)],
+    "rows_of_one_width": [("a", 12, False), ("b", 15, False), ("c", 1, False)],
+    "rows_of_one_table": [
+        ("a", 12, False),
+        ("a", 1, False),
+        ("a", None, False),
+    ],
+    "rows_of_all": [
+        ("a", 12, False),
+        ("b", 3, True),
+        ("c", None, False),
+        ("c", 16, True),
+        ("d", 1, False),
+    ],
+}
+
+
+def feature_ids(rng, table, size, weighted, bags):
+    """One replica's ids of a feature, as layers and as the model take them."""
+    if size is not None:
+        ids = rng.integers(0, ROWS, (bags, size))
+        return ids, FeatureIds(table, ids, bags, False, weighted)
+    ids = [rng.integers(0, ROWS, n).tolist() for n in rng.integers(0, 9, bags)]
+    flat = np.concatenate(ids).astype(np.int64)
+    return Ragged(ids), FeatureIds(table, flat, bags, True, weighted)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_vectors_bytes_are_those_of_the_model(strategy, name):
+    tables = {
+        name: tfrs_embed.TableConfig(name, ROWS, dim, placement="row")
+        for name, dim in WIDTHS.items()
+    }
+    with strategy.scope():
+        layer = tfrs_embed.DistributedEmbedding(
+            {
+                str(i): tfrs_embed.FeatureConfig(str(i), tables[table])
+                for i, (table, *_) in enumerate(FEATURES[name])
+            },
+            optimizer="adagrad",
+        )
+    rng = np.random.default_rng(len(name))
+    batches, known = [], []
+    for rank in range(strategy.num_replicas_in_sync):
+        # Unequal batches, the largest on neither end.
+        bags = (5, 11, 3, 8)[rank]
+        each = [feature_ids(rng, *f, bags) for f in FEATURES[name]]
+        ids = {str(i): ids for i, (ids, _) in enumerate(each)}
+        weights = {
+            str(i): np.ones(ids.shape, np.float32)
+            for i, (ids, of_feature) in enumerate(each)
+            if of_feature.weighted
+        }
+        batches.append((ids, weights))
+        known.append([of_feature for _, of_feature in each])
+
+    def step(ids, weights):
+        weights = {key: weights.get(key) for key in ids} if weights else None
+        with tf.GradientTape() as tape:
+            outputs = layer(ids, weights=weights)
+            loss = tf.add_n([tf.reduce_sum(v) for v in outputs.values()])
+        differentiate(tape, loss, layer.trainable_variables)
+
+    function = tf.function(lambda *given: strategy.run(step, given))
+    spread = distribute(strategy, batches)
+    operations = function.get_concrete_function(*spread).graph.get_operations()
+    function(*spread)
+    expected = expected_traffic(
+        {table: (ROWS, dim) for table, dim in WIDTHS.items()}, known
+    )
+    ranks = local_ids(strategy)
+    counted = layer._engine_layer.engine.traffic()
+    for rank, found in zip(ranks, counted, strict=True):
+        assert dataclasses.asdict(found) == expected[rank]._asdict()
+    collectives = sum(o.type.startswith("Collective") for o in operations)
+    assert collectives == len(ranks) * expected[0].collectives
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

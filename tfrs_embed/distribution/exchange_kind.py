@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def vectors_are_less(bag_size: int, dim: int, world: int) -> bool:
     """Whether bags are exchanged by vectors, and not by rows.
@@ -37,3 +39,17 @@ def first_stage(world: int, on_host: int) -> int:
     while size * size < world and world % (2 * size) == 0:
         size *= 2
     return size
+
+
+def first_ranks(tables: Iterable[str], world: int) -> dict[str, int]:
+    """Spreads the tables' first rows, often the most frequent, over ranks.
+
+    Args:
+        tables: the names of an engine's tables, in its order.
+        world: the number of replicas.
+
+    Returns:
+        The rank of the replica that has each table's row 0.
+    """
+    names = list(dict.fromkeys(tables))
+    return {name: i * world // len(names) for i, name in enumerate(names)}

@@ -23,7 +23,10 @@ from tfrs_embed.distribution import (
 from tfrs_embed.distribution.alike import Facts
 from tfrs_embed.distribution.consensus import Preparation
 from tfrs_embed.distribution.exchange import Received, Route
-from tfrs_embed.distribution.exchange_kind import vectors_are_less
+from tfrs_embed.distribution.exchange_kind import (
+    first_ranks,
+    vectors_are_less,
+)
 from tfrs_embed.distribution.vector_exchange import (
     VectorExchange,
     VectorsReceived,
@@ -35,7 +38,6 @@ from tfrs_embed.engines.table_group import (
     TableGroup,
     by_width,
     rows_per_shard,
-    spread_first_shards,
 )
 from tfrs_embed.engines.tables.sharded import (
     ShardedTable,
@@ -115,7 +117,7 @@ class ShardedEngine(ReplicasEngine):
     def _make_groups(self) -> list[TableGroup]:
         tables = [s.spec for s in self.states.values()]
         world = self._replicas.world
-        self._first_shards = spread_first_shards(tables, world)
+        self._first_shards = first_ranks(self.states, world)
         return by_width(tables, self.features, world, self._first_shards)
 
     def _build(self) -> None:

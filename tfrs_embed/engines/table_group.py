@@ -169,21 +169,6 @@ def by_width(
     ]
 
 
-def spread_first_shards(
-    tables: Sequence[TableSpec], world: int
-) -> dict[str, int]:
-    """Spreads the tables' first rows, often the most frequent, over shards.
-
-    Args:
-        tables: the tables.
-        world: the number of shards.
-
-    Returns:
-        The shard of each table's row 0, by the table's name.
-    """
-    return {t.name: i * world // len(tables) for i, t in enumerate(tables)}
-
-
 def _turn(ids: tf.Tensor, by: int, world: int) -> tf.Tensor:
     """Ids whose quotients are the same, and whose remainders are further on.
 

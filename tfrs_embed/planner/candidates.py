@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Literal, NamedTuple, get_args
 
-from tfrs_embed.planner.traffic import FLOAT, piece_words
-from tfrs_embed.planner.usage import TableUsage
+from tfrs_embed.distribution.exchange_kind import vectors_are_less
+from tfrs_embed.planner.traffic import FLOAT, id_words, piece_words
+from tfrs_embed.planner.usage import FeatureUsage, TableUsage
 
 #: Rows over all replicas, a table on one, columns over some, a copy on each.
 PlacementName = Literal["row", "table", "column", "replicated"]
@@ -29,6 +31,7 @@ class Demand:
         usage: its use in one replica's part of a batch.
         kept: the placement that is not for the planner to choose, or None.
         reason: why.
+        keyed: whether keys are mapped to its rows.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Demand:
     usage: TableUsage
     kept: str | None = None
     reason: str = ""
+    keyed: bool = False
 
     @functools.cached_property
     def row_bytes(self) -> int:
@@ -56,6 +60,36 @@ class Demand:
             int(piece_words(f.most_bags, f.most_ids, self.rows, f.ragged))
             for f in self.usage.features
         )
+
+    @functools.cached_property
+    def by_vectors(self) -> tuple[FeatureUsage, ...]:
+        """The features that are exchanged by vectors, sharded by row."""
+        replicas = len(self.usage.owned)
+        return tuple(
+            f
+            for f in self.usage.features
+            if not self.keyed
+            and f.bag_size is not None
+            and vectors_are_less(f.bag_size, self.dim, replicas)
+        )
+
+    @functools.cached_property
+    def ids_by_vectors(self) -> float:
+        """The ids of these features, on average."""
+        return math.fsum(f.ids for f in self.by_vectors)
+
+    @functools.cached_property
+    def share_by_rows(self) -> float:
+        """The share of the ids that are exchanged by rows, sharded by row."""
+        if not self.by_vectors:
+            return 1.0
+        return 1.0 - self.ids_by_vectors / self.usage.ids
+
+    @functools.cached_property
+    def bag_words(self) -> int:
+        """Words of a bag of each feature that is exchanged by vectors."""
+        sizes = [f.bag_size or 0 for f in self.by_vectors]
+        return sum(sizes) * id_words(self.rows)
 
 
 class Candidate(NamedTuple):

@@ -8,7 +8,9 @@ The time is the sum of four, which do not overlap:
   gradient is read and added, and the update reads and writes the row and each
   slot. Where a table is replicated each replica updates the unique rows of all.
   An id itself costs the time of a number of bytes, most of all by row, where
-  ids are sorted by owner and repeated ones are found.
+  ids are sorted by owner and repeated ones are found. Features of such tables
+  that are exchanged by vectors have weights of their own; a shard also moves
+  a vector and a gradient of each bag of all replicas.
 - operations: those that each table and each slice needs, whatever its size.
 - transfer: bytes sent inside the host and out of it, which overlap.
 - latency: of each collective, for each level of switches, and of each message.
@@ -24,6 +26,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tfrs_embed.distribution.exchange_kind import first_ranks
 from tfrs_embed.planner.candidates import Demand
 from tfrs_embed.planner.hardware import Hardware
 from tfrs_embed.planner.traffic import (
@@ -33,18 +36,40 @@ from tfrs_embed.planner.traffic import (
     bucket,
     longest_message,
     slice_messages,
+    vector_messages,
 )
 
 _LOOKUP_PASSES = 2
 _GRADIENT_PASSES = 2
+# A vector that is exchanged, and its gradient, are copied into messages and
+# out of them, and the shards' parts are summed.
+_VECTOR_PASSES = 8
 
 #: Time of a byte in memory, beside one at the memory's bandwidth.
-_WEIGHTS = {"row": 0.15, "table": 1.1, "column": 1.1, "replicated": 0.1}
+_WEIGHTS = {
+    "row": 0.15,
+    "vectors": 0.15,
+    "table": 1.1,
+    "column": 1.1,
+    "replicated": 0.1,
+}
 #: As many bytes take the time that an id itself takes, whatever its row's
 #: width: to be found among others, routed, sorted and summed.
-_ID_BYTES = {"row": 1400, "table": 80, "column": 80, "replicated": 120}
-#: Operations of a table, or of a slice of one.
-_OPERATIONS = {"row": 12, "table": 2, "column": 2, "replicated": 0}
+_ID_BYTES = {
+    "row": 1400,
+    "vectors": 270,
+    "table": 80,
+    "column": 80,
+    "replicated": 120,
+}
+#: Operations of a table, of a slice of one, or of a feature by vectors.
+_OPERATIONS = {
+    "row": 12,
+    "vectors": 75,
+    "table": 2,
+    "column": 2,
+    "replicated": 0,
+}
 
 
 def _update_passes(slots: int) -> int:
@@ -118,6 +143,27 @@ def piece_work(demand: Demand, slices: int, replicas: int) -> float:
     return ids * (moved + _ID_BYTES["table"])
 
 
+def row_work(demand: Demand) -> float:
+    """Weighted bytes of a replica in a step, of a table that is sharded by row.
+
+    Args:
+        demand: the table.
+
+    Returns:
+        The bytes.
+    """
+    passes = _LOOKUP_PASSES + _GRADIENT_PASSES + _update_passes(demand.slots)
+    replicas = len(demand.usage.owned)
+    ids = {"vectors": demand.ids_by_vectors}
+    ids["row"] = demand.usage.ids - ids["vectors"]
+    total = sum(
+        n * (_WEIGHTS[kind] * passes * demand.row_bytes + _ID_BYTES[kind])
+        for kind, n in ids.items()
+    )
+    bags = replicas * sum(f.most_bags for f in demand.by_vectors)
+    return total + bags * _VECTOR_PASSES * demand.row_bytes
+
+
 def piece_floats(demand: Demand, slices: int) -> int:
     """Floats of the vectors that a replica gets from the owner of a slice.
 
@@ -142,13 +188,28 @@ def expected_exchange(
         The exchange.
     """
     owned: dict[int, np.ndarray] = {}
+    bags = bag_words = vector_floats = 0
     copies: dict[int, float] = {}
     words = np.zeros(replicas, np.int64)
     floats = np.zeros(replicas, np.int64)
+    first = first_ranks(
+        (
+            demand.name
+            for demand, place in zip(demands, places, strict=True)
+            if place.placement == "row"
+        ),
+        replicas,
+    )
     for demand, place in zip(demands, places, strict=True):
         if place.placement == "row":
-            means = demand.usage.owned
-            owned[demand.dim] = owned.get(demand.dim, 0.0) + means
+            share = demand.share_by_rows
+            if share:
+                means = np.roll(demand.usage.owned, first[demand.name])
+                means = share * means
+                owned[demand.dim] = owned.get(demand.dim, 0.0) + means
+            bags = max([bags, *(f.most_bags for f in demand.by_vectors)])
+            bag_words += demand.bag_words
+            vector_floats += len(demand.by_vectors) * demand.dim
         elif place.placement == "replicated":
             most = demand.usage.most_unique
             copies[demand.dim] = copies.get(demand.dim, 0.0) + most
@@ -162,6 +223,9 @@ def expected_exchange(
         high = float(means.max())
         owners = int((means > 0.95 * high).sum())
         row[dim] = bucket(longest_message(round(high, 3), owners * replicas))
+    vectors = None
+    if bags:
+        vectors = vector_messages(bags, bag_words, vector_floats)
     slices = None
     widths = [
         demand.dim // len(place.ranks)
@@ -171,7 +235,11 @@ def expected_exchange(
     if widths:
         slices = slice_messages(int(words.max()), int(floats.max()), widths)
     return Exchange(
-        replicas, row, slices, {dim: bucket(c) for dim, c in copies.items()}
+        replicas,
+        row,
+        vectors,
+        slices,
+        {dim: bucket(c) for dim, c in copies.items()},
     )
 
 
@@ -204,20 +272,23 @@ def predict(
             # Each replica writes a message to each owner.
             operations += len(ranks) * _OPERATIONS[name]
             continue
-        moved = (_LOOKUP_PASSES + _GRADIENT_PASSES) * ids
         if name == "row":
-            moved += update * ids
             of_row = demand.row_bytes * (1 + demand.slots)
             base, more = divmod(demand.rows, replicas)
             memory += base * of_row
             memory[:more] += of_row
+            work += row_work(demand)
+            if demand.share_by_rows:
+                operations += _OPERATIONS["row"]
+            operations += len(demand.by_vectors) * _OPERATIONS["vectors"]
         else:
-            moved += update * demand.usage.unique * replicas
             memory += demand.bytes
+            moved = (_LOOKUP_PASSES + _GRADIENT_PASSES) * ids
+            moved += update * demand.usage.unique * replicas
+            work += _WEIGHTS[name] * moved * demand.row_bytes
+            work += _ID_BYTES[name] * ids
+            operations += _OPERATIONS[name]
         lookups += ids
-        work += _WEIGHTS[name] * moved * demand.row_bytes
-        work += _ID_BYTES[name] * ids
-        operations += _OPERATIONS[name]
     exchange = expected_exchange(demands, places, replicas)
     on_host = hardware.on_host(replicas)
     busiest = float(work.max())

@@ -152,6 +152,7 @@ def _demand(table: TableSpec, usage: TableUsage, optimizer: Any) -> Demand:
         usage=usage,
         kept=kept,
         reason=reason,
+        keyed=table.keys is not None,
     )
 
 

@@ -3,8 +3,8 @@
 All replicas of a collective send messages of one size, that of the longest,
 rounded up by `bucket`. An `Exchange` has these sizes, and what follows from
 them; `exchange_of_ids` finds them for given ids, to the byte, and
-`expected_exchange` for ids of which no more than their use is known. This
-module needs numpy alone.
+`expected_exchange` for ids of which no more than their use is known. Nothing
+here needs TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from tfrs_embed.distribution.exchange_kind import first_ranks, vectors_are_less
 
 FLOAT = 4  # Bytes of a number of a row.
 KEY = 8  # Bytes of a key.
@@ -75,10 +77,11 @@ def bucket(count: float) -> int:
 def collectives(widths: int) -> int:
     """Collectives of a training step on tables that are sharded by row.
 
-    One agrees on the ids, one on the capacities; then the keys, rows and
-    gradients of each width.
+    One agrees on the ids and on the capacities; then the keys, rows and
+    gradients of each width. Features that are exchanged by vectors are left
+    out.
     """
-    return 2 + 3 * widths
+    return 1 + 3 * widths
 
 
 def sent_bytes(peers: int, capacity: int, dim: int) -> int:
@@ -96,6 +99,35 @@ def least_bytes(remote_keys: float, dim: int) -> float:
     return remote_keys * (KEY + 2 * FLOAT * dim)
 
 
+def bag_size(bags: int, ids: int, ragged: bool) -> int | None:
+    """The number of ids in each of a feature's bags.
+
+    Args:
+        bags: how many bags there are.
+        ids: how many ids they have together.
+        ragged: whether they may differ.
+
+    Returns:
+        The number; None: it isn't the same in all.
+    """
+    if ragged or not bags or ids % bags:
+        return None
+    return ids // bags
+
+
+def id_words(rows: int, weighted: bool = False) -> int:
+    """Words of an id that travels with its bag.
+
+    Args:
+        rows: the table's rows, which decide how long an id is.
+        weighted: whether it has a weight.
+
+    Returns:
+        The number of 4-byte words.
+    """
+    return (2 if rows > _INT32_MAX else 1) + weighted
+
+
 def piece_words(
     bags: float, ids: float, rows: int, ragged: bool, weighted: bool = False
 ) -> float:
@@ -111,8 +143,7 @@ def piece_words(
     Returns:
         The number of 4-byte words.
     """
-    wide = 2 if rows > _INT32_MAX else 1
-    return HEAD + ragged * bags + wide * ids + weighted * ids
+    return HEAD + ragged * bags + id_words(rows, weighted) * ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +153,11 @@ class Exchange:
     Attributes:
         replicas: the number of replicas.
         row: for each width of tables that are sharded by row, the keys of a
-            message.
+            message. A width has none if all of its features are exchanged by
+            vectors.
+        vectors: words of a message of bags, and floats of a message of vectors,
+            of all features of tables sharded by row that are exchanged by
+            vectors; None: there are none.
         slices: words of a message of ids, and floats of a message of vectors,
             of all tables on one rank and in columns; None: there are none.
         replicated: for each width of replicated tables, the keys of a message.
@@ -130,6 +165,7 @@ class Exchange:
 
     replicas: int
     row: Mapping[int, int]
+    vectors: tuple[int, int] | None
     slices: tuple[int, int] | None
     replicated: Mapping[int, int]
 
@@ -138,6 +174,8 @@ class Exchange:
         """Bytes that a replica sends to the others, to each its own."""
         peers = self.replicas - 1
         total = sum(sent_bytes(peers, c, dim) for dim, c in self.row.items())
+        if self.vectors is not None:
+            total += peers * FLOAT * self.vectors[1]
         if self.slices is not None:
             words, floats = self.slices
             total += peers * (WORD * words + 2 * FLOAT * floats)
@@ -148,7 +186,11 @@ class Exchange:
         """Bytes that a replica sends for all others alike."""
         if self.replicas == 1:
             return 0
-        return sum(c * (KEY + FLOAT * d) for d, c in self.replicated.items())
+        total = sum(c * (KEY + FLOAT * d) for d, c in self.replicated.items())
+        if self.vectors is not None:
+            bags, vectors = self.vectors  # Vectors have gradients.
+            total += WORD * bags + FLOAT * vectors
+        return total
 
     @property
     def bytes(self) -> int:
@@ -160,16 +202,16 @@ class Exchange:
         """Collectives with a message for each peer."""
         if self.replicas == 1:
             return 0
-        slices = 0 if self.slices is None else 3
-        return 3 * len(self.row) + slices + 2 * len(self.replicated)
+        together = (self.vectors is not None) + (self.slices is not None)
+        return 3 * (len(self.row) + together) + 2 * len(self.replicated)
 
     @property
     def collectives(self) -> int:
         """All collectives, with those that agree on sizes and on the ids."""
         if self.replicas == 1:
             return 0
-        engines = bool(self.row) + bool(self.slices) + bool(self.replicated)
-        return self.exchanges + engines + 1
+        # The consensus on ids finds the sizes of tables by row, too.
+        return self.exchanges + 1 + bool(self.slices) + bool(self.replicated)
 
 
 def slice_messages(
@@ -190,6 +232,54 @@ def slice_messages(
     return bucket(int(words)), unit * bucket(int(floats) // unit)
 
 
+def vector_messages(bags: int, words: int, floats: int) -> tuple[int, int]:
+    """The sizes of messages of features exchanged by vectors, rounded up.
+
+    Args:
+        bags: the most that a feature has on any replica.
+        words: those of a bag of each feature.
+        floats: those of a vector of each feature.
+
+    Returns:
+        The sizes of messages of bags, in words, and of vectors, in floats.
+    """
+    return bucket(bags * words), bucket(bags * floats)
+
+
+def _by_vectors(
+    tables: Mapping[str, tuple[int, int]],
+    places: Mapping[str, Place],
+    ids: Sequence[Sequence[FeatureIds]],
+) -> dict[int, int]:
+    """The features that are exchanged by vectors: the sizes of their bags."""
+    found = {}
+    for i, of_ranks in enumerate(zip(*ids, strict=True)):
+        table = of_ranks[0].table
+        # A replica may have no bags.
+        size = bag_size(
+            sum(f.bags for f in of_ranks),
+            sum(np.size(f.ids) for f in of_ranks),
+            any(f.ragged for f in of_ranks),
+        )
+        if (
+            places[table].placement == "row"
+            and size is not None
+            and vectors_are_less(size, tables[table][1], len(ids))
+        ):
+            found[i] = size
+    return found
+
+
+def _unique_by_table(
+    features: Iterable[FeatureIds],
+) -> dict[str, np.ndarray]:
+    """The unique ids of each table."""
+    ids: dict[str, list[np.ndarray]] = {}
+    for feature in features:
+        ids.setdefault(feature.table, []).append(np.ravel(feature.ids))
+    return {t: np.unique(np.concatenate(each)) for t, each in ids.items()}
+
+
 def exchange_of_ids(
     tables: Mapping[str, tuple[int, int]],
     places: Mapping[str, Place],
@@ -206,14 +296,16 @@ def exchange_of_ids(
         The exchange.
     """
     world = len(ids)
+    by_vectors = _by_vectors(tables, places, ids)
+    first = first_ranks(
+        (f.table for f in ids[0] if places[f.table].placement == "row"), world
+    )
     keys: dict[int, np.ndarray] = {}
     copies: dict[int, np.ndarray] = {}
     words = np.zeros((world, world), np.int64)  # To each rank, from each.
     floats = np.zeros((world, world), np.int64)
     for rank, features in enumerate(ids):
-        by_table: dict[str, list[Any]] = {}
         for feature in features:
-            by_table.setdefault(feature.table, []).append(feature.ids)
             place = places[feature.table]
             rows, dim = tables[feature.table]
             for owner in place.ranks:
@@ -227,17 +319,27 @@ def exchange_of_ids(
                     )
                 )
                 floats[rank, owner] += feature.bags * dim // len(place.ranks)
-        for table, arrays in by_table.items():
+        others = [f for i, f in enumerate(features) if i not in by_vectors]
+        for table, unique in _unique_by_table(others).items():
             dim = tables[table][1]
-            unique = np.unique(np.concatenate([np.ravel(a) for a in arrays]))
             if places[table].placement == "row":
                 counts = keys.setdefault(dim, np.zeros_like(words))
-                counts[rank] += np.bincount(
-                    unique.astype(np.int64) % world, minlength=world
-                )
+                owners = (unique.astype(np.int64) + first[table]) % world
+                counts[rank] += np.bincount(owners, minlength=world)
             elif places[table].placement == "replicated":
                 copies.setdefault(dim, np.zeros(world, np.int64))
                 copies[dim][rank] += unique.size
+    vectors = None
+    if by_vectors:
+        mine = {i: ids[0][i] for i in by_vectors}
+        vectors = vector_messages(
+            max(features[i].bags for features in ids for i in by_vectors),
+            sum(
+                by_vectors[i] * id_words(tables[f.table][0], f.weighted)
+                for i, f in mine.items()
+            ),
+            sum(tables[f.table][1] for f in mine.values()),
+        )
     widths = [
         tables[name][1] // len(place.ranks)
         for name, place in places.items()
@@ -249,19 +351,20 @@ def exchange_of_ids(
     return Exchange(
         world,
         {dim: bucket(counts.max()) for dim, counts in keys.items()},
+        vectors,
         slices,
         {dim: bucket(counts.max()) for dim, counts in copies.items()},
     )
 
 
 def expected_traffic(
-    ids: Sequence[Mapping[str, Any]], dims: Mapping[str, int]
+    tables: Mapping[str, tuple[int, int]], ids: Sequence[Sequence[FeatureIds]]
 ) -> list[Traffic]:
     """The traffic of each replica in a step on tables sharded by row.
 
     Args:
-        ids: for each rank the ids that it looks up, by table.
-        dims: each table's width.
+        tables: each table's rows and width.
+        ids: for each rank, the ids of each feature.
 
     Returns:
         Each rank's traffic, as `ShardedEngine.traffic` counts it.
@@ -269,19 +372,26 @@ def expected_traffic(
     world = len(ids)
     if world == 1:
         return [Traffic(0, 0, 0, 0)]  # Nothing is sent, nor counted.
-    exchange = exchange_of_ids(
-        {table: (1, dim) for table, dim in dims.items()},
-        dict.fromkeys(dims, Place("row")),
-        [[FeatureIds(t, i, 0) for t, i in each.items()] for each in ids],
-    )
+    places = dict.fromkeys(tables, Place("row"))
+    exchange = exchange_of_ids(tables, places, ids)
+    by_vectors = _by_vectors(tables, places, ids)
+    first = first_ranks((f.table for f in ids[0]), world)
     result = []
-    for rank, by_table in enumerate(ids):
+    for rank, features in enumerate(ids):
         least, total = 0.0, 0
-        for table, looked_up in by_table.items():
-            unique = np.unique(np.asarray(looked_up))
-            remote = int(np.count_nonzero(unique % world != rank))
-            least += least_bytes(remote, dims[table])
+        others = [f for i, f in enumerate(features) if i not in by_vectors]
+        for table, unique in _unique_by_table(others).items():
+            owners = (unique + first[table]) % world
+            remote = int(np.count_nonzero(owners != rank))
+            least += least_bytes(remote, tables[table][1])
             total += unique.size
+        for i, size in by_vectors.items():
+            feature = features[i]
+            rows, dim = tables[feature.table]
+            words = size * id_words(rows, feature.weighted)
+            # A vector for each of the others, and a gradient for all.
+            least += feature.bags * (WORD * words + world * FLOAT * dim)
+            total += np.size(feature.ids)
         result.append(
             Traffic(exchange.collectives, exchange.bytes, int(least), total)
         )

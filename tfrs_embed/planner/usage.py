@@ -17,6 +17,7 @@ import numpy as np
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.planner.batches import Bags
+from tfrs_embed.planner.traffic import bag_size
 
 # Ids up to this rank have a probability of their own; the rest share those of
 # bins, each this much longer than the one before.
@@ -43,6 +44,11 @@ class FeatureUsage:
     most_bags: int
     most_ids: int
     ragged: bool
+
+    @functools.cached_property
+    def bag_size(self) -> int | None:
+        """The ids of each vector; None: it isn't the same for all."""
+        return bag_size(self.most_bags, self.most_ids, self.ragged)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
