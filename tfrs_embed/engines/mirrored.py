@@ -9,9 +9,11 @@ numbered one table after the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed import kernels
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution import exchange
 from tfrs_embed.distribution.replicas import bucket_of
@@ -29,6 +31,20 @@ from tfrs_embed.ops.update import (
 
 # The collective channels of a group: its keys' and its gradients'.
 _CHANNELS = 2
+
+
+class _Rows(NamedTuple):
+    """The gradients of some rows of a group's tables.
+
+    Attributes:
+        rows: [n] int64.
+        places: [n] int32, ascending, the places of their gradients.
+        gradients: [m, dim] float32.
+    """
+
+    rows: tf.Tensor
+    places: tf.Tensor
+    gradients: tf.Tensor
 
 
 class MirroredEngine(ReplicasEngine):
@@ -109,24 +125,37 @@ class MirroredEngine(ReplicasEngine):
             self._sum_here(replica, group, residuals.bags, gradients)
             for group in self._groups
         ]
-        if sums and self._replicas.world > 1:
-            longest = self._replicas.max(
-                replica,
-                tf.stack([tf.size(rows, tf.int64) for rows, _ in sums]),
-                self._sizes_channel,
+        if not sums or self._replicas.world == 1:
+            return self._as_contributions(
+                [_Rows(r, tf.range(tf.size(r)), g) for r, g in sums]
             )
-            sums = [
-                self._sum_all(replica, channel, longest[i], *of_group)
-                for i, (channel, of_group) in enumerate(
-                    zip(self._channels, sums, strict=True)
-                )
-            ]
-            self._count(replica, longest)
+        longest = self._replicas.max(
+            replica,
+            tf.stack([tf.size(rows, tf.int64) for rows, _ in sums]),
+            self._sizes_channel,
+        )
+        self._count(replica, longest)
+        of_all = [
+            self._gather_all(replica, channel, longest[i], *of_group)
+            for i, (channel, of_group) in enumerate(
+                zip(self._channels, sums, strict=True)
+            )
+        ]
+        # The kernels add up a row's gradients in the order that they are given,
+        # whatever the number of threads: all copies stay equal.
+        device = self._shards[replica].device
+        if not kernels.operations(device, training=True):
+            of_all = [self._sum_all(rows) for rows in of_all]
+        return self._as_contributions(of_all)
+
+    def _as_contributions(
+        self, of_groups: Sequence[_Rows]
+    ) -> dict[str, GradientContributions]:
         contributions = {}
-        for group, (rows, total) in zip(self._groups, sums, strict=True):
-            contributions.update(
-                group.contributions(rows, tf.range(tf.size(rows)), total)
-            )
+        for group, (rows, places, gradients) in zip(
+            self._groups, of_groups, strict=True
+        ):
+            contributions.update(group.contributions(rows, places, gradients))
         return contributions
 
     def _count(self, replica: int, longest: tf.Tensor) -> None:
@@ -163,15 +192,15 @@ class MirroredEngine(ReplicasEngine):
             device,
         )
 
-    def _sum_all(
+    def _gather_all(
         self,
         replica: int,
         channel: int,
         longest: tf.Tensor,
         rows: tf.Tensor,
         gradients: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sums all replicas' gradients row by row.
+    ) -> _Rows:
+        """Gathers the rows' gradients of all replicas.
 
         Args:
             replica: the local replica.
@@ -181,9 +210,8 @@ class MirroredEngine(ReplicasEngine):
             gradients: [n, dim] float32.
 
         Returns:
-            The same for all of the replicas' rows.
+            Those of all replicas, rank after rank.
         """
-        world, dim = self._replicas.world, gradients.shape[1]
         capacity, bucket = bucket_of(longest)
         padding = [0, capacity - tf.size(rows)]
         rows = tf.pad(rows, [padding], constant_values=-1)
@@ -192,14 +220,25 @@ class MirroredEngine(ReplicasEngine):
         gradients = self._replicas.gather(
             replica, gradients, channel + 1, bucket
         )
-        by_rank = tf.reshape(rows, [world, capacity])
-        there = by_rank >= 0
-        counts = tf.reduce_sum(tf.cast(there, tf.int32), 1)
-        unique, index = tf.unique(tf.boolean_mask(by_rank, there))
+        places = tf.where(rows >= 0)[:, 0]
+        return _Rows(
+            tf.gather(rows, places), tf.cast(places, tf.int32), gradients
+        )
+
+    def _sum_all(self, of_all: _Rows) -> _Rows:
+        """Sums all replicas' gradients row by row."""
+        rows, places, gradients = of_all
+        world = self._replicas.world
+        capacity = tf.shape(gradients)[0] // world
+        counts = tf.math.bincount(
+            places // capacity, minlength=world, maxlength=world
+        )
+        unique, index = tf.unique(rows)
+        dim = gradients.shape[1]
         # One rank after the other, none of which has a row twice: nothing is
         # left to chance, as GPUs leave the order of a segment sum's terms.
         total = tf.zeros([tf.size(unique), dim])
-        for rank, (places, sent) in enumerate(
+        for rank, (mine, sent) in enumerate(
             zip(
                 tf.split(index, counts),
                 tf.unstack(tf.reshape(gradients, [world, capacity, dim])),
@@ -207,9 +246,9 @@ class MirroredEngine(ReplicasEngine):
             )
         ):
             total = tf.tensor_scatter_nd_add(
-                total, places[:, None], sent[: counts[rank]]
+                total, mine[:, None], sent[: counts[rank]]
             )
-        return unique, total
+        return _Rows(unique, tf.range(tf.size(unique)), total)
 
     def _of_first_rank(
         self, block: tf.Tensor, channel: int, bucket: int

@@ -47,28 +47,28 @@ _VECTOR_PASSES = 8
 
 #: Time of a byte in memory, beside one at the memory's bandwidth.
 _WEIGHTS = {
-    "row": 0.15,
+    "row": 0.8,
     "vectors": 0.15,
-    "table": 1.1,
-    "column": 1.1,
-    "replicated": 0.1,
+    "table": 0.5,
+    "column": 0.5,
+    "replicated": 0.85,
 }
 #: As many bytes take the time that an id itself takes, whatever its row's
 #: width: to be found among others, routed, sorted and summed.
 _ID_BYTES = {
-    "row": 1400,
+    "row": 610,
     "vectors": 270,
-    "table": 80,
-    "column": 80,
-    "replicated": 120,
+    "table": 320,
+    "column": 320,
+    "replicated": 710,
 }
 #: Operations of a table, of a slice of one, or of a feature by vectors.
 _OPERATIONS = {
-    "row": 12,
-    "vectors": 75,
-    "table": 2,
-    "column": 2,
-    "replicated": 0,
+    "row": 56,
+    "vectors": 95,
+    "table": 100,
+    "column": 100,
+    "replicated": 49,
 }
 
 

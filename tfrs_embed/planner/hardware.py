@@ -172,7 +172,7 @@ def hardware(topology: str | Hardware) -> Hardware:
         )
     count = int(match[1]) if match[1] else None
     if name == "CPU":
-        # Fitted to the measured steps of 12 plans on two cores.
+        # Fitted to measured steps on two cores; see benchmarks/fit_planner.py.
         return Hardware(
             name=f"{count}xcpu" if count else "cpu",
             replicas_per_host=count,
@@ -180,7 +180,7 @@ def hardware(topology: str | Hardware) -> Hardware:
             memory_bandwidth=13e9,
             inside_bandwidth=34e9,
             outside_bandwidth=1.25e9,
-            latency=5e-4,
+            latency=7e-4,
             message=0.0,
             operation=2.3e-6,
             shared=True,
