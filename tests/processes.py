@@ -61,3 +61,21 @@ def run(tests, strategy, **env):
         codes = cluster.wait(1800)
         output = "\n".join(cluster.output(i)[-5000:] for i in range(len(codes)))
         assert codes == [0] * len(codes), output
+
+
+class ForkedCluster(LocalCluster):
+    """A `LocalCluster` of forks.
+
+    Args:
+        server: the fork server.
+        command: the script that each worker runs, and its arguments.
+        workers: the number of workers.
+        env: environment variables on top of this process's.
+    """
+
+    def __init__(self, server, command, workers, env):
+        self._server = server
+        super().__init__(command, workers, env)
+
+    def _start(self, command, env, log):
+        return self._server.start(command, env, log)

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import kernels
-from tfrs_embed.distribution import key_value_store
+from tfrs_embed.distribution import key_value_store, survivors
 from tfrs_embed.distribution import replicas as replicas_lib
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.version import __version__
@@ -93,6 +93,7 @@ def compare_workers(
     """
     if replicas.workers == 1:
         return
+    survivors.watch(replicas)
     number, me = replicas.count_handshake(), replicas.worker
     # The coordination service of the workers keeps values by key.
     prefix = f"tfrs_embed/{replicas.group}/{number}"

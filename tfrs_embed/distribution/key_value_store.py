@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import context
+from tfrs_embed.distribution.peers import is_there
 from tfrs_embed.distribution.replicas import Replicas
 
 # A worker that is waited for is looked after this often, in seconds, and given
@@ -55,7 +56,7 @@ def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
         except tf.errors.DeadlineExceededError:
             if time.monotonic() >= end:
                 raise TimeoutError(key) from None
-        missed = 0 if _is_there(service, replicas.task(worker)) else missed + 1
+        missed = 0 if is_there(replicas.task(worker)) else missed + 1
         if missed == _PATIENCE:
             raise tf.errors.UnavailableError(
                 None,
@@ -64,13 +65,3 @@ def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
                 "can't be reached, while this one waited for it: its own log "
                 "may say why.",
             )
-
-
-def _is_there(service: Any, task: str) -> bool:
-    try:
-        service.check_collective_ops_peer_health(task, 1000 * _INTERVAL_S)
-    except (tf.errors.UnavailableError, tf.errors.FailedPreconditionError):
-        return False
-    except tf.errors.OpError:
-        pass  # It can't be told, as when it is too busy to answer in time.
-    return True
