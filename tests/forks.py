@@ -150,7 +150,8 @@ def _become(request):
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = request["command"]
-    sys.path[0] = str(pathlib.Path(sys.argv[0]).parent)
+    # Before this file's folder, where modules are that scripts share.
+    sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent))
 
 
 def main():

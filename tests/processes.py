@@ -71,11 +71,12 @@ class ForkedCluster(LocalCluster):
         command: the script that each worker runs, and its arguments.
         workers: the number of workers.
         env: environment variables on top of this process's.
+        delays: seconds after which each worker starts; None: all at once.
     """
 
-    def __init__(self, server, command, workers, env):
+    def __init__(self, server, command, workers, env, delays=None):
         self._server = server
-        super().__init__(command, workers, env)
+        super().__init__(command, workers, env, delays)
 
     def _start(self, command, env, log):
         return self._server.start(command, env, log)

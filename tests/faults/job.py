@@ -57,11 +57,29 @@ def make_tables(placement):
             table("items", 11, 5, "row"),
         ]
     else:
+        place = "auto" if placement == "variables" else placement
         made = [
-            table("users", 24, 16, placement),
-            table("items", 11, 5, placement),
+            table("users", 24, 16, place),
+            table("items", 11, 5, place),
         ]
     return {each.name: each for each in made}
+
+
+def make_layer(placement, tables, optimizer, name=None):
+    """A layer of tables, of the kind that has an engine for each.
+
+    "variables" are small tables, which are Keras's and have no engine.
+    """
+    features = {n: tfrs_embed.FeatureConfig(n, t) for n, t in tables.items()}
+    if placement == "variables":
+        return tfrs_embed.PartialTPUEmbedding(features, optimizer, name=name)
+    if placement in ("replicated", "mixed"):
+        return tfrs_embed.DistributedEmbedding(
+            features, optimizer=optimizer, name=name
+        )
+    return tfrs_embed.PartialTPUEmbedding(
+        features, optimizer, size_threshold=0, name=name
+    )
 
 
 class Job:
@@ -81,11 +99,7 @@ class Job:
             for n, t in tables.items()
         }
         with strategy.scope():
-            layer = tfrs_embed.PartialTPUEmbedding(
-                {n: tfrs_embed.FeatureConfig(n, t) for n, t in tables.items()},
-                tpu.Adam(0.1),
-                size_threshold=0,
-            )
+            layer = make_layer(placement, tables, tpu.Adam(0.1))
             layer.build()
             dense = tf_keras.layers.Dense(
                 1, kernel_initializer=tf_keras.initializers.RandomNormal(seed=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from typing import Any
 
@@ -27,6 +28,12 @@ def remove(key: str) -> None:
     """Removes a text, if it is there."""
     service: Any = context.context()
     service.delete_config_key_value(key)
+
+
+def has_timeouts() -> bool:
+    """Whether `receive` waits no longer than told, as from TF 2.19 on."""
+    get = inspect.signature(context.Context.get_config_key_value)
+    return "timeout_in_ms" in get.parameters
 
 
 def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
