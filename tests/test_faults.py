@@ -166,6 +166,7 @@ ORDERS = [
     for i, fault in enumerate(FAULTS)
     for placement in (PLACEMENTS if ALL else [PLACEMENTS[i % len(PLACEMENTS)]])
 ]
+ORDERS.append(("builds one less", "variables", 2))
 
 
 @pytest.mark.parametrize(("fault", "placement", "workers"), ORDERS)

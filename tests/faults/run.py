@@ -15,13 +15,14 @@ import pathlib
 import sys
 import tempfile
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
-from faults.kills import MODULES, Killer, draw  # noqa: E402
+from faults.kills import MODULES, Killer, Outcome, draw  # noqa: E402
 from forks import ForkServer  # noqa: E402
 from processes import environment  # noqa: E402
 
@@ -38,6 +39,14 @@ def report(kill, outcome):
         print(kill)
         for output in outcome.outputs:
             print(f"--- {output[-3000:]}", flush=True)
+
+
+def outcome_of(run):
+    """A run's outcome, whatever became of it: the others go on."""
+    try:
+        return run.result()
+    except Exception:
+        return Outcome("unknown", 0.0, 0, [traceback.format_exc()], [])
 
 
 def main():
@@ -68,7 +77,7 @@ def main():
             killer.undisturbed(kill.placement, kill.workers)
         runs = {pool.submit(killer.run, kill): kill for kill in kills}
         for run in as_completed(runs):
-            outcomes.append(run.result())
+            outcomes.append(outcome_of(run))
             report(runs[run], outcomes[-1])
     phases = collections.Counter(o.phase for o in outcomes)
     failures = sum(bool(o.errors) for o in outcomes)
