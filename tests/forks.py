@@ -68,6 +68,8 @@ class ForkServer:
         Returns:
             The fork.
         """
+        # It is read before the fork has come to open it.
+        pathlib.Path(log).touch()
         request = {"command": command, "env": env, "log": str(log)}
         return Fork(self, self.ask(request)["pid"])
 
@@ -141,12 +143,17 @@ def _serve(requests, replies):
     return None
 
 
+def redirect(log):
+    """Has this process write to a file, and read nothing."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for stream, file in enumerate((null, output, output)):
+        os.dup2(file, stream)
+
+
 def _become(request):
     """Makes this fork the process that runs the script."""
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for stream, file in enumerate((null, log, log)):
-        os.dup2(file, stream)
+    redirect(request["log"])
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = request["command"]
