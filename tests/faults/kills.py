@@ -113,7 +113,7 @@ def read(folder):
     return values
 
 
-def _phases(output):
+def phases(output):
     """What a worker was at, with the times when it began."""
     found = re.findall(r"^at (\S+) (.+)$", output, re.MULTILINE)
     return [(phase, float(begin)) for begin, phase in found]
@@ -121,15 +121,15 @@ def _phases(output):
 
 def _begin(output, since):
     """When the worker began what the kill counts from; None: not yet."""
-    phases = _phases(output)
-    names = [phase for phase, _ in phases]
+    found = phases(output)
+    names = [phase for phase, _ in found]
     if since == "training" and "first step" in names:
-        phases = phases[names.index("first step") + 1 :]
+        found = found[names.index("first step") + 1 :]
     elif since == "training":
         return None
     else:
-        phases = [p for p in phases if p[0] == since]
-    return phases[0][1] if phases else None
+        found = [p for p in found if p[0] == since]
+    return found[0][1] if found else None
 
 
 class Killer:
@@ -163,7 +163,7 @@ class Killer:
                 codes = cluster.wait(_BOUND_S)
                 output = cluster.output(0)
             assert codes == [0] * workers, output[-3000:]
-            end = _phases(output)[-1][1]
+            end = phases(output)[-1][1]
             training = _begin(output, "training")
             self._known[placement, workers] = _Undisturbed(
                 read(folder / "chief"),
@@ -195,7 +195,7 @@ class Killer:
                     outputs = [cluster.output(i) for i in range(kill.workers)]
                     break
             delay /= 2
-        phase = _phases(outputs[kill.victim])[-1][0]
+        phase = phases(outputs[kill.victim])[-1][0]
         restored = _last_saved(folder, outputs[0], errors)
         with self._cluster(folder, kill.placement, kill.workers) as cluster:
             try:
@@ -231,7 +231,7 @@ class Killer:
         if victim.poll() is None:
             victim.kill()
         victim.wait(10)
-        return _phases(cluster.output(kill.victim))[-1][0] != "ending"
+        return phases(cluster.output(kill.victim))[-1][0] != "ending"
 
     def _survivors(self, cluster, victim):
         """Waits for the others to end."""

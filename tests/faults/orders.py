@@ -8,7 +8,7 @@ os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import tensorflow as tf
 
-from faults.job import PLACEMENTS, make_layer, make_tables
+from faults.job import PLACEMENTS, begin, make_layer, make_tables
 
 STEPS = 2
 #: What worker 1 does.
@@ -56,6 +56,7 @@ def main():
         "looks up one more at last": ["user", "item", "more"],
     }.get(fault, ["user", "item"])
     tables = make_tables(args.placement)
+    begin("building")
     with strategy.scope():
         layers = {
             name: make_layer(args.placement, tables, "adagrad", name)
@@ -80,6 +81,7 @@ def main():
         return loss
 
     for i in range(STEPS):
+        begin("step")
         strategy.run(tf.function(lambda i=i: step(i)))
 
 
