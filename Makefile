@@ -17,7 +17,7 @@ export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu streaming serve test
-.PHONY: nightly mutation test-oldest test-clusters test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
+.PHONY: nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
 .PHONY: bazel clean
 
 help: ## List the targets
@@ -100,6 +100,10 @@ nightly: $(VENV)/.ready-test ## Run the tests, with all that make test leaves ou
 # Slurm's daemons, and hosts with names; tests/clusters says what that takes.
 test-clusters: $(VENV)/.ready-test ## Run the recipes of docs/clusters.md
 	TFRS_EMBED_NIGHTLY=1 $(RUN) -m pytest $(ARGS) tests/clusters
+
+# ARGS="--runs 20 --seed 2" for other ones; it prints a line for each.
+faults: $(VENV)/.ready-test ## Kill workers of training jobs at random moments
+	$(RUN) tests/faults/run.py $(or $(ARGS),--runs 200 --seed 1)
 
 # The oldest TensorFlow of tfrs_embed/version.py; Python 3.12 is its newest.
 $(OLDEST_VENV)/.installed: setup.py pyproject.toml tfrs_embed/version.py

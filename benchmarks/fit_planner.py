@@ -20,10 +20,10 @@ import time
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import numpy as np
-import plans
 import tensorflow as tf
 from scipy.optimize import nnls
 
+import plans
 import tfrs_embed
 from tfrs_embed.distribution.exchange_kind import vectors_are_less
 from tfrs_embed.planner import cost

@@ -61,3 +61,22 @@ def run(tests, strategy, **env):
         codes = cluster.wait(1800)
         output = "\n".join(cluster.output(i)[-5000:] for i in range(len(codes)))
         assert codes == [0] * len(codes), output
+
+
+class ForkedCluster(LocalCluster):
+    """A `LocalCluster` of forks.
+
+    Args:
+        server: the fork server.
+        command: the script that each worker runs, and its arguments.
+        workers: the number of workers.
+        env: environment variables on top of this process's.
+        delays: seconds after which each worker starts; None: all at once.
+    """
+
+    def __init__(self, server, command, workers, env, delays=None):
+        self._server = server
+        super().__init__(command, workers, env, delays)
+
+    def _start(self, command, env, log):
+        return self._server.start(command, env, log)

@@ -5,6 +5,7 @@ files of one process, which is not killed, are copied at all moments of its
 saving, and each copy has to have a complete checkpoint.
 """
 
+import functools
 import hashlib
 import itertools
 import os
@@ -22,11 +23,12 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from crashes.job import EPOCHS, ROWS, Job
-from processes import ALL, TESTS, environment
+from crashes.job import EPOCHS, PLACEMENTS, ROWS, Job
+from faults.kills import MODULES
+from forks import ForkServer
+from processes import ALL, TESTS, ForkedCluster, environment
 from tfrs_embed.checkpoint import bundle, session
 from tfrs_embed.kernels import build
-from tfrs_embed.testing import LocalCluster
 
 pytestmark = pytest.mark.xdist_group("crashes")
 
@@ -53,17 +55,26 @@ def library(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def server(library):
+    """Forks processes whose file operations are watched."""
+    env = {**environment("one"), "LD_PRELOAD": str(library)}
+    with ForkServer(MODULES, env) as server:
+        server.env = env
+        yield server
+
+
 class Run:
     """A job in processes of its own, and what it leaves.
 
     Args:
         folder: where its files are; it goes on from those that are there.
-        library: watches what it does.
+        server: starts its processes.
         strategy: one, mirrored or workers.
         flags: the job's flags.
     """
 
-    def __init__(self, folder, library, strategy, **flags):
+    def __init__(self, folder, server, strategy, **flags):
         self.files, self.states = folder / "files", folder / "states"
         self.copies = folder / "copies"
         shutil.rmtree(self.copies, ignore_errors=True)
@@ -71,31 +82,19 @@ class Run:
             path.mkdir(parents=True, exist_ok=True)
         flags |= {"folder": self.files, "states": self.states}
         flags |= {"copies": self.copies, "strategy": strategy}
-        command = [sys.executable, str(CRASHES / "job.py")]
+        command = [str(CRASHES / "job.py")]
         for name, value in flags.items():
             command += [f"--{name}", str(value)]
-        env = {**environment("one"), "LD_PRELOAD": str(library)}
-        self.ended = []
-        if strategy == "workers":
-            with LocalCluster(command, 2, env) as cluster:
-                self._wait(cluster)
-                self.codes = [p.poll() for p in cluster.processes]
-                self.outputs = [cluster.output(i) for i in range(2)]
-            return
-        done = subprocess.run(
-            command,
-            env={**os.environ, **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=240,
-        )
-        self.codes, self.outputs = [done.returncode], [done.stdout]
+        workers = 2 if strategy == "workers" else 1
+        with ForkedCluster(server, command, workers, server.env) as cluster:
+            self._wait(cluster)
+            self.codes = [p.poll() for p in cluster.processes]
+            self.outputs = [cluster.output(i) for i in range(workers)]
 
     def _wait(self, cluster):
         """Waits for all to end, in time once one has."""
         end, ended = time.monotonic() + 240, {}
-        while len(ended) < 2 and time.monotonic() < end:
+        while len(ended) < len(cluster.processes) and time.monotonic() < end:
             for i, process in enumerate(cluster.processes):
                 if i not in ended and process.poll() is not None:
                     ended[i] = time.monotonic()
@@ -108,31 +107,43 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def runs(library, tmp_path_factory):
+def runs(server, tmp_path_factory):
     """Runs of jobs that nothing happens to, by their strategy and flags."""
     done = {}
 
-    def get(strategy, save):
-        if (strategy, save) not in done:
-            folder = tmp_path_factory.mktemp(f"{strategy}-{save}")
-            run = Run(folder, library, strategy, save=save)
+    def get(strategy, save, placement="row"):
+        key = strategy, save, placement
+        if key not in done:
+            folder = tmp_path_factory.mktemp("-".join(key))
+            run = Run(folder, server, strategy, save=save, placement=placement)
             assert not any(run.codes), run.outputs[0][-3000:]
-            done[strategy, save] = run
-        return done[strategy, save]
+            done[key] = run
+        return done[key]
 
     return get
 
 
 @pytest.fixture(scope="module")
-def job():
-    """The same job on one device, to restore into."""
-    return Job(tf.distribute.get_strategy())
+def jobs():
+    """The same jobs on one device, to restore into, by their placement."""
+    strategy = tf.distribute.get_strategy()
+    return functools.cache(lambda placement: Job(strategy, placement))
+
+
+@pytest.fixture
+def job(jobs):
+    return jobs("row")
 
 
 def restored(job, path, restore):
     """The state after restoring a checkpoint over one of zeros."""
     for table in ROWS:
-        for variable in job.layer.tables[table].variables.values():
+        variables = job.layer.tables[table].variables
+        if "keys" in variables:
+            # With its keys all that a table has goes.
+            job.layer.tables[table].remove(variables["keys"].numpy())
+            continue
+        for variable in variables.values():
             variable.assign(tf.zeros_like(variable))
     for variable in [*job.model.weights, *job.model.optimizer.variables]:
         if variable.shape.rank:
@@ -186,25 +197,37 @@ nightly = pytest.mark.skipif(not ALL, reason="one of the nightly tests")
 
 
 @pytest.mark.parametrize(
-    ("strategy", "save", "folder", "restore"),
+    ("strategy", "placement", "save", "folder", "restore"),
     [
-        ("one", "manager", ".", restore_checkpoint),
-        ("workers", "manager", ".", restore_checkpoint),
-        ("one", "keras", "backup/chief", restore_backup),
-        ("one", "keras", "models", restore_weights),
-        pytest.param(
-            *("mirrored", "manager", ".", restore_checkpoint), marks=nightly
+        ("one", "row", "manager", ".", restore_checkpoint),
+        ("one", "row", "keras", "backup/chief", restore_backup),
+        ("one", "row", "keras", "models", restore_weights),
+        *(
+            pytest.param(
+                *("workers", placement, "manager", ".", restore_checkpoint),
+                # These three have all ways in which rows are saved.
+                marks=()
+                if placement in ("row", "mixed", "dynamic")
+                else nightly,
+            )
+            for placement in PLACEMENTS
         ),
-        pytest.param(
-            *("workers", "keras", "backup/chief", restore_backup), marks=nightly
+        *(
+            pytest.param(*other, marks=nightly)
+            for other in (
+                ("one", "dynamic", "manager", ".", restore_checkpoint),
+                ("mirrored", "row", "manager", ".", restore_checkpoint),
+                ("mirrored", "mixed", "manager", ".", restore_checkpoint),
+                ("workers", "row", "keras", "backup/chief", restore_backup),
+                ("workers", "mixed", "keras", "backup/chief", restore_backup),
+            )
         ),
     ],
-    ids=["one", "workers", "backup", "weights", "mirrored", "workers-backup"],
 )
 def test_the_last_complete_checkpoint_restores(
-    runs, job, strategy, save, folder, restore
+    runs, jobs, strategy, placement, save, folder, restore
 ):
-    run = runs(strategy, save)
+    run, job = runs(strategy, save, placement), jobs(placement)
     known = {}
     for epoch in range(2, EPOCHS + 1):
         found = []
@@ -275,23 +298,40 @@ def test_keras_goes_on_with_what_is_left(runs, job, tmp_path):
     assert equal(job.state(), run.state(EPOCHS))
 
 
+# Its last part: the chief has had all rows, and waits.
+AT_ITS_END = "fwrite worker-1-1"
+
+
 @pytest.mark.parametrize(
-    ("worker", "moment"),
+    ("placement", "worker", "moment"),
     [
-        # Its last part: the chief has had all rows, and waits.
-        pytest.param(1, "fwrite worker-1-1", id="worker-at-its-end"),
-        pytest.param(1, "fwrite worker-1-0", id="worker", marks=nightly),
-        pytest.param(0, "rename .index", id="chief", marks=nightly),
-        pytest.param(0, "rename checkpoint", id="chief-last", marks=nightly),
+        ("row", 1, AT_ITS_END),
+        ("mixed", 1, "fwrite worker-1-0"),
+        *(
+            pytest.param(*other, marks=nightly)
+            for other in (
+                ("row", 1, "fwrite worker-1-0"),
+                ("row", 0, "rename .index"),
+                ("row", 0, "rename checkpoint"),
+                ("table", 1, "fwrite worker-1-0"),
+                ("column", 1, "fwrite worker-1-0"),
+                ("column", 0, "rename .index"),
+                ("replicated", 0, "rename .index"),
+                ("mixed", 0, "rename checkpoint"),
+                ("dynamic", 1, "fwrite worker-1-0"),
+                ("dynamic", 0, "rename .index"),
+            )
+        ),
     ],
 )
 def test_a_killed_worker_ends_the_others_and_the_job_goes_on(
-    library, runs, tmp_path, worker, moment
+    server, runs, tmp_path, placement, worker, moment
 ):
     run = Run(
         tmp_path,
-        library,
+        server,
         "workers",
+        placement=placement,
         fault=f"kill {moment}",
         fault_worker=worker,
     )
@@ -302,18 +342,18 @@ def test_a_killed_worker_ends_the_others_and_the_job_goes_on(
         rf"UnavailableError(?s:.*)task:{worker}", run.outputs[other]
     ), run.outputs[other][-2000:]
     assert "saved 2" not in run.outputs[0]
-    resumed = Run(tmp_path, library, "workers")
+    resumed = Run(tmp_path, server, "workers", placement=placement)
     assert resumed.codes == [0, 0], resumed.outputs[0][-3000:]
     assert re.search("restored .*ckpt-1$", resumed.outputs[0], re.MULTILINE)
-    expected = runs("workers", "manager").state(EPOCHS)
+    expected = runs("workers", "manager", placement).state(EPOCHS)
     assert equal(resumed.state(EPOCHS), expected)
 
 
 @pytest.mark.parametrize("worker", [pytest.param(0, marks=nightly), 1])
-def test_a_worker_that_cannot_write_tells_the_others(library, tmp_path, worker):
+def test_a_worker_that_cannot_write_tells_the_others(server, tmp_path, worker):
     run = Run(
         tmp_path,
-        library,
+        server,
         "workers",
         fault=f"fail fwrite worker-{worker}-0",
         fault_worker=worker,

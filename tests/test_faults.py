@@ -2,26 +2,38 @@
 
 import re
 import signal
-import sys
 import time
 
 import pytest
 
 import tfrs_embed
-from processes import TESTS, environment
-from tfrs_embed.testing import LocalCluster
+from faults.job import PLACEMENTS
+from faults.kills import MODULES, WITHIN_S, phases
+from faults.orders import FAULTS
+from forks import ForkServer
+from processes import ALL, TESTS, ForkedCluster, environment
 
 pytestmark = pytest.mark.xdist_group("faults")
 
-WITHIN_S = 30
+
+@pytest.fixture(scope="module")
+def server():
+    with ForkServer(MODULES, environment("")) as server:
+        yield server
 
 
-def start(folder, fault="none", heartbeat=None, **kwargs):
-    command = [sys.executable, str(TESTS / "strategies/train_worker.py")]
-    command += ["--folder", str(folder), "--fault", fault]
-    if heartbeat:
-        command += ["--heartbeat", str(heartbeat)]
-    return LocalCluster(command, 2, environment("workers:2"), **kwargs)
+@pytest.fixture(scope="module")
+def start(server):
+    """Starts a job of two workers, of which one misbehaves if told to."""
+
+    def start(folder, fault="none", heartbeat=None, delays=None):
+        command = [str(TESTS / "strategies/train_worker.py")]
+        command += ["--folder", str(folder), "--fault", fault]
+        if heartbeat:
+            command += ["--heartbeat", str(heartbeat)]
+        return ForkedCluster(server, command, 2, environment(""), delays)
+
+    return start
 
 
 def losses(output):
@@ -36,7 +48,7 @@ def wait_for(condition, timeout):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(start, tmp_path_factory):
     """The losses of a job in which nothing happens."""
     with start(tmp_path_factory.mktemp("undisturbed")) as cluster:
         assert cluster.wait(300) == [0, 0], cluster.output(0)
@@ -47,7 +59,9 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("fault", ["killed", "stopped", "raised"])
-def test_the_others_end_and_the_job_resumes(tmp_path, fault, undisturbed):
+def test_the_others_end_and_the_job_resumes(
+    start, tmp_path, fault, undisturbed
+):
     with start(tmp_path, fault) as cluster:
         wait_for(lambda: "step 2 loss" in cluster.output(1), 300)
         begin = time.monotonic()
@@ -77,7 +91,7 @@ def stop_for(cluster, seconds):
 
 
 def test_a_worker_may_stand_still_for_less_than_the_timeout(
-    tmp_path, undisturbed
+    start, tmp_path, undisturbed
 ):
     # Longer than TensorFlow's own timeout.
     with start(tmp_path, "stopped", heartbeat=60) as cluster:
@@ -86,7 +100,7 @@ def test_a_worker_may_stand_still_for_less_than_the_timeout(
         assert losses(cluster.output(0)) == undisturbed
 
 
-def test_a_worker_that_stands_still_for_longer_ends_the_job(tmp_path):
+def test_a_worker_that_stands_still_for_longer_ends_the_job(start, tmp_path):
     with start(tmp_path, "stopped", heartbeat=3) as cluster:
         wait_for(lambda: "step 2 loss" in cluster.output(1), 300)
         begin = time.monotonic()
@@ -114,9 +128,69 @@ def test_bad_timeouts_are_refused(seconds):
     ],
     ids=["tables", "order", "missing"],
 )
-def test_workers_that_build_other_tables_are_noticed(tmp_path, fault, message):
+def test_workers_that_build_other_tables_are_noticed(
+    start, tmp_path, fault, message
+):
     with start(tmp_path, fault) as cluster:
         wait_for(lambda: cluster.processes[0].poll() is not None, 120)
         assert cluster.processes[0].returncode == 1
         assert re.search(f"RuntimeError: .*{message}", cluster.output(0))
         assert "step 0" not in cluster.output(0)
+
+
+# What each of the faults of worker 1 is told from: what worker 0 does then, and
+# what worker 1 does.
+LOOKUP = "a lookup(?: for training)? of Layer"
+UPDATE = "an update of Layer"
+DIFFERENT = {
+    "builds in another order": ("Layer 'user'", "Layer 'item'"),
+    "builds one more at first": ("Layer 'user'", "Layer 'more'"),
+    "builds one more at last": (f"{LOOKUP} 'user'", "Layer 'more'"),
+    "builds one less": ("Layer 'item'", f"{LOOKUP} 'user'"),
+    "calls in another order": (f"{LOOKUP} 'user'", f"{LOOKUP} 'item'"),
+    "calls one more at first": (f"{LOOKUP} 'user'", f"{LOOKUP} 'more'"),
+    "calls one more at last": (f"{UPDATE} 'item'", f"{LOOKUP} 'more'"),
+    "calls one less": (f"{LOOKUP} 'item'", f"{UPDATE} 'user'"),
+    "calls the second in another order": (
+        f"{LOOKUP} 'user'",
+        f"{LOOKUP} 'item'",
+    ),
+    "looks up one more at last": (f"{LOOKUP} 'user'", f"{LOOKUP} 'more'"),
+    "runs without kernels": ("true", "false"),
+}
+# Each fault with some placement, and each placement with some fault.
+ORDERS = [
+    (fault, placement, 2 + i % 2)
+    for i, fault in enumerate(FAULTS)
+    for placement in (PLACEMENTS if ALL else [PLACEMENTS[i % len(PLACEMENTS)]])
+]
+ORDERS.append(("builds one less", "variables", 2))
+
+
+@pytest.mark.parametrize(("fault", "placement", "workers"), ORDERS)
+def test_another_order_of_layers_is_refused(server, fault, placement, workers):
+    command = [str(TESTS / "faults/orders.py")]
+    command += ["--fault", fault, "--placement", placement]
+    with ForkedCluster(server, command, workers, environment("")) as cluster:
+        codes = cluster.wait(120)
+        ended = time.monotonic()
+        outputs = [cluster.output(i) for i in range(workers)]
+    assert 0 not in codes
+    # What differs is the last thing that worker 1 began.
+    assert ended - phases(outputs[1])[-1][1] < WITHIN_S
+    for i, output in enumerate(outputs):
+        here, there = DIFFERENT[fault][:: -1 if i == 1 else 1]
+        assert named(output, here, there), output[-3000:]
+
+
+def named(output, here, there):
+    """Whether a worker's error says what it does, and what another does."""
+    said = (
+        rf"number \d+ is {here}\. On worker \d it is {there}\.",
+        rf"program\.kernels is {here} here, {there} there",
+        # Of the replicas' consensus, in the order of ranks.
+        rf"rank 0 in {here}, that of rank 1 in {there}\.",
+        rf"rank 0 in {there}, that of rank 1 in {here}\.",
+    )
+    errors = output[output.index("Error: ") :].replace("\\'", "'")
+    return any(re.search(text, errors) for text in said)

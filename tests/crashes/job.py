@@ -24,31 +24,56 @@ from tfrs_embed.engines.tables import sharded
 tpu = tf.tpu.experimental.embedding
 ROWS, DIM, BATCH = {"user": 40, "item": 9}, 4, 8
 EPOCHS = 3
+#: Where the tables of users and of items are. By default a small table is a
+#: variable of Keras's.
+PLACEMENTS = {
+    "row": ("auto", "auto"),
+    "table": ("table", "table"),
+    "column": ("column", "table"),
+    "replicated": ("replicated", "replicated"),
+    "mixed": ("column", "replicated"),
+    "dynamic": ("auto", "auto"),
+}
+
+
+def make_layer(placement):
+    """The layer of both tables."""
+
+    def table(name, place):
+        if placement == "dynamic" and name == "user":
+            # For fewer of the keys than there are.
+            rows, keys = ROWS[name] // 2, tfrs_embed.DynamicKeys(eviction="lru")
+        else:
+            rows, keys = ROWS[name], None
+        return tfrs_embed.TableConfig(
+            name,
+            rows,
+            # Wide enough to be cut.
+            16 if place == "column" else DIM,
+            initializer=tf_keras.initializers.RandomNormal(seed=ROWS[name]),
+            placement=place,
+            keys=keys,
+        )
+
+    features = {
+        name: tfrs_embed.FeatureConfig(name, table(name, place))
+        for name, place in zip(ROWS, PLACEMENTS[placement], strict=True)
+    }
+    if placement in ("replicated", "mixed"):
+        return tfrs_embed.DistributedEmbedding(
+            features, optimizer=tpu.Adam(0.1)
+        )
+    return tfrs_embed.PartialTPUEmbedding(
+        features, tpu.Adam(0.1), size_threshold=20
+    )
 
 
 class Job:
-    """A model, of a sharded table and a replicated one, and its checkpoint."""
+    """A model, of two tables of a placement, and its checkpoint."""
 
-    def __init__(self, strategy):
+    def __init__(self, strategy, placement="row"):
         with strategy.scope():
-            self.layer = tfrs_embed.PartialTPUEmbedding(
-                {
-                    name: tfrs_embed.FeatureConfig(
-                        name,
-                        tfrs_embed.TableConfig(
-                            name,
-                            rows,
-                            DIM,
-                            initializer=tf_keras.initializers.RandomNormal(
-                                seed=rows
-                            ),
-                        ),
-                    )
-                    for name, rows in ROWS.items()
-                },
-                tpu.Adam(0.1),
-                size_threshold=20,
-            )
+            self.layer = make_layer(placement)
             inputs = {
                 n: tf_keras.Input([], dtype="int64", name=n) for n in ROWS
             }
@@ -82,11 +107,20 @@ class Job:
     def state(self):
         """All that is saved, by name."""
         self.layer.drain()
-        state = {
-            f"{table}/{name}": variable.numpy()
-            for table in ROWS
-            for name, variable in self.layer.tables[table].variables.items()
-        }
+        state = {}
+        for table in ROWS:
+            values = {
+                name: variable.numpy()
+                for name, variable in self.layer.tables[table].variables.items()
+            }
+            if "keys" in values:
+                # Keys that come and go are in no order of their own.
+                order = np.argsort(values["keys"])
+                values = {
+                    name: value if name == "candidates" else value[order]
+                    for name, value in values.items()
+                }
+            state |= {f"{table}/{name}": v for name, v in values.items()}
         for i, variable in enumerate(
             [*self.model.layers[-1].variables, *self.model.optimizer.variables]
         ):
@@ -193,6 +227,7 @@ def use_small_blocks():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--strategy", default="one")
+    parser.add_argument("--placement", choices=PLACEMENTS, default="row")
     parser.add_argument("--save", default="manager")
     parser.add_argument("--folder", type=pathlib.Path, required=True)
     parser.add_argument("--states", type=pathlib.Path, required=True)
@@ -206,7 +241,7 @@ def main():
     if worker != args.fault_worker:
         args.fault = ""
     use_small_blocks()
-    job = Job(make_strategy(args.strategy))
+    job = Job(make_strategy(args.strategy), args.placement)
 
     def record(epoch):
         state = job.state()  # All workers read it together.

@@ -52,6 +52,10 @@ import tensorflow  # noqa: E402, F401
 import tensorflow_recommenders  # noqa: E402, F401
 import tf_keras  # noqa: E402, F401
 
+# Beside this one's folder; it imports nothing of the package.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from forks import redirect  # noqa: E402
+
 FOLDER = pathlib.Path(sys.argv[1]).resolve()
 #: Bytes that a fork may address; tests need a third of it.
 MEMORY = 12 * 2**30
@@ -147,10 +151,7 @@ def _run_child(request, reply_file, output_file, current):
     os.setsid()
     # A mutant may ask for all memory that there is.
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    with open(output_file, "w") as output:
-        for stream in (1, 2):
-            os.dup2(output.fileno(), stream)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    redirect(output_file)
     try:
         reply = _run_tests(request, current)
     except BaseException:

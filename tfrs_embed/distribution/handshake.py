@@ -1,7 +1,9 @@
-"""A comparison of the tables that workers build, and of their order.
+"""A comparison of what workers build, and of what each does for the first time.
 
 If they differed, the workers' collectives would wait for each other forever, or
 give one layer's rows to another, or each worker would train by its own rules.
+Tables are compared before they are made, and a layer's first lookup and update
+as they are traced, when no worker waits for another in a collective yet.
 """
 
 from __future__ import annotations
@@ -16,13 +18,17 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import kernels
-from tfrs_embed.distribution import key_value_store
+from tfrs_embed.distribution import key_value_store, survivors
 from tfrs_embed.distribution import replicas as replicas_lib
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.version import __version__
 
 #: Seconds that a worker waits for the others to build the same tables.
 TIMEOUT_S = 300
+# For the others to do something for the first time it waits so long, then goes
+# on: they may be loading data, or do no such thing, which the replicas'
+# consensus notices in the next step.
+_CALL_TIMEOUT_S = 10
 # A worker that has found a difference stays this long, for the others to find
 # it: the first worker's process keeps all messages.
 _LINGER_S = 5
@@ -66,12 +72,16 @@ def compare_workers_under(
         RuntimeError: see `compare_workers`.
         tf.errors.UnavailableError: another worker has ended.
     """
-    several = isinstance(
-        strategy, tf.distribute.MultiWorkerMirroredStrategy
-    ) and (strategy.num_replicas_in_sync > 1)
-    if several:
+    if _has_several(strategy):
         with tf.init_scope():
             compare_workers(replicas_lib.of(strategy), name, facts)
+
+
+def _has_several(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a strategy may have several workers."""
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and (
+        strategy.num_replicas_in_sync > 1
+    )
 
 
 def compare_workers(
@@ -93,37 +103,104 @@ def compare_workers(
     """
     if replicas.workers == 1:
         return
+    survivors.watch(replicas)
+    try:
+        _compare(replicas, name, {**facts(), _PROGRAM: program()}, TIMEOUT_S)
+    except _Late as late:
+        raise RuntimeError(
+            f"Worker {late.worker} has not built {name} within {TIMEOUT_S} s "
+            "of this one. All workers must build the same layers in the same "
+            "order."
+        ) from None
+
+
+def compare_actions(replicas: Replicas, name: str) -> None:
+    """Compares what this worker is about to do with what the others are.
+
+    All do it, or build a layer, in one order. A worker that comes late is not
+    waited for longer than some seconds.
+
+    Args:
+        replicas: the replicas.
+        name: what is done, for the first time.
+
+    Raises:
+        RuntimeError: another worker does something else.
+        tf.errors.UnavailableError: another worker has ended.
+    """
+    # Without timeouts one that never comes would be waited for.
+    if replicas.workers > 1 and key_value_store.has_timeouts():
+        with contextlib.suppress(_Late):
+            _compare(replicas, name, {}, _CALL_TIMEOUT_S)
+
+
+def compare_actions_under(strategy: tf.distribute.Strategy, name: str) -> None:
+    """Compares what one of a strategy's replicas is about to do, if it is one.
+
+    Args:
+        strategy: the strategy.
+        name: see `compare_actions`.
+
+    Raises:
+        RuntimeError: see `compare_actions`.
+        tf.errors.UnavailableError: another worker has ended.
+    """
+    if _has_several(strategy):
+        replicas = replicas_lib.of(strategy)
+        if replicas.current(name) is not None:
+            with tf.init_scope():
+                compare_actions(replicas, name)
+
+
+def _compare(
+    replicas: Replicas, name: str, facts: Facts, timeout: float
+) -> None:
     number, me = replicas.count_handshake(), replicas.worker
     # The coordination service of the workers keeps values by key.
     prefix = f"tfrs_embed/{replicas.group}/{number}"
-    built = {**facts(), _PROGRAM: program()}
-    ordered = json.dumps(built, sort_keys=True)
+    ordered = json.dumps(facts, sort_keys=True)
     mine = [name, hashlib.sha256(ordered.encode()).hexdigest()]
     key_value_store.send(f"{prefix}/{me}", json.dumps(mine))
     for worker in range(replicas.workers):
         if worker == me:
             continue
-        theirs = json.loads(_get(replicas, f"{prefix}/{worker}", worker, name))
+        key = f"{prefix}/{worker}"
+        theirs = json.loads(_receive(replicas, key, worker, timeout))
         if theirs == mine:
             continue
         # The other one will see it too, as all that differ from any do: so
         # its facts are under way.
-        key_value_store.send(f"{prefix}/facts/{me}", json.dumps(built))
-        their_facts = json.loads(
-            _get(replicas, f"{prefix}/facts/{worker}", worker, name)
-        )
-        _linger(replicas, prefix)
+        key_value_store.send(f"{prefix}/facts/{me}", ordered)
         if theirs[0] != name:
+            _linger(replicas, prefix)
             raise RuntimeError(
-                "All workers must build the same tables in the same order. "
-                f"Here, on worker {me}, number {number} is {name}. On worker "
-                f"{worker} it is {theirs[0]}."
+                "All workers must build the same layers, and call them, in the "
+                f"same order. Here, on worker {me}, number {number} is {name}. "
+                f"On worker {worker} it is {theirs[0]}."
             )
-        differences = _differences(built, their_facts)
+        key = f"{prefix}/facts/{worker}"
+        their_facts = json.loads(_receive(replicas, key, worker, timeout))
+        _linger(replicas, prefix)
+        differences = _differences(facts, their_facts)
         raise RuntimeError(
             f"{name} must be the same on all workers. What differs here, on "
             f"worker {me}, and on worker {worker}: {_listed(differences)}."
         )
+
+
+class _Late(Exception):
+    """A worker has not left its text in time."""
+
+    def __init__(self, worker: int) -> None:
+        super().__init__(worker)
+        self.worker = worker
+
+
+def _receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
+    try:
+        return key_value_store.receive(replicas, key, worker, timeout)
+    except TimeoutError:
+        raise _Late(worker) from None
 
 
 def _linger(replicas: Replicas, prefix: str) -> None:
@@ -174,14 +251,3 @@ def _listed(differences: Iterator[str]) -> str:
     text = "; ".join(found[:_MOST_LISTED])
     more = len(found) - _MOST_LISTED
     return f"{text}; and {more} more" if more > 0 else text
-
-
-def _get(replicas: Replicas, key: str, worker: int, name: str) -> str:
-    try:
-        return key_value_store.receive(replicas, key, worker, TIMEOUT_S)
-    except TimeoutError:
-        raise RuntimeError(
-            f"Worker {worker} has not built {name} within {TIMEOUT_S} s of "
-            "this one. All workers must build the same tables in the same "
-            "order."
-        ) from None

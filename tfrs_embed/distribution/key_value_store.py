@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import context
+from tfrs_embed.distribution.peers import is_there
 from tfrs_embed.distribution.replicas import Replicas
 
 # A worker that is waited for is looked after this often, in seconds, and given
@@ -26,6 +28,12 @@ def remove(key: str) -> None:
     """Removes a text, if it is there."""
     service: Any = context.context()
     service.delete_config_key_value(key)
+
+
+def has_timeouts() -> bool:
+    """Whether `receive` waits no longer than told, as from TF 2.19 on."""
+    get = inspect.signature(context.Context.get_config_key_value)
+    return "timeout_in_ms" in get.parameters
 
 
 def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
@@ -55,7 +63,7 @@ def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
         except tf.errors.DeadlineExceededError:
             if time.monotonic() >= end:
                 raise TimeoutError(key) from None
-        missed = 0 if _is_there(service, replicas.task(worker)) else missed + 1
+        missed = 0 if is_there(replicas.task(worker)) else missed + 1
         if missed == _PATIENCE:
             raise tf.errors.UnavailableError(
                 None,
@@ -64,13 +72,3 @@ def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
                 "can't be reached, while this one waited for it: its own log "
                 "may say why.",
             )
-
-
-def _is_there(service: Any, task: str) -> bool:
-    try:
-        service.check_collective_ops_peer_health(task, 1000 * _INTERVAL_S)
-    except (tf.errors.UnavailableError, tf.errors.FailedPreconditionError):
-        return False
-    except tf.errors.OpError:
-        pass  # It can't be told, as when it is too busy to answer in time.
-    return True

@@ -85,6 +85,8 @@ class ReplicasEngine(Engine):
         self._shards = self._make_shards()
         self._groups = self._make_groups()
         self._step: Any = None
+        # What the workers have compared that they do.
+        self._compared: set[str] = set()
         self._traffic: list[tf.Variable] = []
 
     def _make_shards(self) -> list[Shard]:
@@ -261,6 +263,7 @@ class ReplicasEngine(Engine):
         replica = self._replicas.current(self._name)
         if replica is None or self._replicas.world == 1:
             return None
+        self._compare(action)
         return ReplicaConsensus(
             self._replicas,
             replica,
@@ -268,6 +271,19 @@ class ReplicasEngine(Engine):
             f"{action} of {self._name}",
             prepare,
         )
+
+    def _compare(self, action: str) -> None:
+        """Compares one of `_ACTIONS` with the other workers', the first time.
+
+        Raises:
+            RuntimeError: they do something else.
+        """
+        if action not in self._compared:
+            self._compared.add(action)
+            with tf.init_scope():
+                handshake.compare_actions(
+                    self._replicas, f"{action} of {self._name}"
+                )
 
     def lookup(
         self,
@@ -340,6 +356,7 @@ class ReplicasEngine(Engine):
                 "and the gradient, inside strategy.run."
             )
             return
+        self._compare(_UPDATE)
         # No table is trained in a step that finds no room for another's keys.
         with tf.control_dependencies(
             residuals.after if self.gives_rows else []

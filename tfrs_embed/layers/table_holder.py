@@ -94,6 +94,8 @@ class TableHolder(Layer):
         self._compute_output_and_mask_jointly = True
         self._placement = placement.describe(spec, routes, optimizers)
         self._has_tables = False
+        # Whether the workers have compared their first lookups.
+        self._compared = False
         self.tables = Tables()
         self._engine_layer: EngineLayer | None = None
         if large:

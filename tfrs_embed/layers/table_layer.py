@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfrs_embed import strategies
 from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.distribution import handshake
 from tfrs_embed.layers import keras_tables
 from tfrs_embed.layers.table_holder import TableHolder
 from tfrs_embed.ops.bags import BaggedIds, position_mask, to_bags
@@ -125,6 +126,12 @@ class TableLayer(TableHolder):
                 served, features, ids, weights, input_shapes
             )
         self._make_tables_if_ready()
+        if self._engine_layer is None and not self._compared:
+            # Engines do so themselves.
+            self._compared = True
+            handshake.compare_actions_under(
+                self._strategy, f"a lookup of Layer '{self.name}'"
+            )
         bags = self._to_bags(features, ids, weights, training, input_shapes)
         outputs = self._lookup_in_engine(features, bags, training)
         for i, feature in enumerate(features):

@@ -67,19 +67,29 @@ class LocalCluster:
                 time.sleep(max(0.0, begin + delays[i] - time.monotonic()))
             task = {"type": "worker", "index": i}
             config = {"cluster": {"worker": addresses}, "task": task}
-            with self.log(i).open("wb") as log:
-                started[i] = subprocess.Popen(
-                    list(command),
-                    env={
-                        **os.environ,
-                        **(env or {}),
-                        "TF_CONFIG": json.dumps(config),
-                    },
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
+            started[i] = self._start(
+                list(command),
+                {
+                    **os.environ,
+                    **(env or {}),
+                    "TF_CONFIG": json.dumps(config),
+                },
+                self.log(i),
+            )
         self.processes = [started[i] for i in range(workers)]
+
+    def _start(
+        self, command: list[str], env: dict[str, str], log: pathlib.Path
+    ) -> subprocess.Popen[bytes]:
+        """Starts a worker."""
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
 
     def __enter__(self) -> LocalCluster:
         """Returns itself."""

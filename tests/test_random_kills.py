@@ -1,0 +1,35 @@
+"""Workers that are killed at random moments, a few times of `make faults`."""
+
+import pytest
+
+from faults.job import PLACEMENTS
+from faults.kills import MODULES, WITHIN_S, Kill, Killer, draw
+from forks import ForkServer
+from processes import ALL, environment
+
+pytestmark = pytest.mark.xdist_group("random kills")
+
+SEED = 5
+
+
+@pytest.fixture(scope="module")
+def killer(tmp_path_factory):
+    with ForkServer(MODULES, environment("")) as server:
+        yield Killer(server, tmp_path_factory.mktemp("jobs"))
+
+
+def check(killer, kill):
+    outcome = killer.run(kill)
+    said = "\n".join(output[-3000:] for output in outcome.outputs)
+    assert outcome.errors == [], f"{kill}, {outcome.phase}:\n{said}"
+    assert outcome.seconds < WITHIN_S
+
+
+@pytest.mark.parametrize("number", range(36 if ALL else len(PLACEMENTS)))
+def test_the_others_end_and_the_job_goes_on(killer, number):
+    check(killer, draw(number, SEED))
+
+
+def test_all_hear_of_a_death_that_only_one_can_see(killer):
+    # Worker 0 misses worker 2 and ends; worker 1 would miss worker 0.
+    check(killer, Kill("mixed", 3, 2, "building", 0.65))
