@@ -92,7 +92,7 @@ def build(strategy, kind, shape, batches=2):
     per_replica = [moved * 4 * dim, looked_up * slices, 0.0]
     # The host's cores and memory are shared by all replicas.
     terms = [world * x / machine.memory_bandwidth for x in per_replica]
-    terms[2] = count * slices * machine.operation
+    terms[2] = world * count * slices * machine.operation
     fixed = cost._transfer(exchange_of(plan, tables, seen), machine)
     if kind == "vectors":
         fixed += (

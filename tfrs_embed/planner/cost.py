@@ -11,12 +11,13 @@ The time is the sum of four, which do not overlap:
   ids are sorted by owner and repeated ones are found. Features of such tables
   that are exchanged by vectors have weights of their own; a shard also moves
   a vector and a gradient of each bag of all replicas.
-- operations: those that each table and each slice needs, whatever its size.
+- operations: those that each table and each slice needs, whatever its size; of
+  all replicas of a host where they share its cores.
 - transfer: bytes sent inside the host and out of it, which overlap.
 - latency: of each collective, for each level of switches, and of each message.
 
-The weights are fitted to steps that `benchmarks/plans.py` measured on two CPU
-cores, so that they stand for caches and copies as well.
+The weights are fitted to training steps that `benchmarks/fit_planner.py`
+measured on two CPU cores, so that they stand for caches and copies as well.
 """
 
 from __future__ import annotations
@@ -50,25 +51,25 @@ _WEIGHTS = {
     "row": 0.8,
     "vectors": 0.15,
     "table": 0.5,
-    "column": 0.5,
+    "column": 0.65,
     "replicated": 0.85,
 }
 #: As many bytes take the time that an id itself takes, whatever its row's
 #: width: to be found among others, routed, sorted and summed.
 _ID_BYTES = {
     "row": 610,
-    "vectors": 270,
-    "table": 320,
-    "column": 320,
+    "vectors": 220,
+    "table": 430,
+    "column": 560,
     "replicated": 710,
 }
 #: Operations of a table, of a slice of one, or of a feature by vectors.
 _OPERATIONS = {
-    "row": 56,
-    "vectors": 95,
-    "table": 100,
-    "column": 100,
-    "replicated": 49,
+    "row": 9,
+    "vectors": 16,
+    "table": 18,
+    "column": 25,
+    "replicated": 8,
 }
 
 
@@ -291,13 +292,14 @@ def predict(
         lookups += ids
     exchange = expected_exchange(demands, places, replicas)
     on_host = hardware.on_host(replicas)
-    busiest = float(work.max())
+    busiest, started = float(work.max()), float(operations.max())
     if hardware.shared:
+        started *= on_host
         starts = range(0, replicas, on_host)
         busiest = float(np.add.reduceat(work, starts).max())
     time = StepTime(
         memory=busiest / hardware.memory_bandwidth,
-        operations=float(operations.max()) * hardware.operation,
+        operations=started * hardware.operation,
         transfer=_transfer(exchange, hardware),
         latency=exchange.collectives
         * hardware.levels(replicas)

@@ -180,9 +180,9 @@ def hardware(topology: str | Hardware) -> Hardware:
             memory_bandwidth=13e9,
             inside_bandwidth=34e9,
             outside_bandwidth=1.25e9,
-            latency=7e-4,
+            latency=5e-4,
             message=0.0,
-            operation=2.3e-6,
+            operation=7e-6,
             shared=True,
         )
     count = count or _REPLICAS_PER_HOST
