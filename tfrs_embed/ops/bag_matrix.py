@@ -16,7 +16,8 @@ from tfrs_embed.ops import kernel_calls
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.parsed_ids import bag_of_id
 
-# The id of bags that a feature has not, as others have more.
+# The id of bags that a feature has not, as others have more. Both halves of one
+# of 64 bits are this, too.
 _NO_ID = -1
 
 
@@ -59,14 +60,14 @@ def pack(
     Returns:
         [num_rows, sum of widths] float32; ids are integers with these bits.
     """
-    # As float32, which GPUs move and send as they do rows; int32 they don't.
+    # As float32, which GPUs pad and send as they do rows; int32 they don't.
+    no_id = tf.bitcast(tf.constant(_NO_ID), tf.float32)
     parts = []
     for b, c in zip(bags, columns, strict=True):
         padding = [[0, num_rows - b.count], [0, 0]]
-        dtype = tf.int64 if c.wide else tf.int32
-        ids = tf.reshape(tf.cast(b.ids, dtype), [-1, c.bag_size])
-        ids = tf.pad(ids, padding, constant_values=_NO_ID)
-        parts.append(tf.reshape(tf.bitcast(ids, tf.float32), [-1, c.ids]))
+        ids = tf.cast(b.ids, tf.int64 if c.wide else tf.int32)
+        words = tf.reshape(tf.bitcast(ids, tf.float32), [-1, c.ids])
+        parts.append(tf.pad(words, padding, constant_values=no_id))
         if c.weighted:
             assert b.weights is not None
             weights = tf.reshape(b.weights, [-1, c.bag_size])
@@ -116,7 +117,8 @@ def of_shard(
             halves = tf.reshape(ids, [-1, c.bag_size, 2])
             ids = tf.bitcast(tf.bitcast(halves, tf.int32), tf.int64)
         else:
-            ids = tf.bitcast(ids, tf.int32)
+            # GPUs divide integers of 64 bits.
+            ids = tf.cast(tf.bitcast(ids, tf.int32), tf.int64)
         flat = tf.reshape(ids, [-1])
         mine = (flat >= 0) & tf.equal(tf.math.floormod(flat, world), shard)
         kept = tf.where(mine)[:, 0]
