@@ -64,7 +64,7 @@ def plan(
         ...     batch_size=8192,
         ... )
         >>> [(table.table, table.placement) for table in plan.tables]
-        [('users', 'row'), ('countries', 'replicated')]
+        [('users', 'row'), ('countries', 'row')]
 
     Args:
         feature_config: a `FeatureConfig`, or a nesting of them, as layers have
