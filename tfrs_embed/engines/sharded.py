@@ -199,8 +199,8 @@ class ShardedEngine(ReplicasEngine):
                 replica, bags, by_vectors, vectors, training, activations
             )
         self._count(replica, groups, routes, received, forward=True)
-        if not prepared:
-            self._count_traffic(replica, int(self._replicas.world > 1), 0)
+        if not prepared and self._replicas.world > 1:
+            self._count_traffic(replica, 1, 0)
         self._count_vectors(replica, bags, by_vectors, vectors, forward=True)
         after = [asked.rows for asked in received]
         if vectors is not None:
