@@ -12,14 +12,14 @@ class Traffic:
     Attributes:
         collectives: collectives that it took part in.
         bytes: bytes of keys, rows, vectors and gradients sent to other
-            replicas, padding included. Of tables that each replica has a copy
-            of, the bytes that it gives to all-gathers, once.
+            replicas, padding included. Of what goes to all replicas alike, in
+            all-gathers, the bytes that it gives to them, once.
         least_bytes: what its own ids need without padding: for tables by row 8
-            bytes for each unique key whose row another replica holds, and its
-            row and gradient; for tables by columns the bags, vectors and
-            gradients of other replicas' slices.
-        unique_keys: unique keys looked up in tables by row; in tables by
-            columns, ids.
+            bytes for each unique key that moves, and its row and gradient, or,
+            exchanged by vectors, bags, vectors and gradients; for tables by
+            columns the bags, vectors and gradients of other replicas' slices.
+        unique_keys: unique keys looked up in tables by row; ids of those that
+            are exchanged by vectors, and of tables by columns.
     """
 
     collectives: int
