@@ -10,12 +10,31 @@ import numpy as np
 
 ALPHA = 1.05  # The ids' power law.
 # An SGD step on these sums of squares would diverge with a larger one.
-LEARNING_RATES = {"Adagrad": 0.01, "Adam": 0.001, "SGD": 1e-5}
-SLOTS = {"Adagrad": 1, "Adam": 2, "SGD": 0}
+LEARNING_RATES = {
+    "Adagrad": 0.01,
+    "Adam": 0.001,
+    "SGD": 1e-5,
+    "RowWiseAdagrad": 0.01,
+}
+# Those of the table's shape, and those of a number for each row.
+SLOTS = {"Adagrad": 1, "Adam": 2, "SGD": 0, "RowWiseAdagrad": 0}
+ROW_SLOTS = {"RowWiseAdagrad": 1}
+# Those of the case with one thread and two.
+THREADS_OPTIMIZERS = ("Adagrad", "RowWiseAdagrad")
+# What all contenders have.
+OPTIMIZERS = ("Adagrad", "Adam", "SGD")
 INITIAL_ACCUMULATOR = 0.1
 EPSILON = 1e-7
 WARM_UP_SECONDS = 0.05  # Of steps that are not timed, in each round.
 NUMERICAL = 10  # Features beside the ids in a model with an MLP.
+
+# The number of values of each categorical column of Criteo's display
+# advertising challenge.
+CRITEO = (
+    1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683,
+    8_351_593, 3_194, 27, 14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18,
+    15, 286_181, 105, 142_572,
+)  # fmt: skip
 
 OURS = ("ours", "ours-ops")
 SINGLE_PEERS = (
@@ -33,6 +52,22 @@ SINGLE_PEERS = (
     "fbgemm",
     "floor",
 )
+THREADS_PEERS = ("ours", "distributed", "torch", "fbgemm", "floor")
+FEATURES_PEERS = (*OURS, "ours-keras3", "ours-default", "tfrs", "tf_keras")
+DLRM_PEERS = (
+    "ours",
+    "ours-default",
+    "distributed",
+    "tfrs",
+    "tf_keras",
+    "keras_rs-tf",
+    "keras_rs-xla",
+    "torch",
+    "fbgemm",
+    "dense-tf",
+    "dense-torch",
+)
+FULL_PEERS = ("ours", "distributed", "tfrs", "tf_keras", "torch", "fbgemm")
 MODEL_PEERS = (
     *OURS,
     "ours-keras3",
@@ -74,6 +109,14 @@ class Case:
     the squared activations. The ids of a `stacked` case go into the step as
     one tensor: a thousand arguments would cost more than the step. With
     `all_forms`, this library is timed in each of its forms, not in one.
+
+    With `bottom`, the widths of the layers of a second MLP, that one takes the
+    numerical features, and `mlp` its output beside the activations. `numerical`
+    is the number of these features. Ids of a table are drawn from
+    `cardinalities`, where there are any, and hashed into its rows. `threads` is
+    how many a contender has; None: as many as cores. `alone`: contenders don't
+    take turns, for they don't fit in memory together. `costs`: the report has
+    what each took before its steps.
     """
 
     group: str
@@ -87,6 +130,12 @@ class Case:
     mlp: tuple[int, ...] = ()
     stacked: bool = False
     all_forms: bool = False
+    bottom: tuple[int, ...] = ()
+    numerical: int = NUMERICAL
+    cardinalities: tuple[int, ...] = ()
+    threads: int | None = None
+    alone: bool = False
+    costs: bool = False
 
     @property
     def name(self):
@@ -104,12 +153,23 @@ class Case:
     @property
     def table_bytes(self):
         """Of the tables and, in training, their slots."""
-        copies = 1 if self.kind == "forward" else 1 + SLOTS[self.optimizer]
-        return copies * 4 * sum(t.rows * t.dim for t in self.tables)
+        copies, more = 1, 0
+        if self.kind != "forward":
+            copies += SLOTS[self.optimizer]
+            more = ROW_SLOTS.get(self.optimizer, 0)
+        return 4 * sum(t.rows * (copies * t.dim + more) for t in self.tables)
 
     def ids(self, number):
         """The ids of a batch: [batch, hotness] int64 for each feature."""
         rng = np.random.default_rng(number)
+        if self.cardinalities:
+            return [
+                hashed(
+                    power_law(rng, c, (self.batch, f.hotness)),
+                    self.tables[f.table].rows,
+                )
+                for c, f in zip(self.cardinalities, self.features, strict=True)
+            ]
         draw = power_law if self.mlp else zipf
         return [
             draw(rng, self.tables[f.table].rows, (self.batch, f.hotness))
@@ -119,17 +179,26 @@ class Case:
     def dense_inputs(self):
         """An MLP's numerical features and labels."""
         rng = np.random.default_rng(0)
-        numerical = rng.random((self.batch, NUMERICAL), np.float32)
+        numerical = rng.random((self.batch, self.numerical), np.float32)
         labels = rng.integers(0, 2, (self.batch, 1)).astype(np.float32)
         return numerical, labels
 
     def mlp_weights(self):
         """Each layer's initial kernel and bias."""
-        rng = np.random.default_rng(0)
-        widths = [sum(self.dims) + NUMERICAL, *self.mlp]
-        for inputs, outputs in itertools.pairwise(widths):
-            kernel = rng.normal(0, inputs**-0.5, (inputs, outputs))
-            yield kernel.astype(np.float32), np.zeros(outputs, np.float32)
+        beside = self.bottom[-1] if self.bottom else self.numerical
+        return layers([sum(self.dims) + beside, *self.mlp])
+
+    def bottom_weights(self):
+        """The same of the MLP on numerical features."""
+        return layers([self.numerical, *self.bottom]) if self.bottom else []
+
+
+def layers(widths):
+    """Kernels and biases of layers of these widths."""
+    rng = np.random.default_rng(0)
+    for inputs, outputs in itertools.pairwise(widths):
+        kernel = rng.normal(0, inputs**-0.5, (inputs, outputs))
+        yield kernel.astype(np.float32), np.zeros(outputs, np.float32)
 
 
 def zipf(rng, rows, shape):
@@ -143,6 +212,13 @@ def power_law(rng, rows, shape):
     top = (rows + 1.0) ** gamma
     drawn = (rng.random(shape) * (top - 1) + 1) ** (1 / gamma)
     return np.minimum(drawn.astype(np.int64) - 1, rows - 1)
+
+
+def hashed(ids, rows):
+    """Ids as a hash function spreads them over a table's rows."""
+    # Multiplied by an odd number whose bits are irregular.
+    mixed = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return ((mixed >> np.uint64(32)) % np.uint64(rows)).astype(np.int64)
 
 
 def row_values(rows):
@@ -159,7 +235,7 @@ def _one_table(group, label, rows, dim, batch, peers=SINGLE_PEERS, **kwargs):
 
 def single(quick):
     rows, batch = (10_000, 256) if quick else (1_000_000, 8192)
-    for name in LEARNING_RATES:
+    for name in OPTIMIZERS:
         yield _one_table(
             "single", name, rows, 64, batch, optimizer=name, all_forms=True
         )
@@ -172,8 +248,69 @@ def forward(quick):
     )
 
 
+def threads(quick):
+    """The same step on one core and on two."""
+    rows, batch = (10_000, 256) if quick else (1_000_000, 8192)
+    for name in THREADS_OPTIMIZERS:
+        for count in (1, 2):
+            yield _one_table(
+                "threads", f"{name}, {count} thread{'s' * (count > 1)}", rows,
+                64, batch, THREADS_PEERS, optimizer=name, threads=count,
+            )  # fmt: skip
+
+
+def features(quick):
+    """A hundred features, whose tracing takes longer than many steps."""
+    count, rows, batch = (10, 100, 64) if quick else (100, 10_000, 512)
+    for hotness in (1, 2):
+        yield Case(
+            "features",
+            "one id" if hotness == 1 else "bags of two",
+            (Table(rows, 16),) * count,
+            tuple(Feature(i, hotness) for i in range(count)),
+            batch,
+            FEATURES_PEERS,
+            all_forms=True,
+            costs=True,
+        )
+
+
+def dlrm(quick):
+    """DLRM in the configuration of DeepRec's modelzoo."""
+    for name in ("Adagrad", "Adam"):
+        for count in (1, 2):
+            yield Case(
+                "dlrm",
+                f"{name}, {count} core{'s' * (count > 1)}",
+                (Table(10_000, 16),) * len(CRITEO),
+                tuple(Feature(i, 1) for i in range(len(CRITEO))),
+                128 if quick else 512,
+                DLRM_PEERS,
+                optimizer=name,
+                mlp=(512, 256, 1),
+                bottom=(512, 256, 64, 16),
+                numerical=13,
+                cardinalities=CRITEO,
+                threads=count,
+                costs=count == 2,
+            )
+
+
 def tiny(quick):
     """The synthetic model "Tiny", with large tables a hundredth of theirs."""
+    for case in _tiny(100, 128 if quick else 4096):
+        yield dataclasses.replace(case, costs=True)
+
+
+def full(quick):
+    """The same with tables of their own size."""
+    for case in _tiny(10_000 if quick else 1, 128 if quick else 65_536):
+        yield dataclasses.replace(
+            case, group="full", peers=FULL_PEERS, alone=True, costs=True
+        )
+
+
+def _tiny(divisor, batch):
     shape = [  # Tables, hotness of their inputs, rows, width.
         (1, (1, 10), 10_000, 8),
         (1, (1, 10), 1_000_000, 16),
@@ -189,13 +326,16 @@ def tiny(quick):
     for count, hotness, rows, dim in shape:
         for _ in range(count):
             features += [Feature(len(tables), h) for h in hotness]
-            tables.append(Table(rows // 100 if rows >= 10_000 else rows, dim))
+            large = rows >= 10_000
+            tables.append(
+                Table(max(10, rows // divisor) if large else rows, dim)
+            )
     yield Case(
         "tiny",
         "whole step",
         tuple(tables),
         tuple(features),
-        batch=128 if quick else 4096,
+        batch=batch,
         peers=MODEL_PEERS,
         mlp=(256, 128, 1),
     )
@@ -234,9 +374,18 @@ def dims(quick):
         )  # fmt: skip
 
 
+def row_wise(quick):
+    rows, batch = (10_000, 256) if quick else (1_000_000, 8192)
+    for name in ("RowWiseAdagrad", "Adagrad"):
+        yield _one_table(
+            "row_wise", name, rows, 64, batch, (*OURS, "fbgemm"),
+            optimizer=name,
+        )  # fmt: skip
+
+
 def memory(quick):
     rows, batch = (10_000, 256) if quick else (1_000_000, 8192)
-    for name in LEARNING_RATES:
+    for name in OPTIMIZERS:
         yield _one_table(
             "memory", name, rows, 64, batch, OURS, optimizer=name,
             kind="memory", all_forms=True,
@@ -245,8 +394,23 @@ def memory(quick):
 
 GROUPS = {
     make.__name__: make
-    for make in (single, forward, tiny, tables, vocabulary, dims, memory)
+    for make in (
+        single,
+        threads,
+        row_wise,
+        forward,
+        features,
+        tiny,
+        dlrm,
+        tables,
+        vocabulary,
+        dims,
+        memory,
+        full,
+    )
 }
+# These take 14 GiB of memory, so they have to be asked for.
+ON_REQUEST = ("full",)
 
 
 @functools.cache

@@ -19,7 +19,8 @@ def activations(case, batch, steps):
             gradients = np.zeros_like(values)
             sums = values[ids].sum(1, keepdims=True)
             np.add.at(gradients, ids, 2 * sums)
-            if case.optimizer == "Adagrad":
+            # All columns are alike, and so are their mean's and their squares.
+            if case.optimizer.endswith("Adagrad"):
                 accumulator += gradients**2
                 gradients /= np.sqrt(accumulator)
             elif case.optimizer == "Adam":

@@ -19,10 +19,40 @@ DIFFERS = "†"  # Marks contenders that compute something else.
 DENSE_PARTS = {"fbgemm": "dense-torch"}  # All others': dense-tf.
 
 INTRODUCTIONS = {
+    "row_wise": (
+        "Row-wise Adagrad",
+        "A training step of the same table, with one accumulator for each row, "
+        "and beside it with one for each column.",
+    ),
     "single": (
         "A training step on one table",
         "Lookup, sum of each sample's rows, loss = sum of squares, backward "
         "pass and update. The columns are optimizers.",
+    ),
+    "threads": (
+        "One thread and two",
+        "The same table and batch, each contender on as many cores as it has "
+        "threads.",
+    ),
+    "features": (
+        "A hundred features",
+        "A table for each, Adagrad. Tracing, once for each shape of a batch, "
+        "is in the first step.",
+    ),
+    "dlrm": (
+        "DLRM",
+        "The configuration of DeepRec's modelzoo: 26 tables of 10,000 rows of "
+        "16, ids drawn from a power law over the cardinalities of Criteo's "
+        "columns and hashed; 13 numerical features through an MLP of 512, 256, "
+        "64 and 16 with batch normalization; its output beside the activations "
+        "through one of 512, 256 and 1. One optimizer trains all. Batches are "
+        "made before.",
+    ),
+    "full": (
+        "A whole model with tables of their own size",
+        'The synthetic model "Tiny", its tables as large as they are, at its '
+        "own batch. Contenders don't fit in memory together, so each runs all "
+        "its steps before the next one.",
     ),
     "forward": ("The forward pass alone", "For inference, without slots."),
     "tiny": (
@@ -93,7 +123,7 @@ def markdown(results, args):
         columns = [(c, rows) for c, rows in results if c.group == group]
         heading, text = INTRODUCTIONS[group]
         parts += [f"## {heading}", wrap(text), facts([c for c, _ in columns])]
-        parts += [table(columns), *reasons(columns)]
+        parts += [table(columns), *reasons(columns), *costs(columns)]
     return "\n\n".join(parts)
 
 
@@ -202,7 +232,8 @@ def table(columns):
     else:
         for case, _ in columns:
             heads += [f"{case.label}, ms", "ratio"]
-            heads += ["above the dense part, ms", "ratio"] * bool(case.mlp)
+            heads += ["samples/s"] * shows_rate(case)
+            heads += ["above the dense part, ms", "ratio"] * has_dense(case)
         add_column = time_cells
     for case, rows in columns:
         found = {row.key: row for row in rows}
@@ -237,11 +268,57 @@ def time_cells(case, found, keys):
     """Each contender's time in a case, and how often it is the first one's."""
     times = {key: row.ms for key, row in found.items()}
     cells = {key: with_ratio(times, keys[0], key, found) for key in keys}
-    if case.mlp:
+    if shows_rate(case):
+        for key in keys:
+            ms = times.get(key)
+            cells[key].append(f"{1e3 * case.batch / ms:,.0f}" if ms else "")
+    if has_dense(case):
         above = above_dense(times)
         for key in keys:
             cells[key] += with_ratio(above, keys[0], key)
     return cells
+
+
+def shows_rate(case):
+    """Whether a report says how many samples a second a case trains."""
+    return case.group in ("dlrm", "full")
+
+
+def has_dense(case):
+    """Whether a case has the dense part alone among its contenders."""
+    return "dense-tf" in case.peers and not shows_rate(case)
+
+
+def costs(columns):
+    """A table of what contenders took before the steps that are timed."""
+    rows = {}
+    heads = []
+    for case, found in columns:
+        if not case.costs:
+            continue
+        heads += [f"{case.label}: import, s", "first step, s", "peak, MiB"]
+        found = {row.key: row.ready for row in found if "peak" in row.ready}
+        for key in line_keys(columns):
+            ready = found.get(key)
+            rows.setdefault(key, []).extend(
+                [
+                    f"{ready['import_seconds']:.1f}",
+                    f"{ready['first_seconds']:.2f}",
+                    f"{ready['peak'] / MIB:,.0f}",
+                ]
+                if ready
+                else ["", "", ""]
+            )
+    if not rows:
+        return []
+    rule = "|---" + "|---:" * len(heads) + "|"
+    lines = [line(title(key), cells) for key, cells in rows.items()]
+    text = (
+        "Before that: the import of the library and what it stands on, the "
+        "first training step with its tracing or compilation, and the most "
+        "memory that the process had."
+    )
+    return [wrap(text), "\n".join([line("", heads), rule, *lines])]
 
 
 def above_dense(times):
@@ -286,62 +363,69 @@ def reasons(columns):
 
 
 def plot(results, path):
-    """Draws a panel for each group of times."""
+    """Draws a chart for each group of times, beside the report.
+
+    Args:
+        results: pairs of a case and its rows.
+        path: the report's.
+
+    Returns:
+        The charts' paths by group.
+    """
     import matplotlib
 
-    matplotlib.use("Agg")
+    matplotlib.use("svg")
     from matplotlib import pyplot
 
     groups = {}
     for case, rows in results:
         if case.kind != "memory":
             groups.setdefault(case.group, []).append((case, rows))
-    if not groups:
-        return
-    height = -(-len(groups) // 2)
-    figure, axes = pyplot.subplots(
-        height, 2, figsize=(14, 4.5 * height), layout="constrained"
-    )
-    for axis, (group, columns) in zip(axes.flat, groups.items(), strict=False):
-        axis.set_title(INTRODUCTIONS[group][0])
-        draw = curves if group in ("vocabulary", "dims") else bars
-        draw(axis, columns)
-    for axis in axes.flat[len(groups) :]:
-        axis.remove()
-    figure.savefig(path, dpi=100)
+    charts = {}
+    for group, columns in groups.items():
+        charts[group] = path.with_name(f"{path.stem}_{group}.svg")
+        keys = line_keys(columns)
+        # So high that no bar's label meets another's.
+        height = 1.2 + 0.16 * len(keys) * len(columns) + 0.1 * len(keys)
+        figure, axis = pyplot.subplots(
+            figsize=(9, height), layout="constrained"
+        )
+        ratios(axis, columns, keys)
+        axis.set_title(INTRODUCTIONS[group][0], fontsize=10)
+        figure.savefig(charts[group], metadata={"Date": None})
+        pyplot.close(figure)
+    return charts
 
 
-def bars(axis, columns):
-    keys = line_keys(columns)
-    thickness = 0.8 / len(columns)
+def ratios(axis, columns, keys):
+    """Bars from 1: each contender's time divided by the first one's."""
+    thickness = 0.85 / len(columns)
     for i, (case, rows) in enumerate(columns):
         times = {row.key: row.ms for row in rows}
-        at = [k + (i + 0.5) * thickness - 0.4 for k in range(len(keys))]
+        first = times.get(keys[0])
+        if not first:
+            continue
+        known = [k for k, key in enumerate(keys) if times.get(key)]
+        values = [times[keys[k]] / first for k in known]
         bar = axis.barh(
-            at,
-            [times.get(key) or 0 for key in keys],
+            [k + (i + 0.5) * thickness - 0.425 for k in known],
+            [value - 1 for value in values],
             thickness,
+            left=1,
             label=case.label,
         )
-        labels = [f"{times[k]:.1f}" if times.get(k) else "" for k in keys]
-        axis.bar_label(bar, labels, padding=3, fontsize=7)
+        labels = [f"{value:.3g}" for value in values]
+        axis.bar_label(bar, labels, padding=2, fontsize=7)
+    axis.set_xscale("log")
+    # Not powers of ten: most ratios are below ten.
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter(
+        lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else ""
+    )
+    axis.axvline(1, color="black", linewidth=0.6)
     axis.set_yticks(range(len(keys)), [title(k) for k in keys], fontsize=8)
     axis.invert_yaxis()
-    axis.margins(x=0.1)
-    axis.set_xlabel("ms")
+    axis.margins(x=0.15)
+    axis.set_xlabel(f"time / that of {title(keys[0])}", fontsize=8)
     if len(columns) > 1:
-        axis.legend(loc="lower right")
-
-
-def curves(axis, columns):
-    keys = line_keys(columns)
-    labels = [case.label for case, _ in columns]
-    for key in keys:
-        times = [
-            next((r.ms for r in rows if r.key == key and r.ms), np.nan)
-            for _, rows in columns
-        ]
-        axis.plot(labels, times, marker="o", label=title(key))
-    axis.set_ylabel("ms")
-    axis.set_ylim(bottom=0)
-    axis.legend(fontsize=8)
+        axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))

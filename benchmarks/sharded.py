@@ -6,11 +6,14 @@ MultiWorkerMirroredStrategy. The parts:
 
     step    time of a training step on one large table, beside one device, and a
             replicated tf_keras Embedding with its new and its legacy optimizer,
-            in turns over several rounds; bytes sent
+            in turns over several rounds; bytes sent. With several of
+            --communication-dtype, the first is what others are compared with
     tables  collectives and time of a step on few and on many tables
     memory  of a process that holds a table's shards, or copies of it
     soak    memory over thousands of steps of changing batch sizes
     model   the counters' numbers beside those of scaling_model.py
+    hot     bytes and time of steps and evaluations, with copies of the most
+            frequent rows and without
 """
 
 import argparse
@@ -20,7 +23,7 @@ import subprocess
 import sys
 
 WORKER = pathlib.Path(__file__).with_name("sharded_worker.py")
-PARTS = ["model", "step", "tables", "memory", "soak"]
+PARTS = ["model", "step", "tables", "memory", "soak", "hot"]
 
 
 def parse(arguments=None):
@@ -42,6 +45,16 @@ def parse(arguments=None):
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--batch", type=int, default=4096, help="a replica")
     parser.add_argument("--hotness", type=int, default=10)
+    parser.add_argument(
+        "--hot-rows", type=int, nargs="+", default=[10_000], help="numbers of"
+    )
+    parser.add_argument(
+        "--communication-dtype",
+        nargs="+",
+        choices=["float32", "bfloat16", "float16"],
+        default=["float32"],
+        help="what rows and gradients are sent as, for the first part",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help="a round")
     parser.add_argument(

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
+from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
 from tfrs_embed.planner import traffic
 
 tpu = tf.tpu.experimental.embedding
@@ -69,7 +70,7 @@ class Replicated(tf_keras.layers.Layer):
         }
 
 
-def make_layer(strategy, kind, tables):
+def make_layer(strategy, kind, tables, communication_dtype="float32"):
     """A layer: tables are {name: (rows, dim)}."""
     with strategy.scope():
         if kind == "keras":
@@ -89,7 +90,10 @@ def make_layer(strategy, kind, tables):
             for name, shape in tables.items()
         }
         return tfrs_embed.PartialTPUEmbedding(
-            features, tf_keras.optimizers.Adagrad(0.01), size_threshold=0
+            features,
+            tf_keras.optimizers.Adagrad(0.01),
+            size_threshold=0,
+            communication_dtype=communication_dtype,
         )
 
 
@@ -116,9 +120,15 @@ def make_replica_step(layer, optimizer=None):
     return step
 
 
-def make_step(strategy, kind, tables, optimizers=tf_keras.optimizers):
+def make_step(
+    strategy,
+    kind,
+    tables,
+    optimizers=tf_keras.optimizers,
+    communication_dtype="float32",
+):
     """A layer, and its traced step on [tables, batch, hotness] a replica."""
-    layer = make_layer(strategy, kind, tables)
+    layer = make_layer(strategy, kind, tables, communication_dtype)
     with strategy.scope():
         # The sharded layer has a scalar for it; its own optimizer trains the
         # tables.
@@ -168,8 +178,13 @@ def step(args, strategy):
     world = strategy.num_replicas_in_sync
     table = {"table": (args.rows, args.dim)}
     legacy = tf_keras.optimizers.legacy
-    layer, sharded_step = make_step(strategy, "ours", table)
-    steps = {"sharded": sharded_step}
+    layers, steps = {}, {}
+    for dtype in args.communication_dtype:
+        name = "sharded" if dtype == "float32" else f"sharded, {dtype}"
+        layers[name], steps[name] = make_step(
+            strategy, "ours", table, communication_dtype=dtype
+        )
+    first = next(iter(layers))
     if args.keras:
         steps["replicated"] = make_step(strategy, "keras", table)[1]
         steps["replicated, legacy"] = make_step(
@@ -184,44 +199,46 @@ def step(args, strategy):
     ]
     batches = [distribute(strategy, each.__getitem__) for each in ids]
     times = alternate(args, steps, batches)
-    engine = layer.tpu_embedding.engine
-    if world > 1:
+    counted = {}
+    for name, dtype in zip(layers, args.communication_dtype, strict=True):
+        if world == 1:
+            break
+        engine = layers[name].tpu_embedding.engine
         before = engine.traffic()
         for batch in batches:
-            sharded_step(batch)
+            steps[name](batch)
         sent = difference(engine.traffic(), before)
         expected = [
             traffic.expected_traffic(
                 {"table": (args.rows, args.dim)},
                 [[traffic.FeatureIds("table", i[0], args.batch)] for i in each],
+                element=ELEMENT_SIZES[dtype],
             )[0]
             for each in ids
         ]
         assert sent.bytes == sum(e.bytes for e in expected), (sent, expected)
+        counted[name] = (
+            f"{sent.bytes / args.batches / 1e6:.2f}",
+            f"{sent.bytes / sent.least_bytes:.3f}",
+            f"{sent.unique_keys // args.batches:,}",
+        )
     yield (
         "table, Adagrad",
         "ms, median",
         "ms, fastest",
-        "of the sharded",
+        f"of the {first}",
         "MB sent",
         "of the least",
         "keys",
     )
     for name, seconds in times.items():
-        ratio = statistics.median(seconds) / statistics.median(times["sharded"])
-        counted = "", "", ""
-        if name == "sharded" and world > 1:
-            counted = (
-                f"{sent.bytes / args.batches / 1e6:.2f}",
-                f"{sent.bytes / sent.least_bytes:.3f}",
-                f"{sent.unique_keys // args.batches:,}",
-            )
+        ratio = statistics.median(seconds) / statistics.median(times[first])
         yield (
             name if world > 1 else "one device",
             f"{statistics.median(seconds) * 1e3:.1f}",
             f"{min(seconds) * 1e3:.1f}",
             f"{ratio:.2f}",
-            *counted,
+            *counted.get(name, ("", "", "")),
         )
 
 
@@ -439,10 +456,102 @@ def model(args, strategy):
         )
 
 
+def hot(args, strategy):
+    """Bytes and time of a replica, with copies of frequent rows and without."""
+    world = strategy.num_replicas_in_sync
+    # A power law over the table's rows, of which the first are most frequent.
+    shares = np.cumsum(np.arange(1, args.rows + 1) ** -1.05)
+    cases = {}
+    for hotness in (1, args.hotness):
+        shape = (args.batch * args.hotness // hotness, hotness)
+        drawn = [
+            [
+                np.searchsorted(
+                    shares / shares[-1],
+                    np.random.default_rng((b, r)).random(shape),
+                )
+                for r in range(world)
+            ]
+            for b in range(args.batches)
+        ]
+        batches = [distribute(strategy, each.__getitem__) for each in drawn]
+        for number in (0, *args.hot_rows):
+            table = tfrs_embed.TableConfig(
+                f"table_{hotness}_{number}",
+                args.rows,
+                args.dim,
+                "uniform",
+                placement="row",
+                hot_rows=range(number),
+            )
+            with strategy.scope():
+                layer = tfrs_embed.DistributedEmbedding(
+                    {"ids": tfrs_embed.FeatureConfig("ids", table)},
+                    optimizer="adagrad",
+                )
+            steps = {
+                "training": make_replica_step(layer),
+                "evaluation": lambda ids, layer=layer: layer(
+                    ids, training=False
+                ),
+            }
+            cases[hotness, number] = layer, batches, drawn, steps
+    yield (
+        "ids of a sample",
+        "hot rows",
+        "",
+        "MB sent",
+        "of plain",
+        "collectives",
+        "ms, median",
+    )
+    for kind in ("training", "evaluation"):
+        for hotness in (1, args.hotness):
+            functions, sent = {}, {}
+            for number in (0, *args.hot_rows):
+                layer, batches, drawn, steps = cases[hotness, number]
+                function = tf.function(
+                    lambda ids, step=steps[kind]: strategy.run(
+                        step, args=({"ids": ids},)
+                    )
+                )
+                function(batches[0])
+                engine = layer._engine_layer.engine
+                before = engine.traffic()
+                for batch in batches:
+                    function(batch)
+                sent[number] = difference(engine.traffic(), before)
+                functions[number] = function
+                if kind == "training":
+                    expected = [
+                        traffic.expected_traffic(
+                            {"ids": (args.rows, args.dim)},
+                            [
+                                [traffic.FeatureIds("ids", i, len(i))]
+                                for i in each
+                            ],
+                            {"ids": range(number)},
+                        )[0].bytes
+                        for each in drawn
+                    ]
+                    assert sent[number].bytes == sum(expected)
+            times = alternate(args, functions, batches)
+            for number, counted in sent.items():
+                yield (
+                    f"{hotness}",
+                    f"{number:,}",
+                    kind,
+                    f"{counted.bytes / args.batches / 1e6:.2f}",
+                    f"{counted.bytes / sent[0].bytes:.2f}",
+                    f"{counted.collectives // args.batches}",
+                    f"{statistics.median(times[number]) * 1e3:.1f}",
+                )
+
+
 def main():
     args = sharded.parse()
     strategy = make_strategy(args.cluster)
-    parts = {f.__name__: f for f in (step, tables, memory, soak, model)}
+    parts = {f.__name__: f for f in (step, tables, memory, soak, model, hot)}
     header, *rows = parts[args.part](args, strategy)
     print(
         scaling_model.table(

@@ -6,7 +6,9 @@ can't be.
 """
 
 import argparse
+import dataclasses
 import gc
+import importlib
 import importlib.metadata
 import itertools
 import json
@@ -51,20 +53,66 @@ def main():
 
 def begin(case, peer, args):
     """Makes the tables, and does the steps that are not timed."""
+    start = time.perf_counter()
+    importlib.import_module(f"peers.{peer.module}")
+    imported = time.perf_counter() - start
     runner = peer.make(case, args.form)
     batches = [case.ids(i) for i in range(args.batches)]
     inputs = [runner.prepare(batch) for batch in batches]
     report = {
         "info": without_folders(runner.info),
-        "versions": {p: importlib.metadata.version(p) for p in peer.packages},
+        "versions": {p: version(p) for p in peer.packages},
     }
     if case.kind == "memory":
         report["peak_bytes"] = peak_memory(runner.step, inputs)
     else:
+        first = First(runner.step)
+        runner = dataclasses.replace(runner, step=first)
         report["differs"] = check.difference(case, runner, batches[0])
         if case.mlp and runner.forward:
-            report["losses"] = [runner.step(i) for i in inputs]
+            # Keras's Adam moves rows that a step doesn't touch, from the
+            # second step on.
+            known = 2 if case.optimizer == "Adam" else len(inputs)
+            report["losses"] = [runner.step(i) for i in inputs[:known]]
+        if case.costs:
+            if first.seconds is None:
+                runner.step(inputs[0])
+            report |= {
+                "import_seconds": imported,
+                "first_seconds": first.seconds,
+                "peak": memory("VmHWM"),
+            }
+        runner = dataclasses.replace(runner, step=first.call)
     return runner, inputs, report
+
+
+class First:
+    """A function, and how long its first call took, with its tracing.
+
+    Attributes:
+        call: the function.
+        seconds: of the first call, or None.
+    """
+
+    def __init__(self, call):
+        self.call = call
+        self.seconds = None
+
+    def __call__(self, inputs):
+        """Calls the function."""
+        start = time.perf_counter()
+        result = self.call(inputs)
+        if self.seconds is None:
+            self.seconds = time.perf_counter() - start
+        return result
+
+
+def version(package):
+    """A package's version; of one that is on the path, its own word."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return importlib.import_module(package).__version__
 
 
 def times(run, inputs, steps):

@@ -84,6 +84,11 @@ PEERS = {
         _KERAS_3,
         all_forms=True,
     ),
+    "ours-default": Peer(
+        "tfrs_embed, small tables in Keras layers",
+        "ours_default",
+        env=_KERAS_2,
+    ),
     "distributed": Peer(
         "tfrs_embed DistributedEmbedding, kernels",
         "ours_distributed",

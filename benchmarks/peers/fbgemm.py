@@ -20,6 +20,7 @@ OPTIMIZERS = {
     "Adagrad": EmbOptimType.EXACT_ADAGRAD,
     "Adam": EmbOptimType.ADAM,
     "SGD": EmbOptimType.EXACT_SGD,
+    "RowWiseAdagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
 
 
@@ -42,7 +43,7 @@ def make(case, form):
     )
     for weights in layer.split_embedding_weights():
         torch_steps.fill(weights)
-    if case.kind != "forward" and case.optimizer == "Adagrad":
+    if case.kind != "forward" and case.optimizer.endswith("Adagrad"):
         for (accumulator,) in layer.split_optimizer_states():
             accumulator.fill_(cases.INITIAL_ACCUMULATOR)
 

@@ -1,14 +1,16 @@
-"""This library's layer; all tables are large."""
+"""This library's layer; all tables are large, unless another form says so."""
 
 import functools
 import importlib
+
+import cases
 
 import tfrs_embed
 from peers import tf_steps
 from peers.keras_of_process import keras, layers
 
 
-def make(case, form):
+def make(case, form, **threshold):
     tables = make_tables(case)
     features = [
         tfrs_embed.FeatureConfig(
@@ -24,7 +26,9 @@ def make(case, form):
         for i, feature in enumerate(case.features)
     ]
     layer = layers().PartialTPUEmbedding(
-        features, table_optimizer(case), size_threshold=0
+        features,
+        table_optimizer(case),
+        **({"size_threshold": 0} | threshold),
     )
     return make_runner(case, layer, form)
 
@@ -45,6 +49,10 @@ def make_tables(case):
 def table_optimizer(case):
     if case.kind == "forward":
         return None
+    if case.optimizer == "RowWiseAdagrad":
+        return tfrs_embed.optimizers.RowWiseAdagrad(
+            case.learning_rate, cases.INITIAL_ACCUMULATOR, cases.EPSILON
+        )
     return tf_steps.make_optimizer(case, keras.optimizers)
 
 

@@ -51,25 +51,43 @@ def make_head(case, keras):
     if not case.mlp:
         return (lambda x: tf.reduce_sum(x * x)), []
     numerical, labels = map(tf.constant, case.dense_inputs())
-    layers = []
+    top = []
     for kernel, bias in case.mlp_weights():
-        last = len(layers) == len(case.mlp) - 1
-        layer = keras.layers.Dense(
-            kernel.shape[1], activation=None if last else "relu"
-        )
-        layer.build((None, kernel.shape[0]))
-        layer.set_weights([kernel, bias])
-        layers.append(layer)
+        last = len(top) == len(case.mlp) - 1
+        top.append(make_dense(keras, kernel, bias, None if last else "relu"))
+    bottom = []
+    for kernel, bias in case.bottom_weights():
+        bottom.append(make_dense(keras, kernel, bias, "relu"))
+        bottom.append(keras.layers.BatchNormalization())
+        bottom[-1].build((None, kernel.shape[1]))
+    layers = [*bottom, *top]
 
     def loss(x):
-        x = tf.concat([x, numerical], 1)
-        for layer in layers:
+        beside = numerical
+        for layer in bottom:
+            beside = layer(beside, **_training(keras, layer))
+        x = tf.concat([x, beside], 1)
+        for layer in top:
             x = layer(x)
         return tf.reduce_mean(
             tf.nn.sigmoid_cross_entropy_with_logits(labels, x)
         )
 
     return loss, [v for layer in layers for v in layer.trainable_variables]
+
+
+def make_dense(keras, kernel, bias, activation):
+    """A layer with these weights."""
+    layer = keras.layers.Dense(kernel.shape[1], activation=activation)
+    layer.build((None, kernel.shape[0]))
+    layer.set_weights([kernel, bias])
+    return layer
+
+
+def _training(keras, layer):
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return {"training": True}
+    return {}
 
 
 def make_runner(
@@ -127,7 +145,7 @@ def make_runner(
 
 def adagrad_arguments(case):
     """Keras's own defaults, given lest they change."""
-    if case.optimizer != "Adagrad":
+    if not case.optimizer.endswith("Adagrad"):
         return {}
     return {
         "initial_accumulator_value": cases.INITIAL_ACCUMULATOR,
@@ -136,7 +154,7 @@ def adagrad_arguments(case):
 
 
 def make_optimizer(case, module):
-    """The case's optimizer, of a module of Keras's."""
-    return getattr(module, case.optimizer)(
+    """The case's optimizer, of a module of Keras's; or the one like it."""
+    return getattr(module, case.optimizer.removeprefix("RowWise"))(
         learning_rate=case.learning_rate, **adagrad_arguments(case)
     )

@@ -25,18 +25,29 @@ def make_head(case):
     numerical, labels = map(torch.from_numpy, case.dense_inputs())
     layers = []
     for kernel, bias in case.mlp_weights():
-        layer = torch.nn.Linear(*kernel.shape)
-        with torch.no_grad():
-            layer.weight.copy_(torch.from_numpy(kernel.T))
-            layer.bias.copy_(torch.from_numpy(bias))
-        layers += [layer, torch.nn.ReLU()]
-    model = torch.nn.Sequential(*layers[:-1])
+        layers += [make_linear(kernel, bias), torch.nn.ReLU()]
+    top = torch.nn.Sequential(*layers[:-1])
+    layers = []
+    for kernel, bias in case.bottom_weights():
+        # As Keras's batch normalization.
+        norm = torch.nn.BatchNorm1d(kernel.shape[1], eps=1e-3, momentum=0.01)
+        layers += [make_linear(kernel, bias), torch.nn.ReLU(), norm]
+    bottom = torch.nn.Sequential(*layers)
     criterion = torch.nn.BCEWithLogitsLoss()
 
     def loss(x):
-        return criterion(model(torch.cat([x, numerical], 1)), labels)
+        return criterion(top(torch.cat([x, bottom(numerical)], 1)), labels)
 
-    return loss, list(model.parameters())
+    return loss, [*bottom.parameters(), *top.parameters()]
+
+
+def make_linear(kernel, bias):
+    """A layer with these weights."""
+    layer = torch.nn.Linear(*kernel.shape)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(kernel.T))
+        layer.bias.copy_(torch.from_numpy(bias))
+    return layer
 
 
 def make_optimizer(case, parameters, sparse):
