@@ -16,7 +16,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu streaming serve test
+.PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu streaming serve test docs
 .PHONY: nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
 .PHONY: bazel clean
 
@@ -56,9 +56,10 @@ kernels: $(VENV)/.installed-test ## Compile the CPU kernels, or say why not
 	$(RUN) -m tfrs_embed.kernels.build
 
 # KERAS=3 for a model of Keras 3.
+# ARGS="--table-dtype bfloat16" and other flags.
 demo: $(VENV)/.ready-examples $(VENV)/.movielens ## Train on MovieLens-100K
 	TF_USE_LEGACY_KERAS=$(if $(filter 3,$(KERAS)),0,1) \
-		$(RUN) examples/movielens_ranking.py
+		$(RUN) examples/movielens_ranking.py $(ARGS)
 
 # ARGS="--strategy mirrored:2" and other flags.
 distributed: $(VENV)/.ready-examples $(VENV)/.movielens
@@ -180,6 +181,13 @@ lint: $(VENV)/.installed-lint ## Check style, types and the order of imports
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
 
+# site/index.html is its first page, with a server and without one.
+docs: $(VENV)/.ready-test $(VENV)/.installed-docs
+docs: ## Build the documentation in site/, check links, run its code
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+	TFRS_EMBED_SITE=$(CURDIR)/site $(RUN) -m pytest $(ARGS) \
+		tests/test_site.py tests/test_docs.py
+
 format: $(VENV)/.installed-lint ## Bring the code into style
 	$(RUN) -m ruff check --fix-only .
 	$(RUN) -m ruff format .
@@ -227,7 +235,7 @@ bazel: $(VENV)/.installed-test ## Build and test with Bazel, in .venv
 	$(BAZEL) $(BAZEL_STARTUP) test $(BAZEL_ARGS) //...
 
 clean: ## Remove what these targets made, .venv too
-	rm -rf $(VENV) $(BENCH_VENV) $(TPU_VENV) $(COMPILER_VENV) $(OLDEST_VENV) .build dist
+	rm -rf $(VENV) $(BENCH_VENV) $(TPU_VENV) $(COMPILER_VENV) $(OLDEST_VENV) .build dist site
 	rm -rf *.egg-info $(TIERS)
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f tfrs_embed/kernels/*.so

@@ -26,8 +26,17 @@ EXTRAS = {
         "tensorflow-recommenders",
     ],
     "examples": ["matplotlib", "tensorflow-recommenders"],
-    # Pinned: a new release of either may find fault with unchanged code.
+    # Pinned: a new release of any may find fault with unchanged code.
     "lint": ["import-linter==2.16", "mypy==2.4.1", "ruff==0.17.5"],
+    # mkdocstrings has ruff format signatures.
+    "docs": [
+        "griffelib==2.4.1",
+        "mkdocs==1.6.1",
+        "mkdocs-material==9.8.2",
+        "mkdocstrings-python==2.0.11",
+        "mkdocstrings==1.0.8",
+        "ruff==0.17.5",
+    ],
 }
 EXTRAS["dev"] = sorted({r for extra in EXTRAS.values() for r in extra})
 EXTRAS["mutation"] = ["cosmic-ray==8.7.0", "coverage", *EXTRAS["test"]]

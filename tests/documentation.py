@@ -5,6 +5,8 @@ next ```python block runs:
 
     <!-- not run: REASON -->
     <!-- run on PLACE -->   one of PLACES
+    <!-- run on PLACE, after the blocks above -->   all of the page's that run
+        in any process
     <!-- run first:
     code that defines the names which the block takes for granted
     -->
@@ -128,6 +130,13 @@ def blocks(page):
             options.update(_options(part["comment"], page))
         elif part["language"] == "python":
             line = text.count("\n", 0, part.start("code")) + 1
+            if options.pop("after", False):
+                options["first"] = "\n".join(
+                    code
+                    for block in found
+                    if block.place == ANYWHERE and block.not_run is None
+                    for code in (block.first, block.code)
+                )
             found.append(Block(page, heading, line, part["code"], **options))
             options, end = {}, part.end()
         elif end and not text[end : part.start()].strip():
@@ -154,9 +163,10 @@ def _options(comment, page):
     if kind == "not run":
         return {"not_run": " ".join(rest.split())}
     if kind.startswith("run on "):
-        place = kind.removeprefix("run on ")
+        place, _, after = kind.removeprefix("run on ").partition(", ")
         assert place in PLACES, f"{page}: unknown place {place!r}"
-        return {"place": place}
+        assert after in ("", "after the blocks above"), f"{page}: {after!r}"
+        return {"place": place, "after": bool(after)}
     return {}
 
 

@@ -79,7 +79,7 @@ def test_all_blocks_are_found(page):
 
 
 def test_every_other_library_has_code_that_runs():
-    assert len(SECTIONS) == 6
+    assert len(SECTIONS) == 7
 
 
 def test_the_page_has_the_order_of_packages_that_imports_have():
