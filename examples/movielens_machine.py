@@ -8,6 +8,7 @@ movie's likewise, and the rating is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,12 +24,20 @@ PENALTY = 0.05
 
 def feature_configs(
     data: movielens.MovieLens,
+    table_dtype: str = "float32",
+    size_threshold: int | None = None,
 ) -> dict[str, tfrs_embed.FeatureConfig]:
     """Declares all features: one config each, one table per vocabulary.
 
     A movie has the same embedding in a user's history as by itself, because
     both features name one table.
+
+    Args:
+        data: what to train on.
+        table_dtype: the dtype of the large tables' rows.
+        size_threshold: rows above which a table is large; None: none is.
     """
+    most = math.inf if size_threshold is None else size_threshold
     tables = {
         name: tfrs_embed.TableConfig(
             name,
@@ -37,6 +46,8 @@ def feature_configs(
             initializer=tf.keras.initializers.RandomNormal(stddev=0.03),
             # SVD++'s, for histories; a single movie is itself in any combiner.
             combiner="sqrtn" if name == "movie" else "mean",
+            # Keras, which holds the small tables, has them in float32.
+            dtype=table_dtype if feature.vocabulary_size > most else "float32",
         )
         for name, feature in data.features.items()
         if name != "history"
@@ -57,6 +68,7 @@ class FactorisationMachine:
             replicas, so each replica's loss is its part of the batch's mean.
         table_optimizer: trains the large tables.
         size_threshold: rows above which a table is large; None: none is.
+        table_dtype: the dtype of the large tables' rows.
         **layer_options: further arguments of the `PartialTPUEmbedding`.
     """
 
@@ -71,6 +83,7 @@ class FactorisationMachine:
         batch_size: int,
         table_optimizer: Any,
         size_threshold: int | None,
+        table_dtype: str = "float32",
         **layer_options: Any,
     ) -> None:
         super().__init__()
@@ -80,7 +93,7 @@ class FactorisationMachine:
         self.batch_size = batch_size
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         self.embeddings = self.layers_of_keras.PartialTPUEmbedding(
-            feature_configs(data),
+            feature_configs(data, table_dtype, size_threshold),
             optimizer=table_optimizer,
             batch_size=batch_size // replicas,
             size_threshold=size_threshold,

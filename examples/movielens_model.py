@@ -37,7 +37,8 @@ def make(
         steps: the steps of the whole training.
         size_threshold: rows above which a table is large; None: none is.
         steps_per_execution: steps that Keras runs at once.
-        **layer_options: arguments of its `PartialTPUEmbedding`.
+        **layer_options: `table_dtype`, and arguments of its
+            `PartialTPUEmbedding`.
     """
 
     optimizers = tf.keras.optimizers

@@ -50,6 +50,7 @@ def main() -> None:
         flags.epochs * len(train),
         flags.size_threshold,
         flags.steps_per_execution,
+        table_dtype=flags.table_dtype,
     )
     print(model.embeddings.placement)
     start = time.perf_counter()
@@ -160,6 +161,13 @@ def parse_flags() -> argparse.Namespace:
         type=pathlib.Path,
         metavar="FOLDER",
         help="where the model and the training curve go [a temporary folder]",
+    )
+    parser.add_argument(
+        "--table_dtype",
+        "--table-dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="the dtype of the large tables' rows [%(default)s]",
     )
     parser.add_argument(
         "--steps_per_execution",

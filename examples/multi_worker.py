@@ -67,6 +67,7 @@ def train(flags: argparse.Namespace) -> None:
             flags.batch_size,
             flags.epochs * steps(data.train),
             flags.size_threshold,
+            communication_dtype=flags.communication_dtype,
         )
         model.embeddings.build()
     # To restore a model Keras wants it built; there is nothing but embeddings.
@@ -169,6 +170,13 @@ def parse_flags() -> argparse.Namespace:
         default=500,
         metavar="ROWS",
         help="tables with more rows are sharded; none: no table is "
+        "[%(default)s]",
+    )
+    add(
+        "--communication_dtype",
+        choices=["float32", "bfloat16", "float16"],
+        default="float32",
+        help="what rows and gradients of sharded tables are sent as "
         "[%(default)s]",
     )
     add(

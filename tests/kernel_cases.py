@@ -12,30 +12,43 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import kernels, optimizers
+from tfrs_embed import kernels
 from tfrs_embed.kernels import handle_packs
 from tfrs_embed.ops import kernel_calls
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.rounding import Rounding
+from tfrs_embed.optimizers.rules import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    Momentum,
+    RMSprop,
+    RowWiseAdagrad,
+)
 
+STEP = 11  # Of updates, which their rounding depends on.
 DIMS = [1, 3, 8, 16, 32, 64, 128, 255, 256, 300, 1024]
 
 #: Each rule, with settings that take each way through its formula.
 RULES = {
-    "sgd": optimizers.SGD(),
-    "adagrad": optimizers.Adagrad(0.2),
-    "adagrad_momentum": optimizers.AdagradMomentum(0.8, epsilon=1e-3),
-    "adagrad_momentum_nesterov": optimizers.AdagradMomentum(
+    "sgd": SGD(),
+    "adagrad": Adagrad(0.2),
+    "adagrad_momentum": AdagradMomentum(0.8, epsilon=1e-3),
+    "adagrad_momentum_nesterov": AdagradMomentum(
         0.8, use_nesterov=True, exponent=3.0, beta2=0.9, epsilon=1e-3
     ),
-    "adam": optimizers.Adam(epsilon=1e-3),
-    "adam_outside": optimizers.Adam(0.7, 0.8, sum_inside_sqrt=False),
-    "ftrl": optimizers.FTRL(-0.5, 0.01, 0.02, 0.1),
-    "ftrl_linear": optimizers.FTRL(
+    "adam": Adam(epsilon=1e-3),
+    "adam_outside": Adam(0.7, 0.8, sum_inside_sqrt=False),
+    "ftrl": FTRL(-0.5, 0.01, 0.02, 0.1),
+    "ftrl_linear": FTRL(
         -0.6, 0.01, 0.02, 0.1, multiply_linear_by_learning_rate=True
     ),
-    "momentum": optimizers.Momentum(0.8),
-    "momentum_nesterov": optimizers.Momentum(0.8, use_nesterov=True),
-    "rmsprop": optimizers.RMSprop(0.8, epsilon=1e-3),
+    "momentum": Momentum(0.8),
+    "momentum_nesterov": Momentum(0.8, use_nesterov=True),
+    "rmsprop": RMSprop(0.8, epsilon=1e-3),
+    "row_wise_adagrad": RowWiseAdagrad(0.1, epsilon=1e-3),
 }
 
 
@@ -206,21 +219,25 @@ def spread(gradients, num_rows, features):
     )
 
 
-def make_variables(tables, rules):
-    """Each table's parameters and slots."""
+def make_variables(tables, rules, dtype=tf.float32):
+    """Each table's parameters, of a dtype, and slots."""
     return [
         {
-            "parameters": tf.Variable(table),
+            "parameters": tf.Variable(tf.cast(table, dtype)),
             **{
-                name: tf.Variable(tf.fill(table.shape, value))
-                for name, value in rule.slots().items()
+                name: tf.Variable(
+                    tf.fill(
+                        [len(table), *slot.row(table.shape[1])], slot.initial
+                    )
+                )
+                for name, slot in rule.slots().items()
             },
         }
         for table, rule in zip(tables, rules, strict=True)
     ]
 
 
-def update(variables, rules, features, gradients, rate=0.3):
+def update(variables, rules, features, gradients, rate=0.3, stochastic=True):
     """Updates; the features are in the order of their tables."""
     numbers = range(len(variables))
     by_table = [
@@ -233,6 +250,8 @@ def update(variables, rules, features, gradients, rate=0.3):
         [tf.constant(rate)] * len(variables),
         [[features[i].bags() for i in mine] for mine in by_table],
         [[tf.constant(gradients[i]) for i in mine] for mine in by_table],
+        [Rounding(stochastic, 7, 3, 2, 5)] * len(variables),
+        STEP,
     )
 
 
@@ -262,6 +281,22 @@ def results():
             for t, of_table in enumerate(variables):
                 for slot, value in of_table.items():
                     found[f"{name}/{rule_name}/{t}/{slot}"] = value.numpy()
+        for dtype in (tf.bfloat16, tf.float16):
+            for stochastic in (False, True):
+                rules = [RULES["adagrad"]] * len(tables)
+                variables = make_variables(tables, rules, dtype)
+                update(
+                    variables, rules, features, gradients, stochastic=stochastic
+                )
+                parameters = [v["parameters"] for v in variables]
+                for t, value in enumerate(parameters):
+                    key = f"{name}/{dtype.name}/{stochastic}/{t}"
+                    found[key] = tf.cast(value, tf.float32).numpy()
+                for i, vectors in enumerate(
+                    lookup_handles(parameters, features)
+                ):
+                    key = f"{name}/{dtype.name}/{stochastic}/lookup/{i}"
+                    found[key] = vectors.numpy()
     return found
 
 

@@ -22,6 +22,13 @@ REPLICAS = {
         "strategies/test_placements.py": PLACEMENTS,
         "strategies/test_plans.py": None,
         "strategies/test_vectors.py": None,
+        "strategies/test_hashed_features.py": (
+            None if ALL else "not (concat or ragged)"
+        ),
+        "strategies/test_hot_rows.py": None,
+        "strategies/test_wire.py": (
+            None if ALL else "not (rows or hidden and bfloat16)"
+        ),
         "strategies/test_sharded_keras.py": (
             None if ALL else "not PartialTPUEmbedding-1"
         ),
@@ -34,7 +41,12 @@ REPLICAS = {
         ),
         "strategies/test_sharded_errors.py": None,
         "strategies/test_sharded_traffic.py": None,
+        "strategies/test_measured_tables.py": None,
         "strategies/test_sharded_all2all.py": None,
+        "strategies/test_row_wise_slots.py": None,
+        "strategies/test_table_dtypes.py": (
+            None if ALL else "bfloat16 or 6-row"
+        ),
         "strategies/test_dynamic_replicas.py": (
             None if ALL else "not (reference and (ttl or lfu))"
         ),
@@ -50,10 +62,12 @@ REPLICAS = {
         "strategies/test_dynamic_replicas.py": None if ALL else "lru or ttl",
         "strategies/test_mirrored_engine.py": "test_training",
         "strategies/test_vectors.py": None if ALL else "formula",
+        "strategies/test_hot_rows.py": None if ALL else "model or stages",
         # Groups of two need four.
         "strategies/test_two_stages.py": (
             None if ALL else "not (dynamic or invalid)"
         ),
+        "strategies/test_wire.py": None if ALL else "two_stages",
         "strategies/test_placements.py": None if ALL else "alike or formula",
         "strategies/test_plans.py": None if ALL else "bytes and mixed",
         "strategies/test_sharded_traffic.py": (
@@ -67,6 +81,13 @@ REPLICAS = {
         " pipelined or (pending and sgd)) and not tensorflow",
         "strategies/test_sharded_keras.py": None,
         "strategies/test_mirrored_engine.py": None,
+        "strategies/test_hashed_features.py": (
+            None if ALL else "mult-combined or multiplex-ragged"
+        ),
+        "strategies/test_hot_rows.py": None if ALL else "copies_stay",
+        "strategies/test_wire.py": None
+        if ALL
+        else "reference or hidden and half",
         "strategies/test_dynamic_replicas.py": None
         if ALL
         else "lfu or numbers or evicted",
@@ -78,6 +99,10 @@ REPLICAS = {
         "strategies/test_sharded_traffic.py": None if ALL else "bytes",
         "strategies/test_sharded_all2all.py": None,
         "strategies/test_sharded_workers.py": None,
+        "strategies/test_row_wise_slots.py": "has_them",
+        "strategies/test_table_dtypes.py": (
+            "reference" if ALL else "reference and bfloat16 and [1-"
+        ),
         "strategies/test_vectors.py": None if ALL else "alike and False",
         "strategies/test_placements.py": PLACEMENTS,
     },
@@ -106,6 +131,7 @@ SLICES = {
     "tpu:2x2": {
         "strategies/test_tpu_keras.py": None,
         "strategies/test_tpu_distributed.py": None,
+        "strategies/test_hashed_features.py": None if ALL else "not concat",
     },
 }
 
@@ -120,6 +146,7 @@ KERAS_3 = {
             " (test_training and adagrad-mean)) and not tensorflow"
         ),
         "test_keras_3_layers.py": None,
+        "test_monitoring.py": "logged",
         "test_keras.py": (
             None
             if ALL
@@ -127,6 +154,8 @@ KERAS_3 = {
             " (mask and (large or distributed)) or served)"
         ),
         "test_embedding.py": None if ALL else "layer",
+        "test_hashing.py": None if ALL else "stored or bad or padding and mult",
+        "test_row_wise_adagrad.py": None if ALL else "files or stores or rate",
         "test_table_names.py": None if ALL else "partial",
         "test_checkpoints.py": None if ALL else "slots or not_compiled",
         "test_serving.py": None if ALL else "keras or ranker or trained",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import zlib
 
 import numpy as np
 import tensorflow as tf
@@ -67,7 +68,8 @@ class Feature:
 class Table:
     """A table: rows, slots, and what trains it.
 
-    `rate(step)` is the learning rate, `step` the number of updates made.
+    `rate(step)` is the learning rate, `step` the number of updates made. New
+    rows are rounded to the nearest of the dtype's numbers.
     """
 
     rows: np.ndarray
@@ -76,6 +78,7 @@ class Table:
     settings: dict = dataclasses.field(default_factory=dict)
     rate: object = lambda step: 0.01
     slots: dict = dataclasses.field(default_factory=dict)
+    dtype: str = "float32"
 
     def __post_init__(self):
         self.rows = np.array(self.rows, np.float64)
@@ -97,9 +100,17 @@ class Table:
             },
             "Momentum": {"momenta": 0.0},
             "RMSprop": {"velocities": 0.0},
+            "RowWiseAdagrad": {
+                "accumulators": self.settings.get(
+                    "initial_accumulator_value", 0.0
+                )
+            },
         }[self.rule]
+        shape = self.rows.shape
+        if self.rule == "RowWiseAdagrad":
+            shape = shape[:1]  # A number for each row.
         for name, value in start.items():
-            self.slots[name] = np.full(self.rows.shape, value, np.float64)
+            self.slots[name] = np.full(shape, value, np.float64)
 
 
 class Reference:
@@ -220,6 +231,10 @@ class Reference:
             rate = table.rate(self.step if step is None else step)
             for i, g in rows.items():
                 UPDATES[table.rule](table, i, g, rate, **table.settings)
+                if table.dtype != "float32":
+                    dtype = tf.as_dtype(table.dtype).as_numpy_dtype
+                    row = table.rows[i].astype(np.float32)
+                    table.rows[i] = row.astype(dtype).astype(np.float64)
         self.step += 1
 
     def copy(self):
@@ -321,6 +336,14 @@ def _rmsprop(table, i, g, rate, rho=0.9, epsilon=1e-7):
     table.rows[i] -= rate * g / np.sqrt(v[i] + epsilon)
 
 
+def _row_wise_adagrad(
+    table, i, g, rate, initial_accumulator_value=0.0, epsilon=1e-8
+):
+    a = table.slots["accumulators"]
+    a[i] += np.mean(g**2)
+    table.rows[i] -= rate * g / (np.sqrt(a[i]) + epsilon)
+
+
 UPDATES = {
     None: _no_update,
     "SGD": _sgd,
@@ -330,4 +353,54 @@ UPDATES = {
     "FTRL": _ftrl,
     "Momentum": _momentum,
     "RMSprop": _rmsprop,
+    "RowWiseAdagrad": _row_wise_adagrad,
 }
+
+
+# Rows of two bytes.
+
+#: Of each type, its mantissa's bits, smallest normal exponent, largest number.
+HALVES = {
+    "bfloat16": (7, -126, 2.0**127 * (2 - 2.0**-7)),
+    "float16": (10, -14, 65504.0),
+}
+_WORD = 1 << 64
+
+
+def _mix(z):
+    """splitmix64's next number."""
+    z = (z + 0x9E3779B97F4A7C15) % _WORD
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % _WORD
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % _WORD
+    return z ^ z >> 31
+
+
+def random_bits(table, step, row, column):
+    """The 32 random bits of a number of a table in an update."""
+    stream = _mix(_mix(zlib.crc32(table.encode())) ^ step)
+    x = (_mix(stream ^ row) >> 32) + column * 0x9E3779B9
+    x %= 1 << 32
+    x = (x ^ x >> 16) * 0x7FEB352D % (1 << 32)
+    x = (x ^ x >> 15) * 0x846CA68B % (1 << 32)
+    return x ^ x >> 16
+
+
+def round_stochastically(value, dtype, bits):
+    """Rounds a float32 to one of the two numbers beside it, by random bits.
+
+    Away from zero if the bits that are cut off, and as many random ones, add up
+    to more than fits into them. At most 31 are.
+    """
+    mantissa, least, largest = HALVES[dtype]
+    value = float(value)
+    if math.isnan(value) or abs(value) > largest:
+        return float(tf.cast(tf.constant(value, tf.float32), dtype))
+    if value == 0:
+        return value
+    exponent = max(math.frexp(value)[1] - 1, least)
+    step = 2.0 ** (exponent - mantissa)
+    steps = int(abs(value) // step)
+    cut = min(31, math.frexp(step)[1] - math.frexp(value)[1] + 23)
+    part = int((abs(value) / step - steps) * 2**cut)
+    steps += part + bits % 2**cut >= 2**cut
+    return math.copysign(steps * step, value)

@@ -84,7 +84,9 @@ def test_it_shows_tables_slots_and_the_rest(tmp_path, values, capsys):
     assert others["dense"]["nbytes"] == 12
 
     text = inspect(path, capsys)
-    assert re.search(r"layer/large +ids +parameters +300 +4 +4\.7 KiB", text)
+    assert re.search(
+        r"layer/large +ids +parameters +300 +4 +float32 +4\.7 KiB", text
+    )
     assert re.search(r"\n +accumulators +300 +4 ", text)
     assert "Step of 'layer': 1" in text
     assert re.search(r"dense +\[3, 2\] +float16 +12 B", text)
@@ -115,6 +117,7 @@ def test_blocks_make_no_difference(tmp_path, values, capsys, monkeypatch):
         for name, column in one["columns"].items():
             in_blocks = other["columns"][name]
             assert in_blocks.pop("shape") == column.pop("shape")
+            assert in_blocks.pop("dtype") == column.pop("dtype")
             assert in_blocks == pytest.approx(column), name
 
 

@@ -116,6 +116,47 @@ def test_an_unknown_placement_is_an_error_that_lists_the_known_ones():
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hot_rows": [3, 10]}, r"the id 10, which is not in \[0, 10\)"),
+        ({"hot_rows": [-1]}, "the id -1, which is not in"),
+        ({"hot_rows": [7, 3, 7]}, "the id 7 2 times"),
+        ({"hot_rows": range(10)}, "all 10 rows; placement='replicated'"),
+        ({"hot_rows": 10}, "their number, from 1 to below .*=10, got 10"),
+        ({"hot_rows": 0}, "from 1 to below .*, got 0"),
+        ({"hot_rows": [0.5]}, "must be integers, .* array of float64"),
+        ({"hot_rows": [[1, 2]]}, r"must be integers, .* shape \(1, 2\)"),
+        ({"hot_rows": True}, "must be integers, .* got True"),
+        ({"hot_rows": None}, "must be integers, .* got None"),
+        ({"hot_rows": "12"}, "must be integers, .* array of <U1"),
+        ({"hot_rows": [1], "placement": "table"}, "to placement='table'"),
+        ({"hot_rows": 1, "placement": "replicated"}, "='replicated'"),
+        ({"hot_rows": 1, "keys": tfrs_embed.DynamicKeys()}, "with keys"),
+    ],
+)
+def test_hot_rows_are_ids_or_their_number(changes, message):
+    with pytest.raises((ValueError, TypeError), match=rf"'user': .*{message}"):
+        table(**changes)
+
+
+@pytest.mark.parametrize("ids", [(7, 2), np.array([7, 2], np.uint8), {2, 7}])
+def test_hot_rows_are_kept_in_a_config(ids):
+    config = table(hot_rows=ids)
+    assert config.hot_rows == (2, 7)
+    assert repr(config).endswith("placement='auto', hot_rows=(2, 7))")
+    layer = make_layer(feature(table=config))
+    stored = json.loads(json.dumps(layer.get_config()))
+    again = PartialTPUEmbedding.from_config(stored)
+    assert again.get_config() == layer.get_config()
+    [found] = again._spec.tables
+    assert found.hot_rows == (2, 7)
+    # On one replica they say nothing, and a number can't be made ids.
+    assert [t.engine for t in layer.placement.tables] == ["one device"]
+    with pytest.raises(ValueError, match=r"hot_rows=2 .* tfrs_embed.hot_rows"):
+        make_layer(feature(table=table(hot_rows=2)))
+
+
+@pytest.mark.parametrize(
     "kind", [initializers.RandomNormal, tf.random_normal_initializer]
 )
 def test_an_initializer_class_is_an_error_that_asks_for_an_instance(kind):
@@ -563,6 +604,45 @@ def test_a_threshold_that_is_no_integer_is_an_error(threshold):
 def test_a_batch_size_is_a_positive_integer(batch_size, error):
     with pytest.raises(error, match=f"batch_size .*{batch_size!r}"):
         PartialTPUEmbedding(feature(), "sgd", batch_size=batch_size)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bfloat16", tf.bfloat16, tf.bfloat16.as_numpy_dtype],
+    ids=["name", "tensorflow", "numpy"],
+)
+def test_a_communication_dtype_is_stored_by_name(dtype):
+    layer = PartialTPUEmbedding(feature(), "sgd", communication_dtype=dtype)
+    config = layer.get_config()
+    assert config["communication_dtype"] == "bfloat16"
+    assert PartialTPUEmbedding.from_config(config).get_config() == config
+    # Nothing is sent on one replica, and nothing is rounded.
+    assert layer.placement.communication_dtype is None
+    rows = np.full(layer.embedding_tables["user"].shape, 1.001, np.float32)
+    layer.load_tables({"user": rows})
+    assert np.all(layer(tf.constant([1, 2])).numpy() == rows[0, 0])
+    del config["communication_dtype"]  # As of an older version.
+    PartialTPUEmbedding.from_config(config)
+
+
+@pytest.mark.parametrize("dtype", ["int8", tf.float64, "bfloat", 16, object()])
+def test_another_communication_dtype_is_an_error(dtype):
+    with pytest.raises(ValueError, match=r"communication_dtype .*'float16'\]"):
+        PartialTPUEmbedding(feature(), "sgd", communication_dtype=dtype)
+
+
+def test_a_communication_dtype_and_a_plan_have_to_agree():
+    plan = tfrs_embed.plan(
+        feature(), 1, replicas=2, batch_size=4, communication_dtype="float16"
+    )
+    layer = PartialTPUEmbedding(feature(), "sgd", plan=plan)
+    assert layer._arguments.sent_as == "float16"
+    config = layer.get_config()
+    assert PartialTPUEmbedding.from_config(config).get_config() == config
+    with pytest.raises(ValueError, match=r"='bfloat16', but .* as float16"):
+        PartialTPUEmbedding(
+            feature(), "sgd", plan=plan, communication_dtype=tf.bfloat16
+        )
 
 
 def test_an_unknown_treatment_of_invalid_ids_is_an_error():

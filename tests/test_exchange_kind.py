@@ -35,3 +35,10 @@ def test_vectors_are_exchanged_where_they_are_fewer_bytes(
     bag_size, dim, world, less
 ):
     assert vectors_are_less(bag_size, dim, world) == less
+
+
+def test_smaller_rows_are_sent_where_ids_are_what_costs():
+    """Each replica gets the ids of all bags, in 4 bytes whatever is sent."""
+    assert vectors_are_less(5, 8, 2)
+    assert not vectors_are_less(5, 8, 2, element=2)
+    assert vectors_are_less(10, 64, 4, element=2)

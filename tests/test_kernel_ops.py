@@ -15,7 +15,8 @@ import tfrs_embed
 from helpers import differentiate, operations_run
 from kernel_cases import DIMS, RULES, Feature
 from reference import Reference, Table
-from tfrs_embed import kernels, optimizers
+from tfrs_embed import kernels
+from tfrs_embed.optimizers.rules import SGD, Adagrad
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
@@ -181,7 +182,7 @@ def test_update_where_most_ids_are_in_few_rows(most):
     ids[crowded] = rng.integers(0, most, crowded.sum()) + rows // 2
     gradient = rng.normal(size=(n, dim)).astype(np.float32)
     table = np.zeros((rows, dim), np.float32)
-    rules = [optimizers.SGD()]
+    rules = [SGD()]
     variables = cases.make_variables([table], rules)
     cases.update(variables, rules, [Feature(0, ids, n)], [gradient], rate=-1.0)
     expected = np.zeros((rows, dim))
@@ -194,7 +195,7 @@ def test_update_where_most_ids_are_in_few_rows(most):
 def test_a_table_without_ids_is_left_as_it_is():
     rng = np.random.default_rng(3)
     tables = cases.make_tables(rng, [4, 4])
-    rules = [optimizers.Adagrad(), optimizers.Adagrad()]
+    rules = [Adagrad(), Adagrad()]
     variables = cases.make_variables(tables, rules)
     none = np.zeros(0, np.int32)
     features = [Feature(0, none, 0), Feature(1, none, 2, none)]
@@ -306,7 +307,7 @@ def test_no_update_is_lost_among_threads():
     table = tf.Variable(tf.zeros([rows, dim]))
     other = tf.Variable(tf.zeros([rows, dim]))
     variables = [{"parameters": table}, {"parameters": other}]
-    rules = [optimizers.SGD()] * 2
+    rules = [SGD()] * 2
     ones = [np.ones((2 * rows, dim), np.float32)] * 2
     failures = []
 
@@ -436,15 +437,33 @@ def test_gradients_that_do_not_fit_are_errors(shape):
     np.testing.assert_array_equal(variables[0]["parameters"], table)
 
 
-def test_a_slot_of_another_shape_is_an_error():
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("adagrad", [4, 4]),
+        ("adagrad", [5]),
+        ("row_wise_adagrad", [5, 4]),
+        ("row_wise_adagrad", [5, 1]),
+        ("row_wise_adagrad", [4]),
+    ],
+)
+def test_a_slot_of_another_shape_is_an_error(name, shape):
     table = np.ones((5, 4), np.float32)
-    rule = RULES["adagrad"]
+    rule = RULES[name]
     variables = cases.make_variables([table], [rule])
-    variables[0]["accumulators"] = tf.Variable(tf.ones([4, 4]))
+    variables[0]["accumulators"] = tf.Variable(tf.ones(shape))
     gradients = [np.ones((2, 4), np.float32)]
     with pytest.raises(tf.errors.InvalidArgumentError, match="slot's shape"):
         cases.update(variables, [rule], [feature()], gradients)
     np.testing.assert_array_equal(variables[0]["parameters"], table)
+
+
+def test_a_table_of_rank_one_is_an_error():
+    rule = RULES["row_wise_adagrad"]
+    variables = [{n: tf.Variable(tf.ones([5])) for n in ("w", "accumulators")}]
+    gradients = [tf.ones((2, 4))]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="of rank 2"):
+        cases.update(variables, [rule], [feature()], gradients)
 
 
 def test_the_loops_are_named():

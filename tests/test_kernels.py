@@ -397,3 +397,18 @@ def test_importing_needs_no_compiler_and_loads_nothing(tmp_path):
     assert where == str(package / "kernels" / "__init__.py")
     assert loaded == "0"
     assert status.startswith("No kernels: none are compiled")
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_weighted_ragged_ids_are_looked_up_in_a_function_that_is_exported():
+    """Where nothing is trained, so that the graph has a call for either."""
+    table = tfrs_embed.TableConfig("table", 20, 4, combiner="sum")
+    layer = tfrs_embed.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("x", table), "sgd", size_threshold=0
+    )
+    ids = tf.ragged.constant([[1, 2, 3], [], [5]])
+    weights = tf.ragged.constant([[1.0, 2.0, 3.0], [], [0.5]])
+    outputs = tf.function(layer)(ids, weights=weights)
+    rows = layer.embedding_tables["table"].numpy()
+    expected = [rows[[1, 2, 3]].T @ [1, 2, 3], np.zeros(4), rows[5] / 2]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)

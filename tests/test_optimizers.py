@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import NUMBER, keras, layers, of_keras_2
 from helpers import assert_unchanged, state, train
-from tfrs_embed.optimizers import conversion
+from tfrs_embed.optimizers import RowWiseAdagrad, conversion
 from tfrs_embed.optimizers import rules as rules
 from tfrs_embed.optimizers.conversion import convert
 
@@ -77,6 +77,16 @@ FORMS = {
     "adam": (lambda: "adam", rules.Adam(), 0.001),
     "ftrl": (lambda: "ftrl", rules.FTRL(), 0.001),
     "Adam": (lambda: "Adam", rules.Adam(), 0.001),
+    "row_wise_adagrad": (
+        lambda: "row_wise_adagrad",
+        rules.RowWiseAdagrad(),
+        0.01,
+    ),
+    "RowWiseAdagrad": (
+        lambda: RowWiseAdagrad(0.3, 0.2, epsilon=1e-3),
+        rules.RowWiseAdagrad(0.2, 1e-3),
+        0.3,
+    ),
     "tpu_sgd": (lambda: tpu.SGD(0.3), rules.SGD(), 0.3),
     "tpu_sgd_not_accumulated": (
         lambda: tpu.SGD(0.3, use_gradient_accumulation=False),

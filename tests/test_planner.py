@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import tfrs_embed
 from tfrs_embed import FeatureConfig, Hardware, Plan, TableConfig, configs, plan
 from tfrs_embed.__main__ import main
-from tfrs_embed.planner import batches, cost, traffic, usage
+from tfrs_embed.planner import batches, cost, counting, traffic, usage
 from tfrs_embed.planner.candidates import Candidate, Demand, candidates
 from tfrs_embed.planner.hardware import hardware, parse_bytes
 from tfrs_embed.planner.html_report import html_report
@@ -62,7 +62,7 @@ def demands_of(tables, replicas, batch_size=256, exponent=1.05, slots=1):
             exponent,
             replicas,
         )
-        found.append(Demand(f"t{i}", rows, dim, slots, used))
+        found.append(Demand(f"t{i}", rows, dim, slots * dim, used))
     return found
 
 
@@ -360,7 +360,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_ids_in_any_form(form):
     feature = configs.parse(FeatureConfig("f", TableConfig("t", 6, 4)))
-    bags = batches.read(FORMS[form], feature.features[0], "batches[0]")
+    [bags] = batches.read(FORMS[form], feature.features[0], "batches[0]")
     assert bags.values.tolist() == [1, 2, 3, 3, 5, 1]
     assert (bags.samples, bags.bags) == (3, 3)
     assert bags.ragged == (form in ("ragged", "sparse"))
@@ -373,7 +373,8 @@ def test_bags_follow_the_feature():
 
     def read(ids, **arguments):
         spec = configs.parse(FeatureConfig("f", table, **arguments))
-        return batches.read(ids, spec.features[0], "batches[0]")
+        [bags] = batches.read(ids, spec.features[0], "batches[0]")
+        return bags
 
     grid = np.ones((5, 3), np.int32)
     assert read(grid).bags == 5
@@ -486,7 +487,7 @@ def test_a_table_may_be_asked_for_rows_and_for_vectors():
         used = usage.expected_usage(
             spec.tables[0], spec.features, hotness, 1000, 1.05, 2
         )
-        demand = Demand("t", 10**6, 16, 1, used, keyed=keyed)
+        demand = Demand("t", 10**6, 16, 16, used, keyed=keyed)
         machine = hardware("cpu")
         found = cost.predict([demand], [Place("row")], machine)
         return found.exchange, found.time
@@ -694,6 +695,25 @@ def test_owners_are_balanced():
     assert [r.lookups for r in made.per_replica] == [8000] * 4
 
 
+def test_numbers_of_two_bytes_halve_what_is_sent_but_keys():
+    features = features_of([10**6], 64, placement="row")
+    exact, made = (
+        plan(features, 1, replicas=4, batch_size=256, communication_dtype=dtype)
+        for dtype in ("float32", tf.bfloat16)
+    )
+    keys = 2 * made.sent_bytes - exact.sent_bytes
+    assert exact.sent_bytes / 70 < keys < exact.sent_bytes / 60
+    assert made.seconds < exact.seconds
+    assert "sent per replica as bfloat16," in str(made)
+    assert Plan.from_json(made.to_json()) == made
+    stored = json.loads(made.to_json())
+    del stored["communication_dtype"]  # As of an older version.
+    older = Plan.from_json(json.dumps(stored))
+    assert older.communication_dtype == "float32"
+    with pytest.raises(ValueError, match="communication_dtype must be one of"):
+        make_plan(communication_dtype="int8")
+
+
 def test_one_replica_has_all_tables():
     made = make_plan(replicas=1)
     assert {(t.placement, t.ranks) for t in made.tables} == {("table", (0,))}
@@ -720,6 +740,121 @@ def test_a_tables_own_wishes_are_kept():
     assert places["copied"] == ("replicated", "placement='default_device'")
     assert places["keyed"] == ("row", "its keys are int64")
     assert "more" in places["free"][1]
+
+
+def users(hot_rows, placement="auto", rows=10**6):
+    table = TableConfig(
+        "users", rows, 128, placement=placement, hot_rows=hot_rows
+    )
+    return {"user": FeatureConfig("user", table)}
+
+
+def frequent_of_one_owner():
+    """Batches of 8 replicas whose 4,000 frequent ids are all of rank 0."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 4000, [2, 8 * 16384]) * 8
+    ids[:, ::32] = rng.integers(0, 10**6, ids[:, ::32].shape)
+    return [{"user": each} for each in ids]
+
+
+def test_hot_rows_are_copied_where_that_pays():
+    arguments = {"replicas": 8, "optimizer": "adagrad"}
+    limited = {**arguments, "memory_per_replica": 300_000_000}
+    made = plan(users(4000), frequent_of_one_owner(), **limited)
+    [table] = made.tables
+    assert table.placement == "row"
+    assert set(range(0, 32000, 8)) >= set(table.hot_rows)
+    assert len(table.hot_rows) == 4000
+    assert table.hot_rows == tuple(sorted(table.hot_rows))
+    assert "row takes" in table.reason
+    assert "row, 4,000 hot" in str(made)
+    assert Plan.from_json(made.to_json()) == made
+    # Where frequent ids have different owners, copies save next to nothing.
+    spread = [
+        {"user": ids["user"] * 7919 % 999_983}
+        for ids in frequent_of_one_owner()
+    ]
+    free = plan(users(4000), spread, **limited)
+    assert free.tables[0].placement == "row"
+    assert free.tables[0].hot_rows == ()
+    assert "row with hot rows takes" in free.tables[0].reason
+    # What a user asks for is kept, and counted.
+    asked = plan(users(4000, "row"), spread, **limited)
+    assert len(asked.tables[0].hot_rows) == 4000
+    assert asked.tables[0].reason == "placement='row'"
+    copies = asked.per_replica[0].bytes - free.per_replica[0].bytes
+    assert copies == 4000 * 128 * 4 * 2
+    assert asked.seconds > free.seconds
+
+
+def test_hot_rows_count_as_memory():
+    arguments = {"batch_size": 64, "optimizer": "adagrad"}
+    table = users(range(500), "row", 1000)
+    [alone] = plan(table, 1, replicas=1, **arguments).per_replica
+    assert alone.bytes == 1000 * 128 * 4 * 2
+    limit = (100 + 500) * 128 * 4 * 2
+    with pytest.raises(ValueError, match="or 10 replicas, sharded by row"):
+        plan(table, 1, replicas=9, memory_per_replica=limit, **arguments)
+    made = plan(table, 1, replicas=10, memory_per_replica=limit, **arguments)
+    assert {each.bytes for each in made.per_replica} == {limit}
+
+
+def test_the_expected_exchange_with_hot_rows_is_near_that_of_ids():
+    ids = [
+        [FeatureIds("users", part, part.size)]
+        for part in np.split(frequent_of_one_owner()[0]["user"], 8)
+    ]
+    hot = tuple(range(0, 8000, 8))
+    exact = traffic.exchange_of_ids(
+        {"users": (10**6, 128)}, {"users": Place("row", (), hot)}, ids
+    )
+    assert exact.hot == 1000 * 129
+    expected = plan(users(hot, "row"), frequent_of_one_owner(), replicas=8)
+    assert expected.collectives == exact.collectives == 1 + 3 + 1
+    assert abs(expected.sent_bytes / exact.bytes - 1) < 0.1
+
+
+def test_hot_rows_of_a_hotness_are_the_most_frequent():
+    ranks = np.arange(1, 10_001) ** -1.05
+    p = ranks / ranks.sum()
+    known = (1 - np.exp(5000 * np.log1p(-p)))[:200].sum()
+    found, _ = usage.zipf_unique(10_000, 1.05, 5000, 200)
+    assert abs(found / known - 1) < 1e-6
+    far, _ = usage.zipf_unique(10_000, 1.05, 5000, 10_000)
+    every, _ = usage.zipf_unique(10_000, 1.05, 5000)
+    assert abs(far / every - 1) < 1e-6
+
+
+def test_the_most_frequent_rows_are_counted(monkeypatch):
+    monkeypatch.setattr(counting, "_MOST_WAITING", 5)
+    tables = [
+        TableConfig("a", 50, 8, hot_rows=3),
+        TableConfig("b", 50, 8, hot_rows=9),
+        TableConfig("c", 50, 8),
+    ]
+    features = [FeatureConfig(t.name, t) for t in (*tables, tables[0])]
+    batches_read = 0
+
+    def stream():  # Of more batches than a plan reads.
+        nonlocal batches_read
+        for _ in range(50):
+            batches_read += 1
+            ragged = tf.ragged.constant([[7, 4], [7]])
+            yield [[1, 7, 2], ragged, [[1], [2]], np.array([2, 2, 1])]
+
+    # Equally frequent ones in order; no more than there are.
+    expected = {"a": (2, 1, 7), "b": (7, 4)}
+    assert tfrs_embed.hot_rows(features, stream()) == expected
+    assert batches_read == 50
+    for features, ids, message in (
+        (FeatureConfig("f", tables[2]), [[1]], r"least one of \['c'\] a Table"),
+        (FeatureConfig("f", tables[0]), [], "batches has no batches"),
+        (FeatureConfig("f", tables[0]), [[1, 50]], r"id 50 is not in \[0, 50"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tfrs_embed.hot_rows(features, ids)
+    with pytest.raises(TypeError, match=r"batches must be a list or dataset"):
+        tfrs_embed.hot_rows(FeatureConfig("f", tables[0]), 3)
 
 
 def test_keys_of_strings():
@@ -925,6 +1060,12 @@ WRONG = [
     ("optimizer", (TWO, 1), {"optimizer": "adgrad"}, "unknown optimizer"),
     ("no features", ({}, 1), {}, "has no features"),
     (
+        "hot rows",
+        (features_of([10], 8, hot_rows=3), 1),
+        {},
+        "Table 't0': hot_rows=3 .* give batches, or the rows' ids",
+    ),
+    (
         "place",
         (FeatureConfig("f", TableConfig("t", 9, 8, placement="sparsecore")), 1),
         {},
@@ -1056,6 +1197,8 @@ def change(path, value):
         (["hardware", "latency"], -1, "plan.hardware: Hardware: latency"),
         (["hardware", "shared"], 0, "must be true or false, got 0"),
         (["per_replica", 2, "rank"], 1, "one entry for each"),
+        (["tables", 0, "hot_rows"], [1000], "'t0': hot_rows has the id 1000"),
+        (["tables", 1, "hot_rows"], [1.5], r"hot_rows\[0\] must be an integer"),
     ],
 )
 def test_wrong_json(path, value, message):

@@ -15,9 +15,11 @@ import reference
 import tfrs_embed.kernels
 from tfrs_embed import optimizers, types
 from tfrs_embed.ops import kernel_calls
-from tfrs_embed.optimizers import RULES, conversion
+from tfrs_embed.optimizers import conversion, rules
+from tfrs_embed.optimizers.rules import RULES
 
 OF_TPU = [rule for rule in RULES if rule.tpu]
+NAMED = [rule for rule in RULES if rule.tpu or rule.declared]
 ROWS_H = pathlib.Path(tfrs_embed.kernels.__file__).parent / "cc" / "rows.h"
 
 
@@ -28,10 +30,12 @@ def name_of(rule):
 EVERY = pytest.mark.parametrize("rule", RULES, ids=name_of)
 
 
-@EVERY
-def test_a_rule_is_exported(rule):
-    assert getattr(optimizers, rule.__name__) is rule
-    assert rule.__name__ in optimizers.__all__
+def test_this_packages_optimizers_have_the_defaults_of_their_rules():
+    declared = {r.declared.__name__: r for r in RULES if r.declared}
+    assert list(declared) == optimizers.__all__
+    for name, rule in declared.items():
+        optimizer = getattr(optimizers, name)()
+        assert conversion.convert(optimizer, "Table 't'").rule == rule()
 
 
 @EVERY
@@ -75,7 +79,10 @@ def test_a_rule_has_the_defaults_of_the_reference(rule):
     }
     assert dataclasses.asdict(rule()) == defaults
     begin = reference.Table(np.zeros([1, 1]), rule=rule.__name__).slots
-    assert rule().slots() == {k: value.item() for k, value in begin.items()}
+    assert {
+        name: (slot.initial, [1, *slot.row(1)])
+        for name, slot in rule().slots().items()
+    } == {k: (v.flat[0], list(v.shape)) for k, v in begin.items()}
 
 
 @pytest.mark.parametrize(
@@ -88,12 +95,11 @@ def test_a_rule_is_the_same_after_it_was_tensorflows_optimizer(name):
     assert conversion.convert(made, "Table 't'").rule == rule
 
 
-def test_the_names_of_optimizers_are_those_of_tensorflows():
+def test_the_names_of_optimizers_are_those_of_tensorflows_and_ours():
     for name in typing.get_args(types.OptimizerName):
-        assert conversion.convert(name, "Table 't'").rule.tpu in [
-            rule.tpu for rule in OF_TPU
-        ]
-    assert len(typing.get_args(types.OptimizerName)) == len(OF_TPU)
+        rule = type(conversion.convert(name, "Table 't'").rule)
+        assert rule in NAMED
+    assert len(typing.get_args(types.OptimizerName)) == len(NAMED)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +112,7 @@ def test_keras_has_the_settings_that_a_rule_takes_from_it(rule):
 
 
 def test_a_rule_that_tpus_dont_have_is_an_error_that_says_what_they_have():
-    class Own(optimizers.SGD):
+    class Own(rules.SGD):
         """A formula that TensorFlow has no optimizer of."""
 
         tpu = None
@@ -121,8 +127,8 @@ def test_a_rule_that_tpus_dont_have_is_an_error_that_says_what_they_have():
 
 
 def test_a_rule_of_ones_own_does_not_get_its_parents_loop():
-    class Own(optimizers.SGD):
+    class Own(rules.SGD):
         """Another formula."""
 
-    assert kernel_calls.has_rule(optimizers.SGD())
+    assert kernel_calls.has_rule(rules.SGD())
     assert not kernel_calls.has_rule(Own())

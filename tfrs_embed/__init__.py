@@ -22,6 +22,8 @@ from tfrs_embed import (
     checkpoint,
     kerases,
     kernels,
+    monitoring,
+    optimizers,
     serving,
     sparsecore,
     testing,
@@ -37,6 +39,7 @@ from tfrs_embed.dynamic_keys import (
     ProbabilisticAdmission,
     TimeToLive,
 )
+from tfrs_embed.hashing import Hash, Multiplex, QuotientRemainder
 from tfrs_embed.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
 from tfrs_embed.ops.embedding_lookup import embedding_lookup
 from tfrs_embed.placement import Placement, TablePlacement
@@ -46,6 +49,7 @@ from tfrs_embed.planner import (
     PlanAlternative,
     ReplicaPlan,
     TablePlan,
+    hot_rows,
     plan,
 )
 from tfrs_embed.version import __version__
@@ -69,11 +73,14 @@ __all__ = [
     "FeatureConfig",
     "FrequencyAdmission",
     "Hardware",
+    "Hash",
+    "Multiplex",
     "PartialTPUEmbedding",
     "Placement",
     "Plan",
     "PlanAlternative",
     "ProbabilisticAdmission",
+    "QuotientRemainder",
     "ReplicaPlan",
     "TPUEmbeddingV2",
     "TableConfig",
@@ -83,8 +90,11 @@ __all__ = [
     "__version__",
     "checkpoint",
     "embedding_lookup",
+    "hot_rows",
     "kernels",
+    "monitoring",
     "no_updates",
+    "optimizers",
     "plan",
     "serving",
     "set_heartbeat_timeout",

@@ -9,22 +9,30 @@ trusts.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Sequence
 from typing import Any, get_args
 
+import numpy as np
 import tensorflow as tf
 
+from tfrs_embed import hashing as hashings
 from tfrs_embed import kerases
 from tfrs_embed.arguments import named_fields
 from tfrs_embed.dynamic_keys import DynamicKeys
+from tfrs_embed.hashing import Hashing
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.structure import Structure
-from tfrs_embed.types import Combiner, Optimizer, TablePlace
+from tfrs_embed.types import Combiner, Optimizer, Rounding, TablePlace
 
 COMBINERS: tuple[str, ...] = get_args(Combiner)
 PLACEMENTS: tuple[str, ...] = get_args(TablePlace)
+_MOST_SHOWN = 8
+ROUNDINGS: tuple[str, ...] = get_args(Rounding)
+#: The types that a table's rows may have.
+DTYPES: tuple[str, ...] = ("float32", "bfloat16", "float16")
 
 _tpu = tf.tpu.experimental.embedding
 
@@ -67,6 +75,27 @@ class TableConfig:
         keys: a `DynamicKeys` for a table that gives its rows to keys as these
             come; ids are then keys of any value. None: an id is the number of
             its row.
+        hot_rows: the ids of rows of which each replica has a copy, where a
+            strategy has several replicas and the table is spread over them by
+            row: looking them up sends nothing. Results are the same, but for
+            how rows of two bytes are rounded; see `rounding`. Or how many rows
+            these should be: `tfrs_embed.hot_rows` finds the most frequent, or
+            `tfrs_embed.plan`. Only with the placements "auto" and "row", and
+            without `keys`; ignored elsewhere, as on one replica, on TPUs, or
+            by a small table that each replica has whole.
+        dtype: the type of the table's rows: "float32", "bfloat16" or "float16",
+            or TensorFlow's or NumPy's object of that name. Rows of two bytes
+            are held, saved and sent between replicas as such. Lookups sum them
+            in float32, and updates compute in float32, with float32 slots.
+        rounding: how the new rows of a table of two bytes are rounded. With
+            "stochastic" a value becomes one of the two numbers beside it, with
+            the probabilities that make it the mean: updates that are small
+            beside the row accumulate. The random bits depend on the table's
+            name, the number of the update, and the row and column: training
+            again gives the same table. Those of `hot_rows` are others than
+            the same rows would have without copies, and the same on all
+            replicas. With "nearest" an update of less than half a step between
+            the type's numbers changes nothing.
 
     Raises:
         ValueError: a value is out of its range.
@@ -83,6 +112,9 @@ class TableConfig:
     max_ids_per_partition: int = 256
     max_unique_ids_per_partition: int = 256
     keys: DynamicKeys | None = None
+    hot_rows: Sequence[int] | int = ()
+    dtype: Any = "float32"
+    rounding: Rounding = "stochastic"
 
     def __repr__(self) -> str:
         """The fields that say what it is."""
@@ -93,8 +125,15 @@ class TableConfig:
             f"TableConfig('{self.name}', {self.vocabulary_size}, "
             f"{self.embedding_dim}, combiner='{self.combiner}', "
             f"optimizer={optimizer}, placement='{self.placement}'"
-            f"{f', keys={self.keys}' if self.keys else ''})"
+            f"{f', keys={self.keys}' if self.keys else ''}"
+            f"{f', {_describe_hot_rows(self.hot_rows)}' * _has(self.hot_rows)}"
+            f"{self._dtype_text()})"
         )
+
+    def _dtype_text(self) -> str:
+        if self.dtype == "float32":
+            return ""
+        return f", dtype='{self.dtype}', rounding='{self.rounding}'"
 
     def __post_init__(self) -> None:
         """Checks and normalises the fields."""
@@ -113,6 +152,8 @@ class TableConfig:
             object.__setattr__(self, field, value)
         _check_choice(self.combiner, COMBINERS, where, "combiner")
         _check_choice(self.placement, PLACEMENTS, where, "placement")
+        object.__setattr__(self, "dtype", _dtype_name(self.dtype, where))
+        _check_choice(self.rounding, ROUNDINGS, where, "rounding")
         initializer = self.initializer
         if isinstance(initializer, (str, dict)):
             initializer = kerases.default().initializers.get(initializer)
@@ -120,6 +161,9 @@ class TableConfig:
         _check_initializer(initializer, where)
         conversion.check(self.optimizer, where)
         self._check_keys(where)
+        hot_rows = as_hot_rows(self.hot_rows, self.vocabulary_size, where)
+        object.__setattr__(self, "hot_rows", hot_rows)
+        self._check_hot_rows(where)
 
     def _check_keys(self, where: str) -> None:
         keys = self.keys
@@ -128,6 +172,11 @@ class TableConfig:
         if not isinstance(keys, DynamicKeys):
             raise TypeError(
                 f"{where}: keys must be a DynamicKeys or None, got {keys!r}."
+            )
+        if self.dtype != "float32":
+            raise ValueError(
+                f"{where}: dtype='{self.dtype}' is not available to a table "
+                "with keys, whose rows are float32."
             )
         if keys.max_rows is not None and keys.max_rows < self.vocabulary_size:
             raise ValueError(
@@ -138,6 +187,21 @@ class TableConfig:
             raise ValueError(
                 f"{where}: placement='{self.placement}' is not available to a "
                 "table with keys, whose rows are always spread by key."
+            )
+
+    def _check_hot_rows(self, where: str) -> None:
+        if not _has(self.hot_rows):
+            return
+        if self.keys is not None:
+            raise ValueError(
+                f"{where}: hot_rows are not available to a table with keys, "
+                "whose rows have no fixed numbers."
+            )
+        if self.placement not in ("auto", "row", "sharded"):
+            raise ValueError(
+                f"{where}: hot_rows are copies of rows of a table that is "
+                "spread by row, and not available to placement="
+                f"'{self.placement}'."
             )
 
 
@@ -156,12 +220,16 @@ class FeatureConfig:
         table: its `TableConfig`.
         input_shape: shape of the ids, batch first, or None.
         output_shape: shape of the activations, batch first and the table's
-            `embedding_dim` last, or None: decided by the ids. Dense ids with
+            `embedding_dim` last (of several, where hashing sets them side by
+            side), or None: decided by the ids. Dense ids with
             one dimension more than `output_shape[:-1]` are combined over it.
         max_sequence_length: if positive, ids are not combined: each id of a
             ragged, sparse or dense row becomes a position of a `[batch,
             max_sequence_length, embedding_dim]` sequence, zero padded, cut at
             that length. Its Keras mask says which positions hold an id.
+        hashing: a `Hash`, a `QuotientRemainder` or a `Multiplex`, by which ids
+            of any range, or strings, become rows of a table with fewer rows.
+            None: an id is the number of its row.
 
     Raises:
         ValueError: a value is out of its range.
@@ -173,11 +241,17 @@ class FeatureConfig:
     input_shape: Sequence[int | None] | None = None
     output_shape: Sequence[int | None] | None = None
     max_sequence_length: int = 0
+    hashing: Hashing | None = None
 
     def __repr__(self) -> str:
         """The fields that are set; the table by name."""
         fields = [f"'{self.name}'", f"table '{self.table.name}'"]
-        for field in ("input_shape", "output_shape", "max_sequence_length"):
+        for field in (
+            "input_shape",
+            "output_shape",
+            "max_sequence_length",
+            "hashing",
+        ):
             value = getattr(self, field)
             if value:
                 fields.append(f"{field}={value}")
@@ -197,14 +271,26 @@ class FeatureConfig:
             object.__setattr__(self, field, shape)
         length = _sequence_length(self.max_sequence_length, where)
         object.__setattr__(self, "max_sequence_length", length)
-        dim = _table_dim(self.table)
+        if self.hashing is not None:
+            self._check_hashing(where)
+        dim = hashings.width(self.hashing, _table_dim(self.table))
         if self.output_shape is not None and (
             len(self.output_shape) < 2 or self.output_shape[-1] != dim
         ):
+            several = "" if self.hashing is None else ", by its hashing"
             raise ValueError(
                 f"{where}: output_shape must be [batch, ..., {dim}], its last "
-                "dimension the table's embedding_dim, got "
+                f"dimension the table's embedding_dim{several}, got "
                 f"{list(self.output_shape)}."
+            )
+
+    def _check_hashing(self, where: str) -> None:
+        where = f"{where} (table '{self.table.name}')"
+        hashings.check(self.hashing, self.table.vocabulary_size, where)
+        if getattr(self.table, "keys", None) is not None:
+            raise ValueError(
+                f"{where}: the table has DynamicKeys, which give rows to ids "
+                "of any range and to strings: leave hashing out."
             )
 
 
@@ -227,6 +313,10 @@ class TableSpec:
         keys: how its rows are given to keys; None: an id is a row's number.
         ranks: the replicas that hold it by "table" or "column", from the first
             column on; empty: the engine finds some.
+        hot_rows: the rows that each replica has a copy of, if it is sharded by
+            row, ascending; or how many these should be.
+        dtype: the type of its rows, one of `DTYPES`.
+        rounding: one of `ROUNDINGS`.
     """
 
     name: str
@@ -241,6 +331,31 @@ class TableSpec:
     source: Any
     keys: DynamicKeys | None = None
     ranks: tuple[int, ...] = ()
+    hot_rows: tuple[int, ...] | int = ()
+    dtype: str = "float32"
+    rounding: str = "stochastic"
+
+
+def require_float32(table: TableSpec, where: str) -> None:
+    """Requires rows of float32, where there are no others.
+
+    Args:
+        table: the table.
+        where: where it is.
+
+    Raises:
+        ValueError: it has other rows.
+    """
+    if table.dtype != "float32":
+        raise ValueError(
+            f"Table '{table.name}': dtype='{table.dtype}' is not available "
+            f"{where}; its rows must be float32 there."
+        )
+
+
+def bytes_of(table: TableSpec) -> int:
+    """The bytes of a number of a table's rows."""
+    return tf.as_dtype(table.dtype).size
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -259,6 +374,7 @@ class FeatureSpec:
         sequences: whether a row of ragged or sparse ids is a sequence where
             output_shape is [batch, length], not one of batch * length bags;
             None: as the number of rows says.
+        hashing: how its ids become rows; None: they are rows' numbers.
     """
 
     name: str
@@ -268,10 +384,49 @@ class FeatureSpec:
     source: Any
     batch_size: int | None = None
     sequences: bool | None = None
+    hashing: Hashing | None = None
 
     def __str__(self) -> str:
         """Names the feature in an error message."""
         return f"Feature '{self.name}' (table '{self.table.name}')"
+
+    @property
+    def width(self) -> int:
+        """The width of its vectors."""
+        return hashings.width(self.hashing, self.table.dim)
+
+    @functools.cached_property
+    def lookups(self) -> tuple[FeatureSpec, ...]:
+        """The features that tables are looked up for: itself, or its parts.
+
+        A hashed feature whose ids have several rows has a part for each.
+        """
+        if self.hashing is None:
+            return (self,)
+        names = hashings.lookups(self.hashing)
+        if len(names) == 1:
+            return (self,)
+        part = dataclasses.replace(self, hashing=None)
+        if hashings.multiplies(self.hashing):
+            # Each id by itself; the products are combined.
+            ids = getattr(self.source, "input_shape", None)
+            part = dataclasses.replace(
+                part,
+                max_sequence_length=0,
+                output_shape=ids and (None, *ids[1:]),
+                sequences=None,
+            )
+        return tuple(
+            dataclasses.replace(part, name=f"{self.name}/{name}")
+            for name in names
+        )
+
+    @property
+    def bagged(self) -> tuple[FeatureSpec, ...]:
+        """The features that ids are grouped for: lookups, and the products'."""
+        if hashings.multiplies(self.hashing):
+            return (self, *self.lookups)
+        return self.lookups
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -413,14 +568,15 @@ def _table_spec(config: Any, index: int, keras: Any) -> TableSpec:
             max_unique_ids_per_partition=config.max_unique_ids_per_partition,
             source=config,
             keys=config.keys,
+            hot_rows=config.hot_rows,  # type: ignore[arg-type]
+            dtype=config.dtype,
+            rounding=config.rounding,
         )
     # TF lets names be left out, and numbers such tables in this way too.
     name = config.name or f"table_{index}"
     where = f"Table '{name}'"
     # Older versions of TensorFlow do not have all of these settings.
-    dtype = getattr(config, "dtype", tf.float32)
-    if dtype != tf.float32:
-        raise ValueError(f"{where}: dtype {dtype.name} is unsupported.")
+    dtype = _dtype_name(getattr(config, "dtype", "float32"), where)
     for setting in ("quantization_config", "layout"):
         if getattr(config, setting, None) is not None:
             raise ValueError(f"{where}: {setting} is unsupported.")
@@ -446,6 +602,7 @@ def _table_spec(config: Any, index: int, keras: Any) -> TableSpec:
         max_ids_per_partition=256,
         max_unique_ids_per_partition=256,
         source=config,
+        dtype=dtype,
     )
 
 
@@ -477,7 +634,14 @@ def _feature_spec(config: Any, name: str, table: TableSpec) -> FeatureSpec:
             f"{length} contradicts output_shape={list(output_shape)}; a "
             f"sequence has the output_shape [batch, {length}]."
         )
-    return FeatureSpec(name, table, length, output_shape, config)
+    return FeatureSpec(
+        name,
+        table,
+        length,
+        output_shape,
+        config,
+        hashing=getattr(config, "hashing", None),
+    )
 
 
 def _table_dim(table: Any) -> int:
@@ -505,6 +669,71 @@ def _positive_int(value: Any, where: str, field: str) -> int:
     return number
 
 
+def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:
+    """Returns the rows that have copies, ascending, or their number.
+
+    Args:
+        value: ids, or their number.
+        rows: the table's rows.
+        where: the table, for error messages.
+
+    Raises:
+        ValueError: an id is out of its range or given twice; or there are too
+            many.
+        TypeError: they are no integers.
+    """
+    number = as_int(value)
+    if number is not None:
+        if not 1 <= number < rows:
+            raise ValueError(
+                f"{where}: hot_rows must be ids, or their number, from 1 to "
+                f"below vocabulary_size={rows}, got {value!r}."
+            )
+        return number
+    what = f"{where}: hot_rows must be integers, or their number"
+    try:
+        ids = np.asarray(
+            value if isinstance(value, np.ndarray) else list(value)
+        )
+    except (TypeError, ValueError):
+        raise TypeError(f"{what}, got {value!r}.") from None
+    if not ids.size:
+        return ()
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise TypeError(
+            f"{what}, got an array of {ids.dtype} of the shape {ids.shape}."
+        )
+    unique, counts = np.unique(ids, return_counts=True)
+    for wrong in (unique[0], unique[-1]):
+        if not 0 <= wrong < rows:
+            raise ValueError(
+                f"{where}: hot_rows has the id {wrong}, which is not in [0, "
+                f"{rows})."
+            )
+    if unique.size < ids.size:
+        raise ValueError(
+            f"{where}: hot_rows has the id {unique[counts > 1][0]} "
+            f"{counts.max()} times."
+        )
+    if unique.size == rows:
+        raise ValueError(
+            f"{where}: hot_rows has all {rows} rows; placement='replicated' "
+            "copies a whole table."
+        )
+    return tuple(unique.tolist())
+
+
+def _has(hot_rows: Any) -> bool:
+    return hot_rows != ()
+
+
+def _describe_hot_rows(hot_rows: Any) -> str:
+    """A config's `hot_rows` in its representation: all of few ids."""
+    if isinstance(hot_rows, int) or len(hot_rows) <= _MOST_SHOWN:
+        return f"hot_rows={hot_rows}"
+    return f"hot_rows=<{len(hot_rows)} ids>"
+
+
 def _sequence_length(value: Any, where: str) -> int:
     number = as_int(value)
     if number is None or number < 0:
@@ -522,6 +751,26 @@ def _check_choice(
         raise ValueError(
             f"{where}: {field} must be one of {list(choices)}, got {value!r}."
         )
+
+
+def _dtype_name(dtype: Any, where: str) -> str:
+    """A table's dtype by its name, if it is one of `DTYPES`."""
+    try:
+        name = tf.as_dtype(dtype).name
+    except (TypeError, ValueError):
+        name = str(dtype)
+    if name not in DTYPES:
+        hint = ""
+        if name == "int8":
+            hint = (
+                " Rows of 8 bits are there to serve a model: "
+                "tfrs_embed.serving.export(rows='int8')."
+            )
+        raise ValueError(
+            f"{where}: dtype must be one of {list(DTYPES)}, got {dtype!r}."
+            f"{hint}"
+        )
+    return name
 
 
 def _check_initializer(initializer: Any, where: str) -> None:

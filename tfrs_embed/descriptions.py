@@ -40,10 +40,14 @@ def of_tables(
         f"Table '{table.name}'": {
             "vocabulary_size": table.vocabulary_size,
             "dim": table.dim,
+            "dtype": table.dtype,
+            "rounding": table.rounding,
             "combiner": table.combiner,
             "initializer": of(table.initializer),
             "optimizer": _of_optimizer(optimizers.get(table.name)),
             "keys": of(table.keys),
+            # The many ids are compared by a digest.
+            "hot_rows": of(np.asarray(table.hot_rows, np.int64)),
         }
         for table in tables
     }
@@ -67,6 +71,7 @@ def of_features(features: Iterable[FeatureSpec]) -> dict[str, Any]:
             # Workers' batches need not be of one size.
             "output_shape": shape and ["batch", *of(shape[1:])],
             "sequences": feature.sequences,
+            "hashing": of(feature.hashing),
         }
     return described
 

@@ -63,7 +63,8 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
         table: the table.
 
     Yields:
-        The index of the block's first row, and its rows, [n, dim] float32.
+        The index of the block's first row, and its rows, [n, dim] of the
+        table's dtype, to which float32 values are rounded to the nearest.
 
     Raises:
         ValueError: the initializer returned something else.
@@ -71,13 +72,14 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
     shape = (table.vocabulary_size, table.dim)
     if math.prod(shape) <= BLOCK_ELEMENTS:
         rows = _call(table.initializer, shape)
-        yield 0, _checked(table, rows, 0, shape)
+        yield 0, tf.cast(_checked(table, rows, 0, shape), table.dtype)
         return
     make = _block_maker(table, shape)
     size = max(1, BLOCK_ELEMENTS // table.dim)
     for first in range(0, table.vocabulary_size, size):
         block = (min(size, table.vocabulary_size - first), table.dim)
-        yield first, _checked(table, make(first, block), first, block)
+        rows = _checked(table, make(first, block), first, block)
+        yield first, tf.cast(rows, table.dtype)
 
 
 def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:

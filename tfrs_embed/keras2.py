@@ -27,6 +27,7 @@ from tfrs_embed.layers import (
 )
 from tfrs_embed.layers.base import Front
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.optimizers import RowWiseAdagrad
 
 __all__ = [
     "All2AllDenseEmbedding",
@@ -123,6 +124,10 @@ def _of_tf_keras(layer: T) -> T:
     layer.__doc__ = layer.__mro__[1].__doc__
     register = tf_keras.saving.register_keras_serializable(package="tfrs_embed")
     return register(layer)
+
+
+# Keras may find one in the config of a user's own layer.
+tf_keras.saving.register_keras_serializable("tfrs_embed")(RowWiseAdagrad)
 
 
 @_of_tf_keras

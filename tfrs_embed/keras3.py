@@ -57,6 +57,7 @@ from tfrs_embed.layers import (
     partial_tpu_embedding,
 )
 from tfrs_embed.layers.base import Front
+from tfrs_embed.optimizers import RowWiseAdagrad
 from tfrs_embed.strategies import is_tpu
 from tfrs_embed.version import OLDEST_KERAS_3
 
@@ -359,6 +360,10 @@ def _refuse_strategy(kind: str, name: str | None) -> None:
 def _of_keras_3(layer: T) -> T:
     register = keras.saving.register_keras_serializable(package="tfrs_embed")
     return register(layer)
+
+
+# Keras may find one in the config of a user's own layer.
+keras.saving.register_keras_serializable("tfrs_embed")(RowWiseAdagrad)
 
 
 @_of_keras_3

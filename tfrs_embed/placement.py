@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.configs import EmbeddingSpec, TableSpec
+from tfrs_embed.configs import (
+    EmbeddingSpec,
+    TableSpec,
+    bytes_of,
+    require_float32,
+)
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.strategies import is_tpu
 from tfrs_embed.text_table import format_bytes, text_table
@@ -43,6 +48,11 @@ class TableRoute(NamedTuple):
     reason: str
 
 
+_ON_TPUS = (
+    EngineKind.SPARSE_CORE,
+    EngineKind.EMBEDDING_CORE,
+    EngineKind.TPU_REPLICATED,
+)
 _EmbeddingFeature = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
 _BY_FEATURE = {
     _EmbeddingFeature.V2: EngineKind.SPARSE_CORE,
@@ -56,6 +66,13 @@ _SPREAD = {
     "column": EngineKind.COLUMNS,
     "table": EngineKind.COLUMNS,
 }
+# Those whose replicas send each other rows or gradients.
+_SENDING = (
+    EngineKind.SHARDED,
+    EngineKind.COLUMNS,
+    EngineKind.DYNAMIC_SHARDED,
+    EngineKind.MIRRORED,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +94,7 @@ class TablePlacement:
         dim: the width of a row.
         bytes: its size with the slots that its engine holds. A table on the
             Keras route has its slots in the model's optimizer; they are not
-            counted.
+            counted. Nor are copies of hot rows.
         features: the names of the features that are looked up in it.
         engine: what holds and trains it.
         optimizer: the name of its update rule, "the model's" on the Keras
@@ -109,9 +126,12 @@ class Placement:
 
     Attributes:
         tables: one entry per table, in the order of the configuration.
+        communication_dtype: what rows, vectors and gradients are sent as
+            between replicas; None: engines send none.
     """
 
     tables: tuple[TablePlacement, ...]
+    communication_dtype: str | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -124,7 +144,7 @@ class Placement:
         return sum(t.rows for t in self.tables)
 
     def __str__(self) -> str:
-        """The report: a line per table, totals below."""
+        """The report: a line per table, totals below, and what is sent."""
         head = (
             "table",
             "rows",
@@ -160,7 +180,12 @@ class Placement:
             "",
         )
         left = ("table", "engine", "optimizer", "features", "reason")
-        return "\n".join(text_table(head, lines, left, total))
+        report = text_table(head, lines, left, total)
+        if self.communication_dtype not in (None, "float32"):
+            report.append(
+                f"Rows and gradients are sent as {self.communication_dtype}."
+            )
+        return "\n".join(report)
 
 
 def route(
@@ -192,6 +217,33 @@ def route(
         table.name: _route(table, size_threshold, strategy, tpu)
         for table in spec.tables
     }
+
+
+def require_dtypes(
+    spec: EmbeddingSpec, routes: Mapping[str, TableRoute]
+) -> None:
+    """Requires that tables of other dtypes than float32 can be where they are.
+
+    Keras layers' tables can't: the model's optimizer trains those, and rounds
+    to the nearest. Nor can those on TPUs.
+
+    Args:
+        spec: the configuration.
+        routes: each table's route, by its name.
+
+    Raises:
+        ValueError: one of them is such a table.
+    """
+    for table in spec.tables:
+        kind, reason = routes[table.name]
+        if kind in _ON_TPUS:
+            require_float32(table, f"on TPUs ({kind.value})")
+        if kind is EngineKind.KERAS:
+            require_float32(
+                table,
+                f"in a Keras layer ({reason}), which the model's optimizer "
+                "trains; a lower size_threshold gives the table to an engine",
+            )
 
 
 def route_to_engines(
@@ -272,7 +324,8 @@ def _route(
         return TableRoute(EngineKind.SPARSE_CORE, f"{wanted}, {replicas}")
     if table.placement in _SPREAD:
         if can_shard(strategy):
-            return TableRoute(_SPREAD[table.placement], f"{wanted}, {replicas}")
+            reason = f"{wanted}, {replicas}{_hot_rows(table)}"
+            return TableRoute(_SPREAD[table.placement], reason)
         if is_tpu(strategy) or strategy.num_replicas_in_sync > 1:
             raise _unavailable(table, strategy)
         # One configuration is for a cluster and for a laptop.
@@ -290,10 +343,17 @@ def _route(
     if tpu is not None:
         return TableRoute(tpu, f"{reason}, {replicas}")
     if can_shard(strategy):
-        return TableRoute(EngineKind.SHARDED, f"{reason}, {replicas}")
+        reason = f"{reason}, {replicas}{_hot_rows(table)}"
+        return TableRoute(EngineKind.SHARDED, reason)
     keras = "; size_threshold=None keeps all tables in Keras layers"
     _require_one_device(table.name, strategy, reason, keras)
     return TableRoute(EngineKind.ONE_DEVICE, f"{reason}, one replica")
+
+
+def _hot_rows(table: TableSpec) -> str:
+    if not isinstance(table.hot_rows, tuple) or not table.hot_rows:
+        return ""
+    return f", copies of {len(table.hot_rows):,} hot rows"
 
 
 def _unavailable(
@@ -362,6 +422,7 @@ def describe(
     spec: EmbeddingSpec,
     routes: Mapping[str, TableRoute],
     optimizers: dict[str, TableOptimizer | None],
+    communication_dtype: str = "float32",
 ) -> Placement:
     """Describes where tables are.
 
@@ -369,6 +430,7 @@ def describe(
         spec: the configuration.
         routes: each table's route, by its name.
         optimizers: the optimizers of tables that engines hold, by name.
+        communication_dtype: what is sent between replicas, if anything is.
 
     Returns:
         The description.
@@ -377,18 +439,20 @@ def describe(
     for table in spec.tables:
         kind, reason = routes[table.name]
         optimizer = optimizers.get(table.name)
-        slots = len(optimizer.rule.slots()) if optimizer else 0
+        numbers = 0
+        if optimizer is not None:
+            numbers = optimizer.rule.numbers_per_row(table.dim)
         if kind is EngineKind.KERAS:
             trained_by = "the model's"
         else:
             trained_by = "none" if optimizer is None else str(optimizer)
-        size = table.vocabulary_size * table.dim * tf.float32.size
         entries.append(
             TablePlacement(
                 table=table.name,
                 rows=table.vocabulary_size,
                 dim=table.dim,
-                bytes=size * (1 + slots),
+                bytes=table.vocabulary_size
+                * (table.dim * bytes_of(table) + numbers * tf.float32.size),
                 features=tuple(
                     f.name for f in spec.features if f.table is table
                 ),
@@ -397,4 +461,5 @@ def describe(
                 reason=reason,
             )
         )
-    return Placement(tuple(entries))
+    sends = any(each.kind in _SENDING for each in routes.values())
+    return Placement(tuple(entries), communication_dtype if sends else None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import dynamic_keys, kerases
+from tfrs_embed import dynamic_keys, hashing, kerases
 from tfrs_embed._tensorflow import init_ops_v2
 from tfrs_embed.configs import (
     EmbeddingSpec,
@@ -124,10 +124,17 @@ def _table_to_config(
         "optimizer": optimizer,
         "combiner": table.combiner,
     }
+    if table.dtype != "float32":
+        config["dtype"] = table.dtype
     if not isinstance(table.source, TableConfig):
         return {"kind": "tpu", "dim": table.dim, **config}
     if table.keys is not None:
         config["keys"] = dynamic_keys.to_config(table.keys)
+    # The plan's, as the placement is, which others may not go with.
+    if table.hot_rows != ():
+        config["hot_rows"] = table.hot_rows
+    if table.dtype != "float32":
+        config["rounding"] = table.rounding
     return {
         "kind": "own",
         "embedding_dim": table.dim,
@@ -149,7 +156,11 @@ def _table_from_config(
     arguments["optimizer"] = shared[arguments["optimizer"]]
     if "keys" in arguments:
         arguments["keys"] = dynamic_keys.from_config(arguments["keys"])
-    return (TableConfig if kind == "own" else _tpu.TableConfig)(**arguments)
+    if kind == "own":
+        return TableConfig(**arguments)
+    if "dtype" in arguments:
+        arguments["dtype"] = tf.as_dtype(arguments["dtype"])
+    return _tpu.TableConfig(**arguments)
 
 
 def initializer_to_config(initializer: Any, keras: Any) -> Any:
@@ -187,6 +198,8 @@ def _feature_to_config(feature: FeatureSpec, table: int) -> dict[str, Any]:
         "max_sequence_length": feature.max_sequence_length,
     }
     if isinstance(source, FeatureConfig):
+        if feature.hashing is not None:
+            config["hashing"] = hashing.to_config(feature.hashing)
         return {
             "kind": "own",
             "input_shape": source.input_shape,
@@ -205,6 +218,8 @@ def _feature_from_config(config: Mapping[str, Any], tables: list[Any]) -> Any:
     arguments = dict(config)
     kind = arguments.pop("kind")
     arguments["table"] = tables[arguments["table"]]
+    if "hashing" in arguments:
+        arguments["hashing"] = hashing.from_config(arguments["hashing"])
     return (FeatureConfig if kind == "own" else _tpu.FeatureConfig)(**arguments)
 
 

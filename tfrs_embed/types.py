@@ -19,17 +19,22 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 
 __all__ = [
     "Combiner",
+    "CommunicationDtype",
     "HasLearningRate",
     "InvalidIds",
     "KerasArguments",
     "LayerArguments",
     "Optimizer",
     "OptimizerName",
+    "Rounding",
     "TablePlace",
 ]
 
 #: How several ids of one sample become one vector.
 Combiner = Literal["sum", "mean", "sqrtn"]
+
+#: What rows and gradients are sent as between replicas.
+CommunicationDtype = Literal["float32", "bfloat16", "float16"]
 
 #: The place that a table asks for.
 TablePlace = Literal[
@@ -43,15 +48,21 @@ TablePlace = Literal[
     "default_device",
 ]
 
+#: How the new rows of a table of two bytes are rounded.
+Rounding = Literal["stochastic", "nearest"]
+
 #: The treatment of an id outside its table.
 InvalidIds = Literal["error", "zero"]
 
-#: An optimizer of `tf.tpu.experimental.embedding` with its defaults.
-OptimizerName = Literal["sgd", "adagrad", "adagrad_momentum", "adam", "ftrl"]
+#: An optimizer of `tf.tpu.experimental.embedding`, or for the last name of
+#: `tfrs_embed.optimizers`, with its defaults.
+OptimizerName = Literal[
+    "sgd", "adagrad", "adagrad_momentum", "adam", "ftrl", "row_wise_adagrad"
+]
 
 
 class HasLearningRate(Protocol):
-    """An optimizer of `tf_keras` or `tf.tpu.experimental.embedding`.
+    """An optimizer of Keras, of TensorFlow's TPU embeddings, or of ours.
 
     Example:
         >>> def rate_of(optimizer: tfrs_embed.types.HasLearningRate) -> float:

@@ -7,6 +7,7 @@ import tensorflow as tf
 from fronts import NUMBER, layers
 from reference import Table
 from tfrs_embed import DynamicKeys, TableConfig
+from tfrs_embed.optimizers import RowWiseAdagrad
 
 tpu = tf.tpu.experimental.embedding
 Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
@@ -78,6 +79,12 @@ def _rmsprop(**settings):
     return Optimizer(stored, "RMSprop", settings)
 
 
+def _row_wise_adagrad(**settings):
+    return Optimizer(
+        RowWiseAdagrad(RATE, **settings), "RowWiseAdagrad", settings
+    )
+
+
 OPTIMIZERS = {
     "sgd": _optimizer("SGD"),
     "adagrad": _optimizer("Adagrad", initial_accumulator_value=0.2),
@@ -112,6 +119,9 @@ OPTIMIZERS = {
     "momentum": _momentum(momentum=0.8),
     "momentum_nesterov": _momentum(momentum=0.8, use_nesterov=True),
     "rmsprop": _rmsprop(rho=0.8, epsilon=1e-3),
+    "row_wise_adagrad": _row_wise_adagrad(
+        initial_accumulator_value=0.2, epsilon=1e-3
+    ),
 }
 #: One setting of each update rule that TPUs have.
 RULES = ("sgd", "adagrad", "adagrad_momentum", "adam_outside", "ftrl_linear")
@@ -127,6 +137,8 @@ class Engine(NamedTuple):
         small: that of the table of 7 rows.
         keys: how the tables' keys come and go; None: ids are rows.
         places: the placements that tables ask for, in turns.
+        hot: of which rows tables have copies, in turns: each third, for 3; 0:
+            of none.
     """
 
     layer: type
@@ -135,6 +147,7 @@ class Engine(NamedTuple):
     small: str
     keys: DynamicKeys | None = None
     places: tuple[str, ...] = ()
+    hot: tuple[int, ...] = ()
 
 
 def _engine(layer, threshold, large, small, **options):
@@ -177,6 +190,12 @@ ENGINES = {
     "distributed_sharded": _engine(_DISTRIBUTED, 0, "sharded", "sharded"),
     "distributed_both": _engine(_DISTRIBUTED, 20, "sharded", "mirrored"),
     "distributed_mirrored": _engine(_DISTRIBUTED, None, "mirrored", "mirrored"),
+    "hot_rows": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(
+        hot=(3, 2, 0)
+    ),
+    "distributed_hot_rows": _placed(
+        _DISTRIBUTED, "sharded", "mirrored", ("row", "replicated")
+    )._replace(hot=(2, 0)),
     "columns": _placed(_PARTIAL, "by column", "by column", ("column", "table")),
     "distributed_columns": _placed(
         _DISTRIBUTED, "by column", "by column", ("table", "column")
@@ -201,6 +220,10 @@ ENGINES = {
 }
 
 
+#: Of a table's place, hot rows and dtype; TensorFlow's class has no others.
+DEFAULTS = ("auto", 0, "float32")
+
+
 class TableCase(NamedTuple):
     """A table, and the kinds of ids that features look up in it."""
 
@@ -210,10 +233,11 @@ class TableCase(NamedTuple):
     optimizer: str | None = None
     kinds: tuple[str, ...] = tuple(KINDS)
     seed: int = 0
+    dtype: str = "float32"
 
-    def config(self, name, optimizer=None, keys=None, place="auto"):
+    def config(self, name, optimizer=None, keys=None, place="auto", hot=0):
         """The table's config in TensorFlow's class; with more in ours."""
-        if keys is not None or place != "auto":
+        if keys is not None or (place, hot, self.dtype) != DEFAULTS:
             return TableConfig(
                 name,
                 self.rows,
@@ -223,6 +247,10 @@ class TableCase(NamedTuple):
                 self.combiner,
                 place,
                 keys=keys,
+                hot_rows=range(0, self.rows, hot) if hot else (),
+                dtype=self.dtype,
+                # By random bits, strategies/test_table_dtypes.py has it.
+                rounding="nearest",
             )
         return tpu.TableConfig(
             self.rows,
@@ -238,14 +266,23 @@ class TableCase(NamedTuple):
         rule, settings = None, {}
         if trained and self.optimizer:
             _, rule, settings = OPTIMIZERS[self.optimizer]
-        return Table(rows, self.combiner, rule, settings, lambda step: RATE)
+        return Table(
+            rows,
+            self.combiner,
+            rule,
+            settings,
+            lambda step: RATE,
+            dtype=self.dtype,
+        )
 
 
-def large_and_small(combiner="mean", optimizer=None, kinds=tuple(KINDS)):
+def large_and_small(
+    combiner="mean", optimizer=None, kinds=tuple(KINDS), dtype="float32"
+):
     """The tables of most tests: "x" of 50 rows, and "y" of 7."""
     return {
-        "x": TableCase(50, 5, combiner, optimizer, kinds, 1),
-        "y": TableCase(7, 3, combiner, optimizer, kinds, 1),
+        "x": TableCase(50, 5, combiner, optimizer, kinds, 1, dtype),
+        "y": TableCase(7, 3, combiner, optimizer, kinds, 1, dtype),
     }
 
 

@@ -54,9 +54,12 @@ def build(engine, tables=None, per_table=False, **options):
         [shared] = {case.optimizer for case in tables.values()}
     features, described = {}, {}
     places = itertools.cycle(ENGINES[engine].places or ["auto"])
-    for (table, case), place in zip(tables.items(), places, strict=False):
+    hot_rows = itertools.cycle(ENGINES[engine].hot or [0])
+    for (table, case), place, hot in zip(
+        tables.items(), places, hot_rows, strict=False
+    ):
         own = optimizers[table] if per_table else None
-        config = case.config(table, own, ENGINES[engine].keys, place)
+        config = case.config(table, own, ENGINES[engine].keys, place, hot)
         for kind in case.kinds:
             name, shape = f"{table}_{kind}", KINDS[kind]
             if layer_class is layers.DistributedEmbedding:
@@ -281,6 +284,9 @@ def train(
 
 # What must hold.
 
+#: Of numbers up to 1 that are rounded to another one beside it.
+ONE_STEP = {"bfloat16": {"rtol": 2**-7, "atol": 2**-8}}
+
 
 def assert_outputs(outputs, expected, rtol=2e-5, atol=2e-6):
     assert list(outputs) == list(expected)
@@ -293,9 +299,13 @@ def assert_outputs(outputs, expected, rtol=2e-5, atol=2e-6):
 def assert_tables(layer, reference):
     tables = layer.embedding_tables
     for name, table in reference.tables.items():
-        np.testing.assert_allclose(
-            tables[name], table.rows, rtol=2e-4, atol=2e-5, err_msg=name
-        )
+        rows = np.asarray(tf.cast(tables[name], tf.float64))
+        tolerance = {"rtol": 2e-4, "atol": 2e-5}
+        if table.dtype != "float32":
+            # Few are so near the middle of two numbers that they may be either.
+            assert np.mean(rows != table.rows) < 0.01
+            tolerance = ONE_STEP[table.dtype]
+        np.testing.assert_allclose(rows, table.rows, **tolerance, err_msg=name)
         slots = layer.tables[name].slots
         assert sorted(slots) == sorted(table.slots)
         for slot, value in table.slots.items():

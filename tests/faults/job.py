@@ -20,7 +20,7 @@ import tf_keras
 import tfrs_embed
 
 tpu = tf.tpu.experimental.embedding
-PLACEMENTS = ("row", "table", "column", "replicated", "mixed", "dynamic")
+PLACEMENTS = ("row", "table", "column", "replicated", "mixed", "dynamic", "hot")
 BATCH, STEPS, STEPS_PER_SAVE = 6, 8, 2
 # What a step waits for its data, in seconds.
 PAUSE_S = 0.01
@@ -55,6 +55,11 @@ def make_tables(placement):
         made = [
             table("users", 24, 16, "auto", keys=keys),
             table("items", 11, 5, "row"),
+        ]
+    elif placement == "hot":
+        made = [
+            table("users", 24, 16, "row", hot_rows=range(0, 24, 3)),
+            table("items", 11, 5, "row", hot_rows=(1, 4)),
         ]
     else:
         place = "auto" if placement == "variables" else placement

@@ -124,9 +124,14 @@ def try_update(rng, tables, features, gradients):
     every = list(cases.RULES.values())
     rules = [every[i] for i in rng.integers(len(every), size=9)]
     rules = rules[: len(tables)]
-    variables = cases.make_variables(tables, rules)
+    dtype = [tf.float32, tf.bfloat16, tf.float16][rng.integers(3)]
+    # Rows as the table holds them; then any of the numbers beside a new row.
+    tables = [tf.cast(tf.cast(t, dtype), tf.float32).numpy() for t in tables]
+    rtol = 2e-3 if dtype == tf.float32 else 1e-2
+    variables = cases.make_variables(tables, rules, dtype)
     kept = pack_some(rng, variables)
-    cases.update(variables, rules, features, gradients)
+    stochastic = bool(rng.integers(2))
+    cases.update(variables, rules, features, gradients, stochastic=stochastic)
     del kept
     for number, (table, rule) in enumerate(zip(tables, rules, strict=True)):
         mine = [i for i, f in enumerate(features) if f.table == number]
@@ -137,23 +142,27 @@ def try_update(rng, tables, features, gradients):
         for i in mine:
             used[features[i].ids] = True
         slots = {
-            name: tf.fill(table.shape, value)
-            for name, value in rule.slots().items()
+            name: tf.fill([len(table), *slot.row(table.shape[1])], slot.initial)
+            for name, slot in rule.slots().items()
         }
         after, slots = rule.update(
             tf.constant(0.3), tf.constant(sums, tf.float32), table, slots
         )
-        found = {k: v.numpy() for k, v in variables[number].items()}
+        found = {
+            k: tf.cast(v, tf.float32).numpy()
+            for k, v in variables[number].items()
+        }
         np.testing.assert_array_equal(found["parameters"][~used], table[~used])
         # A sum that is nearly zero may round to another sign, which is a
         # step of full size for some rules.
         sure = used[:, None] & (np.abs(sums) > 1e-2)
         for name, value in {"parameters": after, **slots}.items():
+            which = sure if np.ndim(value) == 2 else sure.all(1)
             np.testing.assert_allclose(
-                found[name][sure],
-                np.asarray(value)[sure],
-                rtol=2e-3,
-                atol=2e-3,
+                found[name][which],
+                np.asarray(value)[which],
+                rtol=rtol,
+                atol=rtol,
                 err_msg=f"{rule} {name}",
             )
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -92,6 +93,11 @@ struct Ids {
   }
 };
 
+// Whether all bits are equal, those of what isn't a number too.
+bool Same(const std::vector<float>& one, const std::vector<float>& other) {
+  return std::memcmp(one.data(), other.data(), one.size() * sizeof(float)) == 0;
+}
+
 void TryLookup(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
   const int64_t per_bag = Draw(1, 4);
   n *= per_bag;
@@ -101,6 +107,7 @@ void TryLookup(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
   const bool bags = Draw(0, 4) > 0;
   TfrsLookup lookup = {};
   lookup.table = table.data();
+  lookup.type = Draw(0, 3);  // Any bits are numbers of two bytes.
   lookup.dim = dim;
   lookup.stride = dim + Draw(0, 2) * Draw(1, 20);
   lookup.wide = Draw(0, 2);
@@ -126,7 +133,7 @@ void TryLookup(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
         part % 2 ? 0 : loops.prefetch(&lookup, begin, end);
     loops.lookup(&lookup, begin, end, prefetched);
   });
-  Require(one == many, "lookup", loops.name);
+  Require(Same(one, many), "lookup", loops.name);
 }
 
 void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
@@ -134,6 +141,7 @@ void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
   const std::vector<float> gradients = DrawFloats(n * dim);
   const std::vector<float> factors = DrawFloats(n);
   const bool weighted = Draw(0, 2);
+  const int32_t type = Draw(0, 3), stochastic = Draw(0, 2);
   const int64_t parts = Draw(1, 20);
   const uint32_t shares = Draw(0, 2) ? 1 : Draw(2, 9);
   // A row's gradients are in one bucket, and in one share of it: no two threads
@@ -151,7 +159,10 @@ void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
   }
   for (int run = 0; run < 2; ++run) {
     TfrsTable table = {};
-    for (int k = 0; k < 3; ++k) table.state[k] = states[run][k].data();
+    table.parameters = states[run][0].data();
+    for (int k = 0; k < 2; ++k) table.slots[k] = states[run][k + 1].data();
+    table.type = type;
+    table.rounding = {stochastic, 7, 0, 1, 0};
     table.dim = dim;
     table.rule = rule;
     table.rate = 0.3f;
@@ -164,13 +175,14 @@ void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
       uint32_t size = 16;
       while (size < 2 * most) size *= 2;
       std::vector<uint32_t> heads(size), next(m), first(most), last(most);
-      std::vector<float> sum(dim);
+      std::vector<float> sum(dim), row(dim);
       TfrsGroups groups = {};
       groups.heads = heads.data();
       groups.next = next.data();
       groups.first = first.data();
       groups.last = last.data();
       groups.sum = sum.data();
+      groups.row = row.data();
       groups.mask = size - 1;
       groups.share = work % shares;
       groups.shares = shares;
@@ -179,7 +191,7 @@ void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
     });
   }
   for (int k = 0; k < 3; ++k) {
-    Require(states[0][k] == states[1][k], "update", loops.name);
+    Require(Same(states[0][k], states[1][k]), "update", loops.name);
   }
 }
 

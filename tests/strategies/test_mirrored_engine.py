@@ -22,7 +22,7 @@ from conformance.harness import (
 from helpers import assert_same, differentiate, state
 from reference import Feature, Reference, to_tf
 from strategies.replicas import local_ids, of_chief
-from tfrs_embed import configs, initial_values
+from tfrs_embed import configs, initial_values, kernels
 from tfrs_embed.distribution import replicas
 from tfrs_embed.engines.composite import CompositeEngine
 from tfrs_embed.engines.mirrored import MirroredEngine
@@ -215,7 +215,10 @@ def workers(strategy):
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
-def test_training(strategy):
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernels", "without"])
+def test_training(strategy, monkeypatch, kernel):
+    if not kernel:
+        monkeypatch.setattr(kernels, "operations", lambda *_, **__: None)
     layer = make_layer("mirrored", strategy, ["dense", "ragged"])
     reference = make_reference(layer)
 

@@ -21,7 +21,7 @@ from tfrs_embed import serving
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.engines import columns
 
-PLACES = ("table", "column", "row", "replicated")
+PLACES = ("table", "column", "row", "replicated", "hot rows")
 ROWS, DIM = 40, 32
 
 
@@ -34,7 +34,8 @@ def make_layer(strategy, place, rows=ROWS, dim=DIM, **options):
             width,
             initializer=tf.keras.initializers.RandomUniform(seed=seed),
             combiner=combiner,
-            placement=place,
+            placement="row" if place == "hot rows" else place,
+            hot_rows=range(0, rows, 3) if place == "hot rows" else (),
         )
         for seed, (name, width, combiner) in enumerate(
             (("user", dim, "mean"), ("item", 5, "sum"))
@@ -131,6 +132,7 @@ def test_places_are_reported(strategy):
         "column": ["by column"] * 2,
         "row": ["sharded"] * 2,
         "replicated": ["mirrored"] * 2,
+        "hot rows": ["sharded"] * 2,
     }
 
 

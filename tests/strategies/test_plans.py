@@ -10,6 +10,7 @@ import tfrs_embed
 from helpers import differentiate
 from reference import Ragged
 from strategies.replicas import distribute
+from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
 from tfrs_embed.planner.traffic import FeatureIds, Place, exchange_of_ids
 
 TABLES = {"big": (300, 16), "cut": (60, 32), "whole": (50, 5), "small": (9, 16)}
@@ -20,6 +21,7 @@ PLACES = {
     "rows": dict.fromkeys(TABLES, "row"),
     "tables": dict.fromkeys(TABLES, "table"),
     "copies": dict.fromkeys(TABLES, "replicated"),
+    "hot rows": dict.fromkeys(TABLES, "row"),
     "mixed": {
         "big": "row",
         "cut": "column",
@@ -42,17 +44,21 @@ def features():
     }
 
 
-def plan_for(strategy, places):
+def plan_for(strategy, places, **options):
     """A plan with these placements."""
     configs = features()
     for config in configs.values():
         object.__setattr__(config.table, "placement", places[config.table.name])
+        if places is PLACES["hot rows"]:
+            rows = tuple(range(0, config.table.vocabulary_size, 4))
+            object.__setattr__(config.table, "hot_rows", rows)
     return tfrs_embed.plan(
         configs,
         HOTNESS,
         replicas=strategy.num_replicas_in_sync,
         batch_size=BATCH,
         optimizer="adagrad",
+        **options,
     )
 
 
@@ -77,14 +83,22 @@ def draw(rng, name):
     return rng.integers(0, rows, [BATCH, HOTNESS[name]])
 
 
-@pytest.mark.parametrize("name", PLACES)
-def test_predicted_bytes_are_those_that_are_counted(strategy, name):
-    plan = plan_for(strategy, PLACES[name])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "float32") for name in PLACES),
+        ("rows", "bfloat16"),
+        ("mixed", "bfloat16"),
+    ],
+)
+def test_predicted_bytes_are_those_that_are_counted(strategy, name, dtype):
+    plan = plan_for(strategy, PLACES[name], communication_dtype=dtype)
     assert {t.table: t.placement for t in plan.tables} == PLACES[name]
     with strategy.scope():
         layer = tfrs_embed.DistributedEmbedding(
             features(), optimizer="adagrad", plan=plan
         )
+    assert layer.placement.communication_dtype == dtype
     rng = np.random.default_rng(1)
     batches = [
         {name: draw(rng, name) for name in features()}
@@ -101,8 +115,12 @@ def test_predicted_bytes_are_those_that_are_counted(strategy, name):
             bags = len(given.rows) if ragged else len(given)
             ids[-1].append(FeatureIds(config.table.name, flat, bags, ragged))
     exchange = exchange_of_ids(
-        TABLES, {t.table: Place(t.placement, t.ranks) for t in plan.tables}, ids
+        TABLES,
+        {t.table: Place(t.placement, t.ranks, t.hot_rows) for t in plan.tables},
+        ids,
+        ELEMENT_SIZES[dtype],
     )
+    assert bool(exchange.hot) == (name == "hot rows")
     for traffic in layer._engine_layer.engine.traffic():
         assert traffic.bytes == exchange.bytes
         assert traffic.collectives == exchange.collectives == plan.collectives
@@ -133,8 +151,9 @@ def test_tables_are_on_the_ranks_of_the_plan(strategy):
 
 
 def test_a_plan_of_a_cluster_is_for_one_replica_too(strategy):
-    plan = plan_for(strategy, PLACES["mixed"])
+    plan = plan_for(strategy, PLACES["mixed"], communication_dtype="bfloat16")
     layer = tfrs_embed.PartialTPUEmbedding(features(), "adagrad", plan=plan)
+    assert layer.placement.communication_dtype is None
     assert {t.engine for t in layer.placement.tables} == {"Keras"}
 
 

@@ -11,13 +11,14 @@ import tfrs_embed
 from helpers import differentiate
 from reference import Ragged
 from strategies.replicas import distribute, local_ids
+from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.planner.traffic import FeatureIds, expected_traffic
 
 ROWS, DIM = 1000, 4
 
 
-def make_step(strategy, dims, mirrored=False):
+def make_step(strategy, dims, mirrored=False, **options):
     """A layer of tables of these widths, and a function that trains it."""
     make = tfrs_embed.PartialTPUEmbedding
     placement = "sharded"
@@ -33,7 +34,7 @@ def make_step(strategy, dims, mirrored=False):
         for i, dim in enumerate(dims)
     }
     with strategy.scope():
-        layer = make(configs, optimizer="sgd")
+        layer = make(configs, optimizer="sgd", **options)
 
     def step(ids):
         with tf.GradientTape() as tape:
@@ -97,7 +98,7 @@ def test_collectives_do_not_grow_with_the_number_of_tables(strategy):
     assert {t.collectives for ts in found.values() for t in ts} == {4}
 
 
-WIDTHS = {"a": 16, "b": 16, "c": 32, "d": 8}
+WIDTHS = {"a": 16, "b": 16, "c": 32, "d": 8, "half": 16}
 #: Each feature's table, ids of a bag (None: they differ), whether it has
 #: weights. Ten ids and more are exchanged by vectors.
 FEATURES = {
@@ -118,6 +119,13 @@ FEATURES = {
         ("c", 16, True),
         ("d", 1, False),
     ],
+    "rows_of_two_bytes": [
+        ("a", 12, False),
+        ("b", 1, False),
+        ("half", 1, False),
+        ("half", None, False),
+        ("half", 8, False),
+    ],
 }
 
 
@@ -131,10 +139,19 @@ def feature_ids(rng, table, size, weighted, bags):
     return Ragged(ids), FeatureIds(table, flat, bags, True, weighted)
 
 
-@pytest.mark.parametrize("name", FEATURES)
-def test_vectors_bytes_are_those_of_the_model(strategy, name):
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, "float32") for name in FEATURES), ("rows_of_all", "float16")],
+)
+def test_vectors_bytes_are_those_of_the_model(strategy, name, dtype):
     tables = {
-        name: tfrs_embed.TableConfig(name, ROWS, dim, placement="row")
+        name: tfrs_embed.TableConfig(
+            name,
+            ROWS,
+            dim,
+            placement="row",
+            dtype="bfloat16" if name == "half" else "float32",
+        )
         for name, dim in WIDTHS.items()
     }
     with strategy.scope():
@@ -144,6 +161,7 @@ def test_vectors_bytes_are_those_of_the_model(strategy, name):
                 for i, (table, *_) in enumerate(FEATURES[name])
             },
             optimizer="adagrad",
+            communication_dtype=dtype,
         )
     rng = np.random.default_rng(len(name))
     batches, known = [], []
@@ -172,7 +190,10 @@ def test_vectors_bytes_are_those_of_the_model(strategy, name):
     operations = function.get_concrete_function(*spread).graph.get_operations()
     function(*spread)
     expected = expected_traffic(
-        {table: (ROWS, dim) for table, dim in WIDTHS.items()}, known
+        {table: (ROWS, dim) for table, dim in WIDTHS.items()},
+        known,
+        element=ELEMENT_SIZES[dtype],
+        narrow=["half"],
     )
     ranks = local_ids(strategy)
     counted = layer._engine_layer.engine.traffic()
@@ -211,6 +232,50 @@ def test_a_steps_graph_has_the_collectives_of_the_formula(
         step(ids)
         counted = [t.collectives for t in layer.tpu_embedding.engine.traffic()]
         assert counted == [sum(found.values()) // here] * here
+
+
+def ancestors(operation):
+    """All operations that one waits for."""
+    found, left = set(), [operation]
+    while left:
+        one = left.pop()
+        before = {t.op for t in one.inputs} | set(one.control_inputs)
+        left += before - found
+        found |= before
+    return found
+
+
+def test_gradients_are_sent_while_the_dense_backward_pass_goes_on(strategy):
+    table = tfrs_embed.TableConfig("t", ROWS, DIM, placement="row")
+    with strategy.scope():
+        layer = tfrs_embed.PartialTPUEmbedding(
+            tfrs_embed.FeatureConfig("f", table), "sgd"
+        )
+        dense = [tf.Variable(tf.ones([DIM, DIM])) for _ in range(2)]
+
+    def step(ids, others):
+        with tf.GradientTape() as tape:
+            # One product is of other inputs, one is of the activations.
+            both = layer(ids) + tf.matmul(others, dense[0])
+            loss = tf.reduce_sum(tf.matmul(both, dense[1]) ** 2)
+        differentiate(tape, loss, [*layer.trainable_variables, *dense])
+
+    given = [
+        (np.arange(6), np.ones([6, DIM], np.float32))
+        for _ in range(strategy.num_replicas_in_sync)
+    ]
+    function = tf.function(lambda *batch: strategy.run(step, batch))
+    made = function.get_concrete_function(*distribute(strategy, given))
+    operations = made.graph.get_operations()
+    products = {o for o in operations if o.type == "MatMul"}
+    sent = [o for o in operations if o.type == "CollectiveAllToAllV2"]
+    here = len(local_ids(strategy))
+    assert (len(products), len(sent)) == (5 * here, 3 * here)
+    # Of both products and the gradient of one; not those of either variable.
+    waited_for = {o: len(ancestors(o) & products) for o in sent}
+    assert sorted(waited_for.values()) == [*[0] * 2 * here, *[3] * here]
+    gradients = {o for o, number in waited_for.items() if number}
+    assert not any(gradients & ancestors(o) for o in products)
 
 
 def test_capacities_are_few_and_close():

@@ -120,6 +120,11 @@ DIFFERENT = {
         lambda: initial(NORMAL(seed=2)),
         (MOVIES + "initializer.config.seed", "1", "2"),
     ),
+    "hot rows": (
+        lambda: functools.partial(partial, table={"hot_rows": [1, 2]}),
+        lambda: functools.partial(partial, table={"hot_rows": [1, 3]}),
+        (MOVIES + "hot_rows[1]", "2", "3"),
+    ),
     "array": (
         lambda: initial(tf_keras.initializers.Constant(np.ones([50, 3]))),
         lambda: initial(tf_keras.initializers.Constant(np.zeros([50, 3]))),
@@ -146,6 +151,13 @@ DIFFERENT = {
             partial, layer={"pipeline_execution_with_tensor_core": True}
         ),
         ("pipelined", "false", "true"),
+    ),
+    "communication dtype": (
+        lambda: partial,
+        lambda: functools.partial(
+            partial, layer={"communication_dtype": "bfloat16"}
+        ),
+        ("communication_dtype", '"float32"', '"bfloat16"'),
     ),
     "dtype": (
         lambda: partial,

@@ -20,7 +20,8 @@ from strategies.keras_models import (
     make_samples,
     one_device,
 )
-from tfrs_embed import optimizers, sparsecore, strategies
+from tfrs_embed import sparsecore, strategies
+from tfrs_embed.optimizers import rules
 from tfrs_embed.optimizers.learning_rate import LearningRate
 from tfrs_embed.sparsecore import host_kernels
 
@@ -295,13 +296,13 @@ def test_hardware_that_is_not_there_is_an_error(strategy):
     ids=lambda h: h.name,
 )
 def test_a_rule_that_tpus_dont_have_is_an_error(strategy, hardware):
-    class Own(optimizers.SGD):
+    class Own(rules.SGD):
         """A formula that TensorFlow has no optimizer of."""
 
         tpu = None
 
     rate = LearningRate.of(0.5, "Own")
-    own = optimizers.TableOptimizer(Own(), rate, None)
+    own = rules.TableOptimizer(Own(), rate, None)
     table = tfrs_embed.TableConfig("t", 8, 4, optimizer=own)
     with (
         strategy.scope(),

@@ -68,11 +68,12 @@ def by_owner(keys, number):
     ]
 
 
-def test_bytes_are_those_of_the_formula(strategy):
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 2)])
+def test_bytes_are_those_of_the_formula(strategy, dtype, size):
     """A key that both replicas of a group look up leaves the group once."""
     world = strategy.num_replicas_in_sync
     ids = draw(strategy, 1, 300)
-    layer, step = make_step(strategy, [DIM])
+    layer, step = make_step(strategy, [DIM], communication_dtype=dtype)
     step(distribute(strategy, ids))
     unique = [set(each.ravel().tolist()) for each in ids]
     first = [by_owner(keys, SIZE) for keys in unique]
@@ -86,7 +87,7 @@ def test_bytes_are_those_of_the_formula(strategy):
     sent = 0
     for peers, messages in ((SIZE, first), (world // SIZE, second)):
         capacity = longest(messages)
-        sent += (peers - 1) * (8 * (1 + capacity) + 8 * DIM * capacity)
+        sent += (peers - 1) * (8 * (1 + capacity) + 2 * size * DIM * capacity)
     found = layer.tpu_embedding.engine.traffic()
     for rank, traffic in zip(local_ids(strategy), found, strict=True):
         assert traffic.bytes == sent
@@ -103,7 +104,7 @@ def test_bytes_are_those_of_the_formula(strategy):
             for i, keys in enumerate(messages)
             if i != place and number
         )
-        assert traffic.least_bytes == moved * (8 + 8 * DIM)
+        assert traffic.least_bytes == moved * (8 + 2 * size * DIM)
 
 
 def test_lookups_outside_of_replicas_and_bad_ids(strategy):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import growth
@@ -35,9 +37,63 @@ def key_of(name: str) -> str:
     return name if name.endswith(_SUFFIX) else f"{name}{_SUFFIX}"
 
 
+def other_slot(here: Sequence[int], there: Sequence[int]) -> str:
+    """Says that two slots of one name are of different rules, if they are."""
+    if {len(here), len(there)} != {1, 2}:
+        return ""
+    return (
+        " One has a number for each row, as RowWiseAdagrad keeps it, the other "
+        "one for each of a row's columns, as other optimizers do: neither can "
+        "be made of the other. Restore with the optimizer it was saved with."
+    )
+
+
 def sibling(key: str, name: str) -> str:
     """The key of another object, which has the same parent."""
     return f"{key[: -len(_SUFFIX)].rpartition('/')[0]}/{name}{_SUFFIX}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeldRows:
+    """Rows of a table, or of a slot, that this process holds.
+
+    Attributes:
+        rows: their number.
+        bytes: the memory that they take.
+        gather: takes numbers below `rows`, [n], and returns these rows, without
+            reading others.
+        keys: of a table of keys the key of each row, [rows] int64.
+    """
+
+    rows: int
+    bytes: int
+    gather: Callable[[np.ndarray], tf.Tensor]
+    keys: np.ndarray | None = None
+
+
+def held_rows(
+    variable: tf.Variable, rows: int, numbers: np.ndarray | None = None
+) -> HeldRows:
+    """The rows of one variable.
+
+    Args:
+        variable: [n, ...].
+        rows: how many of them are a table's.
+        numbers: which, [rows]; None: the first.
+    """
+
+    def gather(wanted: np.ndarray) -> tf.Tensor:
+        wanted = wanted if numbers is None else numbers[wanted]
+        # Reading the variable would copy all of it if it was updated sparsely.
+        with tf.device(variable.device):
+            return tf.gather(variable, tf.constant(wanted, tf.int64))
+
+    size = variable.dtype.size
+    row = size * (variable.shape[1:].num_elements() or 1)
+    capacity = variable.shape[0]
+    return HeldRows(
+        rows, row * (rows if capacity is None else capacity), gather
+    )
 
 
 class Saved(abc.ABC):
@@ -59,6 +115,13 @@ class Saved(abc.ABC):
     growing = False
     exporting = False
 
+    def held(self) -> list[HeldRows]:
+        """The rows that this process holds, each once; no collective.
+
+        Empty if it is no rows, or if this process has none as a whole.
+        """
+        return []
+
     @abc.abstractmethod
     def save(self, key: str, session: Session) -> None:
         """Writes it under a key."""
@@ -77,18 +140,22 @@ class Saved(abc.ABC):
 
 
 class Rows(Saved):
-    """A table, or a slot, as rows: [vocabulary_size, dim] of `dtype`."""
+    """A table, or a slot, as rows: [vocabulary_size, dim] of `dtype`.
+
+    A slot may have one number for each row, [vocabulary_size]: each is then a
+    row here.
+    """
 
     shape: tf.TensorShape
     dtype: tf.DType = tf.float32
 
     @abc.abstractmethod
     def read_rows(self, start: int, size: int) -> tf.Tensor:
-        """Returns rows, [size, dim] of `dtype`, in the host's memory."""
+        """Returns rows, [size, dim] or [size], in the host's memory."""
 
     @abc.abstractmethod
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
-        """Sets the rows from `start` on to a block, [n, dim]."""
+        """Sets the rows from `start` on to a block, [n, dim] or [n]."""
 
     def reading(self) -> contextlib.AbstractContextManager[Any]:
         """Surrounds reads that belong together."""
@@ -112,10 +179,10 @@ class Rows(Saved):
         where = f"'{self.name}' can't be restored from '{reader.prefix}'"
         if sibling(key, KEYS) in reader.shapes:
             raise ValueError(f"{where}: there it is a table of keys.")
-        if len(there) != 2 or there[1] != here[1]:
+        if not there or there[1:] != here[1:]:
             raise ValueError(
                 f"{where}: it has the shape {here} here and {there} there; "
-                "only the number of rows may differ."
+                f"only the number of rows may differ.{other_slot(here, there)}"
             )
         # Keras's part of a layer may be of another than engines have.
         if not reader.dtypes[key].is_floating:
@@ -180,6 +247,10 @@ class VariableRows(Rows):
             variable, "values", [variable]
         )
 
+    def held(self) -> list[HeldRows]:
+        """See the base class."""
+        return [held_rows(self._copies[0], self.shape[0])]
+
     def read_rows(self, start: int, size: int) -> tf.Tensor:
         """See the base class."""
         # Reading the variable would copy all of it if it was updated sparsely.
@@ -198,7 +269,7 @@ def scatter(variable: tf.Variable, ids: tf.Tensor, rows: tf.Tensor) -> None:
     """Writes rows in place, on the variable's device.
 
     Args:
-        variable: [n, dim].
+        variable: [n, dim] or [n].
         ids: the rows' indices, unique.
         rows: the rows.
     """

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfrs_embed.distribution import alike
 from tfrs_embed.distribution.alike import Facts, longest_if_alike
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
+from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.parsed_ids import bag_of_id
 
@@ -78,6 +79,8 @@ class BagExchange:
         pieces: the pieces of all features on all replicas.
         name: whose they are, for errors.
         features: what errors call each feature.
+        wire: what vectors and gradients are sent as; ids and weights are sent
+            as they are.
     """
 
     def __init__(
@@ -87,8 +90,10 @@ class BagExchange:
         pieces: Sequence[Piece],
         name: str,
         features: Sequence[str],
+        wire: Wire,
     ) -> None:
         self._replicas = replicas
+        self._wire = wire
         self._channel = channel
         self._name = name
         self._features = tuple(features)
@@ -234,10 +239,12 @@ class BagExchange:
         Args:
             replica: the local replica that calls.
             received: what `send_bags` returned.
-            vectors: of each piece that this replica holds, [count, width].
+            vectors: of each piece that this replica holds, [count, width],
+                float32 or of the wire's dtype.
 
         Returns:
-            Of each of `pieces`, those of this replica's bags, [count, width].
+            Of each of `pieces`, those of this replica's bags, [count, width]
+            float32. Its own pieces' are rounded as the others' are.
         """
         world = self._replicas.world
         units = self._units(replica, received)
@@ -252,7 +259,7 @@ class BagExchange:
         message = self._replicas.all_to_all(
             replica, message, self._channel + 3, received.bucket
         )
-        flat = tf.reshape(message, [-1, self.unit])
+        flat = tf.reshape(self._wire.decode(message), [-1, self.unit])
         first = self._ranks * received.capacity
         first += self._before_in_rank(received.floats)
         return [
@@ -289,7 +296,7 @@ class BagExchange:
         if not mine:
             return []
         units = self._units(replica, received)
-        flat = tf.reshape(message, [-1, self.unit])
+        flat = tf.reshape(self._wire.decode(message), [-1, self.unit])
         first = tf.range(self._replicas.world) * received.capacity
         starts = tf.cumsum(units, 0, exclusive=True) + first
         values = tf.gather(flat, _places(starts, units))
@@ -305,9 +312,11 @@ class BagExchange:
         return received.counts * tf.constant(widths, tf.int32, [len(widths), 1])
 
     def _in_units(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Values, one after the other: [n, unit] float32."""
+        """Values, one after the other: [n, unit], as they are sent."""
         rows = [tf.reshape(v, [-1, self.unit]) for v in values]
-        return tf.concat(rows, 0) if rows else tf.zeros([0, self.unit])
+        return self._wire.encode(
+            tf.concat(rows, 0) if rows else tf.zeros([0, self.unit])
+        )
 
     def _before_in_rank(self, sizes: tf.Tensor) -> tf.Tensor:
         """Of each piece, the sizes of those before it on its replica."""
@@ -342,7 +351,7 @@ def pad(
 
 def _head(bags: BaggedIds) -> tf.Tensor:
     """The head of a feature's message: [HEAD] words."""
-    has_lengths = tf.constant(0 if bags.bag_ids is None else 1)
+    has_lengths = tf.constant(0 if bags.even else 1)
     head = [has_lengths, bags.count, tf.size(bags.ids), tf.constant(0)]
     return tf.bitcast(tf.stack(head), tf.float32)
 
@@ -426,7 +435,7 @@ def _bags(
     splits = tf.concat([[0], tf.cumsum(lengths)], 0)
     return BaggedIds(
         ids,
-        bag_of_id(splits),
+        None,
         weights,
         None,
         count,

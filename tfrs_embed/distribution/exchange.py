@@ -129,6 +129,8 @@ class Collected(NamedTuple):
 class Exchange:
     """Exchanges the keys, rows and gradients of one width.
 
+    Rows and gradients are those of a `Wire`, of any dtype.
+
     Args:
         replicas: those that exchange: all, or the groups of some.
         channel: the first of `CHANNELS` collective channels.

@@ -4,8 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+#: Bytes of a number of a row or a gradient, by what these are sent as.
+ELEMENT_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-def vectors_are_less(bag_size: int, dim: int, world: int) -> bool:
+
+def row_element(element: int, number: int) -> int:
+    """The bytes of a number of a row that is sent.
+
+    Rows of two bytes are sent as they are, others as gradients and vectors.
+
+    Args:
+        element: the bytes of a number of a gradient or vector that is sent.
+        number: the bytes of a number of the table's rows.
+    """
+    return min(element, number)
+
+
+def vectors_are_less(
+    bag_size: int, dim: int, world: int, element: int = 4, number: int = 4
+) -> bool:
     """Whether bags are exchanged by vectors, and not by rows.
 
     By vectors a bag's ids, one vector and one gradient go to all replicas. By
@@ -16,10 +33,26 @@ def vectors_are_less(bag_size: int, dim: int, world: int) -> bool:
         bag_size: the ids of a bag.
         dim: the table's width.
         world: the number of replicas.
+        element: the bytes of a number that is sent, of `ELEMENT_SIZES`.
+        number: the bytes of a number of the table's rows; see `row_element`.
     """
-    by_vectors = world * (4 * bag_size + 8 * dim)
-    by_rows = bag_size / 2 * (8 + 8 * dim)
+    by_vectors = world * (4 * bag_size + 2 * element * dim)
+    of_row = 8 + (row_element(element, number) + element) * dim
+    by_rows = bag_size / 2 * of_row
     return world > 1 and bag_size > 1 and by_vectors <= by_rows
+
+
+def all_reduce_bytes(floats: int, world: int) -> int:
+    """Bytes that a replica sends in an all-reduce of float32 numbers.
+
+    In a ring each replica sends a part of the numbers to the next, once to sum
+    them and once to spread the sums, until all have been everywhere.
+
+    Args:
+        floats: how many numbers.
+        world: the number of replicas.
+    """
+    return 2 * (world - 1) * 4 * -(-floats // world)
 
 
 def first_stage(world: int, on_host: int) -> int:

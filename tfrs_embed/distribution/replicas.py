@@ -307,6 +307,22 @@ class Replicas:
             values: int64 or float32, of a fixed shape.
             channel: the collective's channel.
         """
+        return self._reduce(replica, values, channel, "Max")
+
+    def sum(self, replica: int, values: tf.Tensor, channel: int) -> tf.Tensor:
+        """Returns the sum over all replicas, the same bits on each.
+
+        Args:
+            replica: the local replica that calls.
+            values: float32, of a fixed shape.
+            channel: the collective's channel.
+        """
+        return self._reduce(replica, values, channel, "Add")
+
+    def _reduce(
+        self, replica: int, values: tf.Tensor, channel: int, merge: str
+    ) -> tf.Tensor:
+        """All replicas' values as one, by TensorFlow's `merge_op`."""
         if self.world == 1:
             return values
         return self._launch(
@@ -314,7 +330,7 @@ class Replicas:
             replica,
             values,
             channel,
-            merge_op="Max",
+            merge_op=merge,
             final_op="Id",
         )
 
@@ -340,6 +356,12 @@ class Replicas:
         """
         if self.world == 1:
             return values
+        if values.dtype == tf.bfloat16:
+            # TensorFlow gathers none. No bit of what is sent changes, so that
+            # it may be of another dtype.
+            sent = tf.bitcast(values, tf.float16)
+            found = self.gather(replica, sent, channel, bucket, group)
+            return tf.bitcast(found, tf.bfloat16)
         return self._launch(
             tf.raw_ops.CollectiveGatherV2,
             replica,

@@ -23,6 +23,7 @@ from tfrs_embed.distribution.exchange import (
 from tfrs_embed.distribution.exchange_kind import first_stage
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.distribution.subgroups import Subgroups
+from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds
 
@@ -82,7 +83,18 @@ class RowExchange(abc.ABC):
     def send_rows(
         self, replica: int, number: int, received: Received, rows: tf.Tensor
     ) -> tf.Tensor:
-        """Answers with rows; returns the answers, [`num_rows`, dim]."""
+        """Answers with rows, and returns the answers.
+
+        Args:
+            replica: the local replica that calls.
+            number: the group.
+            received: what `send_keys` returned.
+            rows: those asked for, as the wire has encoded them.
+
+        Returns:
+            [`num_rows`, dim] of the wire's dtype. A replica's own rows are
+            rounded as those of the others are: one id has one row on all.
+        """
 
     @abc.abstractmethod
     def send_gradients(
@@ -93,7 +105,18 @@ class RowExchange(abc.ABC):
         gradients: tf.Tensor,
         device: str | None,
     ) -> tf.Tensor:
-        """Sends the answers' gradients back; returns those of `rows`."""
+        """Sends the answers' gradients back, rounded once in each stage.
+
+        Args:
+            replica: the local replica that calls.
+            number: the group.
+            received: what `send_keys` returned.
+            gradients: [`num_rows`, dim] float32.
+            device: where the shard is.
+
+        Returns:
+            Those of `rows`, float32.
+        """
 
     @abc.abstractmethod
     def num_rows(self, received: Received) -> tf.Tensor:
@@ -119,16 +142,21 @@ class OneStage(RowExchange):
 
     Args:
         replicas: the replicas.
-        groups: the number of groups.
+        rows: for each group, what its rows are sent as.
+        wire: what gradients are sent as.
     """
 
     stages = 1
 
-    def __init__(self, replicas: Replicas, groups: int) -> None:
+    def __init__(
+        self, replicas: Replicas, rows: Sequence[Wire], wire: Wire
+    ) -> None:
         self._replicas = replicas
+        self._rows = rows
+        self._wire = wire
         self._exchanges = [
             Exchange(replicas, replicas.allocate(exchange.CHANNELS))
-            for _ in range(groups)
+            for _ in rows
         ]
 
     def route(
@@ -171,7 +199,10 @@ class OneStage(RowExchange):
         self, replica: int, number: int, received: Received, rows: tf.Tensor
     ) -> tf.Tensor:
         """See the base class."""
-        return self._exchanges[number].send_rows(replica, received, rows)
+        exchange = self._exchanges[number]
+        return self._rows[number].read(
+            exchange.send_rows(replica, received, rows)
+        )
 
     def send_gradients(
         self,
@@ -182,8 +213,10 @@ class OneStage(RowExchange):
         device: str | None,
     ) -> tf.Tensor:
         """See the base class."""
-        return self._exchanges[number].send_gradients(
-            replica, received, gradients
+        return self._wire.decode(
+            self._exchanges[number].send_gradients(
+                replica, received, self._wire.encode(gradients)
+            )
         )
 
     def num_rows(self, received: Received) -> tf.Tensor:
@@ -212,24 +245,28 @@ class TwoStages(RowExchange):
 
     Args:
         replicas: the replicas.
-        groups: the number of groups of tables.
+        rows: for each group of tables, what its rows are sent as.
         size: the number of replicas in a group of the first stage.
+        wire: what gradients are sent as.
     """
 
     stages = 2
 
-    def __init__(self, replicas: Replicas, groups: int, size: int) -> None:
+    def __init__(
+        self, replicas: Replicas, rows: Sequence[Wire], size: int, wire: Wire
+    ) -> None:
         self._replicas = replicas
+        self._rows = rows
+        self._wire = wire
         self._inner = Subgroups(replicas, size, neighbours=True)
         self._outer = Subgroups(
             replicas, replicas.world // size, neighbours=False
         )
         self._sizes_channel = replicas.allocate(1)
-        self._groups = groups
         self._first, self._second = (
             [
                 Exchange(peers, replicas.allocate(exchange.CHANNELS))
-                for _ in range(groups)
+                for _ in rows
             ]
             for peers in (self._inner, self._outer)
         )
@@ -265,7 +302,7 @@ class TwoStages(RowExchange):
             )
             for first in firsts
         ]
-        sizes = [tf.constant(0, tf.int64)] * self._groups
+        sizes = [tf.constant(0, tf.int64)] * len(self._rows)
         for i, routed in zip(numbers, collected, strict=True):
             sizes[i] = tf.reduce_max(routed.counts)
         longest = self._replicas.max(
@@ -316,8 +353,10 @@ class TwoStages(RowExchange):
             tf.gather(position, collected.index),
             [self.num_rows(received)],
         )
-        return self._first[number].send_rows(
-            replica, first, tf.gather(found, place)
+        return self._rows[number].read(
+            self._first[number].send_rows(
+                replica, first, tf.gather(found, place)
+            )
         )
 
     def send_gradients(
@@ -330,7 +369,12 @@ class TwoStages(RowExchange):
     ) -> tf.Tensor:
         """See the base class."""
         first, collected, position = _collected(received)
-        got = self._first[number].send_gradients(replica, first, gradients)
+        wire = self._wire
+        got = wire.decode(
+            self._first[number].send_gradients(
+                replica, first, wire.encode(gradients)
+            )
+        )
         index = tf.gather(position, collected.index)
         total = lookup_ops.spread(
             [got],
@@ -339,7 +383,11 @@ class TwoStages(RowExchange):
             self._outer.world * received.capacity,
             device,
         )
-        return self._second[number].send_gradients(replica, received, total)
+        return wire.decode(
+            self._second[number].send_gradients(
+                replica, received, wire.encode(total)
+            )
+        )
 
     def num_rows(self, received: Received) -> tf.Tensor:
         """See the base class."""
@@ -361,21 +409,22 @@ class TwoStages(RowExchange):
         )
 
 
-def make(replicas: Replicas, groups: int) -> RowExchange:
+def make(replicas: Replicas, rows: Sequence[Wire], wire: Wire) -> RowExchange:
     """Makes the exchange of a strategy's replicas.
 
     All workers must, at the same time.
 
     Args:
         replicas: the replicas.
-        groups: the number of groups of tables.
+        rows: for each group of tables, what its rows are sent as.
+        wire: what gradients are sent as.
     """
     size = GROUP_SIZE
     if size is None:
         size = first_stage(replicas.world, replicas.on_host)
     if size == 1:
-        return OneStage(replicas, groups)
-    return TwoStages(replicas, groups, size)
+        return OneStage(replicas, rows, wire)
+    return TwoStages(replicas, rows, size, wire)
 
 
 def _collected(received: Received) -> Collected:

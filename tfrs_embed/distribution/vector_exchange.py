@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
+from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops import bag_matrix
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds
@@ -46,11 +47,14 @@ class VectorExchange:
     Args:
         replicas: the replicas.
         channel: the first of `CHANNELS` collective channels.
+        wire: what vectors and gradients are sent as; ids and weights are sent
+            as they are.
     """
 
-    def __init__(self, replicas: Replicas, channel: int) -> None:
+    def __init__(self, replicas: Replicas, channel: int, wire: Wire) -> None:
         self._replicas = replicas
         self._channel = channel
+        self._wire = wire
 
     def send_bags(
         self,
@@ -107,10 +111,14 @@ class VectorExchange:
     ) -> list[tf.Tensor]:
         """Answers with vectors, and adds up the answers that come.
 
+        Each shard's is rounded by itself, this replica's too, and the sum is of
+        float32.
+
         Args:
             replica: the local replica that calls.
             received: what `send_bags` returned.
-            vectors: of each feature's bags there, [world * rows, dim] float32.
+            vectors: of each feature's bags there, [world * rows, dim], float32
+                or of the wire's dtype.
             counts: how many bags each feature has on this replica.
 
         Returns:
@@ -120,12 +128,13 @@ class VectorExchange:
         dims = [v.shape[1] for v in vectors]
         width = sum(dims)
         capacity, bucket = bucket_of(tf.cast(rows, tf.int64) * width)
-        message = tf.reshape(_beside(vectors), [world, rows * width])
+        message = self._wire.encode(_beside(vectors))
+        message = tf.reshape(message, [world, rows * width])
         message = tf.pad(message, [[0, 0], [0, capacity - rows * width]])
         message = self._replicas.all_to_all(
             replica, message, self._channel + 1, bucket
         )
-        total = tf.reduce_sum(message, 0)[: rows * width]
+        total = tf.reduce_sum(self._wire.decode(message), 0)[: rows * width]
         total = tf.reshape(total, [rows, width])
         parts = tf.split(total, dims, 1) if len(dims) > 1 else [total]
         return [p[:n] for p, n in zip(parts, counts, strict=True)]
@@ -151,7 +160,10 @@ class VectorExchange:
         padded = [
             tf.pad(g, [[0, rows - tf.shape(g)[0]], [0, 0]]) for g in gradients
         ]
-        matrix, _ = self._gather(replica, _beside(padded), rows, sum(dims), 2)
+        matrix, _ = self._gather(
+            replica, self._wire.encode(_beside(padded)), rows, sum(dims), 2
+        )
+        matrix = self._wire.decode(matrix)
         # As columns of one matrix, which kernels read without a copy.
         return tf.split(matrix, dims, 1) if len(dims) > 1 else [matrix]
 
@@ -167,7 +179,7 @@ class VectorExchange:
 
         Args:
             replica: the local replica that calls.
-            matrix: [rows, width] float32.
+            matrix: [rows, width], float32 or what a wire has encoded.
             rows: scalar int32, the same on all replicas.
             width: the matrix's width.
             channel: the collective's channel, of this exchange's.

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tfrs_embed.configs import TableSpec
+from tfrs_embed.optimizers.rules import UpdateRule
 
 #: A narrower slice costs as much to look up as one of so many columns.
 NARROWEST = 8
@@ -96,6 +97,25 @@ def assign(tables: Sequence[TableSpec], world: int) -> list[ColumnSlices]:
         emptiest = sorted(range(world), key=lambda rank: loads[rank])
         _add(found, loads, ColumnSlices(table, tuple(emptiest[:count])))
     return [found[table.name] for table in tables]
+
+
+def require_uncut(table: TableSpec, count: int, rule: UpdateRule) -> None:
+    """Requires that a table is one slice, if its rule needs whole rows.
+
+    Args:
+        table: the table.
+        count: the number of its slices.
+        rule: its update rule.
+
+    Raises:
+        ValueError: it is cut.
+    """
+    if count > 1 and rule.needs_whole_rows:
+        raise ValueError(
+            f"Table '{table.name}': placement='{table.placement}' cuts its "
+            f"{table.dim} columns into {count} slices, and {rule.name} needs "
+            "all columns of a row to update it; use placement='table' or 'row'."
+        )
 
 
 def _check(table: TableSpec, world: int) -> None:

@@ -28,7 +28,9 @@ from tfrs_embed.engines.tables.sliced import SlicedTable, write_columns
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
+from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
 
 # Ids of larger tables are sent as 64 bits.
@@ -49,6 +51,12 @@ class ColumnsEngine(ReplicasEngine):
     def _make_shards(self) -> list[Shard]:
         tables = [s.spec for s in self.states.values()]
         self.slices = column_slices.assign(tables, self._replicas.world)
+        for s in self.slices:
+            optimizer = self.optimizers[s.table.name]
+            if optimizer is not None:
+                column_slices.require_uncut(
+                    s.table, len(s.ranks), optimizer.rule
+                )
         self._of_table = {s.table.name: s for s in self.slices}
         # Which replica has which rank is known once all workers are there.
         return []
@@ -86,11 +94,16 @@ class ColumnsEngine(ReplicasEngine):
             pieces,
             self._name,
             [str(feature) for feature in self.features],
+            self._wire,
         )
         super()._build()
 
     def _rows_on_shard(self, table: TableSpec) -> int:
         return table.vocabulary_size
+
+    def _rounding(self, rank: int, table: TableSpec) -> Rounding:
+        first = self._of_table[table.name].first_column(rank)
+        return rounding.of_part(table, first_column=first)
 
     def _fill(self, table: TableSpec) -> None:
         slices = self._of_table[table.name]
@@ -107,7 +120,7 @@ class ColumnsEngine(ReplicasEngine):
                 write_columns(variable, columns, start, block)
 
     def _make_composite(
-        self, name: str, shape: tuple[int, int], shards: list[tf.Variable]
+        self, name: str, shape: tuple[int, ...], shards: list[tf.Variable]
     ) -> CompositeTable:
         raise NotImplementedError("Replicas hold slices of some tables only.")
 
@@ -116,7 +129,10 @@ class ColumnsEngine(ReplicasEngine):
         slices = self._of_table[table.name]
         optimizer = self.optimizers[table.name]
         slots = optimizer.rule.slots() if optimizer else {}
-        for key in (PARAMETERS, *slots):
+        rows: dict[str, tuple[int, ...]] = {PARAMETERS: (table.dim,)}
+        for name, slot in slots.items():
+            rows[name] = slot.row(table.dim)
+        for key, row in rows.items():
             parts = [
                 shard.variables.get(table.name, {}).get(key)
                 for shard in self._shards
@@ -125,11 +141,14 @@ class ColumnsEngine(ReplicasEngine):
                 key,
                 SlicedTable(
                     f"{table.name}/{key}",
-                    (table.vocabulary_size, table.dim),
+                    (table.vocabulary_size, *row),
                     slices.ranks,
                     parts,
                     self._replicas,
                     self._strategy,
+                    tf.as_dtype(
+                        table.dtype if key == PARAMETERS else tf.float32
+                    ),
                 ),
             )
 
@@ -143,7 +162,7 @@ class ColumnsEngine(ReplicasEngine):
         received = self._exchange.send_bags(replica, bags)
         mine = self._exchange.here(replica)
         vectors = self._shards[replica].lookup(
-            [p.table for p in mine], received.bags, training, tf.float32
+            [p.table for p in mine], received.bags, training, self._wire.dtype
         )
         found = self._exchange.send_vectors(replica, received, vectors)
         self._count_lookup(replica, bags, received)
@@ -208,7 +227,7 @@ class ColumnsEngine(ReplicasEngine):
             _beside(
                 [
                     lookup_ops.combine(
-                        by_rank[rank].gather(feature.table.name, b.ids),
+                        widen(by_rank[rank].gather(feature.table.name, b.ids)),
                         None,
                         b,
                     )
@@ -222,7 +241,7 @@ class ColumnsEngine(ReplicasEngine):
         """The bytes that vectors, or their gradients, are sent as."""
         capacity = tf.cast(received.capacity, tf.int64)
         others = self._replicas.world - 1
-        return 4 * others * self._exchange.unit * capacity
+        return self._wire.size * others * self._exchange.unit * capacity
 
     def _count_lookup(
         self,
@@ -236,14 +255,18 @@ class ColumnsEngine(ReplicasEngine):
         # What is this replica's own business needs no message.
         rank = self._replicas.ranks[replica]
         remote = tf.constant([p.rank != rank for p in self._exchange.pieces])
-        needed = received.sizes + 2 * self._exchange.unit * received.floats
-        needed = tf.reduce_sum(tf.where(remote, needed, 0))
+        sizes, floats = (
+            tf.cast(n, tf.int64) for n in (received.sizes, received.floats)
+        )
+        unit = self._wire.size * self._exchange.unit
+        needed = 4 * sizes + 2 * unit * floats
+        needed = tf.reduce_sum(tf.where(remote, needed, tf.zeros_like(needed)))
         ids = tf.add_n([tf.size(b.ids, tf.int64) for b in bags])
         self._count_traffic(
             replica,
             self.decides + 3,
             4 * others * words + self._vector_bytes(received),
-            4 * tf.cast(needed, tf.int64),
+            needed,
             ids,
         )
 

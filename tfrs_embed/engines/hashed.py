@@ -95,10 +95,10 @@ class HashedEngine(ShardedEngine):
         optimizer = self.optimizers[table.name]
         slots = optimizer.rule.slots() if optimizer else {}
         for shard in self._shards:
-            for slot, value in slots.items():
-                variable = shard.variables[table.name][slot]
+            for name, slot in slots.items():
+                variable = shard.variables[table.name][name]
                 with tf.device(shard.device):
-                    variable.assign(tf.fill(variable.shape, value))
+                    variable.assign(tf.fill(variable.shape, slot.initial))
 
     @property
     def key_capacity(self) -> int:
@@ -194,9 +194,11 @@ class HashedEngine(ShardedEngine):
         name: str,
         rows: tf.Tensor,
         training: bool = False,
+        dtype: tf.DType | None = None,
     ) -> tf.Tensor:
         known = rows >= 0
-        vectors = super()._read(shard, name, tf.maximum(rows, 0), training)
+        rows = tf.maximum(rows, 0)
+        vectors = super()._read(shard, name, rows, training, dtype)
         return tf.where(known[:, None], vectors, tf.zeros_like(vectors))
 
     def _trained(self, received: Received) -> tf.Tensor:

@@ -2,8 +2,10 @@
 
 Lookups stay on their replica. An update is made of all replicas' gradients by
 each of them, from the same numbers in the same order, so that the copies stay
-equal bit for bit. Tables of one width are exchanged together: their rows are
-numbered one table after the other.
+equal bit for bit. Gradients that are sent in fewer bits are rounded before, by
+each replica its own, and all of them use the rounded ones, their own too.
+Tables of one width are exchanged together: their rows are numbered one table
+after the other.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ class MirroredEngine(ReplicasEngine):
                 scatter_update(variable, rows, block)
 
     def _make_composite(
-        self, name: str, shape: tuple[int, int], shards: list[tf.Variable]
+        self, name: str, shape: tuple[int, ...], shards: list[tf.Variable]
     ) -> MirroredTable:
         return MirroredTable(
             name, shape, shards, self._strategy, self._pipelined
@@ -163,7 +165,7 @@ class MirroredEngine(ReplicasEngine):
         sent = tf.add_n(
             [
                 tf.cast(bucket_of(longest[i])[0], tf.int64)
-                * (8 + 4 * group.dim)
+                * (8 + self._wire.size * group.dim)
                 for i, group in enumerate(self._groups)
             ]
         )
@@ -215,6 +217,7 @@ class MirroredEngine(ReplicasEngine):
         capacity, bucket = bucket_of(longest)
         padding = [0, capacity - tf.size(rows)]
         rows = tf.pad(rows, [padding], constant_values=-1)
+        gradients = self._wire.encode(gradients)
         gradients = tf.pad(gradients, [padding, [0, 0]])
         rows = self._replicas.gather(replica, rows, channel, bucket)
         gradients = self._replicas.gather(
@@ -222,7 +225,9 @@ class MirroredEngine(ReplicasEngine):
         )
         places = tf.where(rows >= 0)[:, 0]
         return _Rows(
-            tf.gather(rows, places), tf.cast(places, tf.int32), gradients
+            tf.gather(rows, places),
+            tf.cast(places, tf.int32),
+            self._wire.decode(gradients),
         )
 
     def _sum_all(self, of_all: _Rows) -> _Rows:
@@ -233,6 +238,8 @@ class MirroredEngine(ReplicasEngine):
         counts = tf.math.bincount(
             places // capacity, minlength=world, maxlength=world
         )
+        # Without it the number of parts below would not be known.
+        counts = tf.ensure_shape(counts, [world])
         unique, index = tf.unique(rows)
         dim = gradients.shape[1]
         # One rank after the other, none of which has a row twice: nothing is

@@ -28,6 +28,8 @@ class EngineOptions:
         sparse_core_config: a `SparseCoreEmbeddingConfig`, or None.
         stacking: which tables SparseCores hold as one; None: TensorFlow's
             choice.
+        communication_dtype: the name of the dtype that rows, vectors and
+            gradients have between replicas.
     """
 
     strategy: tf.distribute.Strategy
@@ -38,3 +40,4 @@ class EngineOptions:
     batch_size: int | None = None
     sparse_core_config: Any = None
     stacking: Stacking | None = None
+    communication_dtype: str = "float32"

@@ -18,6 +18,7 @@ from tfrs_embed.distribution.consensus import (
     Prepare,
     ReplicaConsensus,
 )
+from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import DeferredUpdate, Shard
@@ -26,7 +27,9 @@ from tfrs_embed.engines.tables.composite import CompositeTable
 from tfrs_embed.engines.tables.composite_step import CompositeStep
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.engines.traffic import Traffic
+from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.ops.update import GradientContributions
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.unmirrored import make_variable
@@ -82,6 +85,9 @@ class ReplicasEngine(Engine):
         self._strategy = options.strategy
         self._replicas = replicas.of(options.strategy)
         self._pipelined = options.pipelined
+        # One replica sends nothing, and rounds nothing.
+        alone = self._replicas.world == 1
+        self._wire = Wire() if alone else Wire(options.communication_dtype)
         self._shards = self._make_shards()
         self._groups = self._make_groups()
         self._step: Any = None
@@ -121,8 +127,12 @@ class ReplicasEngine(Engine):
     def _build(self) -> None:
         """Creates the variables, now that all workers are to."""
         self._number = self._replicas.count_layer()
-        for shard in self._shards:
-            shard.build(self._rows_on_shard, lambda table, variable: None)
+        for rank, shard in zip(self._replicas.ranks, self._shards, strict=True):
+            shard.build(
+                self._rows_on_shard,
+                lambda table, variable: None,
+                functools.partial(self._rounding, rank),
+            )
         for state in self.states.values():
             self._fill(state.spec)
             self._expose(state)
@@ -170,6 +180,7 @@ class ReplicasEngine(Engine):
             "": {
                 "engine": type(self).__name__,
                 "pipelined": self._pipelined,
+                "communication_dtype": self._wire.name,
                 "tables": [t.name for t in tables],
                 "features": [f.name for f in self.features],
             },
@@ -185,13 +196,17 @@ class ReplicasEngine(Engine):
     def _rows_on_shard(self, table: TableSpec) -> int:
         """The number of a table's rows on each shard."""
 
+    def _rounding(self, rank: int, table: TableSpec) -> Rounding:
+        """How a replica rounds the new rows of what it holds of a table."""
+        return rounding.of_part(table)
+
     @abc.abstractmethod
     def _fill(self, table: TableSpec) -> None:
         """Gives the shards a table's initial rows."""
 
     @abc.abstractmethod
     def _make_composite(
-        self, name: str, shape: tuple[int, int], shards: list[tf.Variable]
+        self, name: str, shape: tuple[int, ...], shards: list[tf.Variable]
     ) -> CompositeTable:
         """Makes one table, or slot, of the parts in this process's shards."""
 
@@ -202,7 +217,7 @@ class ReplicasEngine(Engine):
             if self._replicas.world > 1:
                 variable = self._make_composite(
                     f"{table.name}/{key}",
-                    (table.vocabulary_size, table.dim),
+                    (table.vocabulary_size, *variable.shape[1:]),
                     [s.variables[table.name][key] for s in self._shards],
                 )
             state.add(key, variable)
@@ -362,12 +377,13 @@ class ReplicasEngine(Engine):
             residuals.after if self.gives_rows else []
         ):
             contributions = self._contributions(residuals, gradients)
+            shard = self._shards[residuals.replica]
             trained = {
                 name: of_table
                 for name, of_table in contributions.items()
-                if self.optimizers[name] is not None
+                if shard.trains(name)
             }
-            self._shards[residuals.replica].update(trained, residuals.after)
+            shard.update(trained, residuals.after)
 
     @abc.abstractmethod
     def _contributions(

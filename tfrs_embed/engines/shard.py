@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import AutoTrackable
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.kernels import handle_packs
-from tfrs_embed.ops import concat_gradients, xla
+from tfrs_embed.ops import concat_gradients, rounding, xla
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import update as update_ops
 from tfrs_embed.ops.bags import BaggedIds, id_dtype
+from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions, TableUpdate
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.strategies import refuse_in_xla
@@ -100,9 +102,13 @@ class Shard:
         self._pipelined = pipelined
         # Tables that share an optimizer share its rate.
         self._distinct = distinct(optimizers)
+        self._owned: dict[str, tuple[str, tf.Tensor]] = {}
 
     def build(
-        self, rows: Callable[[TableSpec], int], fill: Callable[..., None]
+        self,
+        rows: Callable[[TableSpec], int],
+        fill: Callable[..., None],
+        part: Callable[[TableSpec], Rounding] = rounding.of_part,
     ) -> None:
         """Creates the variables.
 
@@ -110,7 +116,9 @@ class Shard:
             rows: gives the number of a table's rows that are held here.
             fill: called with a table and its variable of zeros, which it
                 gives its initial rows.
+            part: says how the new rows of a table are rounded here.
         """
+        self._roundings = {t.name: part(t) for t in self._tables}
         with tf.init_scope(), tf.device(self.device):
             for table in self._tables:
                 shape = [rows(table), table.dim]
@@ -118,14 +126,19 @@ class Shard:
                 # Rows that are given to keys may become more.
                 known = None if table.keys is None else [None, table.dim]
                 made[PARAMETERS] = make_variable(
-                    tf.zeros(shape), f"{table.name}/{PARAMETERS}", known
+                    tf.zeros(shape, table.dtype),
+                    f"{table.name}/{PARAMETERS}",
+                    known,
                 )
                 fill(table, made[PARAMETERS])
                 optimizer = self._optimizers[table.name]
                 slots = optimizer.rule.slots() if optimizer else {}
-                for slot, value in slots.items():
-                    made[slot] = make_variable(
-                        tf.fill(shape, value), f"{table.name}/{slot}", known
+                for name, slot in slots.items():
+                    row = slot.row(table.dim)
+                    made[name] = make_variable(
+                        tf.fill([shape[0], *row], slot.initial),
+                        f"{table.name}/{name}",
+                        None if known is None else [None, *row],
                     )
             self._pack = handle_packs.HandlePack(
                 v for made in self.variables.values() for v in made.values()
@@ -139,21 +152,44 @@ class Shard:
                 )
                 self.step.deferred = self.deferred
 
+    def own(self, copies: str, table: str, rows: np.ndarray) -> None:
+        """Has rows of a table take over what their copies become in updates.
+
+        Args:
+            copies: the table of the copies, which this shard updates, too.
+            table: the table of the rows.
+            rows: [n] int64, the row of each copy; -1 if this shard hasn't it.
+        """
+        with tf.device(self.device):
+            self._owned[copies] = table, tf.constant(rows)
+
+    def trains(self, name: str) -> bool:
+        """Whether a table is trained."""
+        return self._optimizers[name] is not None
+
     def gather(
-        self, name: str, ids: tf.Tensor, training: bool = False
+        self,
+        name: str,
+        ids: tf.Tensor,
+        training: bool = False,
+        dtype: tf.DType | None = None,
     ) -> tf.Tensor:
-        """Returns rows of a table, [n, dim], without reading the others.
+        """Returns rows of a table, [n, dim]; reads no others.
 
         Args:
             name: the table.
             ids: [n] int64, the rows.
             training: whether this is part of a training step.
+            dtype: the dtype of the rows returned; None: the table's.
         """
+        table = self.variables[name][PARAMETERS]
+        wanted = table.dtype if dtype is None else dtype
         if not training:
-            return tf.gather(self.variables[name][PARAMETERS], ids)
+            return tf.cast(tf.gather(table, ids), wanted)
         bags = BaggedIds.of_rows(ids, None, tf.size(ids))
-        [rows] = self.lookup([name], [bags], training, tf.float32)
-        return rows
+        [rows] = self.lookup([name], [bags], training, wanted)
+        # They are sums of one row: exact, where the table's dtype is wanted.
+        return tf.cast(rows, wanted)
 
     def lookup(
         self,
@@ -196,12 +232,11 @@ class Shard:
                 their gradients.
             after: tensors that do not exist if the step is to change nothing.
         """
-        rates = [
-            o.rate.at(tf.convert_to_tensor(self.step)) for o in self._distinct
-        ]
+        step = tf.convert_to_tensor(self.step)
+        rates = [o.rate.at(step) for o in self._distinct]
         deferred = self.deferred
         if deferred is None:
-            self._apply(contributions, rates)
+            self._apply(contributions, rates, step)
         else:
             # That of another call in the same step, if there was one.
             self.apply_deferred()
@@ -252,7 +287,9 @@ class Shard:
                     contributions[name] = GradientContributions(
                         [bags], [gradients]
                     )
-            self._apply(contributions, rates)
+            # That of the step which deferred it, which has been counted.
+            step = tf.convert_to_tensor(self.step) - 1
+            self._apply(contributions, rates, step)
             deferred.exists.assign(False)
             return tf.no_op()
 
@@ -263,8 +300,15 @@ class Shard:
         self,
         contributions: dict[str, GradientContributions],
         rates: Sequence[tf.Tensor],
+        step: tf.Tensor,
     ) -> None:
-        """Updates tables; `rates` are those of the distinct optimizers."""
+        """Updates tables.
+
+        Args:
+            contributions: as in `update`.
+            rates: those of the distinct optimizers.
+            step: the number of updates made before this one.
+        """
         updates = []
         for name, of_table in contributions.items():
             optimizer = self._optimizers[name]
@@ -272,9 +316,38 @@ class Shard:
             rate = rates[[o is optimizer for o in self._distinct].index(True)]
             variables = self.variables[name]
             updates.append(
-                TableUpdate(variables, optimizer.rule, rate, of_table)
+                TableUpdate(
+                    variables,
+                    optimizer.rule,
+                    rate,
+                    of_table,
+                    step,
+                    self._roundings[name],
+                )
             )
         update_ops.update(updates, self.device)
+        for copies, (table, rows) in self._owned.items():
+            if copies in contributions:
+                [bags] = contributions[copies].bags
+                self._take_over(copies, table, bags.ids, rows)
+
+    def _take_over(
+        self, copies: str, table: str, updated: tf.Tensor, rows: tf.Tensor
+    ) -> None:
+        """Gives rows the values of their copies; see `own`.
+
+        Args:
+            copies: the table of the copies.
+            table: the table of the rows.
+            updated: [n], the copies that were updated.
+            rows: the row of each copy.
+        """
+        row = tf.gather(rows, updated)
+        mine = tf.where(row >= 0)[:, 0]
+        row, updated = tf.gather(row, mine), tf.gather(updated, mine)
+        for name, variable in self.variables[table].items():
+            copied = tf.gather(self.variables[copies][name], updated)
+            update_ops.scatter_update(variable, row, copied)
 
 
 def distinct(

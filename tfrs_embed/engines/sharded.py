@@ -2,7 +2,8 @@
 
 Row i of a table is row i // world of shard i % world; a replica's shard is the
 one of its rank. Tables of one width are exchanged together: their rows are
-numbered one table after the other on each shard.
+numbered one table after the other on each shard. Of hot rows each replica has a
+copy beside its shard; see `hot_rows`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfrs_embed import backward_passes
-from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.configs import FeatureSpec, TableSpec, bytes_of
 from tfrs_embed.distribution import (
     alike,
     consensus,
+    hot_rows,
     row_exchange,
     vector_exchange,
 )
@@ -24,30 +26,36 @@ from tfrs_embed.distribution.alike import Facts
 from tfrs_embed.distribution.consensus import Preparation
 from tfrs_embed.distribution.exchange import Received, Route
 from tfrs_embed.distribution.exchange_kind import (
+    all_reduce_bytes,
     first_ranks,
     vectors_are_less,
 )
+from tfrs_embed.distribution.hot_rows import HotKeys
 from tfrs_embed.distribution.vector_exchange import (
     VectorExchange,
     VectorsReceived,
 )
+from tfrs_embed.engines.hot_rows import HotRows
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.replica_engine import ReplicasEngine, Residuals
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import (
     TableGroup,
-    by_width,
+    by_row,
     rows_per_shard,
 )
 from tfrs_embed.engines.tables.sharded import (
+    Copies,
     ShardedTable,
     positions_of,
     write_shards,
 )
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
+from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
 from tfrs_embed.optimizers.rules import TableOptimizer
 
@@ -61,6 +69,7 @@ class _Kept(NamedTuple):
         positions: for each group, each feature's [n] int32: the places of its
             ids' rows among those that came back.
         received: for each group, the keys that this replica was asked for.
+        hot: for each group that has hot rows, by its place, those of its keys.
         by_vectors: the places of the features that are exchanged by vectors.
         vectors: the bags that this replica was asked for; None: there are none.
     """
@@ -68,6 +77,7 @@ class _Kept(NamedTuple):
     groups: dict[int, TableGroup]
     positions: list[list[tf.Tensor]]
     received: list[Received]
+    hot: dict[int, HotKeys]
     by_vectors: list[int]
     vectors: VectorsReceived | None
 
@@ -79,6 +89,7 @@ class _Begun(NamedTuple):
         by_vectors: the places of the features that are exchanged by vectors.
         groups: the groups of tables that are exchanged by rows; see `_Kept`.
         routes: where the keys of each of these groups are sent.
+        hot: the keys of hot rows, which are not; see `_Kept`.
         sizes: [groups + 1] int64: for each of the engine's groups the most keys
             that a replica has for another, then the most bags of a feature that
             is exchanged by vectors. This replica's, or all replicas'.
@@ -88,6 +99,7 @@ class _Begun(NamedTuple):
     by_vectors: list[int]
     groups: dict[int, TableGroup]
     routes: list[Route]
+    hot: dict[int, HotKeys]
     sizes: Any
     graph: Any
 
@@ -114,24 +126,55 @@ class ShardedEngine(ReplicasEngine):
         """See the base class."""
         return True
 
+    def _make_shards(self) -> list[Shard]:
+        tables = [s.spec for s in self.states.values()]
+        world = self._replicas.world
+        self._hot_rows = HotRows(
+            tables, self.optimizers, first_ranks(self.states, world), world
+        )
+        return [
+            Shard(
+                [*tables, *self._hot_rows.copies],
+                {**self.optimizers, **self._hot_rows.optimizers},
+                self._pipelined,
+                device,
+            )
+            for device in self._replicas.devices
+        ]
+
     def _make_groups(self) -> list[TableGroup]:
         tables = [s.spec for s in self.states.values()]
         world = self._replicas.world
         self._first_shards = first_ranks(self.states, world)
-        return by_width(tables, self.features, world, self._first_shards)
+        return by_row(tables, self.features, world, self._first_shards)
 
     def _build(self) -> None:
         self._sizes_channel = self._replicas.allocate(alike.CHANNELS)
         self._vector_exchange = VectorExchange(
-            self._replicas, self._replicas.allocate(vector_exchange.CHANNELS)
+            self._replicas,
+            self._replicas.allocate(vector_exchange.CHANNELS),
+            self._wire,
         )
+        # Rows of two bytes are sent as they are.
+        self._wires = [self._wire.of_rows(g.dtype) for g in self._groups]
         self._row_exchange = row_exchange.make(
-            self._replicas, len(self._groups)
+            self._replicas, self._wires, self._wire
         )
+        self._hot_rows.build(self._replicas, self._shards, self._groups)
         super()._build()
 
     def _rows_on_shard(self, table: TableSpec) -> int:
+        if table in self._hot_rows.copies:
+            return table.vocabulary_size
         return rows_per_shard(table, self._replicas.world)
+
+    def _rounding(self, rank: int, table: TableSpec) -> Rounding:
+        if table in self._hot_rows.copies:
+            # By bits of their own, the same on all replicas.
+            return rounding.of_part(table)
+        world = self._replicas.world
+        first = (rank - self._first_shards[table.name]) % world
+        return rounding.of_part(table, first, world)
 
     def _fill(self, table: TableSpec) -> None:
         variables = [s.variables[table.name][PARAMETERS] for s in self._shards]
@@ -140,11 +183,18 @@ class ShardedEngine(ReplicasEngine):
         by_position = list(zip(positions, variables, strict=True))
         for start, block in initial_blocks(table):
             write_shards(by_position, self._replicas.world, start, block)
+        self._hot_rows.fill(table.name, self._shards)
 
     def _make_composite(
-        self, name: str, shape: tuple[int, int], shards: list[tf.Variable]
+        self, name: str, shape: tuple[int, ...], shards: list[tf.Variable]
     ) -> ShardedTable:
-        table = name.rpartition("/")[0]
+        table, _, variable = name.rpartition("/")
+        copies = None
+        if hot := self._hot_rows.tables.get(table):
+            of_shards = [s.variables[hot.copies.name] for s in self._shards]
+            copies = Copies(
+                hot, [each[variable] for each in of_shards], self._pipelined
+            )
         return ShardedTable(
             name,
             shape,
@@ -152,6 +202,7 @@ class ShardedEngine(ReplicasEngine):
             self._replicas,
             self._strategy,
             self._first_shards[table],
+            copies,
         )
 
     def _lookup(
@@ -178,10 +229,10 @@ class ShardedEngine(ReplicasEngine):
                     self._sizes_channel,
                 )
             )
-        by_vectors, groups, routes, longest, _ = begun
+        by_vectors, groups, routes, hot, longest, _ = begun
         activations: list[Any] = [None] * len(bags)
         positions, received = self._lookup_rows(
-            replica, bags, groups, routes, longest, training, activations
+            replica, bags, groups, routes, hot, longest, training, activations
         )
         vectors = None
         if by_vectors:
@@ -199,21 +250,34 @@ class ShardedEngine(ReplicasEngine):
                 replica, bags, by_vectors, vectors, training, activations
             )
         self._count(replica, groups, routes, received, forward=True)
+        self._count_hot(replica, hot, forward=True)
         if not prepared and self._replicas.world > 1:
             self._count_traffic(replica, 1, 0)
         self._count_vectors(replica, bags, by_vectors, vectors, forward=True)
         after = [asked.rows for asked in received]
         if vectors is not None:
             after += [b.ids for b in vectors.bags]
-        kept = _Kept(groups, positions, list(received), by_vectors, vectors)
+        kept = _Kept(
+            groups, positions, list(received), hot, by_vectors, vectors
+        )
         return activations, Residuals(replica, list(bags), kept, after)
 
     def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:
         """Whether a feature's vectors travel, and not its rows."""
         size = bags.bag_size
-        dim = self.features[feature].table.dim
-        return size is not None and vectors_are_less(
-            size, dim, self._replicas.world
+        table = self.features[feature].table
+        # A table that has hot rows always goes by rows: a vector would take as
+        # many bytes without the ids that have copies.
+        return (
+            size is not None
+            and table.name not in self._hot_rows.tables
+            and vectors_are_less(
+                size,
+                table.dim,
+                self._replicas.world,
+                self._wire.size,
+                bytes_of(table),
+            )
         )
 
     def _columns(self, feature: int, bags: BaggedIds) -> BagColumns:
@@ -245,6 +309,13 @@ class ShardedEngine(ReplicasEngine):
             self._row_exchange.route(group.keys(bags), device, training)
             for group in groups.values()
         ]
+        hot = {}
+        for place, i in enumerate(groups):
+            of_group = self._hot_rows.group(i)
+            if of_group is not None:
+                routes[place], hot[i] = hot_rows.split(
+                    routes[place], of_group.keys[replica]
+                )
         sizes = [tf.constant(0, tf.int64)] * (len(self._groups) + 1)
         for i, routed in zip(groups, routes, strict=True):
             sizes[i] = tf.reduce_max(routed.counts)
@@ -252,7 +323,7 @@ class ShardedEngine(ReplicasEngine):
             counts = tf.stack([bags[i].count for i in by_vectors])
             sizes[-1] = tf.cast(tf.reduce_max(counts), tf.int64)
         return _Begun(
-            by_vectors, groups, routes, sizes, backward_passes.graph()
+            by_vectors, groups, routes, hot, sizes, backward_passes.graph()
         )
 
     def _facts(
@@ -291,11 +362,15 @@ class ShardedEngine(ReplicasEngine):
         begun = self._begin(replica, bags, training)
 
         def finish(tensors: list[tf.Tensor], longest: tf.Tensor) -> None:
-            routes = tf.nest.pack_sequence_as(begun.routes, tensors)
-            self._begun[replica] = begun._replace(routes=routes, sizes=longest)
+            routes, hot = tf.nest.pack_sequence_as(
+                [begun.routes, begun.hot], tensors
+            )
+            self._begun[replica] = begun._replace(
+                routes=routes, hot=hot, sizes=longest
+            )
 
         return Preparation(
-            tf.nest.flatten(begun.routes),
+            tf.nest.flatten([begun.routes, begun.hot]),
             begun.sizes,
             self._facts(
                 begun, bags, [i is not None and weighted[i] for i in mine]
@@ -345,6 +420,7 @@ class ShardedEngine(ReplicasEngine):
         bags: Sequence[BaggedIds],
         groups: dict[int, TableGroup],
         routes: Sequence[Route],
+        hot: dict[int, HotKeys],
         longest: tf.Tensor,
         training: bool,
         activations: list[Any],
@@ -365,9 +441,14 @@ class ShardedEngine(ReplicasEngine):
         ):
             rows = self._gather(shard, group, asked.rows, training)
             rows = self._row_exchange.send_rows(replica, i, asked, rows)
+            position = asked.position
+            if i in hot:
+                rows, position = self._add_copies(
+                    shard, i, hot[i], rows, position, training
+                )
             mine = group.select(bags)
             index = tf.split(
-                tf.gather(asked.position, routed.index),
+                tf.gather(position, routed.index),
                 [tf.size(b.ids) for b in mine],
             )
             vectors = lookup_ops.combine_all(
@@ -377,6 +458,39 @@ class ShardedEngine(ReplicasEngine):
                 activations[j] = vector
             positions.append(index)
         return positions, received
+
+    def _add_copies(
+        self,
+        shard: Shard,
+        number: int,
+        hot: HotKeys,
+        rows: tf.Tensor,
+        position: tf.Tensor,
+        training: bool,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Adds hot rows to those that came back.
+
+        Args:
+            shard: the replica's.
+            number: the group's.
+            hot: the keys of hot rows.
+            rows: [m, dim], those that came back, in the wire's dtype, to which
+                copies are rounded too.
+            position: [u] int32, the places there of the keys that were sent.
+            training: whether the tables are about to be updated.
+
+        Returns:
+            All rows, and the places of all unique keys' rows.
+        """
+        of_group = self._hot_rows.group(number)
+        assert of_group is not None
+        places = tf.cast(hot.places, tf.int64)
+        copies = self._wires[number].read(
+            self._gather(shard, of_group.copies, places, training)
+        )
+        behind = tf.shape(rows)[0] + tf.range(tf.size(places))
+        position = tf.gather(tf.concat([position, behind], 0), hot.order)
+        return tf.concat([rows, copies], 0), position
 
     def _lookup_vectors(
         self,
@@ -392,7 +506,7 @@ class ShardedEngine(ReplicasEngine):
             [self.features[i].table.name for i in by_vectors],
             received.bags,
             training,
-            tf.float32,
+            self._wire.dtype,
         )
         found = self._vector_exchange.send_vectors(
             replica, received, sums, [bags[i].count for i in by_vectors]
@@ -407,16 +521,22 @@ class ShardedEngine(ReplicasEngine):
         contributions: dict[str, GradientContributions] = {}
         device = self._shards[replica].device
         gradients_of = []
+        of_copies = {}
         for (i, group), asked, positions in zip(
             kept.groups.items(), kept.received, kept.positions, strict=True
         ):
+            count = self._row_exchange.num_rows(asked)
+            copies = tf.size(kept.hot[i].places) if i in kept.hot else 0
             sent = lookup_ops.spread(
                 group.select(gradients),
                 group.select(residuals.bags),
                 tf.concat(positions, 0),
-                self._row_exchange.num_rows(asked),
+                count + copies,
                 device,
             )
+            if i in kept.hot:
+                of_copies[i] = kept.hot[i], sent[count:]
+                sent = sent[:count]
             gradients_of.append(
                 self._row_exchange.send_gradients(
                     replica, i, asked, sent, device
@@ -429,7 +549,9 @@ class ShardedEngine(ReplicasEngine):
             places = self._trained(asked)
             rows = tf.gather(asked.rows, places)
             contributions.update(group.contributions(rows, places, got))
+        contributions.update(self._hot_rows.contributions(replica, of_copies))
         self._count(replica, kept.groups, None, kept.received, forward=False)
+        self._count_hot(replica, kept.hot, forward=False)
         if kept.vectors is not None:
             self._add_vectors(residuals, gradients, contributions)
         return contributions
@@ -511,9 +633,13 @@ class ShardedEngine(ReplicasEngine):
         name: str,
         rows: tf.Tensor,
         training: bool = False,
+        dtype: tf.DType | None = None,
     ) -> tf.Tensor:
-        """Rows of a table, [n, dim], that `_locate` or `_find` returned."""
-        return shard.gather(name, rows, training)
+        """Rows of a table, [n, dim], that `_locate` or `_find` returned.
+
+        They are of the dtype, or of the table's if it is None.
+        """
+        return shard.gather(name, rows, training, dtype)
 
     def _gather(
         self,
@@ -522,10 +648,11 @@ class ShardedEngine(ReplicasEngine):
         rows: tf.Tensor,
         training: bool,
     ) -> tf.Tensor:
-        """Rows of a shard, [n, dim]."""
+        """Rows of a shard, [n, dim], as they are sent."""
         by_table, table = group.split(rows)
+        wire = self._wire.of_rows(group.dtype)
         found = [
-            self._read(shard, t.name, r, training)
+            wire.encode(self._read(shard, t.name, r, training, wire.dtype))
             for t, r in zip(group.tables, by_table, strict=True)
         ]
         if table is None:
@@ -568,7 +695,7 @@ class ShardedEngine(ReplicasEngine):
                     for i, r in zip(by_position, rows, strict=True)
                 ],
             )
-            activations.append(lookup_ops.combine(found, None, b))
+            activations.append(lookup_ops.combine(widen(found), None, b))
         return activations
 
     def _count(
@@ -586,14 +713,15 @@ class ShardedEngine(ReplicasEngine):
         for i, (group, asked) in enumerate(
             zip(groups.values(), received, strict=True)
         ):
-            row = 4 * group.dim
+            gradient = self._wire.size * group.dim
+            row = self._wires[i].size * group.dim
             messages, keys = self._row_exchange.sent(asked)
-            sent += keys * row
+            sent += keys * (row if forward else gradient)
             if forward and routes is not None:
                 sent += 8 * (messages + keys)
                 unique += tf.reduce_sum(routes[i].counts)
                 needed = self._row_exchange.needed(replica, routes[i], asked)
-                least += needed * (8 + 2 * row)
+                least += needed * (8 + row + gradient)
         stages = self._row_exchange.stages
         collectives = stages * len(groups)
         if forward:
@@ -602,6 +730,18 @@ class ShardedEngine(ReplicasEngine):
             collectives *= 2
             collectives += self.decides + (stages - 1 if groups else 0)
         self._count_traffic(replica, collectives, sent, least, unique)
+
+    def _count_hot(
+        self, replica: int, hot: dict[int, HotKeys], forward: bool
+    ) -> None:
+        """Adds a lookup's or an update's traffic of hot rows."""
+        if forward:
+            if hot:
+                keys = [tf.size(h.places, tf.int64) for h in hot.values()]
+                self._count_traffic(replica, 0, 0, 0, tf.add_n(keys))
+        elif self._hot_rows.floats:
+            sent = all_reduce_bytes(self._hot_rows.floats, self._replicas.world)
+            self._count_traffic(replica, 1, sent, sent)
 
     def _count_vectors(
         self,
@@ -615,19 +755,20 @@ class ShardedEngine(ReplicasEngine):
         if received is None:
             return
         others = self._replicas.world - 1
+        sent = self._wire.size * received.floats
         if not forward:
-            self._count_traffic(replica, 1, 4 * received.floats)
+            self._count_traffic(replica, 1, sent)
             return
         least, ids = [], []
         for i in by_vectors:
             columns, dim = self._columns(i, bags[i]), self.features[i].table.dim
-            words = columns.width + (others + 1) * dim
-            least.append(4 * words * tf.cast(bags[i].count, tf.int64))
+            size = 4 * columns.width + self._wire.size * (others + 1) * dim
+            least.append(size * tf.cast(bags[i].count, tf.int64))
             ids.append(tf.size(bags[i].ids, tf.int64))
         self._count_traffic(
             replica,
             2,
-            4 * (received.words + others * received.floats),
+            4 * received.words + others * sent,
             tf.add_n(least),
             tf.add_n(ids),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
@@ -29,6 +30,7 @@ class TableGroup:
 
     Attributes:
         dim: the width.
+        dtype: the rows' dtype.
         tables: the tables.
         features: the places of their features among the engine's.
     """
@@ -42,6 +44,7 @@ class TableGroup:
         without: Sequence[int] = (),
     ) -> None:
         self.dim = tables[0].dim
+        self.dtype = tf.as_dtype(tables[0].dtype)
         self.tables = tuple(tables)
         self._world = world
         self._all_features = tuple(features)
@@ -97,6 +100,13 @@ class TableGroup:
             ids = _turn(ids, self._first_shards.get(table, 0), self._world)
             keys.append(ids + self._world * first if first else ids)
         return keys[0] if len(keys) == 1 else tf.concat(keys, 0)
+
+    def keys_of(self, table: str, ids: np.ndarray) -> np.ndarray:
+        """Numbers some of a table's ids, [n] int64, as `keys` does."""
+        place = [t.name for t in self.tables].index(table)
+        shard = (ids + self._first_shards.get(table, 0)) % self._world
+        row = ids // self._world + self._first_rows[place]
+        return row * self._world + shard
 
     def split(self, rows: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
         """Splits rows of all tables into rows of each.
@@ -166,6 +176,25 @@ def by_width(
             [t for t in tables if t.dim == dim], features, world, first_shards
         )
         for dim in dict.fromkeys(t.dim for t in tables)
+    ]
+
+
+def by_row(
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    world: int,
+    first_shards: Mapping[str, int] | None = None,
+) -> list[TableGroup]:
+    """Groups tables by their width and dtype; see `by_width`."""
+    kinds = dict.fromkeys((t.dim, t.dtype) for t in tables)
+    return [
+        TableGroup(
+            [t for t in tables if (t.dim, t.dtype) == kind],
+            features,
+            world,
+            first_shards,
+        )
+        for kind in kinds
     ]
 
 

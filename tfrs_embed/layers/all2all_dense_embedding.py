@@ -19,8 +19,11 @@ from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.copies import copy_layer, copy_state
 from tfrs_embed.layers.key_arguments import KeyArguments
 from tfrs_embed.layers.keys import checked_shape, to_bags
+from tfrs_embed.monitoring.monitor import TableMonitor
+from tfrs_embed.monitoring.reports import StatisticsReport
 from tfrs_embed.ops.lookup import reshape_output
-from tfrs_embed.optimizers import TableOptimizer, conversion
+from tfrs_embed.optimizers import conversion
+from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.placement import EngineKind
 from tfrs_embed.serving import tables as served_tables
 from tfrs_embed.strategies import is_tpu
@@ -79,6 +82,8 @@ class All2AllDenseEmbedding(Layer):
             does.
         when_full: "evict", "grow" or "error", as in `DynamicKeys`; None:
             "evict" if there is an eviction rule, else "error".
+        communication_dtype: what rows and gradients are sent as between
+            replicas, as in `PartialTPUEmbedding`.
         **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in
             every Keras layer.
 
@@ -128,6 +133,7 @@ class All2AllDenseEmbedding(Layer):
         admission: Any = None,
         eviction: Any = None,
         when_full: str | None = None,
+        communication_dtype: Any = "float32",
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
@@ -146,6 +152,7 @@ class All2AllDenseEmbedding(Layer):
             admission=admission,
             eviction=eviction,
             when_full=when_full,
+            communication_dtype=communication_dtype,
             keras=self._front.keras,
         )
         self._strategy = tf.distribute.get_strategy()
@@ -206,8 +213,25 @@ class All2AllDenseEmbedding(Layer):
                 self._strategy,
                 self._where,
                 key_dtype=self._arguments.key_dtype,
+                communication_dtype=self._arguments.communication_dtype,
             ),
         )
+
+    def statistics(self, sample: int | None = None) -> StatisticsReport:
+        """Measures the table; see `PartialTPUEmbedding.statistics`.
+
+        Args:
+            sample: about how many rows to read; None: all, in blocks.
+
+        Returns:
+            The statistics; they print as a table.
+
+        Raises:
+            ValueError: the sample is below 1.
+            TypeError: the sample is no integer.
+        """
+        self._ensure_table()
+        return TableMonitor(self, sample=sample).measure()
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the table."""

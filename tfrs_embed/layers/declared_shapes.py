@@ -43,7 +43,7 @@ def with_output_shape(feature: FeatureSpec, replicas: int) -> FeatureSpec:
         if batch == 0:
             raise ValueError(
                 f"{feature}: ids of input_shape {list(declared)} can't become "
-                f"an output of shape {[*bags, feature.table.dim]}."
+                f"an output of shape {[*bags, feature.width]}."
             )
         bags = (batch, *bags[1:])
     batch = bags[0]

@@ -16,7 +16,7 @@ from tfrs_embed.layers import errors
 from tfrs_embed.layers.declared_shapes import declared_shape, with_output_shape
 from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
-from tfrs_embed.ops.bags import to_bags
+from tfrs_embed.ops.bags import lookup_bags, to_bags
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.tensors import ids_to_tensor, weights_to_tensor
 from tfrs_embed.optimizers.rules import TableOptimizer
@@ -99,14 +99,16 @@ class DistributedEmbedding(TableLayer):
         plan: what `tfrs_embed.plan` returned for these tables and this number
             of replicas: it places each table, whatever size_threshold and the
             table's own placement say. On one replica it says nothing.
+        communication_dtype: see `PartialTPUEmbedding`.
         **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in
             every Keras layer.
 
     Call arguments:
         inputs: ids in the nesting of `feature_configs`, or what `preprocess`
-            returned. Each [batch] or [batch, k] integers of any dtype: a
-            Tensor, RaggedTensor or SparseTensor, a numpy array, also one of
-            arrays of several lengths, or Python's lists.
+            returned. Each [batch] or [batch, k] integers of any dtype, or
+            strings for a feature with `hashing`: a Tensor, RaggedTensor or
+            SparseTensor, a numpy array, also one of arrays of several lengths,
+            or Python's lists.
         weights: None, or weights in the same nesting, each None or of the kind,
             shape, row lengths or indices of its ids. They get no gradient.
         training: as in every Keras layer. True: the step may be pipelined.
@@ -118,7 +120,8 @@ class DistributedEmbedding(TableLayer):
 
     Output shape:
         The nesting of `feature_configs`, each [batch, dim]: the ids of a sample
-        are combined by the table's combiner. With an output_shape of more
+        are combined by the table's combiner; dim is the table's width, or that
+        which the feature's `hashing` gives it. With an output_shape of more
         dimensions, [batch, ..., dim], dense ids are [batch, ..., k], and ragged
         and sparse ids have a row for each vector. A sequence feature gives
         [batch, max_sequence_length, dim], with a Keras mask that says which
@@ -151,6 +154,7 @@ class DistributedEmbedding(TableLayer):
         embedding_feature: Any = None,
         invalid_ids: InvalidIds = "error",
         plan: Plan | None = None,
+        communication_dtype: Any = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
@@ -164,6 +168,7 @@ class DistributedEmbedding(TableLayer):
             embedding_feature=embedding_feature,
             invalid_ids=invalid_ids,
             plan=plan,
+            communication_dtype=communication_dtype,
             table_stacking=copy.deepcopy(table_stacking),
             update_stats=bool(update_stats),
             strict_shapes=bool(strict_shapes),
@@ -294,7 +299,9 @@ class DistributedEmbedding(TableLayer):
                     "is measured has all features."
                 )
             assert self._engine_layer is not None
-            self._engine_layer.engine.raise_limits(bags)
+            self._engine_layer.engine.raise_limits(
+                lookup_bags([self._spec.features[i] for i in given], bags)
+            )
         result = {"inputs": structure.pack(ids, present)}
         if any(w is not None for w in flat_weights):
             result["weights"] = structure.pack(flat_weights, present)
@@ -353,7 +360,7 @@ class DistributedEmbedding(TableLayer):
                 if feature.sequences is False and shape.rank == 2:
                     # Rows of ragged or sparse ids, several to a sample.
                     batch //= math.prod(d or 1 for d in rest)
-            outputs.append(tf.TensorShape([batch, *rest, feature.table.dim]))
+            outputs.append(tf.TensorShape([batch, *rest, feature.width]))
         return self._spec.structure.pack(
             outputs, [shape is not None for shape in outputs]
         )

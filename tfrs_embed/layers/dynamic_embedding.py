@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfrs_embed import configs, placement, serialization
 from tfrs_embed.arguments import named
+from tfrs_embed.distribution import wire
 from tfrs_embed.dynamic_keys import (
     DynamicKeys,
     rule_from_config,
@@ -65,6 +66,8 @@ class DynamicEmbedding(TableLayer):
         when_full: the `when_full` of `DynamicKeys`.
         candidates: the `candidates` of `DynamicKeys`.
         max_rows: the `max_rows` of `DynamicKeys`.
+        communication_dtype: what rows and gradients are sent as between
+            replicas, as in `PartialTPUEmbedding`.
         **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in
             every Keras layer.
 
@@ -103,6 +106,7 @@ class DynamicEmbedding(TableLayer):
         when_full: str | None = None,
         candidates: int | None = None,
         max_rows: int | None = None,
+        communication_dtype: Any = "float32",
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
@@ -147,6 +151,7 @@ class DynamicEmbedding(TableLayer):
             embedding_feature=None,
             invalid_ids="error",
             plan=None,
+            communication_dtype=wire.communication_dtype(communication_dtype),
         )
         spec = configs.parse(configs.FeatureConfig("keys", table), keras)
         routes = placement.route(spec, None, self._strategy)
@@ -214,6 +219,7 @@ class DynamicEmbedding(TableLayer):
             when_full=keys["when_full"],
             candidates=keys["candidates"],
             max_rows=keys["max_rows"],
+            communication_dtype=self._arguments.sent_as,
             activity_regularizer=keras.regularizers.serialize(
                 self.activity_regularizer
             ),

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import backward_passes
@@ -217,15 +218,21 @@ class EngineLayer(Layer):
             self._engine.apply_deferred()
 
     def save_own_variables(self, store: Any) -> None:
-        """Stores tables and slots by name, deferred updates applied."""
+        """Stores tables and slots by name, deferred updates applied.
+
+        Rows of bfloat16 are stored as float32: HDF5 has no bfloat16.
+        """
         self._drain_eagerly()
         for state in self._engine.states.values():
             for name, variable in state.variables.items():
-                store[_store_key(state.spec.name, name)] = variable.numpy()
+                value = variable.numpy()
+                if variable.dtype == tf.bfloat16:
+                    value = value.astype(np.float32)
+                store[_store_key(state.spec.name, name)] = value
         store["step"] = self._engine.step.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads what `save_own_variables` stored."""
+        """Loads what `save_own_variables` stored, whatever the rows' dtype."""
         # A deferred update belongs to the tables that are being replaced.
         self._engine.drop_deferred()
         for state in self._engine.states.values():
@@ -233,7 +240,9 @@ class EngineLayer(Layer):
                 key = _store_key(state.spec.name, name)
                 if key not in store:  # As files had it that are older.
                     key = f"{state.spec.name}/{name}"
-                variable.assign(store[key])
+                value = np.asarray(store[key])
+                dtype = variable.dtype.as_numpy_dtype
+                variable.assign(value.astype(dtype, copy=False))
         self._engine.step.assign(store["step"])
 
     def _trackable_children(

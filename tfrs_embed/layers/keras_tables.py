@@ -32,21 +32,21 @@ def build(layer: Embedding, table: TableSpec) -> None:
 
 
 def lookup(
-    table: tf.Variable, bags: BaggedIds, strategy: tf.distribute.Strategy
+    table: Any, bags: BaggedIds, strategy: tf.distribute.Strategy | None
 ) -> tf.Tensor:
     """Looks up in a small table.
 
     Args:
-        table: the table, [vocabulary_size, dim].
+        table: the table, [vocabulary_size, dim], a variable or a tensor.
         bags: the ids.
-        strategy: the strategy that the table was made under.
+        strategy: the strategy that the table was made under, or None.
 
     Returns:
         [count, dim] float32, or float64 if the table is.
     """
     # Half precision is summed in float32.
     wide = tf.float64 if table.dtype == tf.float64 else tf.float32
-    if is_tpu(strategy) and bags.bag_size != 1:
+    if strategy is not None and is_tpu(strategy) and bags.bag_size != 1:
         # A compiled program takes no number of ids that changes.
         known = bags.static_count
         count = bags.count if known is None else known

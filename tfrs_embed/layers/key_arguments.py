@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import serialization
+from tfrs_embed.distribution import wire
 from tfrs_embed.dynamic_keys import (
     DynamicKeys,
     rule_from_config,
@@ -42,6 +43,7 @@ class KeyArguments:
     admission: Any
     eviction: Any
     when_full: Any
+    communication_dtype: Any
     where: dataclasses.InitVar[str]
     keras: dataclasses.InitVar[Any]
 
@@ -193,6 +195,13 @@ def _key_dtype(value: Any, field: str, where: str) -> tf.DType:
     return dtype
 
 
+def _communication_dtype(value: Any, field: str, where: str) -> str:
+    try:
+        return wire.communication_dtype(value)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
 _CHECKS = {
     "max_vocabulary_size_per_gpu": _positive,
     "embedding_vec_size": _positive,
@@ -201,4 +210,5 @@ _CHECKS = {
     "dynamic_input": _flag,
     "use_hashtable": _flag,
     "key_dtype": _key_dtype,
+    "communication_dtype": _communication_dtype,
 }

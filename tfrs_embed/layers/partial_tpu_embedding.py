@@ -46,8 +46,9 @@ class PartialTPUEmbedding(TableLayer):
             same table object share it.
         optimizer: trains the large tables: a Keras SGD, Adagrad, Adam,
             Ftrl or RMSprop, whose learning rate is read at each step; a
-            `tf.tpu.experimental.embedding` optimizer; or the name of one
-            ("sgd", "adagrad", "adagrad_momentum", "adam", "ftrl"). A table's
+            `tf.tpu.experimental.embedding` optimizer, or one of
+            `tfrs_embed.optimizers`; or the name of one ("sgd", "adagrad",
+            "adagrad_momentum", "adam", "ftrl", "row_wise_adagrad"). A table's
             own optimizer wins over it. None: such tables have no slots and are
             not trained.
         pipeline_execution_with_tensor_core: whether the tables' updates overlap
@@ -74,13 +75,20 @@ class PartialTPUEmbedding(TableLayer):
             of replicas: it places each table, whatever size_threshold and the
             table's own placement say. Tables that it replicates are Keras's,
             which the model's optimizer trains. On one replica it says nothing.
+        communication_dtype: what rows, vectors and gradients of tables that are
+            spread over replicas, or copied to them, are sent as: "float32",
+            "bfloat16" or "float16". Tables, slots and sums stay float32.
+            docs/scaling.md has the error. On one replica, on TPUs, and for
+            tables of Keras layers it changes nothing. None: the plan's, or
+            float32 without one.
         **kwargs: `name`, `dtype`, `trainable`, `activity_regularizer`, as in
             every Keras layer.
 
     Call arguments:
         inputs: ids in the nesting of `feature_config`: integers of any dtype,
-            each a Tensor of any rank, a RaggedTensor of rank 2, or a
-            SparseTensor of rank 2 in row-major order.
+            or strings for a feature with `hashing`, each a Tensor of any rank,
+            a RaggedTensor of rank 2, or a SparseTensor of rank 2 in row-major
+            order.
         weights: None, or weights in the same nesting, each None or of the kind,
             shape, row splits or indices of its ids. They get no gradient.
         training: as in every Keras layer. True: the step may be pipelined.
@@ -92,7 +100,8 @@ class PartialTPUEmbedding(TableLayer):
 
     Output shape:
         The nesting of `feature_config`; an empty dict gives an empty dict.
-        Dense ids give shape(ids) + [dim]. Ragged and sparse ids give
+        Dense ids give shape(ids) + [dim], dim being the table's width, or that
+        which the feature's `hashing` gives it. Ragged and sparse ids give
         [batch, dim], combined by the table's combiner, or
         [batch, max_sequence_length, dim] for a sequence feature, zero padded
         and cut; so do its dense ids [batch, k]. Its Keras mask says which
@@ -126,6 +135,7 @@ class PartialTPUEmbedding(TableLayer):
         embedding_feature: Any = None,
         invalid_ids: InvalidIds = "error",
         plan: Plan | None = None,
+        communication_dtype: Any = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
@@ -139,6 +149,7 @@ class PartialTPUEmbedding(TableLayer):
             embedding_feature=embedding_feature,
             invalid_ids=invalid_ids,
             plan=plan,
+            communication_dtype=communication_dtype,
             batch_size=batch_size,
         )
         spec = configs.parse(feature_config, self._front.keras)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed import serialization
 from tfrs_embed.configs import TableSpec, as_int
+from tfrs_embed.distribution import wire
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.planner.plans import Plan
@@ -34,6 +35,8 @@ class TableArguments:
             has, or None.
         invalid_ids: one of `INVALID_IDS`.
         plan: a `Plan` of the tables' placements, or None.
+        communication_dtype: the name of what rows and gradients are sent as;
+            None: what the plan says.
     """
 
     optimizer: Any
@@ -43,6 +46,7 @@ class TableArguments:
     embedding_feature: Any
     invalid_ids: str
     plan: Plan | None
+    communication_dtype: Any
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -53,6 +57,25 @@ class TableArguments:
                 f"invalid_ids must be one of {list(INVALID_IDS)}, got "
                 f"{self.invalid_ids!r}."
             )
+        if self.communication_dtype is None:
+            return
+        sent_as = wire.communication_dtype(self.communication_dtype)
+        object.__setattr__(self, "communication_dtype", sent_as)
+        if isinstance(self.plan, Plan):
+            planned = self.plan.communication_dtype
+            if planned != sent_as:
+                raise ValueError(
+                    f"communication_dtype='{sent_as}', but the plan is for "
+                    f"rows and gradients that are sent as {planned}: give "
+                    "tfrs_embed.plan the same."
+                )
+
+    @property
+    def sent_as(self) -> str:
+        """The name of the dtype that rows and gradients are sent as."""
+        if self.communication_dtype is not None:
+            return self.communication_dtype
+        return "float32" if self.plan is None else self.plan.communication_dtype
 
     def to_config(self, optimizer: TableOptimizer | None) -> dict[str, Any]:
         """The arguments by name, JSON-able.

@@ -27,6 +27,8 @@ from tfrs_embed.layers.table_arguments import (
     convert_optimizers,
 )
 from tfrs_embed.layers.table_values import check_values
+from tfrs_embed.monitoring.monitor import TableMonitor
+from tfrs_embed.monitoring.reports import StatisticsReport
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.placement import EngineKind, Placement, TableRoute
 from tfrs_embed.sparsecore.stacking import Stacking
@@ -69,7 +71,11 @@ class TableHolder(Layer):
                 say, or None.
             stacking: which tables SparseCores hold as one; None: TensorFlow's
                 choice.
+
+        Raises:
+            ValueError: a table's dtype is not available where it would be.
         """
+        placement.require_dtypes(spec, routes)
         self._spec = spec
         self._arguments = arguments
         large = [
@@ -92,7 +98,9 @@ class TableHolder(Layer):
         )
         # Both come of one reading of the ids.
         self._compute_output_and_mask_jointly = True
-        self._placement = placement.describe(spec, routes, optimizers)
+        self._placement = placement.describe(
+            spec, routes, optimizers, arguments.sent_as
+        )
         self._has_tables = False
         # Whether the workers have compared their first lookups.
         self._compared = False
@@ -133,7 +141,12 @@ class TableHolder(Layer):
         """Makes the engine for all tables that no Keras layer holds."""
         arguments, strategy = self._arguments, self._strategy
         return factory.make_engine(
-            [f for f in self._spec.features if f.table.name in optimizers],
+            [
+                each
+                for f in self._spec.features
+                if f.table.name in optimizers
+                for each in f.lookups
+            ],
             optimizers,
             {name: route.kind for name, route in routes.items()},
             EngineOptions(
@@ -144,6 +157,7 @@ class TableHolder(Layer):
                 batch_size=batch_size,
                 sparse_core_config=arguments.sparse_core_embedding_config,
                 stacking=stacking,
+                communication_dtype=arguments.sent_as,
             ),
         )
 
@@ -292,6 +306,31 @@ class TableHolder(Layer):
         state = self.tables[table]
         assert isinstance(state, DynamicTable)
         return state.evict(count)
+
+    def statistics(
+        self, sample: int | None = None, batches: Any = None
+    ) -> StatisticsReport:
+        """Measures the tables: norms, rows that were never updated, memory.
+
+        What changes from one time to another a `monitoring.TableMonitor` says.
+        With several workers each measures the rows that it holds.
+
+        Args:
+            sample: about how many rows of a table to read; None: all, in
+                blocks.
+            batches: global batches of inputs to count lookups of; None: none
+                are counted. See `monitoring.lookup_statistics`.
+
+        Returns:
+            The statistics; they print as a table.
+
+        Raises:
+            ValueError: the layer waits for a batch to make its tables, or the
+                sample is below 1, or a batch is none of the layer's.
+            TypeError: the sample or ids of a batch are of a wrong kind.
+        """
+        self._make_tables_if_ready()
+        return TableMonitor(self, sample=sample).measure(batches=batches)
 
     def count_params(self) -> int:
         """The number of the tables' parameters: rows times dim.

@@ -10,9 +10,15 @@ import tensorflow as tf
 from tfrs_embed import strategies
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.distribution import handshake
-from tfrs_embed.layers import keras_tables
+from tfrs_embed.layers import hashed_features, keras_tables
 from tfrs_embed.layers.table_holder import TableHolder
-from tfrs_embed.ops.bags import BaggedIds, position_mask, to_bags
+from tfrs_embed.ops.bags import (
+    BaggedIds,
+    first_bags,
+    lookup_bags,
+    position_mask,
+    to_bags,
+)
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.lookup import combine, reshape_output
 from tfrs_embed.ops.tpu_inputs import require_given, require_known
@@ -104,11 +110,12 @@ class TableLayer(TableHolder):
                 engine.require_all(there)
 
     def _engine_features(self) -> list[int]:
-        """The indices of the engine's features among all."""
+        """The index of the feature that each of the engine's belongs to."""
         return [
             i
             for i, f in enumerate(self._spec.features)
             if self._keras_layer(f.table.name) is None
+            for _ in f.lookups
         ]
 
     def _lookup_features(
@@ -132,21 +139,26 @@ class TableLayer(TableHolder):
             handshake.compare_actions_under(
                 self._strategy, f"a lookup of Layer '{self.name}'"
             )
-        bags = self._to_bags(features, ids, weights, training, input_shapes)
-        outputs = self._lookup_in_engine(features, bags, training)
-        for i, feature in enumerate(features):
-            layer = self._keras_layer(feature.table.name)
+        all_bags = self._to_bags(features, ids, weights, training, input_shapes)
+        lookups = [each for feature in features for each in feature.lookups]
+        bags = lookup_bags(features, all_bags)
+        found = self._lookup_in_engine(lookups, bags, training)
+        for i, lookup in enumerate(lookups):
+            layer = self._keras_layer(lookup.table.name)
             if layer is not None:
                 vectors = keras_tables.lookup(
                     self._front.variable(layer.embeddings),
                     bags[i],
                     self._strategy,
                 )
-                outputs[i] = tf.cast(
-                    reshape_output(vectors, bags[i], feature.table.dim),
+                found[i] = tf.cast(
+                    reshape_output(vectors, bags[i], lookup.table.dim),
                     self.compute_dtype,
                 )
-        _mask(features, outputs, bags)
+        outputs = hashed_features.compose(
+            features, all_bags, found, self._strategy
+        )
+        _mask(features, outputs, all_bags)
         return outputs
 
     def _to_bags(
@@ -164,6 +176,7 @@ class TableLayer(TableHolder):
         )
         if in_tpu:
             for feature, *both in zip(features, ids, weights, strict=True):
+                hashed_features.require_for_tpu(feature, both[0])
                 for kind, each in zip(("ids", "weights"), both, strict=True):
                     require_given(f"{feature}: {kind}", each)
         bags = on_host(
@@ -177,7 +190,8 @@ class TableLayer(TableHolder):
             input_shapes,
         )
         if in_tpu:
-            for feature, its_bags in zip(features, bags, strict=True):
+            bagged = [each for feature in features for each in feature.bagged]
+            for feature, its_bags in zip(bagged, bags, strict=True):
                 require_known(feature, its_bags)
         return bags
 
@@ -192,7 +206,7 @@ class TableLayer(TableHolder):
         Creates all tables, if it wasn't known before what they need.
 
         Args:
-            features: the features of the call.
+            features: the lookups of the call's features.
             bags: their bags.
             training: whether this is a training step.
 
@@ -231,7 +245,7 @@ class TableLayer(TableHolder):
         for feature, each in zip(self._spec.features, ids, strict=True):
             mask = None
             if feature.max_sequence_length and each is not None:
-                [bags] = on_host(
+                bags, *_ = on_host(
                     to_bags,
                     [feature],
                     [each],
@@ -263,12 +277,17 @@ class TableLayer(TableHolder):
             self._arguments.invalid_ids,
             input_shapes=input_shapes,
         )
-        outputs = []
-        for feature, b in zip(features, bags, strict=True):
-            state = self.tables[feature.table.name]
+        found = []
+        for lookup, b in zip(
+            [each for feature in features for each in feature.lookups],
+            lookup_bags(features, bags),
+            strict=True,
+        ):
+            state = self.tables[lookup.table.name]
             vectors = combine(served.gather(self, state, b.ids), None, b)
-            output = reshape_output(vectors, b, feature.table.dim)
-            outputs.append(tf.cast(output, self.compute_dtype))
+            output = reshape_output(vectors, b, lookup.table.dim)
+            found.append(tf.cast(output, self.compute_dtype))
+        outputs = hashed_features.compose(features, bags, found, None)
         _mask(features, outputs, bags)
         return outputs
 
@@ -278,7 +297,14 @@ def _mask(
     outputs: Sequence[Any],
     bags: Sequence[BaggedIds],
 ) -> None:
-    """Gives sequences their masks, as Keras passes them on."""
-    for feature, output, b in zip(features, outputs, bags, strict=True):
+    """Gives sequences their masks, as Keras passes them on.
+
+    Args:
+        features: the features.
+        outputs: their activations.
+        bags: what `to_bags` returned for them.
+    """
+    firsts = first_bags(features, bags)
+    for feature, output, b in zip(features, outputs, firsts, strict=True):
         if feature.max_sequence_length:
             output._keras_mask = on_host(position_mask, b)

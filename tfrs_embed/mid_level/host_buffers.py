@@ -51,7 +51,7 @@ def _to_tensors(parsed: Sequence[ParsedIds], checks: Checks) -> list[tf.Tensor]:
             weights = tf.ones(tf.shape(each.ids))
         tensors += [
             each.ids,
-            none if each.bag_ids is None else each.bag_ids,
+            none if each.even else each.bag_of_id(),
             weights,
         ]
     tensors = checks.guard(tensors)
@@ -170,7 +170,7 @@ def fill_buffers(
             than a limit allows.
     """
     *tensors, text = tf.numpy_function(
-        functools.partial(_fill, layout, [d.bag_ids is None for d in parsed]),
+        functools.partial(_fill, layout, [each.even for each in parsed]),
         _to_tensors(parsed, checks),
         [*_DTYPES * len(layout.stacks), tf.string],
         stateful=False,
@@ -210,7 +210,7 @@ def count(
         By stack, the most ids, and the most unique ids, that a SparseCore
         sends to a shard, scalar int32.
     """
-    dense = [each.bag_ids is None for each in parsed]
+    dense = [each.even for each in parsed]
 
     def most(*arrays: np.ndarray) -> list[np.int32]:
         (ids,) = split(layout, 1, dense, arrays)

@@ -58,7 +58,7 @@ def _require_samples(
 ) -> None:
     layout = setup.layout.features[index]
     expected = chips * layout.samples
-    if parsed.bag_ids is None:
+    if parsed.even:
         # Dense ids are one sample each, in whatever shape they come.
         static, count = parsed.ids.shape[0], tf.size(parsed.ids)
     else:

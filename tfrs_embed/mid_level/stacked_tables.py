@@ -88,7 +88,8 @@ class StackedTables(AutoTrackable):
             )
 
         made = {}
-        for slot, value in (rule.slots() if rule else {}).items():
+        for slot, begins in (rule.slots() if rule else {}).items():
+            value = begins.initial
             made[slot] = make(
                 f"{name}/{slot}",
                 lambda value=value: tf.fill([stack.rows, stack.dim], value),

@@ -14,7 +14,6 @@ import tensorflow as tf
 from tfrs_embed import kernels
 from tfrs_embed.ops import kernel_calls
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.parsed_ids import bag_of_id
 
 # The id of bags that a feature has not, as others have more. Both halves of one
 # of 64 bits are this, too.
@@ -147,9 +146,6 @@ def _bags(
     count: tf.Tensor,
 ) -> BaggedIds:
     """Bags given by splits, or by the bag of each id."""
-    if bag_ids is None:
-        assert splits is not None
-        bag_ids = bag_of_id(splits)
     return BaggedIds(
         rows,
         bag_ids,

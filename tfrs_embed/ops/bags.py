@@ -7,6 +7,7 @@ a bag of one id or none.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.ops import hashed_rows
 from tfrs_embed.ops.checks import Checks, Consensus
 from tfrs_embed.ops.id_range import (
     checking_kernels,
@@ -41,21 +43,21 @@ class BaggedIds(NamedTuple):
 
     Attributes:
         ids: [n] int32 or int64, each inside the table, or what `validity` says.
-        bag_ids: [n] int32, the bag of each id, ascending; None: every bag has
-            the same number of ids.
+        bag_ids: [n] int32, the bag of each id, ascending; None: `splits` says
+            it, or every bag has the same number of ids.
         weights: [n] float32, or None for ones.
         scale: [count] float32, or None for ones.
         count: scalar int32, the number of bags.
         shape: [rank] int32, the output's shape without the embedding dim; its
             product is count.
         static_shape: what is known of `shape` when tracing.
-        lengths: [k], if every bag has k ids; [None], if `bag_ids` says it. Not
-            an integer, which Keras would make a tensor of.
+        lengths: [k], if every bag has k ids; [None], if they differ. Not an
+            integer, which Keras would make a tensor of.
         validity: inside XLA, which ids are in the table; the others are
             vocabulary_size, just beyond it. None: all are.
         splits: [count + 1] int32, where each bag begins and the last ends, if
-            that is how they were given. It says what `bag_ids` says, which is
-            not computed in a graph where nothing needs it.
+            that is how they were given. The kernels need no `bag_ids` then,
+            which take longer to trace than all else of a feature.
         most: [k], if no bag can have more than k ids; [None]: not known.
     """
 
@@ -101,12 +103,19 @@ class BaggedIds(NamedTuple):
         """Returns [n] int32, the bag of each id."""
         if self.bag_ids is not None:
             return self.bag_ids
+        if self.splits is not None:
+            return bag_of_id(self.splits)
         bags = tf.range(self.count)
         return bags if self.bag_size == 1 else tf.repeat(bags, self.bag_size)
 
     def scaled(self, vectors: tf.Tensor) -> tf.Tensor:
         """Vectors, or gradients, [count, dim], by the bags' scales."""
         return vectors if self.scale is None else vectors * self.scale[:, None]
+
+    @property
+    def even(self) -> bool:
+        """Whether all bags have the same number of ids."""
+        return self.bag_ids is None and self.splits is None
 
     @property
     def grouping(self) -> tf.Tensor | None:
@@ -125,8 +134,8 @@ class BaggedIds(NamedTuple):
 
     @property
     def bag_size(self) -> int | None:
-        """The number of ids in every bag, or None if `bag_ids` says it."""
-        return None if self.bag_ids is not None else self.lengths[0]
+        """The number of ids in every bag, or None if they differ."""
+        return self.lengths[0] if self.even else None
 
 
 def to_bags(
@@ -142,9 +151,10 @@ def to_bags(
 
     Args:
         features: the features.
-        ids: each feature's ids, of any integer dtype: a Tensor (or what
-            converts to one) of any rank, a RaggedTensor of rank 2, or a
-            SparseTensor of rank 2 in row-major order.
+        ids: each feature's ids, of any integer dtype, or strings if they are
+            hashed: a Tensor (or what converts to one) of any rank, a
+            RaggedTensor of rank 2, or a SparseTensor of rank 2 in row-major
+            order.
         weights: each feature's weights, or None: of the same kind and shape as
             its ids, with the same row splits or indices.
         invalid_ids: "error", or "zero" to leave out ids that are not in
@@ -155,8 +165,8 @@ def to_bags(
         input_shapes: the shape that each feature's ids must have, or None.
 
     Returns:
-        The bags of each feature. Those of a traced function exist only if all
-        features are valid.
+        The bags of each feature's `bagged` features, one feature after the
+        other. Those of a traced function exist only if all are valid.
 
     Raises:
         TypeError: ids or weights of a wrong dtype or kind.
@@ -167,6 +177,7 @@ def to_bags(
         NotImplementedError: ragged or sparse ids, or a consensus, inside XLA.
     """
     checks = Checks(consensus)
+    layouts = _Layouts()
     parsed = []
     for feature, feature_ids, feature_weights, input_shape in zip(
         features,
@@ -180,17 +191,21 @@ def to_bags(
         each = parse_ids(feature, feature_ids, feature_weights, checks)
         if input_shape is not None and each.combine:
             each.most = input_shape.width
-        parsed.append(each)
+        parsed += hashed_rows.parts(feature, each, invalid_ids, checks)
+    features = [each for feature in features for each in feature.bagged]
     if in_xla():
         for each in parsed:
             each.flatten()
         inside = [
-            valid(each.ids, feature.table.vocabulary_size)
+            valid(
+                each.ids,
+                tf.int32.max if each.places else feature.table.vocabulary_size,
+            )
             for feature, each in zip(features, parsed, strict=True)
         ]
         validity = make_validities(inside, checks.hold(), invalid_ids)
         return [
-            _finish(feature, each, invalid_ids, of_feature)
+            _finish(feature, each, layouts, invalid_ids, of_feature)
             for feature, each, of_feature in zip(
                 features, parsed, validity, strict=True
             )
@@ -208,7 +223,7 @@ def to_bags(
         early = consensus.prepare(
             features,
             [
-                _finish(feature, each.without_weights(), invalid_ids)
+                _finish(feature, each.without_weights(), layouts, invalid_ids)
                 for feature, each in zip(features, parsed, strict=True)
             ],
             [each.weights is not None for each in parsed],
@@ -219,14 +234,47 @@ def to_bags(
         require_valid_in_kernel(module, *numbered, training)
         valid_ids = [each.ids for each in numbered[1]]
         for feature, each in zip(features, parsed, strict=True):
-            if feature.table.keys is not None:
-                # No key counts in a step that a bad id of another table fails.
+            if not _is_number(feature, each):
+                # No key counts in a step that a bad id of another table fails,
+                # and no row of a hashed id is read.
                 with tf.control_dependencies(valid_ids):
                     each.ids = tf.reshape(each.ids, [-1])
     return [
-        _finish(feature, each, invalid_ids)
+        _finish(feature, each, layouts, invalid_ids)
         for feature, each in zip(features, parsed, strict=True)
     ]
+
+
+def lookup_bags(
+    features: Sequence[FeatureSpec], bags: Sequence[BaggedIds]
+) -> list[BaggedIds]:
+    """The bags of the features' lookups, one feature after the other.
+
+    Args:
+        features: the features.
+        bags: what `to_bags` returned for them.
+    """
+    bagged = [(f, each) for f in features for each in f.bagged]
+    return [
+        b
+        for (feature, each), b in zip(bagged, bags, strict=True)
+        if each in feature.lookups
+    ]
+
+
+def first_bags(
+    features: Sequence[FeatureSpec], bags: Sequence[BaggedIds]
+) -> list[BaggedIds]:
+    """The bags that each feature's activations are laid out by.
+
+    Args:
+        features: the features.
+        bags: what `to_bags` returned for them.
+    """
+    numbers = itertools.accumulate(
+        (len(feature.bagged) for feature in features), initial=0
+    )
+    return [bags[i] for i, _ in zip(numbers, features, strict=False)]
 
 
 def _numbered(
@@ -236,9 +284,14 @@ def _numbered(
     pairs = [
         (f, each)
         for f, each in zip(features, parsed, strict=True)
-        if f.table.keys is None
+        if _is_number(f, each)
     ]
     return [f for f, _ in pairs], [each for _, each in pairs]
+
+
+def _is_number(feature: FeatureSpec, parsed: ParsedIds) -> bool:
+    """Whether the user's ids are numbers of rows, which have to be checked."""
+    return feature.table.keys is None and parsed.drops is None
 
 
 def position_mask(bags: BaggedIds) -> tf.Tensor:
@@ -251,13 +304,15 @@ def position_mask(bags: BaggedIds) -> tf.Tensor:
         bool, in the bags' shape.
     """
     mask = None if bags.validity is None else bags.validity.mask
-    if bags.bag_ids is None:
+    if bags.even:
         flat = tf.fill(bags.count[None], True) if mask is None else mask
     else:
         if mask is None:
-            mask = tf.fill(tf.shape(bags.bag_ids), True)
+            mask = tf.fill(tf.shape(bags.ids), True)
         ids = tf.cast(mask, tf.int32)
-        flat = tf.math.unsorted_segment_sum(ids, bags.bag_ids, bags.count) > 0
+        flat = (
+            tf.math.unsorted_segment_sum(ids, bags.bag_of_id(), bags.count) > 0
+        )
     return tf.ensure_shape(tf.reshape(flat, bags.shape), bags.static_shape)
 
 
@@ -271,19 +326,43 @@ def _guard(
         for each in parsed
         for name in names
         if tf.is_tensor(getattr(each, name))
-        and not (name == "bag_ids" and each.splits is not None)
     ]
     guarded = checks.guard([*(getattr(*place) for place in places), *others])
     for (each, name), tensor in zip(places, guarded, strict=False):
-        if name == "splits" and tensor is not each.splits:
-            each.bag_ids = bag_of_id(tensor)
         setattr(each, name, tensor)
     return guarded[len(places) :]
+
+
+class _Layouts:
+    """The shapes that bags are laid out in, as tensors, each made once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], tuple[tf.Tensor, tf.Tensor]] = {}
+
+    def of(self, shape: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """A shape, [rank] int32, and the number of its bags, a scalar.
+
+        Args:
+            shape: a list of integers, or a tensor.
+        """
+        if not isinstance(shape, list):
+            shape = tf.cast(shape, tf.int32)
+            if shape.shape == [1]:
+                return shape, tf.squeeze(shape)
+            return shape, tf.reduce_prod(shape)
+        key = tuple(shape)
+        if key not in self._known:
+            self._known[key] = (
+                tf.constant(shape, tf.int32, [len(shape)]),
+                tf.constant(math.prod(shape)),
+            )
+        return self._known[key]
 
 
 def _finish(
     feature: FeatureSpec,
     parsed: ParsedIds,
+    layouts: _Layouts,
     invalid_ids: str,
     validity: Validity | None = None,
 ) -> BaggedIds:
@@ -291,36 +370,37 @@ def _finish(
     splits = parsed.splits
     if parsed.kept is not None:
         weights = tf.gather(weights, parsed.kept)
-    shape = tf.cast(parsed.shape, tf.int32)
-    count = (
-        tf.constant(math.prod(parsed.shape))
-        if isinstance(parsed.shape, list)
-        else tf.reduce_prod(shape)
-    )
-    bag_size = parsed.bag_size if bag is None else None
+    shape, count = layouts.of(parsed.shape)
+    bag_size = parsed.bag_size if parsed.even else None
     combiner = feature.table.combiner
     vocabulary_size = feature.table.vocabulary_size
     combine = parsed.combine
-    if feature.table.keys is not None:
-        pass  # Every key is one.
-    elif invalid_ids == "zero" and validity is not None:
+    drops = invalid_ids == "zero" if parsed.drops is None else parsed.drops
+    if feature.table.keys is not None or not drops:
+        pass  # Every key, and every hashed id, is one.
+    elif validity is not None:
         weights = validity.weights(weights, combine)
-    elif invalid_ids == "zero":
+    else:
         # An id that is left out leaves its bag empty, which is a zero vector.
-        kept = tf.where(valid(ids, vocabulary_size))[:, 0]
+        inside = ids >= 0 if parsed.drops else valid(ids, vocabulary_size)
+        kept = tf.where(inside)[:, 0]
         bag = (
             tf.cast(kept // bag_size, tf.int32)
-            if bag is None
-            else tf.gather(bag, kept)
+            if parsed.even
+            else tf.gather(parsed.bag_of_id(), kept)
         )
         bag_size = splits = None
         ids = tf.gather(ids, kept)
         weights = None if weights is None else tf.gather(weights, kept)
-    if ids.dtype != tf.int64 or not kernels.operations(None, training=True):
+    in_kernels = kernels.operations(None, training=True)
+    if splits is not None and (not in_kernels or weights is not None):
+        bag = bag_of_id(splits)  # Once for all that needs it.
+    if ids.dtype != tf.int64 or not in_kernels:
         # TensorFlow's operations are faster on int32.
         ids = tf.cast(ids, id_dtype(feature.table))
     if validity is not None:
-        ids = tf.where(validity.mask, ids, vocabulary_size)
+        beyond = 0 if parsed.places else vocabulary_size
+        ids = tf.where(validity.mask, ids, beyond)
     if weights is None and (not combine or bag_size == 1):
         # One id of weight 1: every combiner gives the row itself.
         scale = None

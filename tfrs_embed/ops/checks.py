@@ -117,10 +117,15 @@ class Checks:
             )
 
     def require_all(
-        self, oks: tf.Tensor, texts: Sequence[Callable[[], tf.Tensor]]
+        self, oks: tf.Tensor, text: Callable[[], tf.Tensor]
     ) -> None:
-        """Adds conditions, [n] bool, with a text for each, in a graph."""
-        self._checks.append((oks, lambda: tf.stack([t() for t in texts])))
+        """Adds conditions in a graph.
+
+        Args:
+            oks: [n] bool.
+            text: as in `require`; words the error of the first that failed.
+        """
+        self._checks.append((oks, text))
 
     def hold(self) -> tf.Tensor:
         """Returns whether all conditions hold, for code that can't raise.
@@ -145,25 +150,32 @@ class Checks:
         if not self._checks and self._consensus is None:
             return list(tensors)
         consensus = self._consensus
-        oks = _in_row(self._oks() or [tf.constant(True)])
-        ok = tf.reduce_all(oks)
+        oks = self._oks() or [tf.constant(True)]
+        ok = tf.reduce_all(_in_row(oks))
         if consensus is not None:
             ok = consensus.holds(ok)
 
         def fail() -> list[tf.Tensor]:
-            texts = [text() for _, text in self._checks] or [tf.constant("")]
+            texts = [text() for _, text in self._checks]
+            good = [tf.reduce_all(each) for each in oks]
             if consensus is None:
-                text = tf.boolean_mask(_in_row(texts), ~oks)[0]
+                text = tf.boolean_mask(tf.stack(texts), ~tf.stack(good))[0]
             else:
                 # Where all of this replica's hold the text is another's.
                 bad = tf.boolean_mask(
-                    _in_row([*texts, tf.constant("")]),
-                    tf.concat([~oks, [True]], 0),
+                    tf.stack([*texts, ""]),
+                    tf.concat([~tf.stack(good[: len(texts)]), [True]], 0)
+                    if texts
+                    else [True],
                 )
                 text = consensus.text(bad[0])
             failed = tf.debugging.Assert(False, [text])
             with tf.control_dependencies([failed]):
-                return [tf.zeros([0] * t.shape.rank, t.dtype) for t in tensors]
+                kinds = {(t.shape.rank, t.dtype) for t in tensors}
+                empty = {
+                    kind: tf.zeros([0] * kind[0], kind[1]) for kind in kinds
+                }
+                return [empty[t.shape.rank, t.dtype] for t in tensors]
 
         # The tensors go through the branch, not just beside it: Grappler
         # assumes that all operations succeed, so that it would take a shape

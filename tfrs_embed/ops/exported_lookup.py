@@ -10,7 +10,8 @@ import tensorflow as tf
 from tfrs_embed.kernels import portable_call
 from tfrs_embed.ops import kernel_calls
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.parsed_ids import bag_of_id, of_one_dtype
+from tfrs_embed.ops.parsed_ids import of_one_dtype
+from tfrs_embed.ops.rounding import widen
 
 _FIELDS = ("ids", "grouping", "weights", "scale")
 
@@ -26,7 +27,7 @@ def lookup(
 
     Args:
         module: the kernels' operations.
-        tables: each [rows, dim] float32.
+        tables: each [rows, dim] float32, bfloat16 or float16.
         table_of: each feature's table.
         bags: each feature's bags.
         combine: combines the rows of a feature's ids in TensorFlow operations.
@@ -49,11 +50,14 @@ def lookup(
         vectors = []
         for t, shape, b in zip(table_of, shapes, unpacked, strict=True):
             rows = tf.raw_ops.ResourceGather(
-                resource=handles[t], indices=b.ids, dtype=tf.float32
+                resource=handles[t], indices=b.ids, dtype=tables[t].dtype
             )
             rows.set_shape([None, shape[-1]])
-            sizes = [-1 if size is None else size for size in shape]
-            vectors.append(tf.reshape(combine(rows, None, b), sizes))
+            combined = combine(widen(rows), None, b)
+            if shape.rank != 2:
+                sizes = [-1 if size is None else size for size in shape]
+                combined = tf.reshape(combined, sizes)
+            vectors.append(combined)
         return vectors
 
     def kernel(*inputs: tf.Tensor) -> list[tf.Tensor]:
@@ -92,6 +96,7 @@ def _unpack(
         if b.splits is None:
             given["bag_ids"] = grouping
         else:
-            given.update(splits=grouping, bag_ids=bag_of_id(grouping))
+            # Bags' numbers of the outer graph would be one more input.
+            given.update(splits=grouping, bag_ids=None)
         unpacked.append(b._replace(count=counts[i], **given))
     return list(inputs[:num_tables]), unpacked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from tfrs_embed import kernels
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.kernels import portable_call
 from tfrs_embed.ops.checks import Checks, first, message
-from tfrs_embed.ops.parsed_ids import ParsedIds, of_one_dtype
+from tfrs_embed.ops.parsed_ids import ParsedIds, bag_of_id, of_one_dtype
 
 
 def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
@@ -43,19 +42,93 @@ def require_valid(
     checks: Checks,
     training: bool,
 ) -> None:
-    """Adds the conditions that all ids are in their features' tables."""
-    sizes = [feature.table.vocabulary_size for feature in features]
-    texts = [
-        functools.partial(_range_message, feature, each.ids)
-        for feature, each in zip(features, parsed, strict=True)
-    ]
-    module = checking_kernels(parsed)
-    if module and training:
-        ids = of_one_dtype([each.ids for each in parsed])
-        checks.require_all(module.tfrs_embed_inside(ids=ids, rows=sizes), texts)
+    """Adds the conditions that all ids are in their features' tables.
+
+    Args:
+        features: the features.
+        parsed: their ids.
+        checks: takes the conditions.
+        training: whether this is part of a training step.
+    """
+    one_by_one = tf.executing_eagerly() or len(features) < 2
+    if one_by_one or any(
+        each.ids.dtype not in (tf.int32, tf.int64) for each in parsed
+    ):
+        for feature, each in zip(features, parsed, strict=True):
+            size = feature.table.vocabulary_size
+            checks.require(
+                tf.reduce_all(valid(each.ids, size)),
+                functools.partial(_range_message, feature, each.ids),
+            )
         return
-    for each, size, text in zip(parsed, sizes, texts, strict=True):
-        checks.require(tf.reduce_all(valid(each.ids, size)), text)
+    row = _Row(features, [each.ids for each in parsed])
+    module = checking_kernels(parsed)
+    oks = (
+        module.tfrs_embed_inside(ids=row.parts, rows=row.sizes)
+        if module and training
+        else row.valid()
+    )
+    checks.require_all(oks, row.message)
+
+
+class _Row:
+    """Ids of several features one after the other.
+
+    What is done with all of them at once takes a few operations. Features by
+    themselves take as many each, which is most of what tracing them takes.
+
+    Args:
+        features: the features.
+        ids: their ids, int32 or int64.
+    """
+
+    def __init__(
+        self, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
+    ) -> None:
+        self.sizes = [feature.table.vocabulary_size for feature in features]
+        if max(self.sizes) > tf.int32.max:
+            ids = [tf.cast(i, tf.int64) for i in ids]
+        self.parts = of_one_dtype(
+            [i if i.shape.rank == 1 else tf.reshape(i, [-1]) for i in ids]
+        )
+        self._names = [str(feature) for feature in features]
+
+    def all(self) -> tf.Tensor:
+        """All ids, [n]."""
+        return (
+            self.parts[0] if len(self.parts) == 1 else tf.concat(self.parts, 0)
+        )
+
+    def lengths(self) -> tf.Tensor:
+        """The number of each feature's ids, [features] int32."""
+        return tf.concat(tf.raw_ops.ShapeN(input=self.parts), 0)
+
+    def valid(self) -> tf.Tensor:
+        """Which ids are in their features' tables, [n] bool."""
+        if len(self.parts) == 1:
+            return valid(self.parts[0], self.sizes[0])
+        ids = self.all()
+        sizes = tf.constant(self.sizes, ids.dtype)
+        return (ids >= 0) & (ids < tf.gather(sizes, self._feature_of_id()))
+
+    def message(self) -> tf.Tensor:
+        """The text of the first id's error that is in no table."""
+        wrong = tf.where(~self.valid())[:1]
+        # Elsewhere there may be none, where another replica has one.
+        feature = tf.reduce_sum(tf.gather_nd(self._feature_of_id(), wrong), 0)
+        number = tf.reduce_sum(tf.gather_nd(self.all(), wrong), 0)
+        ends = [_valid_ids(size) for size in self.sizes]
+        return tf.strings.join(
+            [
+                tf.gather([f"{name}: id " for name in self._names], feature),
+                tf.strings.as_string(number),
+                tf.gather(ends, feature),
+            ]
+        )
+
+    def _feature_of_id(self) -> tf.Tensor:
+        """The feature of each id, [n] int32."""
+        return bag_of_id(tf.concat([[0], tf.cumsum(self.lengths())], 0))
 
 
 def require_valid_in_kernel(
@@ -84,15 +157,13 @@ def require_valid_in_kernel(
         )
 
     def stock(*ids: tf.Tensor) -> list[tf.Tensor]:
-        copies = [
-            dataclasses.replace(each, ids=i)
-            for each, i in zip(parsed, ids, strict=True)
-        ]
-        for each in copies:
-            each.flatten()
+        row = _Row(features, ids)
         checks = Checks()
-        require_valid(features, copies, checks, training=False)
-        return checks.guard([each.ids for each in copies])
+        checks.require_all(row.valid(), row.message)
+        [guarded] = checks.guard([row.all()])
+        if len(ids) == 1:
+            return [guarded]
+        return tf.split(guarded, row.lengths(), num=len(ids))
 
     ids = of_one_dtype([each.ids for each in parsed])
     rows = kernel(*ids) if training else portable_call.call(stock, kernel, ids)
@@ -105,6 +176,13 @@ def _range_message(feature: FeatureSpec, ids: tf.Tensor) -> tf.Tensor:
     return message(
         f"{feature}: id ",
         first(ids, ~valid(ids, size)),
+        _valid_ids(size),
+    )
+
+
+def _valid_ids(size: int) -> str:
+    """The end of the text of an id's error."""
+    return (
         f" is out of range; the table has {size} rows, valid ids are 0 to "
-        f"{size - 1}.",
+        f"{size - 1}."
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed import hashing as hashings
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.ops.checks import Checks, message
 
@@ -92,6 +93,10 @@ def to_tensor(value: Any, what: str) -> tf.Tensor:
     """
     if tf.is_tensor(value):
         return value
+    # Keras makes a tensor of each of Python's integers, by its size.
+    dtypes = {getattr(each, "dtype", None) for each in tf.nest.flatten(value)}
+    if dtypes == {tf.int32, tf.int64}:
+        value = tf.nest.map_structure(lambda i: tf.cast(i, tf.int64), value)
     try:
         return tf.convert_to_tensor(value)
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
@@ -116,15 +121,26 @@ def check_rank_2(
 
 
 def check_ids_dtype(feature: FeatureSpec, dtype: tf.DType) -> None:
-    """Checks that ids are integers.
+    """Checks that ids are integers, or strings that are hashed.
 
     Raises:
         TypeError: they aren't.
     """
+    hashing = feature.hashing
+    any_id = hashing is not None and hashings.takes_any_id(hashing)
+    if dtype == tf.string:
+        if any_id:
+            return
+        hint = "hashed=True" if hashing else "FeatureConfig(hashing=...)"
+        raise TypeError(
+            f"{feature}: ids must be integers, got string. {hint} takes "
+            "strings."
+        )
     if not dtype.is_integer:
         raise TypeError(
-            f"{feature}: ids must be integers, got {dtype.name}. Cast them "
-            "where they are made: a float32 can't hold every id above 2^24."
+            f"{feature}: ids must be integers{' or strings' if any_id else ''},"
+            f" got {dtype.name}. Cast them where they are made: a float32 "
+            "can't hold every id above 2^24."
         )
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import optimizers
 from tfrs_embed.kernels import handle_packs
 from tfrs_embed.ops import concat_gradients
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.parsed_ids import of_one_dtype
+from tfrs_embed.ops.rounding import Rounding
+from tfrs_embed.optimizers.rules import RULES, UpdateRule
 
 # Room for a rule's settings in cc/rows.h.
 _SETTINGS = 6
@@ -19,10 +20,10 @@ _SETTINGS = 6
 _OUTPUTS = (tf.float32, tf.bfloat16, tf.float16)
 
 
-def has_rule(rule: optimizers.UpdateRule) -> bool:
+def has_rule(rule: UpdateRule) -> bool:
     """Whether the kernels have the update rule."""
     # A subclass has the loop of its parent, but another formula.
-    return rule.loop is not None and type(rule) in optimizers.RULES
+    return rule.loop is not None and type(rule) in RULES
 
 
 def _features(
@@ -66,7 +67,7 @@ def lookup(
 
     Args:
         module: the kernels' operations.
-        tables: each [rows, dim] float32.
+        tables: each [rows, dim] float32, bfloat16 or float16.
         table_of: each feature's table.
         bags: each feature's bags.
         dtype: the dtype that the vectors will be cast to.
@@ -144,7 +145,7 @@ def combine(
 
     Args:
         module: the kernels' operations.
-        rows: [m, dim] float32.
+        rows: [m, dim] float32, bfloat16 or float16.
         places: each feature's [n] int32, the rows of its ids.
         bags: each feature's bags.
 
@@ -188,10 +189,12 @@ def spread(
 def update(
     module: Any,
     variables: Sequence[dict[str, tf.Variable]],
-    rules: Sequence[optimizers.UpdateRule],
+    rules: Sequence[UpdateRule],
     rates: Sequence[tf.Tensor],
     bags: Sequence[Sequence[BaggedIds]],
     gradients: Sequence[Sequence[tf.Tensor]],
+    roundings: Sequence[Rounding],
+    step: tf.Tensor | int,
 ) -> None:
     """Sums the gradients of each row of each table, and updates the rows.
 
@@ -202,6 +205,8 @@ def update(
         rates: each table's learning rate, a scalar float32.
         bags: the bags of each table's features.
         gradients: their gradients, [count, dim] float32.
+        roundings: how each table's new rows are rounded.
+        step: the number of updates made before this one, a scalar int64.
     """
     settings: list[float] = []
     for rule in rules:
@@ -223,6 +228,12 @@ def update(
         columns=found.first,
         rules=[rule.loop for rule in rules],
         settings=settings,
+        step=tf.convert_to_tensor(step, tf.int64),
+        stochastic=[r.stochastic for r in roundings],
+        seeds=[r.seed for r in roundings],
+        first_rows=[r.first_row for r in roundings],
+        row_strides=[r.row_stride for r in roundings],
+        first_columns=[r.first_column for r in roundings],
         **_features(
             [b.ids for b in flat],
             flat,

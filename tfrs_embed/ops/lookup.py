@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfrs_embed import kernels
 from tfrs_embed.ops import exported_lookup, kernel_calls, xla
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.rounding import widen
 from tfrs_embed.weak_gradients import custom_gradient
 
 # Up to this width a product with a sparse matrix was the fastest sum of rows,
@@ -28,7 +29,7 @@ def lookup(
     """Looks up features, each in one of the tables.
 
     Args:
-        tables: each [rows, dim] float32.
+        tables: each [rows, dim] float32, bfloat16 or float16.
         table_of: each feature's table.
         bags: each feature's bags.
         device: where the tables are.
@@ -46,7 +47,7 @@ def lookup(
     if module and bags:
         return exported_lookup.lookup(module, tables, table_of, bags, combine)
     return [
-        combine(tf.gather(tables[t], b.ids), None, b)
+        combine(widen(tf.gather(tables[t], b.ids)), None, b)
         for t, b in zip(table_of, bags, strict=True)
     ]
 
@@ -61,7 +62,7 @@ def combine_all(
     """Combines rows into the vectors of several features.
 
     Args:
-        rows: [m, dim] float32.
+        rows: [m, dim] float32, bfloat16 or float16.
         index: each feature's [n] int32, the row of each id.
         bags: each feature's bags.
         device: where the rows are.
@@ -73,6 +74,7 @@ def combine_all(
     module = kernels.operations(device, training)
     if module and bags:
         return kernel_calls.combine(module, rows, index, bags)
+    rows = widen(rows)
     return [combine(rows, i, b) for i, b in zip(index, bags, strict=True)]
 
 
@@ -91,21 +93,21 @@ def combine(
     """
     if bags.validity is not None:
         return xla.combine(rows, index, bags)
-    bag = bags.bag_ids
     if bags.weights is not None:
         if index is not None:
             rows, index = tf.gather(rows, index), None
         rows *= tf.cast(bags.weights, rows.dtype)[:, None]
-    if bag is None and bags.bag_size != 1:
-        bag = bags.bag_of_id()
-    if bag is None:
+    if bags.bag_size == 1:
         if index is not None:
             rows = tf.gather(rows, index)
     else:
         if index is None:
             index = tf.range(tf.shape(rows)[0])
         rows = tf.raw_ops.SparseSegmentSumWithNumSegments(
-            data=rows, indices=index, segment_ids=bag, num_segments=bags.count
+            data=rows,
+            indices=index,
+            segment_ids=bags.bag_of_id(),
+            num_segments=bags.count,
         )
     if bags.scale is not None:
         rows *= tf.cast(bags.scale, rows.dtype)[:, None]
@@ -170,35 +172,48 @@ def spread(
     gradient = _concat(scaled)
     narrow = gradient.shape[1] <= _NARROW
     unweighted = all(b.weights is None for b in bags)
-    if not narrow and unweighted and all(b.bag_size == 1 for b in bags):
+    one_each = all(b.bag_size == 1 for b in bags)
+    if not narrow and unweighted and one_each:
         return tf.math.unsorted_segment_sum(gradient, index, num_rows)
-    # Number the bags of all features in one row.
-    first = tf.constant(0)
-    numbers = []
-    for b in bags:
-        numbers.append(b.bag_of_id() + first)
-        first += b.count
-    bag = _concat(numbers)
+    bag = tf.range(tf.size(index)) if one_each else _number(bags)
     if not narrow and unweighted:
         return _spread_unweighted(gradient, index, bag, num_rows)
-    weights = _concat(
-        [
-            tf.ones(tf.shape(b.ids), tf.float32)
-            if b.weights is None
-            else b.weights
-            for b in bags
-        ]
-    )
+    weights = tf.ones(tf.shape(index), tf.float32)
+    if not unweighted:
+        weights = _concat(
+            [
+                tf.ones(tf.shape(b.ids), tf.float32)
+                if b.weights is None
+                else b.weights
+                for b in bags
+            ]
+        )
     weights = tf.cast(weights, gradient.dtype)
     if narrow:
         return tf.raw_ops.SparseTensorDenseMatMul(
             a_indices=_pairs(index, bag),
             a_values=weights,
-            a_shape=tf.cast(tf.stack([num_rows, first]), tf.int64),
+            a_shape=tf.concat(
+                [
+                    tf.cast(num_rows, tf.int64)[None],
+                    tf.shape(gradient, tf.int64)[:1],
+                ],
+                0,
+            ),
             b=gradient,
         )
     per_id = tf.gather(gradient, bag) * weights[:, None]
     return tf.math.unsorted_segment_sum(per_id, index, num_rows)
+
+
+def _number(bags: Sequence[BaggedIds]) -> tf.Tensor:
+    """The bag of each id, the bags of all features numbered in one row."""
+    numbers = []
+    first = tf.constant(0)
+    for b in bags:
+        numbers.append(b.bag_of_id() + first)
+        first += b.count
+    return _concat(numbers)
 
 
 def _pairs(low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:

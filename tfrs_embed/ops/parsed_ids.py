@@ -7,7 +7,7 @@ their weights, and the shape that the bags are laid out in.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,8 @@ class ParsedIds:
 
     Attributes:
         ids: n integers, of any shape until `flatten`.
-        bag_ids: [n] int32, the bag of each id, ascending; None: every bag has
-            `bag_size` ids.
+        bag_ids: [n] int32, the bag of each id, ascending; None: `splits` says
+            it, or every bag has `bag_size` ids.
         weights: float32, [n], or what `kept` picks the [n] of; or None.
         shape: [rank], the shape that the bags are laid out in: an int32
             tensor, or a list if it is known when tracing.
@@ -46,6 +46,10 @@ class ParsedIds:
         splits: [count + 1] int32, where each bag begins and the last ends, if
             that is how they were given.
         most: the most ids that a bag can have, if `combine` and if declared.
+        drops: of ids that hashing made, and that nobody has to check: whether
+            -1 is among them, which is none and is left out. None: the ids are
+            the user's.
+        places: whether they are places among the ids, and not of a table.
     """
 
     ids: tf.Tensor
@@ -58,11 +62,22 @@ class ParsedIds:
     bag_size: int = 1
     splits: tf.Tensor | None = None
     most: int | None = None
+    drops: bool | None = None
+    places: bool = False
 
     def flatten(self) -> None:
         """Lays the ids out as [n]."""
         if self.ids.shape.rank != 1:
             self.ids = tf.reshape(self.ids, [-1])
+
+    @property
+    def even(self) -> bool:
+        """Whether every bag has `bag_size` ids."""
+        return self.bag_ids is None and self.splits is None
+
+    def bag_of_id(self) -> tf.Tensor:
+        """Returns [n] int32, the bag of each id, unless they are `even`."""
+        return bag_of_id(self.splits) if self.bag_ids is None else self.bag_ids
 
     def without_weights(self) -> ParsedIds:
         """These ids, each of weight 1."""
@@ -222,19 +237,22 @@ def _parse_ragged(
                 "row splits of the ids",
             )
         values = as_float32(feature, weights.values)
-    rows = tf.cast(ids.nrows(), tf.int32)
     splits = tf.cast(ids.row_splits, tf.int32)
-    bag = bag_of_id(splits)
 
-    def column() -> tf.Tensor:
-        return tf.range(tf.size(bag)) - tf.gather(splits, bag)
+    def places() -> tuple[tf.Tensor, tf.Tensor]:
+        bag = bag_of_id(splits)
+        return bag, tf.range(tf.size(bag)) - tf.gather(splits, bag)
 
-    parsed = _by_rows(
-        feature, checks, ids.values, bag, column, values, rows, ids.shape[0]
+    return _by_rows(
+        feature,
+        checks,
+        ids.values,
+        places,
+        values,
+        tf.size(splits) - 1 if ids.shape[0] is None else ids.shape[0],
+        ids.shape[0],
+        splits,
     )
-    if parsed.bag_ids is bag:
-        parsed.splits = splits
-    return parsed
 
 
 def _parse_sparse(
@@ -275,8 +293,7 @@ def _parse_sparse(
         feature,
         checks,
         ids.values,
-        tf.cast(row, tf.int32),
-        lambda: tf.cast(column, tf.int32),
+        lambda: (tf.cast(row, tf.int32), tf.cast(column, tf.int32)),
         values,
         tf.cast(ids.dense_shape[0], tf.int32),
         ids.shape[0],
@@ -317,19 +334,36 @@ def _by_rows(
     feature: FeatureSpec,
     checks: Checks,
     ids: tf.Tensor,
-    row: tf.Tensor,
-    column: Any,
+    places: Callable[[], tuple[tf.Tensor, tf.Tensor]],
     weights: tf.Tensor | None,
-    rows: tf.Tensor,
+    rows: Any,
     static_rows: int | None,
+    splits: tf.Tensor | None = None,
 ) -> ParsedIds:
-    """Bags of ragged or sparse ids: a row each, or a position each."""
+    """Bags of ragged or sparse ids: a row each, or a position each.
+
+    Args:
+        feature: the feature.
+        checks: takes the conditions that depend on values.
+        ids: [n].
+        places: gives each id's row and its position in it, [n] int32.
+        weights: [n] float32, or None.
+        rows: the number of rows, a tensor unless it is known when tracing.
+        static_rows: that, if it is known.
+        splits: [rows + 1] int32, where each row begins and the last ends, if
+            that is how they were given.
+    """
     wanted = feature.output_shape
     length = feature.max_sequence_length
+
+    def of_rows(shape: Any, static: tf.TensorShape) -> ParsedIds:
+        row = None if splits is not None else places()[0]
+        return ParsedIds(ids, row, weights, shape, static, True, splits=splits)
+
     if wanted in (None, (None,)) and not length:
-        return ParsedIds(
-            ids, row, weights, rows[None], tf.TensorShape([static_rows]), True
-        )
+        known_rows = isinstance(rows, int)
+        shape = [rows] if known_rows else tf.expand_dims(rows, 0)
+        return of_rows(shape, tf.TensorShape([static_rows]))
     if wanted is None:
         wanted = (static_rows, length)
     if _is_sequence(feature, wanted, static_rows):
@@ -337,13 +371,13 @@ def _by_rows(
             feature,
             checks,
             ids,
-            row,
-            column(),
+            *places(),
             weights,
-            rows,
+            tf.convert_to_tensor(rows),
             static_rows,
             wanted,
         )
+    rows = tf.convert_to_tensor(rows)
     # The rows fill output_shape in order; one unknown dimension is inferred.
     shape = tf.stack([-1 if d is None else d for d in wanted])
     if sum(d is None for d in wanted) > 1:
@@ -367,7 +401,7 @@ def _by_rows(
             ".",
         ),
     )
-    return ParsedIds(ids, row, weights, shape, tf.TensorShape(wanted), True)
+    return of_rows(shape, tf.TensorShape(wanted))
 
 
 def _sequences(
@@ -426,11 +460,15 @@ def bag_of_id(splits: tf.Tensor) -> tf.Tensor:
     """
     # Each place that a bag begins at counts one more. `tf.repeat` takes the
     # memory of all bags being as long as the longest, and traces for longer.
-    begins, size = splits[1:-1], splits[-1]
-    counts = tf.math.unsorted_segment_sum(
-        tf.ones_like(begins), begins, size + 1
+    begins, size = splits[1:-1], splits[-1:]
+    counts = tf.raw_ops.UnsortedSegmentSum(
+        data=tf.ones_like(begins),
+        segment_ids=begins,
+        num_segments=tf.reshape(size + 1, []),
     )
-    return tf.cumsum(counts)[:size]
+    return tf.raw_ops.Slice(
+        input=tf.raw_ops.Cumsum(x=counts, axis=0), begin=[0], size=size
+    )
 
 
 def of_one_dtype(ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -58,6 +58,10 @@ def _to_tensor(what: str, value: Any, dtype: Any, ragged: bool | None) -> Any:
     )
     if rows and any(tf.is_tensor(row) for row in value):
         return value  # TensorFlow stacks them.
+    if _is_objects(value) and all(
+        isinstance(each, (str, bytes)) for each in value.flat
+    ):
+        return tf.convert_to_tensor(value)  # As pandas has strings.
     if ragged is None:
         ragged = rows and (
             isinstance(value, np.ndarray) or _lengths_differ(value)
@@ -95,3 +99,11 @@ def _typed(array: np.ndarray) -> np.ndarray:
     if array.size == 0 and array.dtype == np.float64:
         return array.astype(np.int64)
     return array
+
+
+def _is_objects(value: Any) -> bool:
+    return (
+        isinstance(value, np.ndarray)
+        and value.dtype == object
+        and value.size > 0
+    )

@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import kernels
-from tfrs_embed.ops import kernel_calls, lookup, xla
+from tfrs_embed.ops import kernel_calls, lookup, rounding, xla
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.parsed_ids import of_one_dtype
+from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.optimizers.rules import UpdateRule
 
 PARAMETERS = "parameters"
@@ -39,12 +40,16 @@ class TableUpdate(NamedTuple):
         rule: the update rule.
         rate: its learning rate, a scalar float32.
         contributions: the contributions to its rows' gradients.
+        step: the number of updates made before this one, a scalar int64.
+        rounding: how its new rows are rounded, if they aren't float32.
     """
 
     variables: dict[str, tf.Variable]
     rule: UpdateRule
     rate: tf.Tensor
     contributions: GradientContributions
+    step: tf.Tensor | int = 0
+    rounding: Rounding = Rounding()
 
 
 def row_gradients(
@@ -134,6 +139,8 @@ def update(updates: Sequence[TableUpdate], device: str | None) -> None:
             [u.rate for u in updates],
             [u.contributions.bags for u in updates],
             [u.contributions.gradients for u in updates],
+            [u.rounding for u in updates],
+            updates[0].step,
         )
         return
     for group in _alike(updates):
@@ -195,7 +202,7 @@ def _update_together(
     old = {
         name: tf.concat(
             [
-                tf.gather(u.variables[name], r)
+                rounding.widen(tf.gather(u.variables[name], r))
                 for u, r in zip(updates, rows, strict=True)
             ],
             0,
@@ -210,7 +217,7 @@ def _update_together(
         for table_update, r, each in zip(
             updates, rows, tf.split(new, counts, num=count), strict=True
         ):
-            scatter_update(table_update.variables[name], r, each)
+            _write(table_update, name, r, each)
 
 
 def _in_order(table_update: TableUpdate) -> dict[str, tf.Variable]:
@@ -233,14 +240,30 @@ def update_unique(
         made: scalar bool; if not, the rows stay what they are. None: true.
     """
     variables = table_update.variables
-    old = {k: tf.gather(v, ids) for k, v in variables.items()}
+    old = {k: rounding.widen(tf.gather(v, ids)) for k, v in variables.items()}
     slots = {k: v for k, v in old.items() if k != PARAMETERS}
     parameters, slots = table_update.rule.update(
         table_update.rate, gradients, old[PARAMETERS], slots
     )
     for name, new in {PARAMETERS: parameters, **slots}.items():
         rows = new if made is None else tf.where(made, new, old[name])
-        scatter_update(variables[name], ids, rows)
+        _write(table_update, name, ids, rows)
+
+
+def _write(
+    table_update: TableUpdate, name: str, ids: tf.Tensor, rows: tf.Tensor
+) -> None:
+    """Writes new rows, float32, of the parameters or a slot."""
+    variable = table_update.variables[name]
+    if name == PARAMETERS:
+        rows = rounding.narrow(
+            rows,
+            variable.dtype,
+            table_update.rounding,
+            tf.convert_to_tensor(table_update.step, tf.int64),
+            ids,
+        )
+    scatter_update(variable, ids, rows)
 
 
 def scatter_update(
@@ -252,9 +275,9 @@ def scatter_update(
     scatter ops on a CPU, and it does not read or copy the variable.
 
     Args:
-        variable: [vocabulary_size, dim].
+        variable: [vocabulary_size, dim] or [vocabulary_size].
         ids: [rows], unique, or equal ones with equal rows.
-        rows: [rows, dim].
+        rows: [rows, dim] or [rows].
     """
     tf.raw_ops.ResourceScatterUpdate(
         resource=variable.handle, indices=ids, updates=rows

@@ -1,32 +1,18 @@
 """Table optimizers: update rules, their learning rates, what is taken for one.
 
-A module per idea: `rules` has the formulas, and a new rule is a class there;
-`learning_rate` has what may change between steps, `conversion` what users give
-for an optimizer.
+`declared` has the optimizers that this package adds to TensorFlow's and
+Keras's, which users make. A module per idea: `rules` has the formulas, and a
+new rule is a class there; `learning_rate` has what may change between steps,
+`conversion` what users give for an optimizer.
+
+Example:
+    >>> table = tfrs_embed.TableConfig(
+    ...     "movie", 1000, 16, optimizer=tfrs_embed.optimizers.RowWiseAdagrad()
+    ... )
+    >>> table.optimizer.learning_rate
+    0.01
 """
 
-from tfrs_embed.optimizers.rules import (
-    FTRL,
-    RULES,
-    SGD,
-    Adagrad,
-    AdagradMomentum,
-    Adam,
-    Momentum,
-    RMSprop,
-    TableOptimizer,
-    UpdateRule,
-)
+from tfrs_embed.optimizers.declared import RowWiseAdagrad
 
-__all__ = [
-    "FTRL",
-    "RULES",
-    "SGD",
-    "Adagrad",
-    "AdagradMomentum",
-    "Adam",
-    "Momentum",
-    "RMSprop",
-    "TableOptimizer",
-    "UpdateRule",
-]
+__all__ = ["RowWiseAdagrad"]

@@ -24,6 +24,8 @@ from tfrs_embed.optimizers.learning_rate import (
     check_given,
     check_rate,
     is_schedule,
+    restored,
+    stored,
 )
 from tfrs_embed.optimizers.rules import (
     RULES,
@@ -32,10 +34,13 @@ from tfrs_embed.optimizers.rules import (
     UpdateRule,
 )
 
-# The rules that are TensorFlow's optimizers, and those that are Keras's: of one
-# class that with fewer settings first.
+# The rules that are TensorFlow's optimizers, those that are this package's, and
+# those that are Keras's: of one class that with fewer settings first.
 _OF_TPU: dict[type, type[UpdateRule]] = {
     rule.tpu: rule for rule in RULES if rule.tpu is not None
+}
+_DECLARED: dict[type, type[UpdateRule]] = {
+    rule.declared: rule for rule in RULES if rule.declared is not None
 }
 _OF_KERAS: dict[str, list[type[UpdateRule]]] = {
     kind: [rule for rule in RULES if rule.keras == kind]
@@ -51,8 +56,9 @@ def convert(
 
     Args:
         optimizer: None; "sgd", "adagrad", "adagrad_momentum", "adam" or "ftrl"
-            (the `tf.tpu.experimental.embedding` optimizer with its defaults);
-            such an object; a Keras SGD, Adagrad, Adam, Ftrl or RMSprop, of
+            (the `tf.tpu.experimental.embedding` optimizer with its defaults),
+            or "row_wise_adagrad" (that of `tfrs_embed.optimizers`); such an
+            object; a Keras SGD, Adagrad, Adam, Ftrl or RMSprop, of
             tf_keras, new or legacy (RMSprop only new), or of Keras 3, possibly
             wrapped in a LossScaleOptimizer; or a dict as `serialize`, or
             `keras.optimizers.serialize`, makes it.
@@ -102,10 +108,13 @@ def _find(optimizer: Any, where: str, keras: Any) -> _Found:
     if isinstance(optimizer, Mapping):
         made = _from_mapping(optimizer, where, keras or kerases.default())
         return _find(made, where, keras)
+    source = optimizer
     if isinstance(optimizer, str):
-        return _from_tpu(_by_name(optimizer, where), where, optimizer)
+        optimizer = _by_name(optimizer, where)
     if type(optimizer) in _OF_TPU:
-        return _from_tpu(optimizer, where, optimizer)
+        return _from_tpu(optimizer, where, source)
+    if type(optimizer) in _DECLARED:
+        return _from_declared(optimizer, where, source)
     if isinstance(optimizer, type):
         raise TypeError(
             f"{where}: the optimizer must be an instance, got the class "
@@ -122,7 +131,9 @@ def _find(optimizer: Any, where: str, keras: Any) -> _Found:
     wanted = (keras or own or kerases.default()).__name__
     message = (
         f"{where}: {_class_name(optimizer)} can't train a table; use "
-        f"{_one_of([*_OF_KERAS])} of {wanted}.optimizers, or {TPU_OPTIMIZERS}."
+        f"{_one_of([*_OF_KERAS])} of {wanted}.optimizers, {TPU_OPTIMIZERS}, or "
+        f"{_one_of([kind.__name__ for kind in _DECLARED])} of "
+        "tfrs_embed.optimizers."
     )
     if own is not None and own.__name__ != wanted:
         message += (
@@ -136,7 +147,7 @@ _KERAS_NAMES = {kerases.TF_KERAS: "tf_keras", kerases.KERAS_3: "Keras 3"}
 
 
 def _by_name(name: str, where: str) -> Any:
-    kinds = {_snake(kind.__name__): kind for kind in _OF_TPU}
+    kinds = {_snake(kind.__name__): kind for kind in (*_OF_TPU, *_DECLARED)}
     if name.lower() not in kinds:
         raise ValueError(
             f"{where}: unknown optimizer {name!r}; known names are "
@@ -147,7 +158,8 @@ def _by_name(name: str, where: str) -> Any:
 
 
 def _one_of(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 #: TensorFlow's optimizers that are rules, for error messages.
@@ -188,6 +200,18 @@ def _from_tpu(optimizer: Any, where: str, source: Any) -> _Found:
         rule,
         lambda: LearningRate.of(optimizer.learning_rate, where),
         source,
+    )
+
+
+def _from_declared(optimizer: Any, where: str, source: Any) -> _Found:
+    where = f"{where}: {type(optimizer).__name__}"
+    kind = _DECLARED[type(optimizer)]
+    rule = _make(
+        kind,
+        {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(kind)},
+    )
+    return _Found(
+        rule, lambda: LearningRate.of(optimizer.learning_rate, where), source
     )
 
 
@@ -375,6 +399,15 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
         if _assigned_rate(made, trained_by) is None:
             return optimizer
         optimizer = made
+    if type(optimizer) in _DECLARED:
+        assigned = _assigned_rate(optimizer, trained_by)
+        if assigned is not None:
+            optimizer = dataclasses.replace(optimizer, learning_rate=assigned)
+        return {
+            "kind": "tfrs_embed",
+            "class_name": type(optimizer).__name__,
+            "config": optimizer.get_config(),
+        }
     if type(optimizer) not in _OF_TPU:
         return {
             "kind": "keras",
@@ -385,19 +418,11 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
         for name in _TPU_ARGUMENTS
         if hasattr(optimizer, name)
     }
-    rate = arguments["learning_rate"]
-    if is_schedule(rate):
-        schedules = kerases.of(rate).optimizers.schedules
-        arguments["learning_rate"] = schedules.serialize(rate)
-    elif callable(rate) or isinstance(rate, tf.Variable):
-        raise ValueError(
-            f"{type(optimizer).__name__}'s learning_rate is a "
-            f"{type(rate).__name__}, which can't be stored in a config; use a "
-            "number or a Keras LearningRateSchedule."
-        )
-    else:
-        assigned = _assigned_rate(optimizer, trained_by)
-        arguments["learning_rate"] = rate if assigned is None else assigned
+    assigned = _assigned_rate(optimizer, trained_by)
+    arguments["learning_rate"] = stored(
+        arguments["learning_rate"] if assigned is None else assigned,
+        type(optimizer).__name__,
+    )
     return {
         "kind": "tpu",
         "class_name": type(optimizer).__name__,
@@ -411,10 +436,11 @@ def _assigned_rate(
     """The rate in place of the number that was given; None: still that.
 
     Args:
-        optimizer: TensorFlow's, as it was given.
+        optimizer: TensorFlow's or this package's, as it was given.
         trained_by: what became of it.
     """
-    if trained_by is None:
+    given = kerases.variable(optimizer.learning_rate)
+    if trained_by is None or callable(given) or isinstance(given, tf.Variable):
         return None
     with tf.init_scope():
         rate = trained_by.learning_rate
@@ -438,11 +464,9 @@ def deserialize(config: Any, keras: Any) -> Any:
     if config["kind"] == "keras":
         return keras.optimizers.deserialize(config["config"])
     arguments = config["config"]
-    if isinstance(arguments["learning_rate"], Mapping):
-        arguments["learning_rate"] = keras.optimizers.schedules.deserialize(
-            arguments["learning_rate"]
-        )
-    kinds = {kind.__name__: kind for kind in _OF_TPU}
+    arguments["learning_rate"] = restored(arguments["learning_rate"], keras)
+    known = _DECLARED if config["kind"] == "tfrs_embed" else _OF_TPU
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in known}
     return kinds[config["class_name"]](**arguments)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,41 @@ def is_schedule(value: Any) -> bool:
     return any(
         c.__name__ == "LearningRateSchedule" for c in type(value).__mro__
     )
+
+
+def stored(rate: Any, name: str) -> Any:
+    """Returns a rate that an optimizer was given, JSON-able.
+
+    Args:
+        rate: what `LearningRate.of` takes.
+        name: the optimizer's class, for the error.
+
+    Raises:
+        ValueError: it is a callable or a variable.
+    """
+    if is_schedule(rate):
+        return kerases.of(rate).optimizers.schedules.serialize(rate)
+    if callable(rate) or isinstance(kerases.variable(rate), tf.Variable):
+        raise ValueError(
+            f"{name}'s learning_rate is a {type(rate).__name__}, which can't "
+            "be stored in a config; use a number or a Keras "
+            "LearningRateSchedule."
+        )
+    return rate if isinstance(rate, (int, float)) else float(rate)
+
+
+def restored(rate: Any, keras: Any) -> Any:
+    """Returns the rate that `stored` was given.
+
+    Args:
+        rate: what it returned.
+        keras: the Keras of schedules.
+    """
+    if isinstance(rate, Mapping):
+        # Keras writes into what it reads.
+        rate = copy.deepcopy(dict(rate))
+        return keras.optimizers.schedules.deserialize(rate)
+    return rate
 
 
 def check_given(value: Any, where: str) -> None:

@@ -7,18 +7,21 @@ applies them: a row that was not looked up keeps its values and slots.
 
 A rule is one class, in `RULES`: its fields are its settings, and its class
 attributes what it is elsewhere. `conversion` turns TensorFlow's and Keras's
-optimizers into rules by these. Its loop in C++ is in kernels/cc/rows.cc.
+optimizers, and those of `declared`, into rules by these. Its loop in C++ is in
+kernels/cc/rows.cc.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed.optimizers import declared
 from tfrs_embed.optimizers.learning_rate import LearningRate
 
 Slots = dict[str, tf.Tensor]
@@ -28,6 +31,23 @@ _tpu = tf.tpu.experimental.embedding
 # float32's rounding of it.
 _ADAGRAD_EPSILON = 1e-7
 _ADAGRAD_ACCUMULATOR = 0.01
+
+
+class Slot(NamedTuple):
+    """A variable that a rule keeps beside a table.
+
+    Attributes:
+        initial: what it begins with, everywhere.
+        by_row: whether it has one number for each row, [vocabulary_size]; if
+            not, it has the table's shape, [vocabulary_size, dim].
+    """
+
+    initial: float
+    by_row: bool = False
+
+    def row(self, dim: int) -> tuple[int, ...]:
+        """The shape of what it has for a row of a table of a width."""
+        return () if self.by_row else (dim,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +60,8 @@ class UpdateRule(abc.ABC):
     Attributes:
         tpu: TensorFlow's optimizer, with the same formula and defaults; None:
             TPUs don't have the rule.
+        declared: this package's optimizer of the rule, with the same formula
+            and defaults; None: TensorFlow or Keras has it.
         loop: the rule's number in kernels/cc/rows.h; None: the kernels don't
             have it.
         keras: the class in `tf_keras.optimizers` and its `legacy` that changes
@@ -50,6 +72,7 @@ class UpdateRule(abc.ABC):
     """
 
     tpu: ClassVar[type | None] = None
+    declared: ClassVar[type | None] = None
     loop: ClassVar[int | None] = None
     keras: ClassVar[str | None] = None
     keras_names: ClassVar[Mapping[str, str]] = {}
@@ -60,9 +83,18 @@ class UpdateRule(abc.ABC):
         """The rule's name in reports."""
         return type(self).__name__
 
-    def slots(self) -> dict[str, float]:
-        """Returns each slot's name and initial value."""
+    def slots(self) -> dict[str, Slot]:
+        """Returns the slots by name."""
         return {}
+
+    def numbers_per_row(self, dim: int) -> int:
+        """The numbers that all slots have for a row of a table of a width."""
+        return sum(math.prod(s.row(dim)) for s in self.slots().values())
+
+    @property
+    def needs_whole_rows(self) -> bool:
+        """Whether it can't update some columns of a row without the others."""
+        return any(slot.by_row for slot in self.slots().values())
 
     @abc.abstractmethod
     def update(
@@ -74,7 +106,8 @@ class UpdateRule(abc.ABC):
             rate: the learning rate, a scalar float32.
             g: the rows' gradients, [rows, dim] float32.
             w: the rows, [rows, dim] float32.
-            slots: the rows' slots by name, each [rows, dim] float32.
+            slots: the rows' slots by name, each [rows, dim] float32, or [rows]
+                if it is by row.
 
         Returns:
             The rows and slots after the update, in the same shapes.
@@ -151,9 +184,9 @@ class Adagrad(UpdateRule):
     keras = "Adagrad"
     keras_slots: ClassVar = {"accumulator": "accumulators"}
 
-    def slots(self) -> dict[str, float]:
+    def slots(self) -> dict[str, Slot]:
         """See the base class."""
-        return {"accumulators": self.initial_accumulator_value}
+        return {"accumulators": Slot(self.initial_accumulator_value)}
 
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
@@ -184,6 +217,40 @@ class Adagrad(UpdateRule):
 
 
 @dataclasses.dataclass(frozen=True)
+class RowWiseAdagrad(UpdateRule):
+    """Adagrad with one accumulator for each row.
+
+    Duchi, Hazan & Singer 2011, "Adaptive Subgradient Methods for Online
+    Learning and Stochastic Optimization", with the mean of a row's squares as
+    FBGEMM's EXACT_ROWWISE_ADAGRAD has it, without its weight decay:
+    a += mean(g^2); w -= rate g / (sqrt(a) + epsilon).
+    """
+
+    initial_accumulator_value: float = 0.0
+    epsilon: float = 1e-8
+
+    declared = declared.RowWiseAdagrad
+    loop = 8
+
+    def slots(self) -> dict[str, Slot]:
+        """See the base class."""
+        begin = self.initial_accumulator_value
+        return {"accumulators": Slot(begin, by_row=True)}
+
+    def update(
+        self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
+    ) -> tuple[tf.Tensor, Slots]:
+        """See the base class."""
+        a = slots["accumulators"] + tf.reduce_mean(tf.square(g), 1)
+        scale = rate / (tf.sqrt(a) + self.epsilon)
+        return w - scale[:, None] * g, {"accumulators": a}
+
+    def loop_settings(self) -> list[float]:
+        """See the base class."""
+        return [self.epsilon]
+
+
+@dataclasses.dataclass(frozen=True)
 class AdagradMomentum(UpdateRule):
     """Adagrad's scaled gradient with momentum, as TPUs have it.
 
@@ -204,9 +271,9 @@ class AdagradMomentum(UpdateRule):
     tpu = _tpu.AdagradMomentum
     loop = 3
 
-    def slots(self) -> dict[str, float]:
+    def slots(self) -> dict[str, Slot]:
         """See the base class."""
-        return {"accumulators": 0.0, "momenta": 0.0}
+        return {"accumulators": Slot(0.0), "momenta": Slot(0.0)}
 
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
@@ -255,9 +322,9 @@ class Adam(UpdateRule):
     keras = "Adam"
     keras_slots: ClassVar = {"m": "momenta", "v": "velocities"}
 
-    def slots(self) -> dict[str, float]:
+    def slots(self) -> dict[str, Slot]:
         """See the base class."""
-        return {"momenta": 0.0, "velocities": 0.0}
+        return {"momenta": Slot(0.0), "velocities": Slot(0.0)}
 
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
@@ -339,11 +406,11 @@ class FTRL(UpdateRule):
     keras = "Ftrl"
     keras_slots: ClassVar = {"accumulator": "accumulators", "linear": "linears"}
 
-    def slots(self) -> dict[str, float]:
+    def slots(self) -> dict[str, Slot]:
         """See the base class."""
         return {
-            "accumulators": self.initial_accumulator_value,
-            "linears": 0.0,
+            "accumulators": Slot(self.initial_accumulator_value),
+            "linears": Slot(0.0),
         }
 
     def update(
@@ -395,9 +462,9 @@ class Momentum(UpdateRule):
     # New and legacy.
     keras_slots: ClassVar = {"m": "momenta", "momentum": "momenta"}
 
-    def slots(self) -> dict[str, float]:
+    def slots(self) -> dict[str, Slot]:
         """See the base class."""
-        return {"momenta": 0.0}
+        return {"momenta": Slot(0.0)}
 
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
@@ -429,9 +496,9 @@ class RMSprop(UpdateRule):
     # New and legacy.
     keras_slots: ClassVar = {"velocity": "velocities", "rms": "velocities"}
 
-    def slots(self) -> dict[str, float]:
+    def slots(self) -> dict[str, Slot]:
         """See the base class."""
-        return {"velocities": 0.0}
+        return {"velocities": Slot(0.0)}
 
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
@@ -469,6 +536,7 @@ RULES: tuple[type[UpdateRule], ...] = (
     FTRL,
     Momentum,
     RMSprop,
+    RowWiseAdagrad,
 )
 
 

@@ -3,9 +3,10 @@
 A module per idea: `usage` says how often tables are looked up, `hardware` on
 what, `candidates` where tables can be, `traffic` what a step sends, `cost` how
 long it takes, `search` what is best; `planning` puts them together, and `plans`
-is the result.
+is the result. `frequent` says which rows to copy.
 """
 
+from tfrs_embed.planner.frequent import hot_rows
 from tfrs_embed.planner.hardware import Hardware
 from tfrs_embed.planner.planning import plan
 from tfrs_embed.planner.plans import (
@@ -21,5 +22,6 @@ __all__ = [
     "PlanAlternative",
     "ReplicaPlan",
     "TablePlan",
+    "hot_rows",
     "plan",
 ]

@@ -26,14 +26,17 @@ def with_plan(
         strategy: the strategy that the tables are made under.
 
     Returns:
-        The configuration, whose tables have the plan's placements and ranks.
+        The configuration, whose tables have the plan's placements, ranks and
+        hot rows.
 
     Raises:
         TypeError: it is no plan.
         ValueError: it is one for other tables or another number of replicas, or
-            the strategy is one of TPUs.
+            the strategy is one of TPUs. Without a plan, a table says how many
+            hot rows it wants, and not which.
     """
     if plan is None:
+        _require_hot_rows(spec)
         return spec
     if not isinstance(plan, Plan):
         raise TypeError(
@@ -66,8 +69,22 @@ def with_plan(
 
 def _placed(table: TableSpec, planned: TablePlan) -> TableSpec:
     return dataclasses.replace(
-        table, placement=planned.placement, ranks=planned.ranks
+        table,
+        placement=planned.placement,
+        ranks=planned.ranks,
+        hot_rows=planned.hot_rows,
     )
+
+
+def _require_hot_rows(spec: EmbeddingSpec) -> None:
+    for table in spec.tables:
+        if isinstance(table.hot_rows, int):
+            raise ValueError(
+                f"Table '{table.name}': hot_rows={table.hot_rows} says how "
+                "many rows to copy, and not which. Give their ids, which "
+                "tfrs_embed.hot_rows(feature_config, batches) counts; or give "
+                "the layer a plan that tfrs_embed.plan made of batches."
+            )
 
 
 def _check_tables(spec: EmbeddingSpec, plan: Plan) -> None:
@@ -88,6 +105,11 @@ def _check_tables(spec: EmbeddingSpec, plan: Plan) -> None:
             raise ValueError(
                 f"Table '{table.name}' has {table.vocabulary_size} rows x "
                 f"{table.dim}, and in the plan {other.rows} x {other.dim}."
+            )
+        if table.keys is not None and other.hot_rows:
+            raise ValueError(
+                f"Table '{table.name}' has keys, and in the plan hot rows, "
+                "which tables with keys can't have."
             )
         if table.keys is not None and other.placement != "row":
             raise ValueError(

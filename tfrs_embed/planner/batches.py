@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed import hashing as hashings
 from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.hashing import QuotientRemainder
+from tfrs_embed.ops import hashed_rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,7 +63,9 @@ class Bags:
         )
 
 
-def read(value: Any, feature: FeatureSpec, where: str) -> Bags:
+def read(
+    value: Any, feature: FeatureSpec, where: str, in_range: bool = True
+) -> list[Bags]:
     """Reads the ids of a feature.
 
     Args:
@@ -70,9 +75,10 @@ def read(value: Any, feature: FeatureSpec, where: str) -> Bags:
             one of two dimensions, are combined over the last one.
         feature: the feature.
         where: the place of the value, for error messages.
+        in_range: whether ids must be in their table.
 
     Returns:
-        The ids.
+        The ids, or rows, of each of the feature's lookups.
 
     Raises:
         ValueError: an id is out of its table, or there is no batch dimension.
@@ -91,8 +97,8 @@ def read(value: Any, feature: FeatureSpec, where: str) -> Bags:
         bags = _dense(value, feature, where)
     if feature.max_sequence_length:
         bags = _sequences(bags, feature.max_sequence_length)
-    _check(bags.values, feature, where)
-    return bags
+    _check(bags.values, feature, where, in_range)
+    return [bags] if feature.hashing is None else _hashed(bags, feature)
 
 
 def _ragged(value: tf.RaggedTensor, where: str) -> Bags:
@@ -182,14 +188,53 @@ def _sequences(bags: Bags, length: int) -> Bags:
     )
 
 
+def _hashed(bags: Bags, feature: FeatureSpec) -> list[Bags]:
+    """The rows of a hashed feature's lookups."""
+    values = bags.values
+    if not values.size:
+        return [bags] * len(feature.lookups)
+    if values.dtype.kind in "US":
+        values = values.astype(object)
+    ids = tf.constant(values, tf.string if values.dtype == object else None)
+    absent = hashed_rows.padding(feature, ids)
+    there = np.ones(len(values), bool) if absent is None else ~absent.numpy()
+    splits = np.concatenate([[0], np.cumsum(there)])[bags.splits]
+    kept = dataclasses.replace(
+        bags, splits=splits, ragged=bags.ragged or not there.all()
+    )
+    if hashings.multiplies(feature.hashing):
+        # Each id has a vector of its own.
+        lengths = np.diff(splits)
+        kept = dataclasses.replace(
+            kept,
+            bags_per_sample=int(lengths.max(initial=1)),
+            ragged=len(set(lengths)) > 1,
+        )
+    return [
+        dataclasses.replace(kept, values=rows.numpy()[there])
+        for rows in hashed_rows.rows(feature, ids)
+    ]
+
+
 def _has_strings(array: np.ndarray) -> bool:
     return all(isinstance(each, (str, bytes)) for each in array.flat)
 
 
-def _check(values: np.ndarray, feature: FeatureSpec, where: str) -> None:
+def _check(
+    values: np.ndarray, feature: FeatureSpec, where: str, in_range: bool
+) -> None:
     if not values.size:
         return
-    table = feature.table
+    table, hashing = feature.table, feature.hashing
+    any_id = hashing is not None and hashings.takes_any_id(hashing)
+    if any_id and values.dtype.kind not in "iu":
+        if values.dtype.kind not in "SUO" or (
+            values.dtype == object and not _has_strings(values)
+        ):
+            raise TypeError(
+                f"{where}: ids must be integers or strings, got {values.dtype}."
+            )
+        return
     if table.keys is not None and table.keys.dtype == tf.string:
         if values.dtype.kind not in "SUO" or (
             values.dtype == object and not _has_strings(values)
@@ -200,10 +245,16 @@ def _check(values: np.ndarray, feature: FeatureSpec, where: str) -> None:
         return
     if values.dtype.kind not in "iu":
         raise TypeError(f"{where}: ids must be integers, got {values.dtype}.")
-    if table.keys is not None:
+    if table.keys is not None or any_id or not in_range:
         return
-    wrong = values[(values < 0) | (values >= table.vocabulary_size)]
+    count = (
+        hashing.num_categories
+        if isinstance(hashing, QuotientRemainder)
+        else table.vocabulary_size
+    )
+    outside = (values < 0) | (values >= count)
+    if hashing is not None and hashing.padding_value is not None:
+        outside &= values != hashing.padding_value
+    wrong = values[outside]
     if wrong.size:
-        raise ValueError(
-            f"{where}: id {wrong[0]} is not in [0, {table.vocabulary_size})."
-        )
+        raise ValueError(f"{where}: id {wrong[0]} is not in [0, {count}).")

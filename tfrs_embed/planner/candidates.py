@@ -27,31 +27,42 @@ class Demand:
         name: its name.
         rows: its vocabulary size.
         dim: the width of a row.
-        slots: its optimizer's variables of its shape.
+        slot_numbers: the numbers that its optimizer's slots have for a row.
         usage: its use in one replica's part of a batch.
         kept: the placement that is not for the planner to choose, or None.
         reason: why.
         keyed: whether keys are mapped to its rows.
+        element: bytes of a number that is sent; of all tables the same.
+        number: the bytes of a number of its rows; those of slots have 4.
+        uncut: whether its optimizer needs all of a row's columns in one place.
     """
 
     name: str
     rows: int
     dim: int
-    slots: int
+    slot_numbers: int
     usage: TableUsage
     kept: str | None = None
     reason: str = ""
     keyed: bool = False
+    element: int = FLOAT
+    uncut: bool = False
+    number: int = FLOAT
 
     @functools.cached_property
     def row_bytes(self) -> int:
         """Bytes of a row, without slots."""
-        return self.dim * FLOAT
+        return self.dim * self.number
 
     @functools.cached_property
     def bytes(self) -> int:
         """Bytes of the table and its slots."""
-        return self.rows * self.row_bytes * (1 + self.slots)
+        return self.rows * self.state_bytes
+
+    @functools.cached_property
+    def state_bytes(self) -> int:
+        """Bytes of a row and its slots."""
+        return self.row_bytes + self.slot_numbers * FLOAT
 
     @functools.cached_property
     def message_words(self) -> int:
@@ -70,13 +81,22 @@ class Demand:
             for f in self.usage.features
             if not self.keyed
             and f.bag_size is not None
-            and vectors_are_less(f.bag_size, self.dim, replicas)
+            and vectors_are_less(
+                f.bag_size, self.dim, replicas, self.element, self.number
+            )
         )
 
     @functools.cached_property
     def ids_by_vectors(self) -> float:
         """The ids of these features, on average."""
         return math.fsum(f.ids for f in self.by_vectors)
+
+    @functools.cached_property
+    def hot_bytes(self) -> int:
+        """Bytes of a copy of its hot rows and their slots."""
+        hot = self.usage.hot
+        rows = 0 if hot is None else len(hot.ids)
+        return rows * self.state_bytes
 
     @functools.cached_property
     def share_by_rows(self) -> float:
@@ -98,10 +118,18 @@ class Candidate(NamedTuple):
     Attributes:
         placement: one of `PLACEMENTS`.
         slices: the number of ranks that "table" and "column" want, else 0.
+        hot: of "row", whether each replica has a copy of the hot rows.
     """
 
     placement: str
     slices: int
+    hot: bool = False
+
+    def __str__(self) -> str:
+        """The placement, and in what it differs from others of its name."""
+        if self.placement == "column":
+            return f"column over {self.slices}"
+        return f"{self.placement} with hot rows" if self.hot else self.placement
 
 
 def candidates(demand: Demand, replicas: int) -> tuple[Candidate, ...]:
@@ -113,10 +141,12 @@ def candidates(demand: Demand, replicas: int) -> tuple[Candidate, ...]:
 
     Returns:
         The candidates: "table"; "column" over 2, 4, 8 ... ranks, as long as
-        they divide the width, slices have at least 4 columns, and there are as
-        many replicas; "row"; "replicated". Of these the one that is kept, if
-        one is; "table" for columns that can't be cut, as engines have it. On
-        one replica a table is there, whatever its placement.
+        they divide the width, slices have at least 4 columns, there are as
+        many replicas, and the optimizer can do without the other columns;
+        "row", without hot rows and with them, if the table has some;
+        "replicated". Of these the one that is kept, if one is; "table" for
+        columns that can't be cut, as engines have it. On one replica a table is
+        there, whatever its placement.
     """
     whole = Candidate("table", 1)
     found = [whole]
@@ -125,11 +155,17 @@ def candidates(demand: Demand, replicas: int) -> tuple[Candidate, ...]:
     slices = 2
     while (
         slices <= replicas
+        and not demand.uncut
         and demand.dim % slices == 0
         and demand.dim // slices >= _LEAST_WIDTH
     ):
         found.append(Candidate("column", slices))
         slices *= 2
     found += [Candidate("row", 0), Candidate("replicated", 0)]
+    if demand.usage.hot is not None and replicas > 1:
+        if demand.kept is not None:  # They belong to what is kept.
+            found = [Candidate("row", 0, hot=True)]
+        else:
+            found.append(Candidate("row", 0, hot=True))
     kept = tuple(c for c in found if demand.kept in (None, c.placement))
     return kept or (whole,)

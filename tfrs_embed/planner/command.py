@@ -14,6 +14,7 @@ from tfrs_embed.planner.hardware import hardware, parse_bytes
 from tfrs_embed.planner.html_report import html_report
 from tfrs_embed.planner.planning import ZIPF_EXPONENT, plan
 from tfrs_embed.planner.plans import Plan
+from tfrs_embed.types import CommunicationDtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +65,7 @@ class _Config:
     batch_size: int
     optimizer: str | None = None
     zipf_exponent: float = ZIPF_EXPONENT
+    communication_dtype: CommunicationDtype = "float32"
 
     def __post_init__(self) -> None:
         tables: dict[str, int] = {}
@@ -213,4 +215,5 @@ def _plan(args: argparse.Namespace) -> Plan:
         optimizer=config.optimizer,
         batch_size=config.batch_size,
         zipf_exponent=config.zipf_exponent,
+        communication_dtype=config.communication_dtype,
     )

@@ -11,6 +11,8 @@ The time is the sum of four, which do not overlap:
   ids are sorted by owner and repeated ones are found. Features of such tables
   that are exchanged by vectors have weights of their own; a shard also moves
   a vector and a gradient of each bag of all replicas.
+  Hot rows are summed, and updated on each replica like rows of a replicated
+  table.
 - operations: those that each table and each slice needs, whatever its size; of
   all replicas of a host where they share its cores.
 - transfer: bytes sent inside the host and out of it, which overlap.
@@ -31,10 +33,12 @@ from tfrs_embed.distribution.exchange_kind import first_ranks
 from tfrs_embed.planner.candidates import Demand
 from tfrs_embed.planner.hardware import Hardware
 from tfrs_embed.planner.traffic import (
-    FLOAT,
+    HALF,
+    WORD,
     Exchange,
     Place,
     bucket,
+    hot_floats,
     longest_message,
     slice_messages,
     vector_messages,
@@ -45,6 +49,9 @@ _GRADIENT_PASSES = 2
 # A vector that is exchanged, and its gradient, are copied into messages and
 # out of them, and the shards' parts are summed.
 _VECTOR_PASSES = 8
+# The gradients of hot rows, of a batch or not, are written, and read and added
+# by the all-reduce.
+_ALL_REDUCE_PASSES = 4
 
 #: Time of a byte in memory, beside one at the memory's bandwidth.
 _WEIGHTS = {
@@ -73,8 +80,8 @@ _OPERATIONS = {
 }
 
 
-def _update_passes(slots: int) -> int:
-    return 2 * (1 + slots)
+def _update_passes(demand: Demand) -> float:
+    return 2 * demand.state_bytes / demand.row_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,9 +146,30 @@ def piece_work(demand: Demand, slices: int, replicas: int) -> float:
         The bytes.
     """
     ids = demand.usage.ids * replicas
-    passes = _LOOKUP_PASSES + _GRADIENT_PASSES + _update_passes(demand.slots)
+    passes = _LOOKUP_PASSES + _GRADIENT_PASSES + _update_passes(demand)
     moved = _WEIGHTS["table"] * passes * demand.row_bytes / slices
     return ids * (moved + _ID_BYTES["table"])
+
+
+def hot_work(demand: Demand) -> float:
+    """Weighted bytes of a replica in a step, of a table that has hot rows.
+
+    Args:
+        demand: the table.
+
+    Returns:
+        The bytes.
+    """
+    hot = demand.usage.hot
+    assert hot is not None
+    passes = _LOOKUP_PASSES + _GRADIENT_PASSES + _update_passes(demand)
+    moved = _WEIGHTS["row"] * passes * demand.row_bytes + _ID_BYTES["row"]
+    # Of the copies, each replica updates all that any has looked up.
+    updated = min(len(hot.ids), hot.unique * len(hot.owned))
+    rows = _ALL_REDUCE_PASSES * len(hot.ids)
+    rows_updated = _update_passes(demand) * updated
+    copies = _WEIGHTS["replicated"] * demand.row_bytes * (rows + rows_updated)
+    return demand.usage.ids * moved + copies
 
 
 def row_work(demand: Demand) -> float:
@@ -153,7 +181,7 @@ def row_work(demand: Demand) -> float:
     Returns:
         The bytes.
     """
-    passes = _LOOKUP_PASSES + _GRADIENT_PASSES + _update_passes(demand.slots)
+    passes = _LOOKUP_PASSES + _GRADIENT_PASSES + _update_passes(demand)
     replicas = len(demand.usage.owned)
     ids = {"vectors": demand.ids_by_vectors}
     ids["row"] = demand.usage.ids - ids["vectors"]
@@ -188,8 +216,8 @@ def expected_exchange(
     Returns:
         The exchange.
     """
-    owned: dict[int, np.ndarray] = {}
-    bags = bag_words = vector_floats = 0
+    owned: dict[tuple[int, int], np.ndarray] = {}
+    bags = bag_words = vector_floats = hot = 0
     copies: dict[int, float] = {}
     words = np.zeros(replicas, np.int64)
     floats = np.zeros(replicas, np.int64)
@@ -202,12 +230,18 @@ def expected_exchange(
         replicas,
     )
     for demand, place in zip(demands, places, strict=True):
-        if place.placement == "row":
+        if place.hot_rows and demand.usage.hot is not None:
+            means = np.roll(demand.usage.hot.owned, first[demand.name])
+            kind = demand.dim, demand.number
+            owned[kind] = owned.get(kind, 0.0) + means
+            hot += hot_floats(len(place.hot_rows), demand.dim)
+        elif place.placement == "row":
             share = demand.share_by_rows
             if share:
                 means = np.roll(demand.usage.owned, first[demand.name])
                 means = share * means
-                owned[demand.dim] = owned.get(demand.dim, 0.0) + means
+                kind = demand.dim, demand.number
+                owned[kind] = owned.get(kind, 0.0) + means
             bags = max([bags, *(f.most_bags for f in demand.by_vectors)])
             bag_words += demand.bag_words
             vector_floats += len(demand.by_vectors) * demand.dim
@@ -218,12 +252,15 @@ def expected_exchange(
             ranks = list(place.ranks)
             words[ranks] += demand.message_words
             floats[ranks] += piece_floats(demand, len(ranks))
-    row = {}
-    for dim, means in owned.items():
+    row: dict[int, int] = {}
+    halves: dict[int, int] = {}
+    for (dim, number), means in owned.items():
         # Those who are asked for most decide, each by all replicas.
         high = float(means.max())
         owners = int((means > 0.95 * high).sum())
-        row[dim] = bucket(longest_message(round(high, 3), owners * replicas))
+        of_dtype = halves if number == HALF else row
+        longest = longest_message(round(high, 3), owners * replicas)
+        of_dtype[dim] = bucket(longest)
     vectors = None
     if bags:
         vectors = vector_messages(bags, bag_words, vector_floats)
@@ -241,6 +278,9 @@ def expected_exchange(
         vectors,
         slices,
         {dim: bucket(c) for dim, c in copies.items()},
+        halves,
+        hot,
+        demands[0].element,
     )
 
 
@@ -264,7 +304,7 @@ def predict(
     operations = np.zeros(replicas)
     for demand, place in zip(demands, places, strict=True):
         ids, name = demand.usage.ids, place.placement
-        update = _update_passes(demand.slots)
+        update = _update_passes(demand)
         if place.ranks:
             ranks = list(place.ranks)
             memory[ranks] += demand.bytes // len(ranks)
@@ -274,14 +314,19 @@ def predict(
             operations += len(ranks) * _OPERATIONS[name]
             continue
         if name == "row":
-            of_row = demand.row_bytes * (1 + demand.slots)
+            of_row = demand.state_bytes
             base, more = divmod(demand.rows, replicas)
             memory += base * of_row
             memory[:more] += of_row
-            work += row_work(demand)
-            if demand.share_by_rows:
-                operations += _OPERATIONS["row"]
-            operations += len(demand.by_vectors) * _OPERATIONS["vectors"]
+            if place.hot_rows:
+                memory += demand.hot_bytes
+                work += hot_work(demand)
+                operations += _OPERATIONS["row"] + _OPERATIONS["replicated"]
+            else:
+                work += row_work(demand)
+                if demand.share_by_rows:
+                    operations += _OPERATIONS["row"]
+                operations += len(demand.by_vectors) * _OPERATIONS["vectors"]
         else:
             memory += demand.bytes
             moved = (_LOOKUP_PASSES + _GRADIENT_PASSES) * ids
@@ -304,7 +349,10 @@ def predict(
         latency=exchange.collectives
         * hardware.levels(replicas)
         * hardware.latency
-        + exchange.exchanges * (replicas - 1) * hardware.message,
+        # A ring goes around twice.
+        + (exchange.exchanges + bool(exchange.hot))
+        * (replicas - 1)
+        * hardware.message,
     )
     return Prediction(time, exchange, memory, lookups, work)
 
@@ -316,6 +364,7 @@ def _transfer(exchange: Exchange, hardware: Hardware) -> float:
         return 0.0
     # In an all-gather a replica passes on what it gets.
     sent = exchange.all_to_all_bytes + peers * exchange.all_gather_bytes
+    sent += exchange.all_reduce_bytes
     on_host = hardware.on_host(exchange.replicas)
     inside = sent * (on_host - 1) / peers
     outside = sent - inside
@@ -339,8 +388,9 @@ def move_time(demand: Demand, slices: int, hardware: Hardware) -> float:
         The seconds.
     """
     replicas = len(demand.usage.owned)
-    words = demand.message_words + 2 * piece_floats(demand, slices)
-    sent = (replicas - 1) * FLOAT * words
+    size = WORD * demand.message_words
+    size += 2 * demand.element * piece_floats(demand, slices)
+    sent = (replicas - 1) * size
     seconds = sent / hardware.inside_bandwidth
     if not hardware.shared:
         work = piece_work(demand, slices, replicas)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.configs import EmbeddingSpec, as_int
+from tfrs_embed import hashing as hashings
+from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, as_int
 from tfrs_embed.planner import batches as batch_readers
+from tfrs_embed.planner.counting import count_hot_rows
 from tfrs_embed.planner.usage import (
     TableUsage,
     expected_usage,
@@ -48,9 +51,13 @@ def table_usage(
         TypeError: a value is of the wrong kind.
     """
     hotness = _hotness(spec, given)
+    # The lookups of each table, and the features that they belong to.
     features = {
         table.name: [
-            (i, f) for i, f in enumerate(spec.features) if f.table is table
+            (i, each)
+            for i, f in enumerate(spec.features)
+            if f.table is table
+            for each in f.lookups
         ]
         for table in spec.tables
     }
@@ -69,14 +76,27 @@ def table_usage(
             raise ValueError(
                 f"zipf_exponent must be a number >= 0, got {exponent!r}."
             )
+        for table in spec.tables:
+            if isinstance(table.hot_rows, int):
+                raise ValueError(
+                    f"Table '{table.name}': hot_rows={table.hot_rows} says how "
+                    "many rows may be copied, and a hotness not which: give "
+                    "batches, or the rows' ids."
+                )
         return {
             table.name: expected_usage(
                 table,
-                [f for _, f in features[table.name]],
+                [
+                    _alone(each, hotness[i])
+                    if hashings.multiplies(spec.features[i].hashing)
+                    else each
+                    for i, each in features[table.name]
+                ],
                 [hotness[i] for i, _ in features[table.name]],
                 size,
                 float(exponent),
                 replicas,
+                table.hot_rows,  # type: ignore[arg-type]
             )
             for table in spec.tables
         }
@@ -85,16 +105,24 @@ def table_usage(
             f"batch_size={batch_size!r} is for a hotness: batches have their "
             "own, the samples of all replicas."
         )
-    read = _batches(spec, given)
+    limited = itertools.islice(read_batches(spec, given), MOST_BATCHES)
+    read = list(limited)
+    counted = count_hot_rows(spec, read)
     return {
         table.name: measured_usage(
             table,
             [f for _, f in features[table.name]],
-            [[bags[i] for i, _ in features[table.name]] for bags in read],
+            [[bags[f] for _, f in features[table.name]] for bags in read],
             replicas,
+            counted.get(table.name, table.hot_rows),  # type: ignore[arg-type]
         )
         for table in spec.tables
     }
+
+
+def _alone(lookup: FeatureSpec, hotness: float) -> FeatureSpec:
+    """A lookup whose ids each have a vector of their own."""
+    return dataclasses.replace(lookup, output_shape=(None, math.ceil(hotness)))
 
 
 def _is_number(value: Any) -> bool:
@@ -124,7 +152,11 @@ def _hotness(spec: EmbeddingSpec, given: Any) -> list[float] | None:
     return [float(value) for value in flat]
 
 
-def _by_feature(spec: EmbeddingSpec, given: Mapping[Any, Any]) -> list[Any]:
+def _by_feature(
+    spec: EmbeddingSpec,
+    given: Mapping[Any, Any],
+    what: str = "batches_or_hotness",
+) -> list[Any]:
     """A dict's values by features' names, or as the configuration is nested."""
     for names in (
         [f.name for f in spec.features],
@@ -134,14 +166,33 @@ def _by_feature(spec: EmbeddingSpec, given: Mapping[Any, Any]) -> list[Any]:
             return [given[name] for name in names]
     if not isinstance(spec.structure.template, Mapping):
         raise ValueError(
-            f"batches_or_hotness has the keys {list(given)}; the features are "
+            f"{what} has the keys {list(given)}; the features are "
             f"{[f.name for f in spec.features]}."
         )
-    return spec.structure.flatten(given, "batches_or_hotness")
+    return spec.structure.flatten(given, what)
 
 
-def _batches(spec: EmbeddingSpec, given: Any) -> list[list[batch_readers.Bags]]:
-    """For each global batch, each feature's ids."""
+def read_batches(
+    spec: EmbeddingSpec,
+    given: Any,
+    what: str = "batches_or_hotness",
+    in_range: bool = True,
+) -> Iterator[dict[FeatureSpec, batch_readers.Bags]]:
+    """Reads global batches, one after the other.
+
+    Args:
+        spec: the configuration.
+        given: a list or dataset of them, or one.
+        what: the argument's name, for error messages.
+        in_range: whether ids must be in their tables.
+
+    Yields:
+        For each batch, the ids of each lookup.
+
+    Raises:
+        ValueError: there are none, or one has no samples or a wrong id.
+        TypeError: these are no batches.
+    """
     if isinstance(given, Mapping):
         given = [given]
     tensors = (
@@ -153,29 +204,32 @@ def _batches(spec: EmbeddingSpec, given: Any) -> list[list[batch_readers.Bags]]:
         bytes,
     )
     if isinstance(given, tensors) or not isinstance(given, Iterable):
+        hotness = "a number, a dict with a number for each feature, or "
         raise TypeError(
-            "batches_or_hotness must be a number, a dict with a number for "
-            "each feature, or a list or dataset of global batches, got "
-            f"{type(given).__name__}."
+            f"{what} must be {hotness * ('hotness' in what)}a list or dataset "
+            f"of global batches, got {type(given).__name__}."
         )
-    read = []
-    for number, batch in enumerate(itertools.islice(given, MOST_BATCHES)):
+    number = -1
+    for number, batch in enumerate(given):
         where = f"batches[{number}]"
         if isinstance(batch, Mapping):
-            leaves = _by_feature(spec, batch)
+            leaves = _by_feature(spec, batch, what)
         else:
             leaves = spec.structure.flatten(batch, where)
-        read.append(
-            [
-                batch_readers.read(leaf, feature, where)
-                for feature, leaf in zip(spec.features, leaves, strict=True)
-            ]
-        )
-        if not any(bags.samples for bags in read[-1]):
+        read = {
+            lookup: bags
+            for feature, leaf in zip(spec.features, leaves, strict=True)
+            for lookup, bags in zip(
+                feature.lookups,
+                batch_readers.read(leaf, feature, where, in_range),
+                strict=True,
+            )
+        }
+        if not any(bags.samples for bags in read.values()):
             raise ValueError(f"{where} has no samples.")
-    if not read:
-        raise ValueError("batches_or_hotness has no batches.")
-    return read
+        yield read
+    if number < 0:
+        raise ValueError(f"{what} has no batches.")
 
 
 def positive_integer(value: Any, what: str) -> int:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 from tfrs_embed import configs
-from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, TableSpec
+from tfrs_embed.configs import (
+    EmbeddingSpec,
+    FeatureSpec,
+    TableSpec,
+    bytes_of,
+)
+from tfrs_embed.distribution import wire
+from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
+from tfrs_embed.engines import column_slices
 from tfrs_embed.optimizers import conversion
-from tfrs_embed.planner.candidates import PLACEMENTS, Candidate, Demand
+from tfrs_embed.planner.candidates import PLACEMENTS, Demand
 from tfrs_embed.planner.hardware import Hardware, hardware
 from tfrs_embed.planner.inputs import positive_integer, table_usage
 from tfrs_embed.planner.plans import (
@@ -43,6 +52,7 @@ def plan(
     optimizer: Any = None,
     batch_size: int | None = None,
     zipf_exponent: float = ZIPF_EXPONENT,
+    communication_dtype: Any = "float32",
 ) -> Plan:
     """Plans where tables go: the least predicted step time that fits.
 
@@ -69,7 +79,10 @@ def plan(
     Args:
         feature_config: a `FeatureConfig`, or a nesting of them, as layers have
             it. A table whose own `placement` is not "auto", or which has
-            `keys`, is counted and not moved.
+            `keys`, is counted and not moved. A table's `hot_rows` are copied
+            where that is predicted to be faster, or where its placement is
+            "row"; if they are a number, the most frequent ids of the batches
+            are taken.
         batches_or_hotness: how tables are used. Hotness, the number of ids of a
             sample: one number for all features, or a dict with a number for
             each feature, by name or as the configuration is nested. Or a list,
@@ -88,6 +101,9 @@ def plan(
         zipf_exponent: of the law that ids follow, for a hotness: the frequency
             of the i-th most frequent id is proportional to 1 / i ** exponent.
             0: all ids of a table are equally frequent.
+        communication_dtype: what rows, vectors and gradients will be sent as:
+            "float32", "bfloat16" or "float16". A layer with this plan sends
+            them so.
 
     Returns:
         The plan.
@@ -113,8 +129,10 @@ def plan(
     usage = table_usage(
         spec, batches_or_hotness, count, batch_size, zipf_exponent
     )
+    sent_as = wire.communication_dtype(communication_dtype)
     demands = [
-        _demand(table, usage[table.name], optimizer) for table in spec.tables
+        _demand(table, usage[table.name], optimizer, ELEMENT_SIZES[sent_as])
+        for table in spec.tables
     ]
     search = Search(demands, machine, limit)
     found = search.move_owners(search.best())
@@ -126,10 +144,12 @@ def plan(
     fitting = filter(search.fits, others.values())
     found = min([found, *fitting], key=lambda each: each.key)
     samples = max(f.samples for u in usage.values() for f in u.features)
-    return _plan(search, found, others, spec, samples)
+    return _plan(search, found, others, spec, samples, sent_as)
 
 
-def _demand(table: TableSpec, usage: TableUsage, optimizer: Any) -> Demand:
+def _demand(
+    table: TableSpec, usage: TableUsage, optimizer: Any, element: int
+) -> Demand:
     where = f"Table '{table.name}'"
     own = table.optimizer if table.optimizer is not None else optimizer
     trained_by = conversion.convert(own, where)
@@ -144,15 +164,23 @@ def _demand(table: TableSpec, usage: TableUsage, optimizer: Any) -> Demand:
                 f"{where}: {reason} can't be planned; a plan is for replicas "
                 "on CPUs and GPUs."
             )
+    rule = trained_by.rule if trained_by else None
+    if kept == "column" and rule is not None:
+        world = len(usage.owned)
+        slices = column_slices.most_slices(table.dim, world)
+        column_slices.require_uncut(table, slices, rule)
     return Demand(
         name=table.name,
         rows=table.vocabulary_size,
         dim=table.dim,
-        slots=len(trained_by.rule.slots()) if trained_by else 0,
+        slot_numbers=rule.numbers_per_row(table.dim) if rule else 0,
         usage=usage,
         kept=kept,
         reason=reason,
         keyed=table.keys is not None,
+        element=element,
+        uncut=rule is not None and rule.needs_whole_rows,
+        number=bytes_of(table),
     )
 
 
@@ -162,6 +190,7 @@ def _plan(
     others: Mapping[str, Found],
     spec: EmbeddingSpec,
     samples: float,
+    sent_as: str,
 ) -> Plan:
     """Describes what was found, and other choices by their names."""
     different: dict[str, Found] = {}
@@ -192,6 +221,7 @@ def _plan(
                 placement=place.placement,  # type: ignore[arg-type]
                 ranks=place.ranks,
                 reason=_reason(search, found, i),
+                hot_rows=tuple(sorted(place.hot_rows)),
             )
             for i, (demand, place) in enumerate(
                 zip(search.demands, found.places, strict=True)
@@ -217,6 +247,7 @@ def _plan(
             )
             for name, each in different.items()
         ),
+        communication_dtype=sent_as,  # type: ignore[arg-type]
     )
 
 
@@ -230,22 +261,23 @@ def _reason(search: Search, found: Found, index: int) -> str:
     mine = found.choice[index]
     nearest: tuple[float, str] | None = None
     unfit = []
-    for placement in PLACEMENTS:
+    for placement, hot in itertools.product(PLACEMENTS, (False, True)):
         options = [
             search.evaluate(
                 (*found.choice[:index], c, *found.choice[index + 1 :])
             )
             for c in search.options[index]
-            if c.placement == placement != mine.placement
+            if (c.placement, c.hot) == (placement, hot)
+            and (placement, hot) != (mine.placement, mine.hot)
         ]
         if not options:
             continue
         other = min(options, key=lambda each: each.key)
         if other.excess:
-            unfit.append(placement)
+            unfit.append("row with hot rows" if hot else placement)
             continue
         more = other.prediction.time.seconds - found.prediction.time.seconds
-        each = max(more, 0.0), _name(other.choice[index])
+        each = max(more, 0.0), str(other.choice[index])
         nearest = each if nearest is None else min(nearest, each)
     parts = []
     if nearest is not None:
@@ -254,12 +286,6 @@ def _reason(search: Search, found: Found, index: int) -> str:
         doesnt = "doesn't" if len(unfit) == 1 else "don't"
         parts.append(f"{', '.join(unfit)} {doesnt} fit")
     return "; ".join(parts)
-
-
-def _name(candidate: Candidate) -> str:
-    if candidate.placement == "column":
-        return f"column over {candidate.slices}"
-    return candidate.placement
 
 
 def _alternatives(search: Search) -> dict[str, Found]:

@@ -7,10 +7,12 @@ import statistics
 from collections.abc import Sequence
 
 from tfrs_embed.arguments import named_fields
+from tfrs_embed.configs import as_hot_rows
 from tfrs_embed.planner import strict_json
 from tfrs_embed.planner.candidates import PLACEMENTS, PlacementName
 from tfrs_embed.planner.hardware import Hardware
 from tfrs_embed.text_table import format_bytes, text_table
+from tfrs_embed.types import CommunicationDtype
 
 # Reports of more replicas than these have the least, the mean and the most.
 _MOST_REPLICAS = 16
@@ -48,6 +50,7 @@ class TablePlan:
         ranks: for "table" the rank; for "column" the rank of each slice, in the
             order of the columns; else ().
         reason: why it is there.
+        hot_rows: for "row" the ids of the rows that each replica has a copy of.
 
     Raises:
         ValueError: placement and ranks don't go together.
@@ -63,6 +66,7 @@ class TablePlan:
     placement: PlacementName
     ranks: tuple[int, ...]
     reason: str
+    hot_rows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks that placement and ranks go together."""
@@ -85,9 +89,19 @@ class TablePlan:
                 f"{where}: placement='{self.placement}' of {self.dim} columns "
                 f"can't have the ranks {list(self.ranks)}."
             )
+        if not self.hot_rows:
+            return
+        if self.placement != "row":
+            raise ValueError(
+                f"{where}: placement='{self.placement}' can't have hot_rows."
+            )
+        hot_rows = as_hot_rows(self.hot_rows, self.rows, where)
+        object.__setattr__(self, "hot_rows", hot_rows)
 
     def __str__(self) -> str:
         """The placement, with its ranks if they are few."""
+        if self.hot_rows:
+            return f"row, {len(self.hot_rows):,} hot"
         if not self.ranks:
             return self.placement
         if self.placement == "table":
@@ -186,6 +200,7 @@ class Plan:
         collectives: collectives of a training step.
         imbalance: the most work of a replica, over the mean.
         alternatives: other choices, for comparison.
+        communication_dtype: what rows, vectors and gradients are sent as.
 
     Raises:
         ValueError: its parts contradict each other.
@@ -202,6 +217,7 @@ class Plan:
     collectives: int
     imbalance: float
     alternatives: tuple[PlanAlternative, ...]
+    communication_dtype: CommunicationDtype = "float32"
 
     def __post_init__(self) -> None:
         """Checks that the parts are of one plan."""
@@ -288,11 +304,14 @@ def summary(plan: Plan) -> list[str]:
     limit = plan.memory_per_replica
     memory = "no limit" if limit is None else f"up to {format_bytes(limit)}"
     plural = "" if plan.replicas == 1 else "s"
+    sent_as = ""
+    if plan.communication_dtype != "float32":
+        sent_as = f" as {plan.communication_dtype}"
     return [
         f"Plan for {plan.replicas:,} replica{plural} of {plan.hardware.name}, "
         f"{plan.batch_size:,.6g} samples each, {memory} of tables each",
         f"Predicted step: {format_seconds(plan.seconds)}, "
-        f"{format_bytes(plan.sent_bytes)} sent per replica, "
+        f"{format_bytes(plan.sent_bytes)} sent per replica{sent_as}, "
         f"{plan.collectives} collectives, imbalance {plan.imbalance:.2f}",
     ]
 

@@ -238,7 +238,10 @@ class Search:
         Returns:
             Each table's place.
         """
-        places = [Place(c.placement) for c in choice]
+        places = [
+            Place(c.placement, (), d.usage.hot.ids if c.hot else ())  # type: ignore[union-attr]
+            for c, d in zip(choice, self.demands, strict=True)
+        ]
         free = None
         if self.limit is not None:
             used = 0
@@ -246,6 +249,7 @@ class Search:
                 if candidate.placement == "row":
                     of_row = demand.bytes // demand.rows
                     used += -(-demand.rows // self.replicas) * of_row
+                    used += demand.hot_bytes * candidate.hot
                 elif candidate.placement == "replicated":
                     used += demand.bytes
             free = [self.limit - used] * self.replicas

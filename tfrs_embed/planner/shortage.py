@@ -63,6 +63,8 @@ def _enough_replicas(demands: Sequence[Demand], limit: int) -> int | None:
             spread = demand.kept in (None, "row")
             rows = -(-demand.rows // replicas) if spread else demand.rows
             total += rows * (demand.bytes // demand.rows)
+            if demand.kept == "row":
+                total += demand.hot_bytes
         return total
 
     low, high = 1, max(demand.rows for demand in demands)

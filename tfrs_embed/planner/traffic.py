@@ -12,14 +12,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfrs_embed.distribution.exchange_kind import first_ranks, vectors_are_less
+from tfrs_embed.distribution.exchange_kind import (
+    all_reduce_bytes,
+    first_ranks,
+    row_element,
+    vectors_are_less,
+)
 
-FLOAT = 4  # Bytes of a number of a row.
+FLOAT = 4  # Bytes of a number of a row, and of one that is sent unless told.
+HALF = 2  # Bytes of a number of a row of bfloat16 or float16.
 KEY = 8  # Bytes of a key.
 WORD = 4  # Bytes of a number of a slice's message.
 HEAD = 4  # Words that a piece begins with: flags, bags, ids, a spare one.
@@ -42,10 +48,12 @@ class Place(NamedTuple):
         placement: "row", "table", "column" or "replicated".
         ranks: of "table" and "column", the ranks that hold its slices, in the
             order of the columns; else ().
+        hot_rows: of "row", the rows that each replica has a copy of.
     """
 
     placement: str
     ranks: tuple[int, ...] = ()
+    hot_rows: Sequence[int] = ()
 
 
 class FeatureIds(NamedTuple):
@@ -84,19 +92,35 @@ def collectives(widths: int) -> int:
     return 1 + 3 * widths
 
 
-def sent_bytes(peers: int, capacity: int, dim: int) -> int:
+def sent_bytes(
+    peers: int,
+    capacity: int,
+    dim: int,
+    element: int = FLOAT,
+    number: int = FLOAT,
+) -> int:
     """Bytes of one width of sharded tables to a number of peers.
 
     Each gets a message of keys, which begins with their number, and one of rows
     and one of gradients.
+
+    Args:
+        peers: the number of peers.
+        capacity: the keys of a message.
+        dim: the width.
+        element: the bytes of a number of a gradient, or of a row of four bytes.
+        number: the bytes of a number of the table's rows.
     """
     keys = KEY * (1 + capacity)
-    return peers * (keys + 2 * FLOAT * dim * capacity)
+    row = row_element(element, number)
+    return peers * (keys + (row + element) * dim * capacity)
 
 
-def least_bytes(remote_keys: float, dim: int) -> float:
+def least_bytes(
+    remote_keys: float, dim: int, element: int = FLOAT, number: int = FLOAT
+) -> float:
     """Bytes of one width for keys of other replicas, without any padding."""
-    return remote_keys * (KEY + 2 * FLOAT * dim)
+    return remote_keys * (KEY + (row_element(element, number) + element) * dim)
 
 
 def bag_size(bags: int, ids: int, ragged: bool) -> int | None:
@@ -161,6 +185,11 @@ class Exchange:
         slices: words of a message of ids, and floats of a message of vectors,
             of all tables on one rank and in columns; None: there are none.
         replicated: for each width of replicated tables, the keys of a message.
+        halves: as `row`, of tables whose numbers have two bytes.
+        hot: numbers of the all-reduce of hot rows' gradients; 0: there are
+            none.
+        element: bytes of a number of vectors and gradients, and of rows of four
+            bytes.
     """
 
     replicas: int
@@ -168,17 +197,24 @@ class Exchange:
     vectors: tuple[int, int] | None
     slices: tuple[int, int] | None
     replicated: Mapping[int, int]
+    halves: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    hot: int = 0
+    element: int = FLOAT
 
     @property
     def all_to_all_bytes(self) -> int:
         """Bytes that a replica sends to the others, to each its own."""
         peers = self.replicas - 1
-        total = sum(sent_bytes(peers, c, dim) for dim, c in self.row.items())
+        total = sum(
+            sent_bytes(peers, c, dim, self.element, number)
+            for messages, number in ((self.row, FLOAT), (self.halves, HALF))
+            for dim, c in messages.items()
+        )
         if self.vectors is not None:
-            total += peers * FLOAT * self.vectors[1]
+            total += peers * self.element * self.vectors[1]
         if self.slices is not None:
             words, floats = self.slices
-            total += peers * (WORD * words + 2 * FLOAT * floats)
+            total += peers * (WORD * words + 2 * self.element * floats)
         return total
 
     @property
@@ -186,24 +222,35 @@ class Exchange:
         """Bytes that a replica sends for all others alike."""
         if self.replicas == 1:
             return 0
-        total = sum(c * (KEY + FLOAT * d) for d, c in self.replicated.items())
+        size = self.element
+        total = sum(c * (KEY + size * d) for d, c in self.replicated.items())
         if self.vectors is not None:
             bags, vectors = self.vectors  # Vectors have gradients.
-            total += WORD * bags + FLOAT * vectors
+            total += WORD * bags + size * vectors
         return total
+
+    @property
+    def all_reduce_bytes(self) -> int:
+        """Bytes that a replica sends to its neighbour, of hot rows."""
+        return all_reduce_bytes(self.hot, self.replicas)
 
     @property
     def bytes(self) -> int:
         """Bytes that a replica sends."""
-        return self.all_to_all_bytes + self.all_gather_bytes
+        return (
+            self.all_to_all_bytes
+            + self.all_gather_bytes
+            + self.all_reduce_bytes
+        )
 
     @property
     def exchanges(self) -> int:
-        """Collectives with a message for each peer."""
+        """Collectives that rows, vectors or gradients travel in."""
         if self.replicas == 1:
             return 0
         together = (self.vectors is not None) + (self.slices is not None)
-        return 3 * (len(self.row) + together) + 2 * len(self.replicated)
+        of_all_to_alls = 3 * (len(self.row) + len(self.halves) + together)
+        return of_all_to_alls + 2 * len(self.replicated) + bool(self.hot)
 
     @property
     def collectives(self) -> int:
@@ -250,6 +297,8 @@ def _by_vectors(
     tables: Mapping[str, tuple[int, int]],
     places: Mapping[str, Place],
     ids: Sequence[Sequence[FeatureIds]],
+    element: int,
+    narrow: Collection[str],
 ) -> dict[int, int]:
     """The features that are exchanged by vectors: the sizes of their bags."""
     found = {}
@@ -263,8 +312,15 @@ def _by_vectors(
         )
         if (
             places[table].placement == "row"
+            and not len(places[table].hot_rows)
             and size is not None
-            and vectors_are_less(size, tables[table][1], len(ids))
+            and vectors_are_less(
+                size,
+                tables[table][1],
+                len(ids),
+                element,
+                HALF if table in narrow else FLOAT,
+            )
         ):
             found[i] = size
     return found
@@ -284,6 +340,8 @@ def exchange_of_ids(
     tables: Mapping[str, tuple[int, int]],
     places: Mapping[str, Place],
     ids: Sequence[Sequence[FeatureIds]],
+    element: int = FLOAT,
+    narrow: Collection[str] = (),
 ) -> Exchange:
     """The exchange of a step on given ids.
 
@@ -291,16 +349,20 @@ def exchange_of_ids(
         tables: each table's rows and width.
         places: each table's place.
         ids: for each rank, the ids of each feature.
+        element: bytes of a number of vectors and gradients, and of rows of four
+            bytes.
+        narrow: the tables whose numbers have two bytes.
 
     Returns:
         The exchange.
     """
     world = len(ids)
-    by_vectors = _by_vectors(tables, places, ids)
+    by_vectors = _by_vectors(tables, places, ids, element, narrow)
     first = first_ranks(
         (f.table for f in ids[0] if places[f.table].placement == "row"), world
     )
     keys: dict[int, np.ndarray] = {}
+    halves: dict[int, np.ndarray] = {}
     copies: dict[int, np.ndarray] = {}
     words = np.zeros((world, world), np.int64)  # To each rank, from each.
     floats = np.zeros((world, world), np.int64)
@@ -323,7 +385,9 @@ def exchange_of_ids(
         for table, unique in _unique_by_table(others).items():
             dim = tables[table][1]
             if places[table].placement == "row":
-                counts = keys.setdefault(dim, np.zeros_like(words))
+                of_dtype = halves if table in narrow else keys
+                counts = of_dtype.setdefault(dim, np.zeros_like(words))
+                unique = np.setdiff1d(unique, places[table].hot_rows)
                 owners = (unique.astype(np.int64) + first[table]) % world
                 counts[rank] += np.bincount(owners, minlength=world)
             elif places[table].placement == "replicated":
@@ -354,17 +418,41 @@ def exchange_of_ids(
         vectors,
         slices,
         {dim: bucket(counts.max()) for dim, counts in copies.items()},
+        {dim: bucket(counts.max()) for dim, counts in halves.items()},
+        sum(
+            hot_floats(len(place.hot_rows), tables[name][1])
+            for name, place in places.items()
+        ),
+        element,
     )
 
 
+def hot_floats(rows: int, dim: int) -> int:
+    """Numbers of an all-reduce for hot rows: gradients, and who had them.
+
+    Args:
+        rows: how many rows.
+        dim: their width.
+    """
+    return rows * (dim + 1)
+
+
 def expected_traffic(
-    tables: Mapping[str, tuple[int, int]], ids: Sequence[Sequence[FeatureIds]]
+    tables: Mapping[str, tuple[int, int]],
+    ids: Sequence[Sequence[FeatureIds]],
+    hot_rows: Mapping[str, Sequence[int]] | None = None,
+    element: int = FLOAT,
+    narrow: Collection[str] = (),
 ) -> list[Traffic]:
     """The traffic of each replica in a step on tables sharded by row.
 
     Args:
         tables: each table's rows and width.
         ids: for each rank, the ids of each feature.
+        hot_rows: by table, the rows that each replica has a copy of.
+        element: bytes of a number of vectors and gradients, and of rows of four
+            bytes.
+        narrow: the tables whose numbers have two bytes.
 
     Returns:
         Each rank's traffic, as `ShardedEngine.traffic` counts it.
@@ -372,25 +460,28 @@ def expected_traffic(
     world = len(ids)
     if world == 1:
         return [Traffic(0, 0, 0, 0)]  # Nothing is sent, nor counted.
-    places = dict.fromkeys(tables, Place("row"))
-    exchange = exchange_of_ids(tables, places, ids)
-    by_vectors = _by_vectors(tables, places, ids)
+    hot = hot_rows or {}
+    places = {t: Place("row", (), hot.get(t, ())) for t in tables}
+    exchange = exchange_of_ids(tables, places, ids, element, narrow)
+    by_vectors = _by_vectors(tables, places, ids, element, narrow)
     first = first_ranks((f.table for f in ids[0]), world)
     result = []
     for rank, features in enumerate(ids):
-        least, total = 0.0, 0
+        least, total = float(exchange.all_reduce_bytes), 0
         others = [f for i, f in enumerate(features) if i not in by_vectors]
         for table, unique in _unique_by_table(others).items():
-            owners = (unique + first[table]) % world
-            remote = int(np.count_nonzero(owners != rank))
-            least += least_bytes(remote, tables[table][1])
             total += unique.size
+            unique = np.setdiff1d(unique, places[table].hot_rows)
+            owners = (unique.astype(np.int64) + first[table]) % world
+            remote = int(np.count_nonzero(owners != rank))
+            number = HALF if table in narrow else FLOAT
+            least += least_bytes(remote, tables[table][1], element, number)
         for i, size in by_vectors.items():
             feature = features[i]
             rows, dim = tables[feature.table]
             words = size * id_words(rows, feature.weighted)
             # A vector for each of the others, and a gradient for all.
-            least += feature.bags * (WORD * words + world * FLOAT * dim)
+            least += feature.bags * (WORD * words + world * element * dim)
             total += np.size(feature.ids)
         result.append(
             Traffic(exchange.collectives, exchange.bytes, int(least), total)

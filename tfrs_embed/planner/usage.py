@@ -52,6 +52,21 @@ class FeatureUsage:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class HotUsage:
+    """The use of a table's hot rows in one replica's part of a batch.
+
+    Attributes:
+        ids: the rows.
+        unique: how many of them are used, on average.
+        owned: as a `TableUsage`'s, of the other rows.
+    """
+
+    ids: tuple[int, ...]
+    unique: float
+    owned: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class TableUsage:
     """The use of a table in one replica's part of a batch.
 
@@ -61,12 +76,14 @@ class TableUsage:
         most_unique: the most unique ids of any replica.
         owned: for each rank r the unique ids that are r modulo the number of
             replicas, on average, [replicas] float64.
+        hot: that of its hot rows; None: it has none.
     """
 
     features: tuple[FeatureUsage, ...]
     unique: float
     most_unique: float
     owned: np.ndarray
+    hot: HotUsage | None = None
 
     @functools.cached_property
     def ids(self) -> float:
@@ -90,7 +107,7 @@ class TableUsage:
 
 
 def zipf_unique(
-    rows: int, exponent: float, draws: float
+    rows: int, exponent: float, draws: float, head: int | None = None
 ) -> tuple[float, float]:
     """The number of unique ids among independent draws of a Zipf law.
 
@@ -101,12 +118,13 @@ def zipf_unique(
         rows: the table's rows.
         exponent: the law's exponent; 0: all ids are equally frequent.
         draws: the number of draws.
+        head: counts so many of the most frequent ids alone; None: all.
 
     Returns:
         The number's mean and variance.
     """
-    head = np.arange(1, min(rows, _HEAD) + 1, dtype=np.float64)
-    weights, counts = head**-exponent, np.ones_like(head)
+    first = np.arange(1, min(rows, _HEAD) + 1, dtype=np.float64)
+    weights, counts = first**-exponent, np.ones_like(first)
     if rows > _HEAD:
         bins = math.ceil(math.log(rows / _HEAD) / math.log(_BIN))
         edges = np.unique(np.geomspace(_HEAD, rows, bins + 1).astype(np.int64))
@@ -124,6 +142,9 @@ def zipf_unique(
     p = np.minimum(weights / (weights * counts).sum(), 1.0)
     with np.errstate(divide="ignore"):
         absent = np.exp(draws * np.log1p(-p))
+    if head is not None:
+        counts = np.clip(head - (np.cumsum(counts) - counts), 0, counts)
+        rows = head
     mean = float((counts * (1.0 - absent)).sum())
     variance = float((counts * absent * (1.0 - absent)).sum())
     # Rounding must not give fewer than one draw does.
@@ -137,6 +158,7 @@ def expected_usage(
     batch_size: int,
     exponent: float,
     replicas: int,
+    hot_rows: tuple[int, ...] = (),
 ) -> TableUsage:
     """The use that a hotness lets expect.
 
@@ -147,6 +169,8 @@ def expected_usage(
         batch_size: the samples of one replica.
         exponent: of the Zipf law.
         replicas: the number of replicas.
+        hot_rows: the rows that may have copies, which are taken to be the most
+            frequent ones.
 
     Returns:
         The table's use.
@@ -181,8 +205,13 @@ def expected_usage(
     rows = table.vocabulary_size // replicas + (
         np.arange(replicas) < table.vocabulary_size % replicas
     )
-    owned = unique * rows / table.vocabulary_size
-    return TableUsage(tuple(used), unique, most, owned)
+    share = rows / table.vocabulary_size
+    hot = None
+    if hot_rows:
+        number = len(hot_rows)
+        known, _ = zipf_unique(table.vocabulary_size, exponent, draws, number)
+        hot = HotUsage(hot_rows, known, max(unique - known, 0.0) * share)
+    return TableUsage(tuple(used), unique, most, unique * share, hot)
 
 
 def measured_usage(
@@ -190,6 +219,7 @@ def measured_usage(
     features: Sequence[FeatureSpec],
     batches: Sequence[Sequence[Bags]],
     replicas: int,
+    hot_rows: tuple[int, ...] = (),
 ) -> TableUsage:
     """The use in given batches, of which each replica has an equal part.
 
@@ -198,6 +228,7 @@ def measured_usage(
         features: its features.
         batches: for each global batch, the ids of each of these features.
         replicas: the number of replicas.
+        hot_rows: the rows that may have copies.
 
     Returns:
         The table's use, the mean of all batches and replicas, or the most.
@@ -223,15 +254,20 @@ def measured_usage(
                 ragged=any(p.ragged for p in all_parts),
             )
         )
-    owned = np.zeros(replicas)
-    counts = []
+    owned, cold = np.zeros(replicas), np.zeros(replicas)
+    counts, known = [], 0.0
+    hot_ids = np.asarray(hot_rows, np.int64)
     for part in flat:
         unique = np.unique(np.concatenate([p.values for p in part]))
         counts.append(unique.size)
         if table.keys is None:
             owners = unique.astype(np.int64) % replicas
             owned += np.bincount(owners, minlength=replicas) / len(flat)
+            others = owners[~np.isin(unique, hot_ids)]
+            cold += np.bincount(others, minlength=replicas) / len(flat)
+            known += (unique.size - others.size) / len(flat)
     mean = statistics.fmean(counts)
     if table.keys is not None:
         owned[:] = mean / replicas  # Their owners are decided by a hash.
-    return TableUsage(tuple(used), mean, float(max(counts)), owned)
+    hot = HotUsage(hot_rows, known, cold) if hot_rows else None
+    return TableUsage(tuple(used), mean, float(max(counts)), owned, hot)

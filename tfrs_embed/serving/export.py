@@ -24,7 +24,7 @@ def export(
     path: str | os.PathLike[str],
     input_signature: Any = None,
     *,
-    rows: str = "float32",
+    rows: str | None = None,
     signatures: Mapping[str, tuple[Callable[..., Any], Sequence[Any]]]
     | None = None,
 ) -> None:
@@ -73,10 +73,11 @@ def export(
             with the argument's: "weights_history_values". Keras doesn't know
             of arguments by keyword that hold anything but tensors, a None in
             a dict for one: they have their defaults.
-        rows: the dtype of the tables' rows: "float32"; "float16"; or "int8",
+        rows: the dtype of the tables' rows: "float32"; "bfloat16"; "float16";
+            or "int8",
             with a float32 scale for each row: the row's largest magnitude /
             127, half of which is the largest error. Lookups give float32
-            whatever it is.
+            whatever it is. None: each table's own.
         signatures: more signatures by name, each a function, which may call
             this model and its layers, and a sequence of its arguments' specs.
             Inputs have the names of their specs, or of the arguments. Other
@@ -93,10 +94,10 @@ def export(
         RuntimeError: another worker failed.
     """
     path = os.fspath(path).rstrip("/")
-    if rows not in FORMATS:
+    if rows is not None and rows not in FORMATS:
         raise ValueError(f"rows must be one of {list(FORMATS)}, got {rows!r}.")
     functions = served_functions(model, input_signature, signatures or {})
-    tables = ServedTables(FORMATS[rows])
+    tables = ServedTables(rows)
     strategy = _strategy(model)
     writes = strategy.extended.should_checkpoint
     with contextlib.ExitStack() as stack:

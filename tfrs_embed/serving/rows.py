@@ -120,6 +120,7 @@ class _Int8(RowFormat):
 #: The formats by the name that users give.
 FORMATS: dict[str, RowFormat] = {
     "float32": _Float32(),
+    "bfloat16": _Cast(tf.bfloat16),
     "float16": _Cast(tf.float16),
     "int8": _Int8(),
 }

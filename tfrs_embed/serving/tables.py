@@ -18,7 +18,7 @@ from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.rows import KEYS, Rows, VariableRows
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.serving.rows import RowFormat
+from tfrs_embed.serving.rows import FORMATS
 
 _current: contextvars.ContextVar[ServedTables | None] = contextvars.ContextVar(
     "served_tables", default=None
@@ -34,10 +34,10 @@ class ServedTables:
     """The tables that an exported model reads.
 
     Args:
-        rows: how their rows are stored.
+        rows: the dtype that their rows are stored in; None: each table's own.
     """
 
-    def __init__(self, rows: RowFormat) -> None:
+    def __init__(self, rows: str | None) -> None:
         self._rows = rows
         self._tables: dict[int, ServedTable] = {}
         #: The layers of these tables, by names that are unique.
@@ -69,14 +69,14 @@ class ServedTables:
         table = self._table(layer, state)
         stored = table.variables
         if KEYS not in stored:
-            return self._rows.gather(stored, ids)
+            return table.rows.gather(stored, ids)
         keys = stored[KEYS]
         if keys.shape[0] == 0:
             return tf.zeros([tf.size(ids), state.spec.dim])
         place = tf.searchsorted(keys, ids, out_type=tf.int64)
         place = tf.minimum(place, keys.shape[0] - 1)
         known = tf.equal(tf.gather(keys, place), ids)
-        rows = self._rows.gather(stored, place)
+        rows = table.rows.gather(stored, place)
         return tf.where(known[:, None], rows, tf.zeros_like(rows))
 
     def _table(self, layer: Any, state: TableState) -> ServedTable:
@@ -111,22 +111,25 @@ class ServedTable(Trackable):
     Args:
         layer: the name of the layer that holds the table.
         state: the table.
+        rows: the dtype that its rows are stored in; None: its own.
+
+    Attributes:
         rows: how its rows are stored.
     """
 
-    def __init__(self, layer: str, state: TableState, rows: RowFormat) -> None:
+    def __init__(self, layer: str, state: TableState, rows: str | None) -> None:
         self.layer = layer
         self.name = state.spec.name
         self.variables: dict[str, tf.Variable] = {}
         self._source = state.variables
-        self._rows = rows
+        self.rows = FORMATS[rows or state.spec.dtype]
         num_rows, dim = state.spec.vocabulary_size, state.spec.dim
         if KEYS in self._source:
             num_rows = len(self._source[KEYS].numpy())
             self._add(KEYS, (num_rows,), tf.int64)
         self._shape = (num_rows, dim)
-        for name, shape in rows.shapes(num_rows, dim).items():
-            self._add(name, shape, rows.dtypes[name])
+        for name, shape in self.rows.shapes(num_rows, dim).items():
+            self._add(name, shape, self.rows.dtypes[name])
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: tf.DType) -> None:
         variable = UninitializedVariable(
@@ -158,7 +161,7 @@ class ServedTable(Trackable):
                 rows = table.read_rows(start, size)
                 with tf.device("CPU:0"):
                     rows = tf.cast(rows, tf.float32)
-                    stored = self._rows.encode(self.name, rows)
+                    stored = self.rows.encode(self.name, rows)
                 yield start, stored
 
     def _blocks_by_key(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
@@ -167,5 +170,5 @@ class ServedTable(Trackable):
         with tf.device("CPU:0"):
             for start, size in bundle.blocks(self._shape, tf.float32):
                 here = slice(start, start + size)
-                stored = self._rows.encode(self.name, tf.constant(rows[here]))
+                stored = self.rows.encode(self.name, tf.constant(rows[here]))
                 yield start, {KEYS: tf.constant(keys[here]), **stored}

@@ -19,7 +19,13 @@ from tfrs_embed._tensorflow import (
     tpu_embedding_v2_utils,
     tpu_embedding_v3,
 )
-from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, TableSpec, parse
+from tfrs_embed.configs import (
+    EmbeddingSpec,
+    FeatureSpec,
+    TableSpec,
+    parse,
+    require_float32,
+)
 from tfrs_embed.optimizers.conversion import TPU_OPTIMIZERS, convert
 from tfrs_embed.optimizers.learning_rate import is_schedule
 from tfrs_embed.optimizers.rules import UpdateRule
@@ -145,7 +151,10 @@ def _read(feature_config: Any, optimizer: Any) -> tuple[Any, EmbeddingSpec]:
     plain = tpu_embedding_v3._clone_feature_config(feature_config)
     for table in _tables_of(plain):
         table.quantization_config = table.layout = None
-    return feature_config, parse(plain)
+    spec = parse(plain)
+    for table in spec.tables:
+        require_float32(table, "on SparseCores")
+    return feature_config, spec
 
 
 def _is_feature(node: Any) -> bool:

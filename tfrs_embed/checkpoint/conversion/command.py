@@ -187,6 +187,7 @@ def _as_json(contents: Contents, measured: _Measured) -> dict[str, Any]:
                 "columns": {
                     name: {
                         "shape": column.shape,
+                        "dtype": column.dtype.name,
                         "bytes": column.nbytes,
                         **dataclasses.asdict(measured[id(table), name]),
                     }
@@ -225,7 +226,8 @@ def _tables_as_text(tables: Sequence[Table], measured: _Measured) -> list[str]:
                     ("keys" if table.keys else "ids") if first else "",
                     name,
                     f"{column.shape[0]:,}",
-                    str(column.shape[1]),
+                    str(math.prod(column.shape[1:])),
+                    column.dtype.name,
                     format_bytes(column.nbytes),
                     f"{found.norm:.6g}",
                     f"{found.mean_row_norm:.4g}",
@@ -235,11 +237,11 @@ def _tables_as_text(tables: Sequence[Table], measured: _Measured) -> list[str]:
                     f"{found.inf:,}",
                 ]
             )
-    head = ["table", "by", "values", "rows", "dim", "size", "norm"]
-    head += ["mean row", "max row", "zero rows", "NaN", "inf"]
+    head = ["table", "by", "values", "rows", "dim", "dtype"]
+    head += ["size", "norm", "mean row", "max row", "zero rows", "NaN", "inf"]
     last = ["total"] + [""] * (len(head) - 1)
     last[head.index("size")] = format_bytes(total)
-    return text_table(head, lines, ("table", "by", "values"), last)
+    return text_table(head, lines, ("table", "by", "values", "dtype"), last)
 
 
 def _others_as_text(contents: Contents) -> list[str]:
@@ -287,6 +289,8 @@ def _convert(args: argparse.Namespace) -> None:
         contents = convert.with_steps(contents, args.step)
     elif args.step is not None:
         raise ValueError("--step: SOK's files have none.")
+    else:
+        contents = convert.as_float32(contents)
     total = sum(
         column.nbytes
         for table in contents.tables
@@ -332,7 +336,11 @@ def _pair(text: str, option: str) -> tuple[str, str]:
 def _report(contents: Contents, path: str, left: Sequence[str]) -> None:
     for table in contents.tables:
         rows, dim = table.shape
-        print(f"{table.path}: [{rows}, {dim}], {', '.join(table.columns)}")
+        columns = [
+            name if c.dtype == tf.float32 else f"{name} ({c.dtype.name})"
+            for name, c in table.columns.items()
+        ]
+        print(f"{table.path}: [{rows}, {dim}], {', '.join(columns)}")
     for layer, step in contents.steps.items():
         if f"the step of '{layer}'" not in left:
             print(f"step of {_quoted(layer)}: {step}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,17 +15,24 @@ class Column:
     """A table's parameters, or a slot, in a checkpoint.
 
     Attributes:
-        shape: [rows, dim].
+        shape: [rows, dim], or [rows] of a slot that has a number for each row.
         read: returns rows, float32, given the first one's index and how many.
+        dtype: what these are of, and what a checkpoint of this package has: of
+            this package's own tables the one in the checkpoint.
     """
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     read: Callable[[int, int], np.ndarray]
+    dtype: tf.DType = tf.float32
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values as float32."""
-        return 4 * self.shape[0] * self.shape[1]
+        """Bytes of its values."""
+        return self.nbytes_of(self.shape[0])
+
+    def nbytes_of(self, rows: int) -> int:
+        """Bytes of some of its rows."""
+        return self.dtype.size * rows * math.prod(self.shape[1:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +42,8 @@ class Table:
     Attributes:
         layer: the path of its layer among the saved objects.
         name: its name; "" for that of a layer that has only one.
-        columns: parameters and slots by name, of equal shapes.
+        columns: parameters and slots by name, of equal shapes, but for slots
+            that have a number for each row.
         keys: returns the rows' keys, [rows] int64; None: the rows' numbers are
             ids.
     """
@@ -51,7 +61,8 @@ class Table:
     @property
     def shape(self) -> tuple[int, int]:
         """[rows, dim]."""
-        return next(iter(self.columns.values())).shape
+        rows, dim = next(iter(self.columns.values())).shape
+        return rows, dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +116,7 @@ def check_shapes(table: Table) -> None:
         raise ValueError(f"Table '{table.path}' has no parameters.")
     shape = table.columns["parameters"].shape
     for name, column in table.columns.items():
-        if column.shape != shape:
+        if column.shape not in (shape, shape[:1]):
             raise ValueError(
                 f"Table '{table.path}' has parameters of shape {list(shape)}, "
                 f"but {name} of shape {list(column.shape)}."

@@ -131,6 +131,31 @@ def with_steps(contents: Contents, step: int | None) -> Contents:
     )
 
 
+def as_float32(contents: Contents) -> Contents:
+    """Makes all values float32, for files that have no other dtype.
+
+    Args:
+        contents: what a checkpoint holds.
+
+    Returns:
+        The same in float32, with a note for each value that was not.
+    """
+    tables, notes = [], list(contents.notes)
+    for table in contents.tables:
+        columns = {}
+        for name, column in table.columns.items():
+            if column.dtype != tf.float32:
+                notes.append(
+                    f"The {name} of '{table.path}' are {column.dtype.name}, "
+                    "written as float32."
+                )
+            columns[name] = dataclasses.replace(column, dtype=tf.float32)
+        tables.append(dataclasses.replace(table, columns=columns))
+    return dataclasses.replace(
+        contents, tables=tuple(tables), notes=tuple(notes)
+    )
+
+
 def write_checkpoint(
     contents: Contents, path: str, progress: Callable[[int], None]
 ) -> None:
@@ -286,11 +311,12 @@ class _Rows(_Imported):
         self._progress = progress
 
     def save(self, key: str, session: Session) -> None:
-        _save(key, session, self._column.shape, tf.float32, self._read)
+        column = self._column
+        _save(key, session, column.shape, column.dtype, self._read)
 
     def _read(self, start: int, size: int) -> np.ndarray:
         rows = self._column.read(start, size)
-        self._progress(rows.nbytes)
+        self._progress(self._column.nbytes_of(size))
         return rows
 
 
@@ -323,5 +349,5 @@ def _save(
         if not shape[0]:
             writer.add(key, tf.zeros(shape, dtype))
         for start, size in blocks(shape, dtype):
-            rows = tf.constant(read(start, size), dtype)
+            rows = tf.cast(read(start, size), dtype)
             writer.add_rows(key, shape, start, rows)

@@ -109,16 +109,16 @@ def variables(reader: BundleReader) -> Variables:
 
 
 def column(reader: BundleReader, path: str) -> Column:
-    """A variable, [rows, dim], as a column of a table.
+    """A variable, [rows, dim] or [rows], as a column of a table.
 
     Args:
         reader: the checkpoint.
         path: the variable's path.
     """
-    rows, dim = reader.shapes[path + VALUE]
+    shape = tuple(reader.shapes[path + VALUE])
 
     def read(start: int, size: int) -> np.ndarray:
         values = reader.read_rows(path + VALUE, start, size).numpy()
         return np.asarray(values, np.float32)
 
-    return Column((rows, dim), read)
+    return Column(shape, read)

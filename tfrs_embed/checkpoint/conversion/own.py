@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -16,6 +17,7 @@ from tfrs_embed.checkpoint.conversion.objects import (
     unescape,
 )
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
+from tfrs_embed.configs import DTYPES
 
 
 def find(
@@ -40,8 +42,9 @@ def find(
         layer, table, name = place
         if (name, table, dtype) == ("keys", "", tf.int64) and len(shape) == 1:
             keys[layer, table] = path
-        elif len(shape) == 2 and shape[1] and dtype == tf.float32:
-            columns.setdefault((layer, table), {})[name] = column(reader, path)
+        elif _is_column(name, shape, dtype):
+            mine = columns.setdefault((layer, table), {})
+            mine[name] = dataclasses.replace(column(reader, path), dtype=dtype)
     tables, taken = [], set()
     for (layer, name), mine in columns.items():
         if "parameters" not in mine:
@@ -64,6 +67,15 @@ def find(
             steps[layer] = int(reader.read(path + VALUE))
             taken.add(path)
     return tables, steps, taken
+
+
+def _is_column(name: str, shape: list[int], dtype: tf.DType) -> bool:
+    """Whether a variable may be a table's parameters, or a slot of it."""
+    if name == "parameters":
+        return len(shape) == 2 and shape[1] > 0 and dtype.name in DTYPES
+    # Some slots have a number for each row.
+    wide = len(shape) == 1 or (len(shape) == 2 and shape[1] > 0)
+    return wide and dtype == tf.float32
 
 
 def _place(path: str, variables: Variables) -> tuple[str, str, str] | None:

@@ -330,7 +330,10 @@ def write(
     else:
         # As SOK does with its variables' names.
         name = "".join("_" if c in string.punctuation else c for c in name)
-        optimizer, names = _OPTIMIZERS.get(frozenset(slots), ("", {}))
+        # None of SOK's optimizers has a number for each row.
+        whole = all(len(table.columns[slot].shape) == 2 for slot in slots)
+        known = _OPTIMIZERS if whole else {}
+        optimizer, names = known.get(frozenset(slots), ("", {}))
         files = {"parameters": name + _VALUES_2}
         headers = {"parameters": _header(_HOLDS_ROWS, "", "f4")}
         for slot, theirs in names.items():
@@ -368,4 +371,4 @@ def _write_rows(
     for start, size in blocks(column.shape, tf.float32):
         values = column.read(start, size).astype("<f4", copy=False)
         file.write(np.ascontiguousarray(values).data)
-        progress(values.nbytes)
+        progress(column.nbytes_of(size))

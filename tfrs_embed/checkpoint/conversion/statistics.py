@@ -49,7 +49,8 @@ def measure(column: Column, progress: Callable[[int], None]) -> Statistics:
     squares = norms = largest = 0.0
     zero_rows = nan = inf = 0
     for start, size in blocks(column.shape, tf.float32):
-        rows = column.read(start, size)
+        # Of a slot that has a number for each row, each is a row.
+        rows = column.read(start, size).reshape(size, -1)
         zero_rows += size - int(np.count_nonzero(rows.any(1)))
         finite = np.isfinite(rows)
         if not finite.all():
@@ -62,7 +63,7 @@ def measure(column: Column, progress: Callable[[int], None]) -> Statistics:
         row_norms = np.sqrt(row_squares)
         norms += float(row_norms.sum())
         largest = max(largest, float(row_norms.max(initial=0)))
-        progress(rows.nbytes)
+        progress(column.nbytes_of(size))
     return Statistics(
         norm=math.sqrt(squares),
         mean_row_norm=norms / max(1, column.shape[0]),

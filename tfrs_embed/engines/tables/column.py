@@ -11,7 +11,13 @@ import tensorflow as tf
 from tfrs_embed._tensorflow import Trackable
 from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.rows import KEYS, Saved, copy_for_saving
+from tfrs_embed.checkpoint.rows import (
+    KEYS,
+    HeldRows,
+    Saved,
+    copy_for_saving,
+    other_slot,
+)
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.engines.tables.composite import CompositeVariable
 from tfrs_embed.engines.tables.keyed_rows import KeyedRows
@@ -65,6 +71,12 @@ class Column(CompositeVariable, Saved):
             return self._rows.read_keys()
         return self._rows.read(self._which)
 
+    def held(self) -> list[HeldRows]:
+        """See the base class."""
+        if self._which not in self._rows.names:
+            return []
+        return self._rows.held(self._which)
+
     def assign(self, value: Any) -> None:
         """Sets the whole value.
 
@@ -108,11 +120,11 @@ class Column(CompositeVariable, Saved):
                 f"{where}: the checkpoint has no keys for its rows. It is of a "
                 "layer with use_hashtable=False."
             )
-        here = [self._rows.num_new_keys, self.shape[1]]
+        here = [self._rows.num_new_keys, *self.shape[1:]]
         if there != here:
             raise ValueError(
                 f"{where}: with its keys it has the shape {here} here, and "
-                f"{there} there."
+                f"{there} there.{other_slot(here, there)}"
             )
 
     def restore(self, key: str, reader: BundleReader) -> None:

@@ -151,21 +151,23 @@ class CompositeTable(CompositeVariable, Rows):
 
     Args:
         name: the name, "<table>/parameters" or "<table>/<slot>".
-        shape: [vocabulary_size, dim].
+        shape: [vocabulary_size, dim], or [vocabulary_size] of a slot that has
+            one number for each row.
         variables: the variables that hold its parts in this process.
         strategy: the strategy it was made under.
+        dtype: the dtype of its numbers.
     """
-
-    dtype = tf.float32
 
     def __init__(
         self,
         name: str,
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         variables: Sequence[tf.Variable],
         strategy: tf.distribute.Strategy,
+        dtype: tf.DType = tf.float32,
     ) -> None:
         super().__init__(variables, strategy)
+        self.dtype = dtype
         self.name = f"{name}:0"
         self.shape = tf.TensorShape(shape)
         self._has_values = not is_offline(strategy)
@@ -183,10 +185,10 @@ class CompositeTable(CompositeVariable, Rows):
             )
 
     def numpy(self) -> np.ndarray:
-        """The whole table, [vocabulary_size, dim] float32."""
-        whole = np.empty(self.shape.as_list(), np.float32)
+        """The whole table or slot, of its shape and dtype."""
+        whole = np.empty(self.shape.as_list(), self.dtype.as_numpy_dtype)
         with self.reading():
-            for start, size in blocks(whole.shape, tf.float32):
+            for start, size in blocks(whole.shape, self.dtype):
                 rows = self.read_rows(start, size)
                 whole[start : start + size] = rows.numpy()
         return whole
@@ -195,14 +197,14 @@ class CompositeTable(CompositeVariable, Rows):
         """Sets the whole table.
 
         Args:
-            value: [vocabulary_size, dim], the same on all workers. Each takes
-                the rows that it holds.
+            value: of its shape, the same on all workers. Each takes the rows
+                that it holds.
 
         Raises:
             ValueError: another shape.
         """
         with tf.device("CPU:0"):
-            value = tf.convert_to_tensor(value, tf.float32)
+            value = tf.cast(tf.convert_to_tensor(value), self.dtype)
         if value.shape != self.shape:
             raise ValueError(
                 f"'{self.name}' has the shape {tuple(self.shape)}, and can't "
@@ -228,7 +230,7 @@ class CompositeTable(CompositeVariable, Rows):
         """Makes the same of variables in the host's memory."""
         with tf.init_scope(), tf.device("CPU:0"):
             copies = [
-                tf.Variable(tf.zeros(v.shape), trainable=False)
+                tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
                 for v in self._variables
             ]
         whole = copy.copy(self)

@@ -36,10 +36,10 @@ class DynamicTable(TableState):
     where it takes keys, with the same.
 
     A checkpoint holds `<table>/keys`, [n] int64, `<table>/parameters` and
-    `<table>/<slot>`, [n, dim], and `<table>/frequency` and `<table>/last_used`,
-    [n] int64, in one order; and `<table>/candidates`, [c, 3] int64: a key, its
-    occurrences, and the step that it was last seen in. Strings are their
-    fingerprints.
+    `<table>/<slot>`, [n, dim] or [n], and `<table>/frequency` and
+    `<table>/last_used`, [n] int64, in one order; and `<table>/candidates`,
+    [c, 3] int64: a key, its occurrences, and the step that it was last seen in.
+    Strings are their fingerprints.
 
     Args:
         spec: the table.
@@ -71,11 +71,12 @@ class DynamicTable(TableState):
         rows = DynamicKeyedRows(self.spec, shards, replicas)
         self._rows = rows
         self._step = step
-        table, dim = self.spec.name, self.spec.dim
+        table = self.spec.name
         # The others are written for the keys that are there.
         self._add_column(KEYS, (None,), tf.int64, strategy)
         for name in rows.names:
-            self._add_column(name, (None, dim), tf.float32, strategy)
+            shape = (None, *rows.row_shape(name))
+            self._add_column(name, shape, tf.float32, strategy)
         for name in COUNTERS:
             self._add_column(name, (None,), tf.int64, strategy)
         self.add(
@@ -106,7 +107,7 @@ class DynamicTable(TableState):
 
     @property
     def slots(self) -> dict[str, Any]:
-        """The slots by name, each of the rows' shape."""
+        """The slots by name: of the rows' shape, or a number for each row."""
         others = (KEYS, CANDIDATES, *COUNTERS)
         return {k: v for k, v in super().slots.items() if k not in others}
 
@@ -277,6 +278,24 @@ class DynamicTable(TableState):
             "last_step": dict(zip(_STATISTICS, numbers[:4], strict=True)),
             "in_all": dict(zip(_STATISTICS, numbers[4:], strict=True)),
         }
+
+    def local_statistics(self) -> dict[str, int]:
+        """`statistics`' "in_all", of this process's shards alone."""
+        shards = self._built("statistics").shards
+        numbers = np.sum([s.key_table.statistics() for s in shards], 0)
+        return dict(zip(_STATISTICS, map(int, numbers[4:]), strict=True))
+
+    def local_counters(self) -> dict[str, np.ndarray]:
+        """Both counters, by name, of this process's keys, [n] int64."""
+        shards = self._built("the counters").shards
+        return {
+            name: np.concatenate([shard.counters(name) for shard in shards])
+            for name in COUNTERS
+        }
+
+    def local_capacities(self) -> list[int]:
+        """The number of keys that each shard of this process has room for."""
+        return [int(s.capacity()) for s in self._built("the capacity").shards]
 
     def _built(self, what: str) -> DynamicKeyedRows:
         where = f"Table '{self.spec.name}': {what}"

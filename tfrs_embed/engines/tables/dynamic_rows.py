@@ -37,6 +37,7 @@ from tfrs_embed.engines.tables.key_table import (
 )
 from tfrs_embed.ops.checks import Checks, Consensus, message
 from tfrs_embed.ops.update import PARAMETERS, scatter_update
+from tfrs_embed.optimizers.rules import Slot
 
 # Rows beside those that keys have, for planned ones of a full table: at least
 # one in so many, and for small tables as many as there are, up to a limit.
@@ -122,7 +123,7 @@ class DynamicRows:
         variables: the shard's parameters and slots by name; see
             `rows_at_first`. Their rows are all zero, or the slots' initial
             value.
-        slots: the slots' initial values, by name.
+        slots: the slots, by name.
         device: where the variables are.
         make_rows: makes keys' initial rows; see `initial_rows_of`.
     """
@@ -133,14 +134,14 @@ class DynamicRows:
         table: TableSpec,
         world: int,
         variables: Mapping[str, tf.Variable],
-        slots: Mapping[str, float],
+        slots: Mapping[str, Slot],
         device: str | None,
         make_rows: key_values.Maker,
     ) -> None:
         self._owner = owner
         self._table = table
         self._variables = dict(variables)
-        self._initial = {PARAMETERS: 0.0, **slots}
+        self._slots = {PARAMETERS: Slot(0.0), **slots}
         self._device = device
         self._make_rows = make_rows
         self.rules = key_rules(table, world)
@@ -231,10 +232,10 @@ class DynamicRows:
     def reset(self, rows: tf.Tensor, initial: tf.Tensor) -> None:
         """Gives rows initial values, and their slots theirs."""
         self.write_initial(rows, initial)
-        for name, value in self._initial.items():
+        for name, slot in self._slots.items():
             if name != PARAMETERS:
-                shape = tf.stack([tf.size(rows), self._table.dim])
-                self._write(name, rows, tf.fill(shape, value))
+                shape = [tf.size(rows), *slot.row(self._table.dim)]
+                self._write(name, rows, tf.fill(shape, slot.initial))
 
     def _write(self, name: str, rows: tf.Tensor, values: tf.Tensor) -> None:
         with tf.device(self._device):
@@ -250,9 +251,9 @@ class DynamicRows:
             with tf.device(self._device):
                 _grow(
                     rows,
-                    [self._variables[name].handle for name in self._initial],
-                    tuple(self._initial.values()),
-                    self._table.dim,
+                    [self._variables[name].handle for name in self._slots],
+                    tuple(slot.initial for slot in self._slots.values()),
+                    tuple(s.row(self._table.dim) for s in self._slots.values()),
                 )
 
     # Eagerly, of what users and checkpoints read and write.
@@ -334,7 +335,7 @@ class DynamicRows:
         )
         if np.array_equal(before, after):
             return
-        for name in self._initial:
+        for name in self._slots:
             with tf.device(self._device):
                 values = tf.gather(self._variables[name], before)
             self._write(name, tf.constant(after, tf.int64), values)
@@ -356,19 +357,21 @@ def _grow(
     rows: tf.Tensor,
     handles: list[tf.Tensor],
     initial: tuple[float, ...],
-    dim: int,
+    row_shapes: tuple[tuple[int, ...], ...],
 ) -> None:
-    """Gives variables [n, dim] as many rows at least, and some to spare."""
+    """Gives variables [n, ...] as many rows at least, and some to spare."""
     shape = tf.raw_ops.VariableShape(input=handles[0])
     here = tf.cast(shape[0], tf.int64)
 
     def grow() -> tf.Tensor:
         more = rows - here + rows // _SPARE_PART
-        for handle, value in zip(handles, initial, strict=True):
+        for handle, value, row in zip(
+            handles, initial, row_shapes, strict=True
+        ):
             before = tf.raw_ops.ReadVariableOp(
                 resource=handle, dtype=tf.float32
             )
-            added = tf.fill(tf.stack([more, dim]), tf.constant(value))
+            added = tf.fill(tf.stack([more, *row]), tf.constant(value))
             tf.raw_ops.AssignVariableOp(
                 resource=handle, value=tf.concat([before, added], 0)
             )

@@ -16,7 +16,8 @@ class HashedTable(TableState):
     """A table by key: its keys, their rows and the rows' slots.
 
     A checkpoint holds them as `<table>/keys`, [n] int64, `<table>/parameters`
-    and `<table>/<slot>`, [n, dim] in the same order, whichever it is.
+    and `<table>/<slot>`, [n, dim] in the same order, whichever it is; of a slot
+    that has one number for each row, [n].
 
     Args:
         spec: the table.
@@ -25,7 +26,7 @@ class HashedTable(TableState):
 
     def expose(self, rows: KeyedRows, strategy: tf.distribute.Strategy) -> None:
         """Adds keys, rows and slots; those restored before are written now."""
-        table, dim = self.spec.name, self.spec.dim
+        table = self.spec.name
         # The others are written in the order of the keys that are there, so
         # these come first: here, in checkpoints, among Keras's weights.
         keys = rows.tables
@@ -39,7 +40,7 @@ class HashedTable(TableState):
                 Column(
                     f"{table}/{name}",
                     tf.float32,
-                    (None, dim),
+                    (None, *rows.row_shape(name)),
                     rows.variables(name),
                     rows,
                     strategy,
@@ -48,5 +49,5 @@ class HashedTable(TableState):
 
     @property
     def slots(self) -> dict[str, Any]:
-        """The slots by name, each of the rows' shape."""
+        """The slots by name: of the rows' shape, or a number for each row."""
         return {k: v for k, v in super().slots.items() if k != KEYS}

@@ -7,6 +7,7 @@ written in the order of the keys.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
-from tfrs_embed.checkpoint.rows import KEYS, scatter
+from tfrs_embed.checkpoint.rows import KEYS, HeldRows, held_rows, scatter
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.tables.spread import BLOCK_ELEMENTS
@@ -78,8 +79,8 @@ class KeyedRows:
         self._variables = tuple(variables)
         self._replicas = replicas
         self._reset = reset
-        # Of the sizes, the keys and the rows.
-        self._channel = replicas.allocate(3)
+        # Of the sizes, the keys, the rows, and a number for each row.
+        self._channel = replicas.allocate(4)
         self._written = np.zeros([0], np.int64)
         #: The checkpoint that new keys were last read from, and their number.
         self.source: str | None = None
@@ -107,14 +108,27 @@ class KeyedRows:
         """The shards' parameters or slot."""
         return [variables[name] for variables in self._variables]
 
+    def row_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a key's part of the parameters or a slot."""
+        return tuple(self._variables[0][name].shape[1:])
+
     def read_keys(self) -> np.ndarray:
         """All keys, [n] int64, ascending."""
         return np.sort(np.concatenate(self._all_keys()))
 
     def read(self, name: str) -> np.ndarray:
-        """The parameters or a slot of all keys, [n, dim] float32."""
+        """The parameters or a slot of all keys, [n, dim] or [n] float32."""
         keys = np.concatenate(self._all_keys())
         return np.concatenate(self._all_rows(name))[np.argsort(keys)]
+
+    def held(self, name: str) -> list[HeldRows]:
+        """The parameters or a slot of this process's shards; no collective."""
+        found = []
+        for key_map, variables in zip(self._maps, self._variables, strict=True):
+            numbers = key_map.rows()
+            rows = held_rows(variables[name], len(numbers), numbers)
+            found.append(dataclasses.replace(rows, keys=key_map.keys()))
+        return found
 
     def key_counts(self) -> list[int]:
         """The number of keys of each shard.
@@ -193,7 +207,7 @@ class KeyedRows:
             session: where to.
         """
         writer, sizes = session.writer(self._replicas), self.key_counts()
-        row = [] if name == KEYS else [self._dim]
+        row = () if name == KEYS else self.row_shape(name)
         shape = [sum(sizes), *row]
         if shape[0] == 0:
             if self._replicas.worker == 0:
@@ -275,18 +289,20 @@ class KeyedRows:
 
         Args:
             name: which of them.
-            values: [n, dim] float32, in the order of the keys.
+            values: [n, dim] float32, or [n] for a slot that has a number for
+                each row, in the order of the keys.
 
         Raises:
             ValueError: another shape.
             RuntimeError: with several workers, keys came since `write_keys`.
         """
         keys = self._keys_to_write_for()
-        if values.shape != (len(keys), self._dim):
+        shape = (len(keys), *self.row_shape(name))
+        if values.shape != shape:
             raise ValueError(
                 f"{self._owner} holds {len(keys)} keys: its {name} have the "
-                f"shape {[len(keys), self._dim]}, and can't be given a value "
-                f"of shape {list(values.shape)}."
+                f"shape {list(shape)}, and can't be given a value of shape "
+                f"{list(values.shape)}."
             )
         shard_of = np.mod(keys, self._replicas.world)
         for rank, key_map, variables in zip(
@@ -342,12 +358,13 @@ class KeyedRows:
                 for i, rows in enumerate(numbers)
             ]
 
-        return self._in_blocks(block, self._channel + 2)
+        channel = self._channel + (2 if self.row_shape(name) else 3)
+        return self._in_blocks(block, channel)
 
     def _gather_rows(
         self, shard: int, name: str, rows: np.ndarray, start: int, size: int
     ) -> tf.Tensor:
-        """Rows of a shard, [size, dim], in the host's memory."""
+        """Rows of a shard, [size, dim] or [size], in the host's memory."""
         variable = self._variables[shard][name]
         numbers = tf.constant(rows[start : start + size], tf.int64)
         # Reading the variable would copy all of it if it was updated sparsely.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.rows import VariableRows
+from tfrs_embed.checkpoint.rows import HeldRows, VariableRows
 from tfrs_embed.engines.tables.composite import CompositeTable
 
 
@@ -18,7 +18,8 @@ class MirroredTable(CompositeTable):
 
     Args:
         name: the name, "<table>/parameters" or "<table>/<slot>".
-        shape: [vocabulary_size, dim].
+        shape: [vocabulary_size, dim], or [vocabulary_size] of a slot that has
+            one number for each row.
         copies: the variables of this process's replicas.
         strategy: the strategy it was made under.
         pipelined: whether lookups outside of replicas apply deferred updates to
@@ -29,12 +30,12 @@ class MirroredTable(CompositeTable):
     def __init__(
         self,
         name: str,
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         copies: Sequence[tf.Variable],
         strategy: tf.distribute.Strategy,
         pipelined: bool,
     ) -> None:
-        super().__init__(name, shape, copies, strategy)
+        super().__init__(name, shape, copies, strategy, copies[0].dtype)
         self._pipelined = pipelined
 
     @property
@@ -45,6 +46,10 @@ class MirroredTable(CompositeTable):
         """See the base class."""
         first = self._variables[0]
         return VariableRows(self.name, first).read_rows(start, size)
+
+    def held(self) -> list[HeldRows]:
+        """See the base class; of the copies it is the first."""
+        return VariableRows(self.name, self._variables[0]).held()
 
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
         """See the base class."""

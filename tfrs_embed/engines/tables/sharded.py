@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.rows import scatter
+from tfrs_embed.checkpoint.rows import HeldRows, held_rows, scatter
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.engines.hot_rows import HotTable
 from tfrs_embed.engines.tables.spread import (
     BLOCK_ELEMENTS,
     BlockFunction,
     SpreadTable,
 )
+
+
+class Copies(NamedTuple):
+    """The copies of a table's hot rows, or of their slot.
+
+    Attributes:
+        hot: the hot rows.
+        variables: the copies of this process's replicas.
+        exported: whether a SavedModel needs them: its lookups read shards, but
+            apply deferred updates before.
+    """
+
+    hot: HotTable
+    variables: Sequence[tf.Variable]
+    exported: bool
 
 
 class ShardedTable(SpreadTable):
@@ -29,28 +47,35 @@ class ShardedTable(SpreadTable):
 
     Args:
         name: the name, "<table>/parameters" or "<table>/<slot>".
-        shape: [vocabulary_size, dim].
+        shape: [vocabulary_size, dim], or [vocabulary_size] of a slot that has
+            one number for each row.
         shards: the variables of this process's replicas.
         replicas: the replicas.
         strategy: the strategy it was made under.
         first_rank: the rank of the replica that has row 0.
+        copies: copies of hot rows, which are written with them; None: there
+            are none.
     """
 
     def __init__(
         self,
         name: str,
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         shards: Sequence[tf.Variable],
         replicas: Replicas,
         strategy: tf.distribute.Strategy,
         first_rank: int,
+        copies: Copies | None = None,
     ) -> None:
-        super().__init__(name, shape, shards, replicas, strategy)
+        dtype = shards[0].dtype
+        super().__init__(name, shape, shards, replicas, strategy, dtype)
         self._first_rank = first_rank
+        self._copies = copies
+        self._row = tuple(shape[1:])
         # Rows of each shard that the workers exchange at a time.
         self._block = min(
             shards[0].shape[0],
-            max(1, BLOCK_ELEMENTS // shape[1] // replicas.world),
+            max(1, BLOCK_ELEMENTS // math.prod(self._row) // replicas.world),
         )
         self._channel = replicas.allocate(2)
         # Traced when they are needed.
@@ -62,8 +87,15 @@ class ShardedTable(SpreadTable):
         """The variables of this process's replicas."""
         return tuple(self._variables)
 
+    @property
+    def _exported_variables(self) -> Sequence[tf.Variable]:
+        copies = self._copies
+        if copies is None or not copies.exported:
+            return self._variables
+        return [*self._variables, *copies.variables]
+
     def read_rows(self, start: int, size: int) -> tf.Tensor:
-        """Returns rows, [size, dim] float32, in the host's memory.
+        """Returns rows, [size, dim] or [size], in the host's memory.
 
         With several workers it is a collective: all must ask for the same.
         """
@@ -77,32 +109,45 @@ class ShardedTable(SpreadTable):
                 with tf.device(shard.device):
                     found.append(tf.gather(shard, tf.range(first, last)))
             with tf.device("CPU:0"):
-                whole = tf.reshape(tf.stack(found, 1), [-1, self.shape[1]])
+                whole = tf.reshape(tf.stack(found, 1), [-1, *self._row])
         else:
-            rows = np.empty([last - first, world, self.shape[1]], np.float32)
+            rows = np.empty(
+                [last - first, world, *self._row], self.dtype.as_numpy_dtype
+            )
             for row in range(first, last, self._block):
                 # The last block may overlap the one before: all have one shape.
                 row = max(0, min(row, self.shards[0].shape[0] - self._block))
                 block = self._gather(row).numpy()
-                block = block.reshape(world, self._block, -1)
+                block = block.reshape(world, self._block, *self._row)
                 block = np.roll(block, -self._first_rank, 0).swapaxes(0, 1)
                 begin, end = max(row, first), min(row + self._block, last)
                 rows[begin - first : end - first] = block[
                     begin - row : end - row
                 ]
             with tf.device("CPU:0"):
-                whole = tf.constant(rows.reshape(-1, self.shape[1]))
+                whole = tf.constant(rows.reshape(-1, *self._row))
         with tf.device("CPU:0"):
             return whole[skipped : skipped + size]
+
+    def held(self) -> list[HeldRows]:
+        """See the base class."""
+        world = self._replicas.world
+        return [
+            # Row i is the shard's whose position is i modulo the world.
+            held_rows(shard, -(-(self.shape[0] - position) // world))
+            for position, shard in self._by_position()
+        ]
 
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
         """Sets those of some rows that are this process's.
 
         Args:
             start: the first row's index.
-            rows: [n, dim].
+            rows: [n, dim] or [n].
         """
         write_shards(self._by_position(), self._replicas.world, start, rows)
+        if self._copies is not None:
+            self._copies.hot.write(self._copies.variables, start, rows)
 
     def save(self, key: str, session: Session) -> None:
         """Writes the table under a key.
@@ -148,16 +193,19 @@ class ShardedTable(SpreadTable):
         It is the rows that all shards have at [start + r * block, start +
         (r + 1) * block), in the table's order.
         """
-        world, dim = self._replicas.world, self.shape[1]
+        world = self._replicas.world
         swapped = []
         for i, shard in enumerate(self.shards):
             # Rows beyond the last are cut off by the receiver.
             rows = start + tf.range(world * self._block)
             rows = tf.minimum(rows, shard.shape[0] - 1)
-            mine = tf.reshape(tf.gather(shard, rows), [world, -1, dim])
+            shape = [world, -1, *self._row]
+            mine = tf.reshape(tf.gather(shard, rows), shape)
             got = self._replicas.all_to_all(i, mine, self._channel + 1)
             got = tf.roll(got, -self._first_rank, 0)
-            swapped.append(tf.reshape(tf.transpose(got, [1, 0, 2]), [-1, dim]))
+            order = [1, 0, *range(2, len(shape))]
+            got = tf.transpose(got, order)
+            swapped.append(tf.reshape(got, [-1, *self._row]))
         return swapped
 
 
@@ -183,7 +231,7 @@ def write_shards(
         by_position: shards, by their positions.
         world: the number of all shards.
         start: the first row's index.
-        rows: [n, dim].
+        rows: [n, dim] or [n].
     """
     for position, shard in by_position:
         first = (position - start) % world

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import blocks
-from tfrs_embed.checkpoint.rows import scatter
+from tfrs_embed.checkpoint.rows import HeldRows, held_rows, scatter
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.tables.spread import (
@@ -25,33 +27,37 @@ class SlicedTable(SpreadTable):
 
     Args:
         name: the name, "<table>/parameters" or "<table>/<slot>".
-        shape: [vocabulary_size, dim].
+        shape: [vocabulary_size, dim], or [vocabulary_size] of a slot that has
+            one number for each row.
         ranks: the ranks of the replicas that have slices, from the first
             column on.
         slices: the variables of this process's replicas, None of those that
             have none.
         replicas: the replicas.
         strategy: the strategy it was made under.
+        dtype: the dtype of its numbers.
     """
 
     def __init__(
         self,
         name: str,
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         ranks: Sequence[int],
         slices: Sequence[tf.Variable | None],
         replicas: Replicas,
         strategy: tf.distribute.Strategy,
+        dtype: tf.DType = tf.float32,
     ) -> None:
         held = [v for v in slices if v is not None]
-        super().__init__(name, shape, held, replicas, strategy)
+        super().__init__(name, shape, held, replicas, strategy, dtype)
         self._ranks = tuple(ranks)
-        self._width = shape[1] // len(ranks)
+        # A slot with one number for each row is not cut.
+        self._row = tuple(n // len(ranks) for n in shape[1:])
         # The local replicas that have one.
         self._holders = [i for i, v in enumerate(slices) if v is not None]
         self._block = min(
             shape[0],
-            max(1, BLOCK_ELEMENTS // self._width // replicas.world),
+            max(1, BLOCK_ELEMENTS // math.prod(self._row) // replicas.world),
         )
         self._channel = replicas.allocate(1)
         self._gather = BlockFunction(self._gather_block)
@@ -65,13 +71,19 @@ class SlicedTable(SpreadTable):
                 return variable
         return None
 
-    def _columns(self, rank: int) -> tuple[int, int]:
-        """The first column that a rank holds, and the one after its last."""
-        first = self._ranks.index(rank) * self._width
-        return first, first + self._width
+    def _columns(self, rank: int) -> tuple[int, int] | None:
+        """The first column that a rank holds, and the one after its last.
+
+        None: there are no columns.
+        """
+        if not self._row:
+            return None
+        [width] = self._row
+        first = self._ranks.index(rank) * width
+        return first, first + width
 
     def read_rows(self, start: int, size: int) -> tf.Tensor:
-        """Returns rows, [size, dim] float32, in the host's memory.
+        """Returns rows, [size, dim] or [size], in the host's memory.
 
         With several workers it is a collective: all must ask for the same.
         """
@@ -90,19 +102,39 @@ class SlicedTable(SpreadTable):
             end = min(first + self._block, start + size)
             gathered = self._gather(row)
             with tf.device("CPU:0"):
-                by_rank = tf.reshape(gathered, [-1, self._block, self._width])
+                shape = [-1, self._block, *self._row]
+                by_rank = tf.reshape(gathered, shape)
                 columns = [by_rank[rank] for rank in self._ranks]
-                block = tf.concat(columns, 1)
+                block = (
+                    columns[0] if len(columns) == 1 else tf.concat(columns, 1)
+                )
                 parts.append(block[first - row : end - row])
         with tf.device("CPU:0"):
             return tf.concat(parts, 0)
+
+    def held(self) -> list[HeldRows]:
+        """See the base class; with several workers none has whole rows."""
+        if self._replicas.workers > 1 and len(self._ranks) > 1:
+            return []
+        slices = [v for v in map(self._slice_of, self._ranks) if v is not None]
+        if not slices:
+            return []  # Another worker has all columns.
+        columns = [held_rows(v, self.shape[0]) for v in slices]
+
+        def gather(wanted: np.ndarray) -> tf.Tensor:
+            found = [each.gather(wanted) for each in columns]
+            with tf.device("CPU:0"):
+                return tf.concat(found, 1)
+
+        size = sum(each.bytes for each in columns)
+        return [HeldRows(self.shape[0], size, gather)]
 
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
         """Sets those columns of some rows that are this process's.
 
         Args:
             start: the first row's index.
-            rows: [n, dim].
+            rows: [n, dim] or [n].
         """
         for rank in self._ranks:
             variable = self._slice_of(rank)
@@ -119,11 +151,11 @@ class SlicedTable(SpreadTable):
         for rank in self._ranks:
             variable = self._slice_of(rank)
             if variable is not None:
-                for start, size in blocks(variable.shape, tf.float32):
+                columns = self._columns(rank)
+                first = columns[0] if columns else None
+                for start, size in blocks(variable.shape, self.dtype):
                     block = _read(variable, start, size)
-                    writer.add_rows(
-                        key, shape, start, block, self._columns(rank)[0]
-                    )
+                    writer.add_rows(key, shape, start, block, first)
 
     def _gather_block(self, start: tf.Tensor) -> tf.Tensor:
         """A block of rows of all replicas; zeros of those that have none."""
@@ -134,7 +166,7 @@ class SlicedTable(SpreadTable):
                 rows = start + tf.range(self._block)
                 block = tf.gather(slices[i], rows)
             else:
-                block = tf.zeros([self._block, self._width])
+                block = tf.zeros([self._block, *self._row], self.dtype)
             gathered.append(self._replicas.gather(i, block, self._channel))
         return gathered[0]
 
@@ -149,7 +181,7 @@ def _read(variable: tf.Variable, start: int, size: int) -> tf.Tensor:
 
 def write_columns(
     variable: tf.Variable,
-    columns: tuple[int, int],
+    columns: tuple[int, int] | None,
     start: int,
     rows: tf.Tensor,
 ) -> None:
@@ -157,11 +189,13 @@ def write_columns(
 
     Args:
         variable: the slice, [vocabulary_size, width].
-        columns: its first column in the table, and the one after its last.
+        columns: its first column in the table, and the one after its last;
+            None: the rows have no columns.
         start: the first row's index.
-        rows: [n, dim], all columns.
+        rows: [n, dim], all columns; [n] if they have none.
     """
-    first, end = columns
-    with tf.device("CPU:0"):
-        mine = rows[:, first:end]
-    scatter(variable, tf.range(start, start + rows.shape[0]), mine)
+    if columns is not None:
+        first, end = columns
+        with tf.device("CPU:0"):
+            rows = rows[:, first:end]
+    scatter(variable, tf.range(start, start + rows.shape[0]), rows)

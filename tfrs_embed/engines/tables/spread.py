@@ -19,21 +19,24 @@ class SpreadTable(CompositeTable):
 
     Args:
         name: the name, "<table>/parameters" or "<table>/<slot>".
-        shape: [vocabulary_size, dim].
+        shape: [vocabulary_size, dim], or [vocabulary_size] of a slot that has
+            one number for each row.
         parts: the variables of this process's replicas.
         replicas: the replicas.
         strategy: the strategy it was made under.
+        dtype: the dtype of its numbers.
     """
 
     def __init__(
         self,
         name: str,
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         parts: Sequence[tf.Variable],
         replicas: Replicas,
         strategy: tf.distribute.Strategy,
+        dtype: tf.DType = tf.float32,
     ) -> None:
-        super().__init__(name, shape, parts, strategy)
+        super().__init__(name, shape, parts, strategy, dtype)
         self._replicas = replicas
 
     @property

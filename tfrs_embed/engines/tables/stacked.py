@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.rows import scatter
+from tfrs_embed.checkpoint.rows import HeldRows, scatter
 from tfrs_embed.engines.tables.composite import CompositeTable
 from tfrs_embed.sparsecore.layout import flat_rows
 
@@ -46,6 +46,16 @@ class StackedTable(CompositeTable):
             found[own] = rows[:, : self.shape[1]]
         with tf.device("CPU:0"):
             return tf.constant(found)
+
+    def held(self) -> list[HeldRows]:
+        """See the base class."""
+        self._require_values()
+        rows, dim = self.shape.as_list()
+
+        def gather(wanted: np.ndarray) -> tf.Tensor:
+            return self.gather(tf.constant(wanted, tf.int64))
+
+        return [HeldRows(rows, rows * dim * self.dtype.size, gather)]
 
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
         """See the base class."""

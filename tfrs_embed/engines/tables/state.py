@@ -12,7 +12,7 @@ from tfrs_embed.checkpoint import growth, saver
 from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.checkpoint.rate import LEARNING_RATE, SavedRate
-from tfrs_embed.checkpoint.rows import Saved, VariableRows
+from tfrs_embed.checkpoint.rows import HeldRows, Saved, VariableRows
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops.update import PARAMETERS
@@ -62,11 +62,12 @@ class TableState(Trackable):
         self, name: str, first: int
     ) -> Iterator[tuple[int, tf.Tensor]]:
         """Makes the initial rows of a variable from a row on."""
-        shape = [self.spec.vocabulary_size, self.spec.dim]
         if name != PARAMETERS:
-            for start, size in blocks([shape[0] - first, shape[1]], tf.float32):
-                value = self._slots[name]
-                yield first + start, tf.fill([size, shape[1]], value)
+            slot = self._slots[name]
+            row = slot.row(self.spec.dim)
+            count = self.spec.vocabulary_size - first
+            for start, size in blocks([count, *row], tf.float32):
+                yield first + start, tf.fill([size, *row], slot.initial)
             return
         for start, rows in initial_blocks(self.spec):
             cut = max(0, first - start)
@@ -90,14 +91,23 @@ class TableState(Trackable):
         for saved in self._saved.values():
             saved.growing = self._growing
 
+    def held(self, name: str) -> list[HeldRows]:
+        """The rows of "parameters" or a slot that this process holds."""
+        return self._saved[name].held()
+
+    @property
+    def initial_slots(self) -> dict[str, float]:
+        """The value that each slot has where no row was updated yet."""
+        return {name: slot.initial for name, slot in self._slots.items()}
+
     @property
     def table(self) -> Any:
-        """The rows, [vocabulary_size, dim] float32."""
+        """The rows, [vocabulary_size, dim] of the table's dtype."""
         return self.variables[PARAMETERS]
 
     @property
     def slots(self) -> dict[str, Any]:
-        """The slots by name, each of the table's shape."""
+        """The slots by name: of the table's shape, or a number for each row."""
         return {k: v for k, v in self.variables.items() if k != PARAMETERS}
 
 

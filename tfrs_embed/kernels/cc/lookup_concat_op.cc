@@ -13,6 +13,7 @@
 #include "lookups.h"
 #include "loops.h"
 #include "rows.h"
+#include "table_shape.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -164,17 +165,17 @@ class LookupConcatOp : public OpKernel {
       }
       if (i < m) {
         const Feature& feature = features[i];
-        const int64_t dim = tables.shapes()[feature.table].dim;
         if (feature.count != count) {
           return InvalidArgument("feature ", i, ": ", feature.count,
                                  " bags beside ", count);
         }
-        const float* table = tables.values()[feature.table];
+        const TableShape& shape = tables.shapes()[feature.table];
+        const void* table = tables.values()[feature.table];
         columns->lookups.push_back(
-            {MakeLookup(feature, table, dim, dtype_, nullptr, 0), i,
+            {MakeLookup(feature, table, shape, dtype_, nullptr, 0), i,
              columns->width});
-        columns->cost += LookupCost(feature, dim);
-        columns->width += dim;
+        columns->cost += LookupCost(feature, shape.dim);
+        columns->width += shape.dim;
       } else {
         const Tensor& other = others[i - m];
         if (other.dims() != 2 || other.dim_size(0) != count) {

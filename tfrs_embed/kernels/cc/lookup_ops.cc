@@ -65,7 +65,7 @@ absl::Status VectorShape(const Feature& feature, int64_t dim,
 
 // The tables of an operation's lookups.
 struct Tables {
-  const std::vector<float*>& values;
+  const std::vector<void*>& values;
   const std::vector<TableShape>& shapes;
 };
 
@@ -86,16 +86,16 @@ absl::Status MakeLookups(OpKernelContext* ctx,
   lookups->resize(features.size());
   for (size_t f = 0; f < features.size(); ++f) {
     const Feature& feature = features[f];
-    const int64_t dim = tables.shapes[feature.table].dim;
+    const TableShape& table = tables.shapes[feature.table];
     TensorShape shape;
     TF_RETURN_IF_ERROR(VectorShape(
-        feature, dim, vectors.shapes.empty() ? nullptr : &vectors.shapes[f],
+        feature, table.dim, vectors.shapes.empty() ? nullptr : &vectors.shapes[f],
         &shape));
     Tensor* out;
     TF_RETURN_IF_ERROR(outputs.allocate(f, shape, &out));
-    (*lookups)[f] = MakeLookup(feature, tables.values[feature.table], dim,
-                               vectors.dtype, out->data(), dim);
-    *cost += LookupCost(feature, dim);
+    (*lookups)[f] = MakeLookup(feature, tables.values[feature.table], table,
+                               vectors.dtype, out->data(), table.dim);
+    *cost += LookupCost(feature, table.dim);
     // Threads share the ids, so no thread would write these vectors.
     if (feature.n == 0 && out->TotalBytes() > 0) {
       std::memset(out->data(), 0, out->TotalBytes());
@@ -186,8 +186,7 @@ class CombineOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ReadShape(*rows, &shapes[0]));
     std::vector<Feature> features;
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
-    const std::vector<float*> values = {
-        const_cast<float*>(rows->flat<float>().data())};
+    const std::vector<void*> values = {rows->data()};
     OP_REQUIRES_OK(ctx,
                    LookupFeatures(ctx, features, {values, shapes}, {}, {}));
   }
@@ -237,8 +236,9 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedLookup").Input("tables: N * resource"))
       return absl::OkStatus();
     });
 
-TFRS_FEATURES(REGISTER_OP("TfrsEmbedCombine").Input("rows: float"))
+TFRS_FEATURES(REGISTER_OP("TfrsEmbedCombine").Input("rows: R"))
     .Output("vectors: M * float")
+    .Attr("R: {float, bfloat16, half}")
     .Attr("dims: list(int)")
     .SetShapeFn(InferMatrices);
 

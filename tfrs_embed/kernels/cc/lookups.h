@@ -7,19 +7,20 @@
 
 #include "feature_inputs.h"
 #include "rows.h"
+#include "table_shape.h"
 #include "tensorflow/core/framework/types.h"
 
 namespace tfrs_embed {
 
 // A feature's lookup in a table, which writes vectors of a type to rows that
 // are `stride` columns apart.
-inline TfrsLookup MakeLookup(const Feature& feature, const float* table,
-                             int64_t dim, tensorflow::DataType dtype, void* out,
+inline TfrsLookup MakeLookup(const Feature& feature, const void* table,
+                             const TableShape& shape,
+                             tensorflow::DataType dtype, void* out,
                              int64_t stride) {
-  const int32_t output = dtype == tensorflow::DT_FLOAT      ? kFloat32
-                         : dtype == tensorflow::DT_BFLOAT16 ? kBfloat16
-                                                            : kFloat16;
-  return {feature, table, dim, out, stride, output};
+  int32_t output = kFloat32;
+  ReadType(dtype, &output);
+  return {feature, table, shape.type, shape.dim, out, stride, output};
 }
 
 // The cost of a feature's lookup, in the unit of ParallelFor.

@@ -22,10 +22,9 @@ constexpr int64_t kBytesAhead = 10 * 1024;
 constexpr int64_t kLookupsAhead = 128;
 constexpr int64_t kRowsAhead = 16;
 constexpr int kGradientsAhead = 4;
-constexpr int64_t kLine = 64 / sizeof(float);
+constexpr int64_t kLine = 64;
 
-inline int64_t Ahead(int64_t most, int64_t columns) {
-  const int64_t bytes = columns * sizeof(float);
+inline int64_t Ahead(int64_t most, int64_t bytes) {
   const int64_t n = most * bytes > kBytesAhead ? kBytesAhead / bytes : most;
   return n > 2 ? n : 2;
 }
@@ -47,12 +46,18 @@ struct Number {
 // The vectors of an array get registers only if loops over them are unrolled.
 #define TFRS_UNROLL _Pragma("GCC unroll 8")
 
-TFRS_INLINE void PrefetchRead(const float* row, int64_t dim) {
-  for (int64_t j = 0; j < dim; j += kLine) __builtin_prefetch(row + j, 0, 3);
+template <typename T>
+TFRS_INLINE void PrefetchRead(const T* row, int64_t dim) {
+  const char* bytes = reinterpret_cast<const char*>(row);
+  const int64_t n = dim * sizeof(T);
+  for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(bytes + i, 0, 3);
 }
 
-TFRS_INLINE void PrefetchWrite(const float* row, int64_t dim) {
-  for (int64_t j = 0; j < dim; j += kLine) __builtin_prefetch(row + j, 1, 3);
+template <typename T>
+TFRS_INLINE void PrefetchWrite(const T* row, int64_t dim) {
+  const char* bytes = reinterpret_cast<const char*>(row);
+  const int64_t n = dim * sizeof(T);
+  for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(bytes + i, 1, 3);
 }
 
 // Calls f with the width as a Number; 0 if the width isn't a common one.
@@ -83,6 +88,95 @@ inline float FromBits(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof(value));
   return value;
+}
+
+// Vectors of the machine: of float32, of their bits, and of narrower numbers'.
+template <int kWide>
+struct VectorOf;
+template <>
+struct VectorOf<8> {
+  typedef float Floats __attribute__((vector_size(32)));
+  typedef uint32_t Words __attribute__((vector_size(32)));
+  typedef uint16_t Halves __attribute__((vector_size(16)));
+};
+template <>
+struct VectorOf<16> {
+  typedef float Floats __attribute__((vector_size(64)));
+  typedef uint32_t Words __attribute__((vector_size(64)));
+  typedef uint16_t Halves __attribute__((vector_size(32)));
+};
+
+// The bits of the difference between numbers and one other, all given by their
+// bits.
+TFRS_INLINE uint32_t SubtractBits(uint32_t bits, uint32_t other) {
+  return Bits(FromBits(bits) - FromBits(other));
+}
+
+template <typename Floats, typename Words>
+TFRS_INLINE Words SubtractVectors(Words bits, uint32_t other) {
+  Floats values;
+  memcpy(&values, &bits, sizeof(values));
+  values -= FromBits(other);
+  memcpy(&bits, &values, sizeof(bits));
+  return bits;
+}
+
+TFRS_INLINE VectorOf<8>::Words SubtractBits(VectorOf<8>::Words bits,
+                                            uint32_t other) {
+  return SubtractVectors<VectorOf<8>::Floats>(bits, other);
+}
+
+TFRS_INLINE VectorOf<16>::Words SubtractBits(VectorOf<16>::Words bits,
+                                             uint32_t other) {
+  return SubtractVectors<VectorOf<16>::Floats>(bits, other);
+}
+
+// Numbers of the types that aren't float32, by their bits.
+struct Bfloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+// Calls f with a number of the type that `type` stands for.
+template <typename F>
+inline auto ByType(int32_t type, F f) {
+  switch (type) {
+    case kBfloat16: return f(Bfloat16());
+    case kFloat16: return f(Float16());
+    default: return f(0.0f);
+  }
+}
+
+// The bits of numbers as float32: of one, or of a vector of them. Each number's
+// own bits are the low ones of a word.
+template <typename Words>
+TFRS_INLINE Words WidenBits(Words bits, Bfloat16) {
+  return bits << 16;
+}
+
+template <typename Words>
+TFRS_INLINE Words WidenBits(Words bits, Float16) {
+  const Words magnitude = (bits & 0x7FFF) << 13;
+  const Words rebias = magnitude + 0x38000000;
+  // A denormal number is an integer beside 2^-14's exponent, which is then
+  // taken off again.
+  const Words beside = magnitude + 0x38800000;
+  const Words small = SubtractBits(beside, 0x38800000);
+  const Words wide = magnitude < 0x00800000    ? small
+                     : magnitude >= 0x0F800000 ? rebias + 0x38000000
+                                               : rebias;
+  return wide | (bits & 0x8000) << 16;
+}
+
+inline float Widen(float value) { return value; }
+inline float Widen(Bfloat16 value) {
+  return FromBits(static_cast<uint32_t>(value.bits) << 16);
+}
+inline float Widen(Float16 value) {
+  const uint32_t bits = value.bits;
+  return FromBits(WidenBits(bits, value));
 }
 
 // Both round to the nearest, ties to even, as TensorFlow's casts do.
@@ -138,20 +232,9 @@ constexpr int64_t kColumns = 256;
 
 // Columns of a row as vectors of the machine, whose sums stay in registers.
 // Compilers don't achieve that from plain loops over columns.
-template <int kWide>
-struct VectorOf;
-template <>
-struct VectorOf<8> {
-  typedef float Type __attribute__((vector_size(32)));
-};
-template <>
-struct VectorOf<16> {
-  typedef float Type __attribute__((vector_size(64)));
-};
-
 template <int kNumber, int kWide>
 struct Vectors {
-  typedef typename VectorOf<kWide>::Type Vector;
+  typedef typename VectorOf<kWide>::Floats Vector;
   static constexpr int kColumns = kNumber * kWide;
 
   Vector v[kNumber];
@@ -160,6 +243,18 @@ struct Vectors {
     TFRS_UNROLL
     for (int k = 0; k < kNumber; ++k) {
       memcpy(&v[k], from + k * kWide, sizeof(Vector));
+    }
+  }
+  template <typename Half>
+  TFRS_INLINE void Load(const Half* from) {
+    TFRS_UNROLL
+    for (int k = 0; k < kNumber; ++k) {
+      typename VectorOf<kWide>::Halves halves;
+      typedef typename VectorOf<kWide>::Words Words;
+      memcpy(&halves, from + k * kWide, sizeof(halves));
+      const Words words =
+          WidenBits(__builtin_convertvector(halves, Words), Half());
+      memcpy(&v[k], &words, sizeof(Vector));
     }
   }
   TFRS_INLINE void Store(float* to) const {
@@ -171,6 +266,10 @@ struct Vectors {
   TFRS_INLINE void Add(const Vectors& other) {
     TFRS_UNROLL
     for (int k = 0; k < kNumber; ++k) v[k] += other.v[k];
+  }
+  TFRS_INLINE void Square() {
+    TFRS_UNROLL
+    for (int k = 0; k < kNumber; ++k) v[k] *= v[k];
   }
   TFRS_INLINE void Multiply(float factor) {
     TFRS_UNROLL
@@ -212,12 +311,14 @@ TFRS_INLINE int64_t InVectors(int64_t columns, F f) {
 }
 
 // Sums the rows of a bag's ids [i, end): columns [first, first + columns).
+template <typename Row>
 TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
                             int64_t end, int64_t first, int64_t columns,
                             float* __restrict sum) {
+  const Row* rows = static_cast<const Row*>(l.table) + first;
   auto sum_vectors = [&](const auto& vectors, int64_t at) TFRS_INLINED {
     auto sums = vectors, values = vectors;
-    const float* table = l.table + first + at;
+    const Row* table = rows + at;
     sums.Load(table + IdAt(l, i) * dim);
     if (l.weights) sums.Multiply(l.weights[i]);
     for (int64_t k = i + 1; k < end; ++k) {
@@ -228,10 +329,10 @@ TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
     sums.Store(sum + at);
   };
   for (int64_t j = InVectors(columns, sum_vectors); j < columns; ++j) {
-    float value = l.table[IdAt(l, i) * dim + first + j];
+    float value = Widen(rows[IdAt(l, i) * dim + j]);
     sum[j] = l.weights ? l.weights[i] * value : value;
     for (int64_t k = i + 1; k < end; ++k) {
-      value = l.table[IdAt(l, k) * dim + first + j];
+      value = Widen(rows[IdAt(l, k) * dim + j]);
       sum[j] += l.weights ? l.weights[k] * value : value;
     }
   }
@@ -239,24 +340,27 @@ TFRS_INLINE void SumColumns(const TfrsLookup& l, int64_t dim, int64_t i,
 
 int64_t Prefetch(const TfrsLookup* lookup, int64_t begin, int64_t end) {
   const TfrsLookup& l = *lookup;
-  const int64_t first = tfrs_first_id(&l, begin), dim = l.dim;
+  const char* table = static_cast<const char*>(l.table);
+  const int64_t first = tfrs_first_id(&l, begin);
+  const int64_t row = l.dim * tfrs_size(l.type);
   int64_t n = tfrs_first_id(&l, end) - first;
-  const int64_t ahead = Ahead(kLookupsAhead, dim);
+  const int64_t ahead = Ahead(kLookupsAhead, row);
   if (n > ahead) n = ahead;
   for (int64_t i = first; i < first + n; ++i) {
-    PrefetchRead(l.table + IdAt(l, i) * dim, dim);
+    PrefetchRead(table + IdAt(l, i) * row, row);
   }
   return n;
 }
 
-template <int kDim>
+template <int kDim, typename Row>
 void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
                 int64_t prefetched) {
   const int64_t dim = Width(kDim, l.dim);
   const int64_t last = tfrs_first_id(&l, end);
   int64_t i = tfrs_first_id(&l, begin);
   prefetched += i;
-  const int64_t ahead = Ahead(kLookupsAhead, dim);
+  const Row* table = static_cast<const Row*>(l.table);
+  const int64_t ahead = Ahead(kLookupsAhead, dim * sizeof(Row));
   for (int64_t bag = begin; bag < end; ++bag) {
     const int64_t stop = tfrs_first_id(&l, bag + 1);
     if (i == stop) {
@@ -265,11 +369,11 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
     }
     const int64_t to_prefetch = stop + ahead < last ? stop + ahead : last;
     for (; prefetched < to_prefetch; ++prefetched) {
-      PrefetchRead(l.table + IdAt(l, prefetched) * dim, dim);
+      PrefetchRead(table + IdAt(l, prefetched) * dim, dim);
     }
     if (l.output == kFloat32) {
       float* out = static_cast<float*>(l.out) + bag * l.stride;
-      SumColumns(l, dim, i, stop, 0, dim, out);
+      SumColumns<Row>(l, dim, i, stop, 0, dim, out);
       if (l.scale) {
         const float scale = l.scale[bag];
         for (int64_t j = 0; j < dim; ++j) out[j] = scale * out[j];
@@ -278,7 +382,7 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
       float sum[kColumns];
       for (int64_t first = 0; first < dim; first += kColumns) {
         const int64_t columns = dim - first < kColumns ? dim - first : kColumns;
-        SumColumns(l, dim, i, stop, first, columns, sum);
+        SumColumns<Row>(l, dim, i, stop, first, columns, sum);
         StoreHalves(l, bag, first, columns, sum);
       }
     }
@@ -289,18 +393,41 @@ void LookupRows(const TfrsLookup& l, int64_t begin, int64_t end,
 void Lookup(const TfrsLookup* lookup, int64_t begin, int64_t end,
             int64_t prefetched) {
   ByWidth(lookup->dim, [=](auto width) {
-    LookupRows<width()>(*lookup, begin, end, prefetched);
+    ByType(lookup->type, [=](auto row) {
+      LookupRows<width(), decltype(row)>(*lookup, begin, end, prefetched);
+    });
   });
+}
+
+// The sum of a row's squares: column j is added to sum j % 16, and these sums
+// are added up by halves. So the order is that of all instruction sets.
+TFRS_INLINE float SumSquares(const float* g, int64_t dim) {
+  constexpr int kSums = 16;
+  Vectors<kSums / kWidest, kWidest> sums = {}, values;
+  int64_t j = 0;
+  for (; j + kSums <= dim; j += kSums) {
+    values.Load(g + j);
+    values.Square();
+    sums.Add(values);
+  }
+  float s[kSums];
+  sums.Store(s);
+  for (int k = 0; j < dim; ++j, ++k) s[k] += g[j] * g[j];
+  for (int half = kSums / 2; half > 0; half /= 2) {
+    for (int k = 0; k < half; ++k) s[k] += s[k + half];
+  }
+  return s[0];
 }
 
 // The update rules, as in tfrs_embed/optimizers/rules.py.
 
+// Updates a row, w, and its slots, which are those of row `row` of the table.
 template <int kDim>
-inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
+inline void ApplyRule(const TfrsTable& t, int64_t row, float* __restrict w,
+                      const float* __restrict g) {
   const int64_t dim = Width(kDim, t.dim);
   const float rate = t.rate;
   const float* s = t.settings;
-  float* __restrict w = t.state[0] + row * dim;
   switch (t.rule) {
     case kSum:
       for (int64_t j = 0; j < dim; ++j) w[j] += g[j];
@@ -309,7 +436,7 @@ inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
       for (int64_t j = 0; j < dim; ++j) w[j] -= rate * g[j];
       return;
     case kAdagrad: {
-      float* __restrict a = t.state[1] + row * dim;
+      float* __restrict a = t.slots[0] + row * dim;
       for (int64_t j = 0; j < dim; ++j) {
         a[j] += g[j] * g[j];
         w[j] -= rate * g[j] / sqrtf(a[j]);
@@ -320,8 +447,8 @@ inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
       const float momentum = s[0], power = s[2], kept = s[3], added = s[4],
                   epsilon = s[5];
       const bool nesterov = s[1] != 0;
-      float* __restrict a = t.state[1] + row * dim;
-      float* __restrict m = t.state[2] + row * dim;
+      float* __restrict a = t.slots[0] + row * dim;
+      float* __restrict m = t.slots[1] + row * dim;
       for (int64_t j = 0; j < dim; ++j) {
         a[j] = kept * a[j] + added * (g[j] * g[j]);
         const float scaled = power == -0.5f
@@ -335,8 +462,8 @@ inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
     case kAdam: {
       const float beta1 = s[0], rest1 = s[1], beta2 = s[2], rest2 = s[3],
                   epsilon = s[4];
-      float* __restrict m = t.state[1] + row * dim;
-      float* __restrict v = t.state[2] + row * dim;
+      float* __restrict m = t.slots[0] + row * dim;
+      float* __restrict v = t.slots[1] + row * dim;
       if (s[5] != 0) {
         for (int64_t j = 0; j < dim; ++j) {
           m[j] = beta1 * m[j] + rest1 * g[j];
@@ -357,8 +484,8 @@ inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
       const float power = s[0], l1 = s[1], l2 = s[2], beta = s[3];
       const bool multiply = s[4] != 0;
       const float bound = multiply ? rate * l1 : l1;
-      float* __restrict a = t.state[1] + row * dim;
-      float* __restrict l = t.state[2] + row * dim;
+      float* __restrict a = t.slots[0] + row * dim;
+      float* __restrict l = t.slots[1] + row * dim;
       auto update = [=](auto raise) {
         for (int64_t j = 0; j < dim; ++j) {
           const float before = raise(a[j]);
@@ -389,7 +516,7 @@ inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
     case kMomentum: {
       const float momentum = s[0];
       const bool nesterov = s[1] != 0;
-      float* __restrict m = t.state[1] + row * dim;
+      float* __restrict m = t.slots[0] + row * dim;
       for (int64_t j = 0; j < dim; ++j) {
         const float scaled = rate * g[j];
         m[j] = momentum * m[j] - scaled;
@@ -399,13 +526,102 @@ inline void Apply(const TfrsTable& t, int64_t row, const float* __restrict g) {
     }
     case kRmsprop: {
       const float rho = s[0], rest = s[1], epsilon = s[2];
-      float* __restrict v = t.state[1] + row * dim;
+      float* __restrict v = t.slots[0] + row * dim;
       for (int64_t j = 0; j < dim; ++j) {
         v[j] = rho * v[j] + rest * (g[j] * g[j]);
         w[j] -= rate * g[j] / sqrtf(v[j] + epsilon);
       }
       return;
     }
+    case kRowWiseAdagrad: {
+      float* a = t.slots[0] + row;
+      *a += SumSquares(g, dim) / dim;
+      const float scale = rate / (sqrtf(*a) + s[0]);
+      for (int64_t j = 0; j < dim; ++j) w[j] -= scale * g[j];
+      return;
+    }
+  }
+}
+
+// The random bits of a number of a row.
+TFRS_INLINE uint32_t RandomBits(uint32_t row, uint32_t column) {
+  uint32_t x = row + column * 0x9E3779B9u;
+  x = (x ^ x >> 16) * 0x7FEB352Du;
+  x = (x ^ x >> 15) * 0x846CA68Bu;
+  return x ^ x >> 16;
+}
+
+// Rounds to one of the two nearest numbers, to each with the probability that
+// makes the value the mean. Beyond the largest number, as to the nearest.
+TFRS_INLINE uint16_t Round(float value, uint32_t random, Bfloat16) {
+  const uint32_t bits = Bits(value);
+  const uint32_t rounded = (bits + (random & 0xFFFF)) >> 16;
+  return (bits & 0x7FFFFFFF) > 0x7F7F0000 ? ToBfloat16(value) : rounded;
+}
+
+TFRS_INLINE uint16_t Round(float value, uint32_t random, Float16) {
+  const uint32_t bits = Bits(value);
+  const uint32_t magnitude = bits & 0x7FFFFFFF;
+  const uint32_t normal = (magnitude - 0x38000000 + (random & 0x1FFF)) >> 13;
+  // Below 2^-14 the steps are of 2^-24 each: a value of exponent e has
+  // 2^(126 - e) parts in a step, of which 31 bits are kept.
+  const uint32_t exponent = magnitude >> 23;
+  const uint32_t most = 126 - (exponent < 113 ? exponent : 112);
+  const uint32_t cut = most > 31 ? 31 : most;
+  const uint32_t lost = most - cut > 31 ? 31 : most - cut;
+  const uint32_t parts = ((magnitude & 0x7FFFFF) | 0x800000) >> lost;
+  const uint32_t small = (parts + (random & ((1u << cut) - 1))) >> cut;
+  const uint32_t half = exponent == 0    ? 0
+                        : exponent < 113 ? small
+                                         : normal;
+  return magnitude > 0x477FE000 ? ToFloat16(value)
+                                : (bits >> 16 & 0x8000) | half;
+}
+
+TFRS_INLINE uint16_t Nearest(float value, Bfloat16) {
+  return ToBfloat16(value);
+}
+TFRS_INLINE uint16_t Nearest(float value, Float16) { return ToFloat16(value); }
+
+// Updates a row of a type that isn't float32, with memory for it as float32.
+template <int kDim, typename Row>
+TFRS_INLINE void ApplyToHalves(const TfrsTable& t, int64_t row,
+                               float* __restrict wide, const float* g) {
+  const int64_t dim = Width(kDim, t.dim);
+  Row* __restrict halves = static_cast<Row*>(t.parameters) + row * dim;
+  auto widen = [&](const auto& vectors, int64_t at) TFRS_INLINED {
+    auto values = vectors;
+    values.Load(halves + at);
+    values.Store(wide + at);
+  };
+  for (int64_t j = InVectors(dim, widen); j < dim; ++j) {
+    wide[j] = Widen(halves[j]);
+  }
+  ApplyRule<kDim>(t, row, wide, g);
+  const TfrsRounding& r = t.rounding;
+  if (!r.stochastic) {
+    for (int64_t j = 0; j < dim; ++j) halves[j].bits = Nearest(wide[j], Row());
+    return;
+  }
+  const uint64_t number = r.first_row + row * r.row_stride;
+  const uint32_t key = tfrs_mix(r.stream ^ number) >> 32;
+  const uint32_t first = r.first_column;
+  for (int64_t j = 0; j < dim; ++j) {
+    const uint32_t random = RandomBits(key, first + static_cast<uint32_t>(j));
+    halves[j].bits = Round(wide[j], random, Row());
+  }
+}
+
+template <int kDim>
+inline void Apply(const TfrsTable& t, int64_t row, float* wide,
+                  const float* g) {
+  const int64_t dim = Width(kDim, t.dim);
+  switch (t.type) {
+    case kBfloat16: return ApplyToHalves<kDim, Bfloat16>(t, row, wide, g);
+    case kFloat16: return ApplyToHalves<kDim, Float16>(t, row, wide, g);
+    default:
+      ApplyRule<kDim>(t, row, static_cast<float*>(t.parameters) + row * dim,
+                      g);
   }
 }
 
@@ -458,11 +674,17 @@ void UpdateRows(const TfrsTable& t, const TfrsGradientRef* refs,
                 const float* factors, int64_t n, const TfrsGroups* groups) {
   const int64_t dim = Width(kDim, t.dim);
   const int states = tfrs_states(t.rule);
-  const uint32_t rows_ahead = Ahead(kRowsAhead, (states + 1) * dim);
+  const int64_t row_bytes = dim * tfrs_size(t.type);
+  // The width of the slots' rows.
+  const int64_t width = tfrs_by_row(t.rule) ? 1 : dim;
+  const uint32_t rows_ahead =
+      Ahead(kRowsAhead,
+            row_bytes + (dim + (states - 1) * width) * sizeof(float));
   auto prefetch = [&](const TfrsGradientRef& ref) TFRS_INLINED {
-    PrefetchWrite(t.state[0] + ref.row * dim, dim);
-    if (states > 1) PrefetchWrite(t.state[1] + ref.row * dim, dim);
-    if (states > 2) PrefetchWrite(t.state[2] + ref.row * dim, dim);
+    PrefetchWrite(static_cast<char*>(t.parameters) + ref.row * row_bytes,
+                  row_bytes);
+    if (states > 1) PrefetchWrite(t.slots[0] + ref.row * width, width);
+    if (states > 2) PrefetchWrite(t.slots[1] + ref.row * width, width);
     PrefetchRead(ref.gradient, dim);
   };
   const uint32_t mask = groups->mask, shares = groups->shares;
@@ -507,7 +729,7 @@ void UpdateRows(const TfrsTable& t, const TfrsGradientRef* refs,
       SumGradients(chain, dim, sum);
       g = sum;
     }
-    Apply<kDim>(t, refs[first[r]].row, g);
+    Apply<kDim>(t, refs[first[r]].row, groups->row, g);
   }
 }
 
@@ -521,7 +743,7 @@ void Update(const TfrsTable* table, const TfrsGradientRef* refs,
 template <int kDim>
 void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
                    int64_t num_features, int64_t rows, float* sums,
-                   uint8_t* used) {
+                   float* wide, uint8_t* used) {
   const int64_t dim = Width(kDim, t.dim);
   memset(used, 0, rows);
   for (int64_t f = 0; f < num_features; ++f) {
@@ -556,15 +778,16 @@ void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
     }
   }
   for (int64_t row = 0; row < rows; ++row) {
-    if (used[row]) Apply<kDim>(t, row, sums + row * dim);
+    if (used[row]) Apply<kDim>(t, row, wide, sums + row * dim);
   }
 }
 
 void UpdateAll(const TfrsTable* table, const TfrsGradients* features,
-               int64_t num_features, int64_t rows, float* sums,
+               int64_t num_features, int64_t rows, float* sums, float* row,
                uint8_t* used) {
   ByWidth(table->dim, [=](auto width) {
-    UpdateAllRows<width()>(*table, features, num_features, rows, sums, used);
+    UpdateAllRows<width()>(*table, features, num_features, rows, sums, row,
+                           used);
   });
 }
 

@@ -9,8 +9,14 @@
 
 #include <stdint.h>
 
-// The type of a lookup's vectors.
-enum TfrsOutput { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+// The type of a table's rows, or of a lookup's vectors. The loops compute in
+// float32 whatever they are.
+enum TfrsType { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+
+// The bytes of a number of a type.
+static inline int64_t tfrs_size(int32_t type) {
+  return type == kFloat32 ? 4 : 2;
+}
 
 // A feature's ids. The id at i, in bag b, counts with the factor
 // scale[b] * weights[i]; a null pointer stands for ones.
@@ -35,11 +41,12 @@ static inline int64_t tfrs_first_id(const TfrsIds* ids, int64_t bag) {
 // A feature's lookup. A bag's vector is the sum of its ids' rows times their
 // factors.
 struct TfrsLookup : TfrsIds {
-  const float* table = nullptr;
+  const void* table = nullptr;
+  int32_t type = kFloat32;  // TfrsType of the table.
   int64_t dim = 0;
   void* out = nullptr;  // [count, dim], rows `stride` columns apart.
   int64_t stride = 0;
-  int32_t output = kFloat32;  // TfrsOutput
+  int32_t output = kFloat32;  // TfrsType of the vectors.
 };
 
 // A feature's ids with the gradients of its bags.
@@ -66,6 +73,7 @@ enum TfrsRule {
   kFtrl = 5,
   kMomentum = 6,
   kRmsprop = 7,
+  kRowWiseAdagrad = 8,
   kRules,  // The number of rules.
 };
 
@@ -74,13 +82,28 @@ static inline int tfrs_states(int rule) {
   switch (rule) {
     case kAdagrad:
     case kMomentum:
-    case kRmsprop: return 2;
+    case kRmsprop:
+    case kRowWiseAdagrad: return 2;
     case kAdagradMomentum:
     case kAdam:
     case kFtrl: return 3;
     default: return 1;
   }
 }
+
+// How new rows are rounded to a type that isn't float32: to the nearest number,
+// or up or down by random bits, as ops/rounding.py defines them.
+struct TfrsRounding {
+  int32_t stochastic;
+  uint64_t stream;  // What the bits of an update begin with.
+  // Row i here is row first_row + i * row_stride of the table, and column j
+  // here is column first_column + j.
+  int64_t first_row, row_stride, first_column;
+};
+
+// Whether a rule's slots have one number for each row, and not one for each of
+// its columns.
+static inline bool tfrs_by_row(int rule) { return rule == kRowWiseAdagrad; }
 
 // A table whose rows are updated. The rule's settings are, in this order:
 // AdagradMomentum: momentum, use_nesterov, -1 / exponent, beta2, the factor of
@@ -89,13 +112,18 @@ static inline int tfrs_states(int rule) {
 // sum_inside_sqrt), sum_inside_sqrt;
 // FTRL: -learning_rate_power, l1, l2, beta, multiply_linear_by_learning_rate;
 // Momentum: momentum, use_nesterov;
-// RMSprop: rho, 1 - rho, epsilon.
+// RMSprop: rho, 1 - rho, epsilon;
+// RowWiseAdagrad: epsilon.
 struct TfrsTable {
-  float* state[3];  // Parameters, then slots; each [rows, dim].
+  void* parameters;  // [rows, dim] of `type`.
+  // As many as the rule has; each [rows, dim] or [rows].
+  float* slots[2];
   int64_t dim;
-  int32_t rule;     // TfrsRule
+  int32_t type;      // TfrsType
+  int32_t rule;      // TfrsRule
   float rate;
   float settings[6];
+  TfrsRounding rounding;
 };
 
 // Memory to group a bucket's gradients by row, and the rows to update.
@@ -105,6 +133,7 @@ struct TfrsGroups {
   uint32_t* first;  // One for each row.
   uint32_t* last;   // One for each row.
   float* sum;       // [dim]
+  float* row;       // [dim]: a row as float32, if the table isn't.
   uint32_t mask;    // A power of two, less 1.
   // If shares > 1, several threads share a bucket: this one updates the rows
   // whose hash is in share `share`.
@@ -125,11 +154,11 @@ struct TfrsLoops {
   void (*update)(const TfrsTable* table, const TfrsGradientRef* refs,
                  const float* factors, int64_t n, const TfrsGroups* groups);
   // The same for all features of a small table, with a sum for each row.
-  // `sums` is memory for [rows, dim], `used` for [rows]: whether a row has a
-  // gradient.
+  // `sums` is memory for [rows, dim], `row` for [dim], and `used` for [rows]:
+  // whether a row has a gradient.
   void (*update_all)(const TfrsTable* table,
                      const TfrsGradients* features, int64_t num_features,
-                     int64_t rows, float* sums, uint8_t* used);
+                     int64_t rows, float* sums, float* row, uint8_t* used);
 };
 
 extern "C" {
@@ -141,6 +170,14 @@ const TfrsLoops* tfrs_loops_avx512();
 // The best loops that this machine can run; those called `name`, if it is given
 // and the machine can run them.
 const TfrsLoops* tfrs_loops(const char* name);
+
+// splitmix64's next number of a state.
+static inline uint64_t tfrs_mix(uint64_t z) {
+  z += 0x9E3779B97F4A7C15ull;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return z ^ (z >> 31);
+}
 
 // A hash of a row or key, spread over all 64 bits.
 static inline uint64_t tfrs_hash(int64_t row) {

@@ -1,4 +1,4 @@
-// The shape of a table's tensor.
+// The shape and type of a table's tensor.
 
 #ifndef TFRS_EMBED_KERNELS_CC_TABLE_SHAPE_H_
 #define TFRS_EMBED_KERNELS_CC_TABLE_SHAPE_H_
@@ -6,27 +6,53 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "rows.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/errors.h"
 
 namespace tfrs_embed {
 
+// Stands for the dim of a slot that has one number for each row: it is a vector.
+constexpr int64_t kByRow = -1;
+
 struct TableShape {
   int64_t rows = 0;
   int64_t dim = 0;
+  int32_t type = kFloat32;  // TfrsType
 };
 
-// Reads the shape of a table, or fails if the tensor can't be one.
+// Finds the type of a table's rows, or of vectors. Returns whether it is one.
+inline bool ReadType(tensorflow::DataType dtype, int32_t* type) {
+  switch (dtype) {
+    case tensorflow::DT_FLOAT: *type = kFloat32; return true;
+    case tensorflow::DT_BFLOAT16: *type = kBfloat16; return true;
+    case tensorflow::DT_HALF: *type = kFloat16; return true;
+    default: return false;
+  }
+}
+
+// Reads the shape and type of a table, or fails if the tensor can't be one.
 inline absl::Status ReadShape(const tensorflow::Tensor& table,
                               TableShape* shape) {
-  if (table.dims() != 2 || table.dtype() != tensorflow::DT_FLOAT) {
+  int32_t type;
+  if (table.dims() != 2 || !ReadType(table.dtype(), &type)) {
     return tensorflow::errors::InvalidArgument(
-        "A table must be float32 of rank 2, got ",
+        "A table must be float32, bfloat16 or float16 of rank 2, got ",
         tensorflow::DataTypeString(table.dtype()), " ",
         table.shape().DebugString());
   }
-  *shape = {table.dim_size(0), table.dim_size(1)};
+  *shape = {table.dim_size(0), table.dim_size(1), type};
+  return absl::OkStatus();
+}
+
+// The same for a table or a slot, which may have one number for each row.
+inline absl::Status ReadSlotShape(const tensorflow::Tensor& slot,
+                                  TableShape* shape) {
+  if (slot.dims() != 1 || slot.dtype() != tensorflow::DT_FLOAT) {
+    return ReadShape(slot, shape);
+  }
+  *shape = {slot.dim_size(0), kByRow};
   return absl::OkStatus();
 }
 

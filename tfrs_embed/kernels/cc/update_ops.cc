@@ -107,7 +107,7 @@ class SpreadOp : public OpKernel {
                   (end - begin) * dim_ * sizeof(float));
     });
     TfrsTable table = {};
-    table.state[0] = sums;
+    table.parameters = sums;
     table.dim = dim_;
     table.rule = kSum;
     buckets.Update(ctx, Loops(), {table});
@@ -133,6 +133,19 @@ class UpdateOp : public OpKernel {
       OP_REQUIRES(ctx, rule > kSum && rule < kRules,
                   InvalidArgument("rules: ", rule));
     }
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("stochastic", &stochastic_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("seeds", &seeds_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("first_rows", &first_rows_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("row_strides", &row_strides_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("first_columns", &first_columns_));
+    const size_t n = rules_.size();
+    OP_REQUIRES(ctx,
+                stochastic_.size() == n && seeds_.size() == n &&
+                    first_rows_.size() == n && row_strides_.size() == n &&
+                    first_columns_.size() == n,
+                InvalidArgument("stochastic, seeds, first_rows, row_strides "
+                                "and first_columns must have an entry for each "
+                                "table."));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("gradient_of", &gradient_of_));
     OP_REQUIRES(ctx, gradient_of_.size() == layout_.table_of.size(),
                 InvalidArgument("gradient_of must have an entry for each "
@@ -179,6 +192,12 @@ class UpdateOp : public OpKernel {
       return InvalidArgument(rates->NumElements(), " rates for ", num_tables,
                              " tables");
     }
+    const Tensor* step;
+    TF_RETURN_IF_ERROR(ctx->input("step", &step));
+    if (step->NumElements() != 1) {
+      return InvalidArgument("step must be a scalar");
+    }
+    const uint64_t number = step->flat<int64_t>()(0);
     tables->resize(num_tables);
     shapes->resize(num_tables);
     size_t v = 0;
@@ -197,12 +216,28 @@ class UpdateOp : public OpKernel {
         }
         const TableShape& shape = variables.shapes()[v];
         if (k == 0) table_shape = shape;
-        if (shape.rows != table_shape.rows || shape.dim != table_shape.dim) {
+        if (table_shape.dim == kByRow) {
+          return InvalidArgument("table ", t, " must be of rank 2");
+        }
+        const int64_t dim =
+            k > 0 && tfrs_by_row(rules_[t]) ? kByRow : table_shape.dim;
+        if (shape.rows != table_shape.rows || shape.dim != dim) {
           return InvalidArgument("table ", t, ": a slot's shape differs");
         }
-        table.state[k] = variables.values()[v];
+        if (k > 0 && shape.type != kFloat32) {
+          return InvalidArgument("table ", t, ": a slot must be float32");
+        }
+        if (k == 0) {
+          table.parameters = variables.values()[v];
+        } else {
+          table.slots[k - 1] = static_cast<float*>(variables.values()[v]);
+        }
       }
       table.dim = table_shape.dim;
+      table.type = table_shape.type;
+      const uint64_t seed = seeds_[t];
+      table.rounding = {stochastic_[t], tfrs_mix(tfrs_mix(seed) ^ number),
+                        first_rows_[t], row_strides_[t], first_columns_[t]};
     }
     if (v != variables.size()) {
       return InvalidArgument("states: too many variables");
@@ -212,6 +247,8 @@ class UpdateOp : public OpKernel {
 
   FeatureLayout layout_;
   std::vector<int> places_, rules_, gradient_of_;
+  std::vector<bool> stochastic_;
+  std::vector<int64_t> seeds_, first_rows_, row_strides_, first_columns_;
   std::vector<float> settings_;
   Variables::Cache cache_;
 };
@@ -231,7 +268,8 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedSpread").Input("num_rows: int32"))
 
 TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
                   .Input("states: N * resource")
-                  .Input("rates: float"))
+                  .Input("rates: float")
+                  .Input("step: int64"))
     .Input("gradients: G * float")
     .Input("columns: int32")
     .Attr("N: int >= 1")
@@ -240,6 +278,11 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
     .Attr("gradient_of: list(int)")
     .Attr("rules: list(int)")
     .Attr("settings: list(float)")
+    .Attr("stochastic: list(bool)")
+    .Attr("seeds: list(int)")
+    .Attr("first_rows: list(int)")
+    .Attr("row_strides: list(int)")
+    .Attr("first_columns: list(int)")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 

@@ -67,6 +67,20 @@ void PrefetchHandle(const std::vector<const ResourceHandle*>& handles,
   }
 }
 
+// Makes reads of a variable copy it.
+absl::Status MakeSparse(OpKernelContext* ctx, tensorflow::Var* variable) {
+  using tensorflow::EnsureSparseVariableAccess;
+  using Device = Eigen::ThreadPoolDevice;
+  switch (variable->tensor()->dtype()) {
+    case tensorflow::DT_BFLOAT16:
+      return EnsureSparseVariableAccess<Device, Eigen::bfloat16>(ctx, variable);
+    case tensorflow::DT_HALF:
+      return EnsureSparseVariableAccess<Device, Eigen::half>(ctx, variable);
+    default:
+      return EnsureSparseVariableAccess<Device, float>(ctx, variable);
+  }
+}
+
 }  // namespace
 
 absl::Status Variables::Find(OpKernelContext* ctx, const char* name,
@@ -90,9 +104,7 @@ absl::Status Variables::Find(OpKernelContext* ctx, const char* name,
     }
     // From now on a read of the whole variable copies it, so that writing some
     // of its rows needs no copy.
-    TF_RETURN_IF_ERROR(
-        (tensorflow::EnsureSparseVariableAccess<Eigen::ThreadPoolDevice,
-                                                float>(ctx, variable)));
+    TF_RETURN_IF_ERROR(MakeSparse(ctx, variable));
     variables_.push_back(variable);
   }
   if (changed) SortMutexes();
@@ -170,8 +182,10 @@ absl::Status Variables::Open() {
     }
     const tensorflow::Tensor& tensor = *variables_[i]->tensor();
     shapes_.emplace_back();
-    TF_RETURN_IF_ERROR(ReadShape(tensor, &shapes_.back()));
-    values_.push_back(static_cast<float*>(tensor.data()));
+    // Only what is written may be a slot.
+    TF_RETURN_IF_ERROR(shared_ ? ReadShape(tensor, &shapes_.back())
+                               : ReadSlotShape(tensor, &shapes_.back()));
+    values_.push_back(tensor.data());
     if (cache_->data_[i] != values_.back()) {
       cache_->data_[i] = values_.back();
       const auto begin = reinterpret_cast<uintptr_t>(values_.back());

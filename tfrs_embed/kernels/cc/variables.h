@@ -50,9 +50,9 @@ class Variables {
   absl::Status LockToWrite();
 
   size_t size() const { return variables_.size(); }
-  // By variable, once they are locked.
+  // By variable, once they are locked; to write, a vector's dim is kByRow.
   const std::vector<TableShape>& shapes() const { return shapes_; }
-  const std::vector<float*>& values() const { return values_; }
+  const std::vector<void*>& values() const { return values_; }
 
  private:
   using Handle = tensorflow::ResourceHandle;
@@ -69,7 +69,7 @@ class Variables {
   std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> kept_;
   std::vector<tensorflow::mutex*> mutexes_;
   std::vector<TableShape> shapes_;
-  std::vector<float*> values_;
+  std::vector<void*> values_;
   bool locked_ = false, shared_ = false;
 };
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.ops.bags import BaggedIds, to_bags
+from tfrs_embed.ops.bags import BaggedIds, lookup_bags, to_bags
 from tfrs_embed.ops.samples import as_ragged
 from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.layout import FeatureLayout
@@ -177,7 +177,7 @@ def _check_samples(
 
 def to_layer_bags(
     features: Sequence[FeatureSpec], given: Sequence[Any], where: str
-) -> list[BaggedIds]:
+) -> dict[FeatureSpec, BaggedIds]:
     """Turns features' ids into bags, as a layer does.
 
     Args:
@@ -186,7 +186,7 @@ def to_layer_bags(
         where: which batch it is, for errors.
 
     Returns:
-        Each feature's bags.
+        The bags of each of the features' lookups.
 
     Raises:
         ValueError: another shape, an id outside the table, or sparse indices
@@ -194,13 +194,15 @@ def to_layer_bags(
         TypeError: ids that are no integers, or another kind of object.
     """
     try:
-        return to_bags(
+        bags = to_bags(
             features, [_to_tensor(g) for g in given], [None] * len(given)
         )
     except (ValueError, TypeError) as error:
         raise type(error)(f"{where}: {error}") from error
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(f"{where}: {error.message}") from error
+    lookups = [each for feature in features for each in feature.lookups]
+    return dict(zip(lookups, lookup_bags(features, bags), strict=True))
 
 
 def of_bags(

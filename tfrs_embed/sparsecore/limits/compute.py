@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrs_embed.configs import EmbeddingSpec, parse
+from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, parse
 from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.csr import padded_sizes
 from tfrs_embed.sparsecore.limits import batches as batches_lib
@@ -99,17 +99,21 @@ def compute_limits(
             "that just hold the batches seen."
         )
     spec = parse(feature_config)
+    # Of each lookup, the feature that it belongs to.
     large = [
         i
         for i, feature in enumerate(spec.features)
         if feature.table.vocabulary_size > size_threshold
+        for _ in feature.lookups
     ]
     if not large:
         raise ValueError(
             f"No table has more than size_threshold={size_threshold} rows: "
             "none is on SparseCores. Lower it."
         )
-    features = [spec.features[i] for i in large]
+    features = [
+        each for i in dict.fromkeys(large) for each in spec.features[i].lookups
+    ]
     declared = [declares_samples(feature) for feature in features]
     stream, first = iter(batches), None
     samples: list[int | None] = [None] * len(features)
@@ -119,14 +123,16 @@ def compute_limits(
             raise ValueError(_NO_BATCHES)
         leaves = spec.structure.flatten(first, "batch 0")
         by_layer = [i for i, known in enumerate(declared) if not known]
+        places = list(dict.fromkeys(large[i] for i in by_layer))
         bags = batches_lib.to_layer_bags(
-            [features[i] for i in by_layer],
-            [leaves[large[i]] for i in by_layer],
+            [spec.features[place] for place in places],
+            [leaves[place] for place in places],
             "batch 0",
         )
         cores = topology.sparse_cores
-        for i, each in zip(by_layer, bags, strict=True):
-            samples[i] = max(1, -(-int(each.count) // cores)) * cores
+        for i in by_layer:
+            count = int(bags[features[i]].count)
+            samples[i] = max(1, -(-count // cores)) * cores
         stream = itertools.chain([first], stream)
     setup = make_setup(
         of_one_chip(features, samples, optimizer),
@@ -134,7 +140,7 @@ def compute_limits(
         topology,
         sparse_core_embedding_config,
     )
-    reader = _Reader(spec, large, declared, setup)
+    reader = _Reader(spec, features, large, declared, setup)
     counters = _count(stream, reader, setup, progress)
     config = counters.loads.config(safety)
     return config, _report(setup, counters, spec, config)
@@ -145,7 +151,8 @@ class _Reader:
 
     Args:
         spec: the whole configuration.
-        large: the places in it of the features that are on SparseCores.
+        lookups: the lookups on SparseCores.
+        large: the places in the configuration of their features.
         declared: whether the configuration says these features' samples.
         setup: the features on the slice.
     """
@@ -153,38 +160,42 @@ class _Reader:
     def __init__(
         self,
         spec: EmbeddingSpec,
+        lookups: list[FeatureSpec],
         large: list[int],
         declared: list[bool],
         setup: Setup,
     ) -> None:
-        self._structure = spec.structure
-        # In the layout's order: the feature as it was given, its place in a
-        # batch, whether it may be padded, and those that a layer's rules
-        # apply to.
-        self._features = [spec.features[large[i]] for i in setup.order]
+        self._spec = spec
+        # In the layout's order: the lookup, its feature's place in a batch,
+        # whether it may be padded, and those that a layer's rules apply to.
+        self._features = [lookups[i] for i in setup.order]
         self._places = [large[i] for i in setup.order]
         self._padded = [not declared[i] for i in setup.order]
         self._by_layer = [
             n
             for n, feature in enumerate(self._features)
             if self._padded[n]
-            and (feature.max_sequence_length or feature.output_shape)
+            and (
+                feature.max_sequence_length
+                or feature.output_shape
+                or spec.features[self._places[n]].hashing is not None
+            )
         ]
         self._layouts = setup.layout.features
 
     def read(self, batch: Any, where: str) -> list[Ids]:
         """Returns the features' ids, in the layout's order."""
-        leaves = self._structure.flatten(batch, where)
+        leaves = self._spec.structure.flatten(batch, where)
         given = [leaves[place] for place in self._places]
+        places = list(dict.fromkeys(self._places[n] for n in self._by_layer))
         bags = batches_lib.to_layer_bags(
-            [self._features[n] for n in self._by_layer],
-            [given[n] for n in self._by_layer],
+            [self._spec.features[place] for place in places],
+            [leaves[place] for place in places],
             where,
         )
-        by_layer = dict(zip(self._by_layer, bags, strict=True))
         return [
-            batches_lib.of_bags(feature, by_layer[n], layout.samples, where)
-            if n in by_layer
+            batches_lib.of_bags(feature, bags[feature], layout.samples, where)
+            if n in self._by_layer
             else batches_lib.read(
                 feature, layout, given[n], where, self._padded[n]
             )

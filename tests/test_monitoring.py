@@ -1,0 +1,313 @@
+"""Statistics of tables: what numpy says of the same rows, and nothing else."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrs_embed
+from fronts import keras, layers
+from tfrs_embed import FeatureConfig, TableConfig, monitoring
+from tfrs_embed.monitoring import rows as row_statistics
+
+ROWS, DIM = 500, 4
+
+
+def make_layer(optimizer="adagrad", rows=ROWS, **arguments):
+    features = {
+        "large": FeatureConfig("large", TableConfig("large", rows, DIM)),
+        "small": FeatureConfig("small", TableConfig("small", 20, DIM)),
+    }
+    return layers.PartialTPUEmbedding(
+        features, optimizer, size_threshold=100, **arguments
+    )
+
+
+def make_model(layer, **arguments):
+    inputs = {
+        name: keras.Input([], dtype="int64", name=name)
+        for name in ("large", "small")
+    }
+    found = layer(inputs)
+    joined = keras.layers.Concatenate()([found["large"], found["small"]])
+    model = keras.Model(inputs, keras.layers.Dense(1)(joined))
+    model.compile(keras.optimizers.SGD(0.1), "mse", **arguments)
+    return model
+
+
+def batches(seed, steps=3, size=8):
+    random = np.random.default_rng(seed)
+    return [
+        {
+            "large": random.integers(0, ROWS, size),
+            "small": random.integers(0, 20, size),
+        }
+        for _ in range(steps)
+    ]
+
+
+def train(layer, ids):
+    with tf.GradientTape() as tape:
+        found = layer({k: tf.constant(v) for k, v in ids.items()})
+        loss = tf.add_n([tf.reduce_sum(v**2) for v in found.values()])
+    weights = layer.trainable_variables
+    for weight, gradient in zip(
+        weights, tape.gradient(loss, weights), strict=True
+    ):
+        if isinstance(gradient, tf.IndexedSlices):
+            gradient = tf.convert_to_tensor(gradient)
+        weight.assign(weight - 0.1 * gradient)
+
+
+def values_of(layer):
+    return {k: v.numpy().copy() for k, v in layer.embedding_tables.items()}
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
+def test_numbers_are_those_of_numpy(optimizer):
+    layer = make_layer(optimizer)
+    layer.build(None)
+    monitor = monitoring.TableMonitor(layer)
+    first, before = monitor.measure(step=0), values_of(layer)
+    [one, two, _] = batches(1)
+    train(layer, one)
+    second, middle = monitor.measure(step=1000), values_of(layer)
+    train(layer, two)
+    third, after = monitor.measure(step=3000), values_of(layer)
+    for name, ids in (("large", "large"), ("small", "small")):
+        norms = np.linalg.norm(after[name], axis=1)
+        assert third[name].norms[0.5] == pytest.approx(np.median(norms))
+        assert third[name].norms[1.0] == pytest.approx(norms.max())
+        assert third[name].rows == third[name].rows_read == len(norms)
+        moved = np.linalg.norm(after[name] - middle[name], axis=1)
+        assert third[name].changed_share == np.mean(moved > 0)
+        assert third[name].update_norms[0.5] == pytest.approx(
+            np.median(moved[moved > 0]), rel=1e-4
+        )
+        touched = len(np.unique(np.concatenate([one[ids], two[ids]])))
+        assert third[name].untouched_share == 1 - touched / len(norms)
+        # Those that the second step left alone, 2,000 steps ago or more.
+        idle = 1 - len(np.unique(two[ids])) / len(norms)
+        assert third[name].idle_shares == {1000: pytest.approx(idle)}
+    slots = optimizer == "adagrad"
+    assert third["large"].untouched_by == ("slots" if slots else "values")
+    assert first["large"].untouched_share == (1.0 if slots else None)
+    assert first["large"].changed_share is None
+    assert second["large"].bytes == ROWS * DIM * 4 * (2 if slots else 1)
+    assert np.any(before["large"] != after["large"])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_rows_that_are_not_finite_are_counted_and_have_no_norm(bad):
+    layer = make_layer()
+    values = np.ones([ROWS, DIM], np.float32)
+    values[7, 1] = bad
+    values[9] = 3e38  # Its norm has no float32.
+    layer.load_tables({"large": values})
+    found = layer.statistics()["large"]
+    assert found.nonfinite_rows == 1
+    assert found.norms[0.99] == pytest.approx(2.0)
+
+
+def test_a_sample_is_the_same_rows_each_time():
+    layer = make_layer()
+    layer.build(None)
+    monitor = monitoring.TableMonitor(layer, ["large"], sample=50)
+    assert monitor.measure()["large"].rows_read == 50
+    again = monitor.measure()["large"]
+    assert (again.rows, again.changed_share) == (ROWS, 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_fingerprint_sees_any_change_of_one_number(dtype):
+    values = np.random.default_rng(0).normal(size=[20, 3])
+    values = tf.cast(values, dtype).numpy()
+    before = row_statistics.fingerprints(values)
+    word = values.view(f"u{values.dtype.itemsize}")
+    for bit in range(8 * values.dtype.itemsize):
+        word[5, 2] ^= word.dtype.type(1 << bit)
+        changed = row_statistics.fingerprints(values) != before
+        assert np.flatnonzero(changed).tolist() == [5]
+        word[5, 2] ^= word.dtype.type(1 << bit)
+
+
+def test_rows_are_read_in_blocks(monkeypatch):
+    layer = make_layer()
+    layer.build(None)
+    train(layer, batches(2)[0])
+    whole = layer.statistics()
+    monkeypatch.setattr(row_statistics, "BLOCK_BYTES", 7 * DIM * 4)
+    assert layer.statistics() == whole
+
+
+def test_lookups_of_batches_are_counted():
+    layer = make_layer()
+    given = [
+        {"large": np.array([1, 1, 1, 1, 2, 3, -1, ROWS]), "small": np.zeros(8)}
+    ]
+    given[0]["small"] = given[0]["small"].astype(np.int64)
+    found = monitoring.lookup_statistics(layer, given)
+    large = found["large"]
+    assert (large.ids, large.unique_share) == (8.0, 5 / 8)
+    assert large.invalid_share == 2 / 8
+    assert large.top_share == 1.0  # Five rows are a hundredth.
+    assert found["small"].unique_share == 1 / 8
+    assert layer.statistics(batches=given)["large"].lookups == large
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_a_run_is_logged(tmp_path, steps_per_execution):
+    layer = make_layer()
+    model = make_model(layer, steps_per_execution=steps_per_execution)
+    data = tf.data.Dataset.from_tensor_slices(
+        (
+            {
+                k: np.concatenate([b[k] for b in batches(3, 8)])
+                for k in ("large", "small")
+            },
+            np.zeros(64, np.float32),
+        )
+    ).batch(8)
+    labels = {"small": [f"a label\t{i}" for i in range(20)]}
+    callback = monitoring.TableStatistics(
+        tmp_path, every=4, batches=batches(3, 2), labels=labels
+    )
+    model.fit(data, epochs=2, callbacks=[callback], verbose=0)
+    log = monitoring.read_log(tmp_path)
+    assert [line["step"] for line in log] == [0, 4, 8, 12, 16]
+    assert log[-1] == callback.reports[0].to_dict()
+    seen = np.unique(np.concatenate([b["large"] for b in batches(3, 8)]))
+    assert log[-1]["tables"][0]["untouched_share"] == 1 - len(seen) / ROWS
+    # A later fit goes on where this one ended.
+    model.fit(data, callbacks=[callback], verbose=0)
+    assert callback.reports[0].step == 24
+
+    tags = {}
+    for path in tmp_path.glob("events*"):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                tags.setdefault(value.tag, {})[event.step] = value
+    share = tags[f"tables/{layer.name}/large/untouched_share"]
+    assert sorted(share) == [0, 4, 8, 12, 16, 20, 24]
+    assert tf.make_ndarray(share[16].tensor) == pytest.approx(
+        log[-1]["tables"][0]["untouched_share"]
+    )
+    histogram = tags[f"tables/{layer.name}/large/norms"][16]
+    assert tf.make_ndarray(histogram.tensor).shape == (8, 3)
+    assert histogram.metadata.plugin_data.plugin_name == "histograms"
+
+    config = (tmp_path / "projector_config.pbtxt").read_text("utf-8")
+    assert 'tensor_name: "small"' in config
+    shown = np.loadtxt(tmp_path / "projector_0.tsv", delimiter="\t")
+    small = layer.embedding_tables["small"]
+    np.testing.assert_allclose(shown, np.asarray(small), rtol=1e-5)
+    lines = (tmp_path / "projector_0_labels.tsv").read_text("utf-8")
+    assert lines.splitlines()[3] == "a label 3"
+
+
+def test_measuring_leaves_a_pipelined_run_as_it_is():
+    found = []
+    for every in (None, 1):
+        keras.utils.set_random_seed(1)
+        layer = make_layer(pipeline_execution_with_tensor_core=True)
+        layer.build(None)
+        start = {"large": np.ones([ROWS, DIM]), "small": np.ones([20, DIM])}
+        layer.load_tables(start)
+        monitor = monitoring.TableMonitor(layer)
+        for ids in batches(4):
+            with tf.GradientTape() as tape:
+                vectors = layer(
+                    {k: tf.constant(v) for k, v in ids.items()}, training=True
+                )
+                loss = tf.reduce_sum(vectors["large"] ** 2)
+            tape.gradient(loss, layer.trainable_variables)
+            if every:
+                monitor.measure()
+        found.append(values_of(layer)["large"])
+    np.testing.assert_array_equal(*found)
+
+
+def test_keys_that_come_and_go():
+    table = TableConfig(
+        "keys", 64, DIM, keys=tfrs_embed.DynamicKeys(eviction="lru")
+    )
+    layer = layers.PartialTPUEmbedding(
+        {"key": FeatureConfig("key", table)}, "sgd"
+    )
+    layer.build(None)
+    monitor = monitoring.TableMonitor(layer)
+    assert monitor.measure()["keys"].rows == 0
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            found = layer({"key": tf.constant(ids, tf.int64)}, training=True)
+            loss = tf.reduce_sum((found["key"] - 1.0) ** 2)
+        tape.gradient(loss, layer.trainable_variables)
+
+    step([5, 5, 900, 7])
+    monitor.measure()
+    step([900, 11])
+    found = monitor.measure(batches=[{"key": np.array([5, 1, 2, 11])}])["keys"]
+    assert (found.keys.size, found.keys.admitted, found.keys.capacity) == (
+        4,
+        4,
+        64,
+    )
+    assert found.changed_share == 0.5  # 900 and 11, which came.
+    assert found.lookups.invalid_share == 0.5
+    assert found.keys.top_share == pytest.approx(2 / 6)
+
+
+def test_a_sample_of_keys_is_of_keys_and_not_of_rows():
+    keys = np.random.default_rng(0).integers(0, 1 << 62, 4000)
+    sampled = []
+    for order in (np.arange(4000), np.arange(4000)[::-1]):
+        held = row_statistics.HeldRows(4000, 0, None, keys[order])
+        sampled.append(set(keys[order][row_statistics.sample(held, 1000)]))
+    assert sampled[0] == sampled[1]
+    assert 850 < len(sampled[0]) < 1150
+
+
+def test_all2all_is_measured():
+    layer = layers.All2AllDenseEmbedding(100, 4, 1, 2)
+    layer(tf.constant([[[3, 7]], [[3, 9]]], tf.int64))
+    assert layer.statistics()["table"].dim == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"every": 0}, ValueError, "every must be at least 1, got 0"),
+        ({"every": 1.5}, TypeError, "every must be an integer, got 1.5"),
+        ({"sample": 0}, ValueError, "sample must be at least 1, got 0"),
+        ({"tables": ["larg"]}, ValueError, "no table 'larg'; its tables are"),
+        ({"labels": {"x": ["a"]}}, ValueError, "no table 'x'"),
+    ],
+)
+def test_bad_arguments_are_errors_before_training(
+    tmp_path, arguments, error, text
+):
+    layer = make_layer()
+    model = make_model(layer)
+    before = values_of(layer)
+    with pytest.raises(error, match=text):
+        model.fit(
+            batches(1)[0],
+            np.zeros(8),
+            callbacks=[monitoring.TableStatistics(tmp_path, **arguments)],
+            verbose=0,
+        )
+    np.testing.assert_array_equal(before["large"], values_of(layer)["large"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_has_no_tables_is_refused(tmp_path):
+    layer = make_layer()
+    with pytest.raises(ValueError, match="has no tables yet"):
+        monitoring.TableMonitor(layer).measure()
+    with pytest.raises(TypeError, match="got Dense"):
+        monitoring.TableMonitor(keras.layers.Dense(1))
+    with pytest.raises(ValueError, match="has 20 rows, and 21 labels"):
+        monitoring.write_projector(tmp_path, layer, {"small": ["x"] * 21})
+    with pytest.raises(FileNotFoundError, match=r"tables\.jsonl"):
+        monitoring.read_log(tmp_path)

@@ -1,0 +1,88 @@
+"""The form in which rows, vectors and gradients travel between replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
+
+
+def communication_dtype(value: Any) -> str:
+    """Checks an argument that says what rows and gradients are sent as.
+
+    Args:
+        value: a name, or what TensorFlow or numpy have as a dtype.
+
+    Returns:
+        Its name, one of `ELEMENT_SIZES`.
+
+    Raises:
+        ValueError: it is another dtype, or none.
+    """
+    try:
+        name = None if value is None else tf.as_dtype(value).name
+    except TypeError:
+        name = None
+    if name not in ELEMENT_SIZES:
+        raise ValueError(
+            f"communication_dtype must be one of {list(ELEMENT_SIZES)}, got "
+            f"{value!r}."
+        )
+    return name
+
+
+@dataclasses.dataclass(frozen=True)
+class Wire:
+    """Turns float32 numbers into those that are sent, and back.
+
+    A number is rounded to the nearest one of the dtype, ties to even: by at
+    most 2^-8 of it as bfloat16 and 2^-11 as float16, whose numbers below 2^-14
+    are rounded by at most 2^-25. float16 makes numbers from 65,520 on infinite.
+    NaN and infinity stay what they are. What was rounded once, sending again
+    does not change.
+
+    Attributes:
+        name: the dtype, one of `ELEMENT_SIZES`.
+    """
+
+    name: str = "float32"
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The numbers' dtype."""
+        return tf.as_dtype(self.name)
+
+    @property
+    def size(self) -> int:
+        """The bytes of a number."""
+        return ELEMENT_SIZES[self.name]
+
+    def of_rows(self, dtype: tf.DType) -> Wire:
+        """What rows of a dtype are sent as: of two bytes, as they are."""
+        return Wire(dtype.name) if dtype.size < tf.float32.size else self
+
+    def encode(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns what is sent for values, of their shape.
+
+        Args:
+            values: float32, or of `dtype` already.
+        """
+        values = tf.cast(values, self.dtype)
+        if self.dtype == tf.bfloat16:
+            # TensorFlow gathers no bfloat16 between replicas. Nothing computes
+            # with what is sent, so that its bits may be those of any dtype.
+            return tf.bitcast(values, tf.float16)
+        return values
+
+    def read(self, sent: tf.Tensor) -> tf.Tensor:
+        """Returns what `encode` made as numbers of `dtype`, without a copy."""
+        if self.dtype == tf.bfloat16:
+            return tf.bitcast(sent, tf.bfloat16)
+        return sent
+
+    def decode(self, sent: tf.Tensor) -> tf.Tensor:
+        """Returns what `encode` made as float32."""
+        return tf.cast(self.read(sent), tf.float32)

@@ -1,0 +1,310 @@
+"""Copies of the frequent rows of tables that are sharded by row.
+
+Each replica has a copy of a table's hot rows and of their slots, beside its
+shard. It looks them up there, and sends nothing. One all-reduce sums their
+gradients over all replicas. All update their copies by the same numbers, so
+that these stay equal bit for bit; then the rows' owners take over what the
+copies have become. So a shard has all of its rows, as if there were no copies,
+and who reads a table need not know of any.
+
+A copy is a table of its own to the shard that holds it. Copies of one width are
+numbered one table after the other, each in the order of its rows' keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.rows import scatter
+from tfrs_embed.configs import TableSpec
+from tfrs_embed.distribution.hot_rows import HotKeys
+from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.engines.shard import Shard
+from tfrs_embed.engines.table_group import TableGroup
+from tfrs_embed.ops.update import PARAMETERS, GradientContributions
+from tfrs_embed.optimizers.rules import TableOptimizer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HotTable:
+    """A table's hot rows.
+
+    Attributes:
+        table: the table.
+        copies: their copies, as a table.
+        ids: [n] int64, the row that each copy is of.
+        owners: [n] int64, the ranks that have these rows in their shards.
+        rows: [n] int64, which rows of these shards they are.
+    """
+
+    table: TableSpec
+    copies: TableSpec
+    ids: np.ndarray
+    owners: np.ndarray
+    rows: np.ndarray
+
+    def write(
+        self, copies: Iterable[tf.Variable], start: int, rows: tf.Tensor
+    ) -> None:
+        """Sets copies of those that are among some of the table's rows.
+
+        Args:
+            copies: variables of the copies, or of a slot of theirs.
+            start: the first row's index.
+            rows: [n, dim].
+        """
+        numbers = self.ids - start
+        mine = np.flatnonzero((numbers >= 0) & (numbers < rows.shape[0]))
+        if not mine.size:
+            return
+        with tf.device("CPU:0"):
+            found = tf.gather(rows, numbers[mine])
+        for copy in copies:
+            scatter(copy, tf.constant(mine), found)
+
+
+class _Group:
+    """The hot rows of the tables of a group.
+
+    Attributes:
+        copies: their copies, of which this group numbers the rows.
+        trained: the same, of tables that are trained alone.
+        places: the rows of the first that are in the second; None: all.
+        keys: for each local replica [n] int64, ascending: the rows' keys.
+    """
+
+    def __init__(
+        self,
+        group: TableGroup,
+        tables: Sequence[HotTable],
+        optimizers: Mapping[str, TableOptimizer | None],
+        devices: Sequence[str | None],
+    ) -> None:
+        numbers = [len(t.ids) for t in tables]
+        trained = [optimizers[t.table.name] is not None for t in tables]
+        self.copies = TableGroup([t.copies for t in tables], (), 1)
+        self.trained: TableGroup | None = None
+        self.places: np.ndarray | None = None
+        if any(trained):
+            self.trained = TableGroup(
+                [
+                    t.copies
+                    for t, yes in zip(tables, trained, strict=True)
+                    if yes
+                ],
+                (),
+                1,
+            )
+            if not all(trained):
+                self.places = np.flatnonzero(np.repeat(trained, numbers))
+        keys = np.concatenate(
+            [group.keys_of(t.table.name, t.ids) for t in tables]
+        )
+        self.keys = []
+        for device in devices:
+            with tf.device(device):
+                self.keys.append(tf.constant(keys))
+
+    @property
+    def rows(self) -> int:
+        """The rows that are trained."""
+        if self.trained is None:
+            return 0
+        return sum(t.vocabulary_size for t in self.trained.tables)
+
+
+class HotRows:
+    """The copies of hot rows of an engine's tables.
+
+    Args:
+        tables: the engine's tables.
+        optimizers: each table's, by name; None: it is not trained.
+        first_ranks: for each table the rank that has its row 0.
+        world: the number of replicas.
+
+    Attributes:
+        tables: the tables that have hot rows, by name.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        optimizers: Mapping[str, TableOptimizer | None],
+        first_ranks: Mapping[str, int],
+        world: int,
+    ) -> None:
+        self.tables: dict[str, HotTable] = {}
+        self._optimizers = optimizers
+        self._groups: dict[int, _Group] = {}
+        names = {t.name for t in tables}
+        for table in tables:
+            if world == 1 or not isinstance(table.hot_rows, tuple):
+                continue
+            if table.hot_rows:
+                first = first_ranks[table.name]
+                hot = _hot_table(table, first, world, names)
+                names.add(hot.copies.name)
+                self.tables[table.name] = hot
+
+    @property
+    def copies(self) -> list[TableSpec]:
+        """The copies of all tables, as tables."""
+        return [hot.copies for hot in self.tables.values()]
+
+    @property
+    def optimizers(self) -> dict[str, TableOptimizer | None]:
+        """The optimizer of each of these, by its name."""
+        return {
+            hot.copies.name: self._optimizers[name]
+            for name, hot in self.tables.items()
+        }
+
+    def build(
+        self,
+        replicas: Replicas,
+        shards: Sequence[Shard],
+        groups: Sequence[TableGroup],
+    ) -> None:
+        """Prepares for lookups and updates, as the shards are made.
+
+        Args:
+            replicas: the replicas; all workers must do this together.
+            shards: those of the local replicas.
+            groups: the tables by width.
+        """
+        if not self.tables:
+            return
+        self._replicas = replicas
+        self._channel = replicas.allocate(1)
+        for i, group in enumerate(groups):
+            mine = [
+                self.tables[t.name]
+                for t in group.tables
+                if t.name in self.tables
+            ]
+            if mine:
+                self._groups[i] = _Group(
+                    group, mine, self._optimizers, replicas.devices
+                )
+        for hot in self.tables.values():
+            for rank, shard in zip(replicas.ranks, shards, strict=True):
+                rows = np.where(hot.owners == rank, hot.rows, -1)
+                shard.own(hot.copies.name, hot.table.name, rows)
+
+    def fill(self, table: str, shards: Sequence[Shard]) -> None:
+        """Copies a table's parameters from their owners.
+
+        An initializer without a seed gives each worker values of its own.
+        """
+        hot = self.tables.get(table)
+        if hot is None:
+            return
+        replicas = self._replicas
+        # As many rows of each rank; what is too much belongs to no copy.
+        counts = np.bincount(hot.owners, minlength=replicas.world)
+        most = counts.max()
+        sent = np.zeros([replicas.world, most], np.int64)
+        places = np.zeros(len(hot.ids), np.int64)
+        for rank in range(replicas.world):
+            mine = np.flatnonzero(hot.owners == rank)
+            sent[rank, : len(mine)] = hot.rows[mine]
+            places[mine] = rank * most + np.arange(len(mine))
+        channel = replicas.allocate(1)
+
+        @tf.function(autograph=False)
+        def gather() -> list[tf.Tensor]:
+            return [
+                replicas.gather(
+                    i,
+                    tf.gather(
+                        shard.variables[table][PARAMETERS],
+                        sent[replicas.ranks[i]],
+                    ),
+                    channel,
+                )
+                for i, shard in enumerate(shards)
+            ]
+
+        for shard, rows in zip(shards, gather(), strict=True):
+            with tf.device(shard.device):
+                shard.variables[hot.copies.name][PARAMETERS].assign(
+                    tf.gather(rows, places)
+                )
+
+    def group(self, number: int) -> _Group | None:
+        """A group of tables' hot rows, by its number; None: it has none."""
+        return self._groups.get(number)
+
+    @property
+    def floats(self) -> int:
+        """The numbers of an all-reduce: gradients, and who looked rows up."""
+        return sum(
+            group.rows * (1 + group.copies.dim)
+            for group in self._groups.values()
+        )
+
+    def contributions(
+        self, replica: int, sums: Mapping[int, tuple[HotKeys, tf.Tensor]]
+    ) -> dict[str, GradientContributions]:
+        """Sums the gradients of copies over all replicas.
+
+        Args:
+            replica: the local replica.
+            sums: by group, the hot keys of the replica, and its own gradients'
+                sums of these, [h, dim] float32.
+
+        Returns:
+            The contributions to the copies that any replica looked up.
+        """
+        if not self.floats:
+            return {}
+        trained = {i: g for i, g in self._groups.items() if g.trained}
+        parts, sizes = [], []
+        for i, group in trained.items():
+            keys, gradients = sums[i]
+            for values in (gradients, tf.ones([tf.size(keys.places), 1])):
+                # All rows, whoever has looked them up: one shape for all.
+                total = tf.scatter_nd(
+                    keys.places[:, None],
+                    values,
+                    [len(group.keys[0]), values.shape[1]],
+                )
+                if group.places is not None:
+                    total = tf.gather(total, group.places)
+                parts.append(tf.reshape(total, [-1]))
+                sizes.append(group.rows * values.shape[1])
+        total = self._replicas.sum(replica, tf.concat(parts, 0), self._channel)
+        parts = tf.split(total, sizes)
+        contributions = {}
+        for number, group in enumerate(trained.values()):
+            gradients, lookups = parts[2 * number : 2 * number + 2]
+            # A row that no replica looked up keeps its slots, too.
+            touched = tf.where(lookups > 0)[:, 0]
+            assert group.trained is not None
+            contributions.update(
+                group.trained.contributions(
+                    touched,
+                    tf.cast(touched, tf.int32),
+                    tf.reshape(gradients, [-1, group.copies.dim]),
+                )
+            )
+        return contributions
+
+
+def _hot_table(
+    table: TableSpec, first: int, world: int, names: set[str]
+) -> HotTable:
+    ids = np.asarray(table.hot_rows, np.int64)
+    owners, rows = (ids + first) % world, ids // world
+    order = np.lexsort([owners, rows])  # As keys are: see TableGroup.
+    name = f"{table.name}/hot_rows"
+    while name in names:
+        name += "_"
+    copies = dataclasses.replace(
+        table, name=name, vocabulary_size=len(ids), hot_rows=()
+    )
+    return HotTable(table, copies, ids[order], owners[order], rows[order])

@@ -1,0 +1,90 @@
+"""Activations of hashed features, of those of their lookups."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed import hashing as hashings
+from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.layers import keras_tables
+from tfrs_embed.ops.bags import BaggedIds, first_bags
+from tfrs_embed.ops.lookup import reshape_output
+
+
+def compose(
+    features: Sequence[FeatureSpec],
+    bags: Sequence[BaggedIds],
+    found: Sequence[tf.Tensor],
+    strategy: tf.distribute.Strategy | None,
+) -> list[tf.Tensor]:
+    """Makes features' activations of those of their lookups.
+
+    Args:
+        features: the features.
+        bags: what `to_bags` returned for them.
+        found: the activations of their lookups, one feature after the other.
+        strategy: the strategy of the layer; None: it is served.
+
+    Returns:
+        Each feature's activations, in the dtype of the lookups'.
+    """
+    remaining = iter(found)
+    return [
+        _compose(f, b, [next(remaining) for _ in f.lookups], strategy)
+        for f, b in zip(features, first_bags(features, bags), strict=True)
+    ]
+
+
+def require_for_tpu(feature: FeatureSpec, ids: Any) -> None:
+    """Requires ids that a TPU's program can be given.
+
+    Args:
+        feature: the feature.
+        ids: its ids, in a TPU's program.
+
+    Raises:
+        ValueError: their number is not known, where each is looked up alone; or
+            they are strings, and the host may not take these.
+    """
+    strings = getattr(ids, "dtype", None) == tf.string
+    if strings and not tf.config.get_soft_device_placement():
+        raise ValueError(
+            f"{feature}: TPUs take no strings. After "
+            "tf.config.set_soft_device_placement(True) they stay on the host, "
+            "which hashes them."
+        )
+    if hashings.multiplies(feature.hashing) and isinstance(
+        ids, (tf.RaggedTensor, tf.SparseTensor)
+    ):
+        raise ValueError(
+            f"{feature}: its QuotientRemainder multiplies the rows of each id, "
+            "and a TPU's program has to know the number of ids when it is "
+            "traced: give dense ids, padded with a padding_value, or take "
+            "operation='add' or 'concat'."
+        )
+
+
+def _compose(
+    feature: FeatureSpec,
+    bags: BaggedIds,
+    parts: list[tf.Tensor],
+    strategy: Any,
+) -> tf.Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    if hashings.multiplies(feature.hashing):
+        product = functools.reduce(operator.mul, parts)
+        rows = tf.reshape(product, [-1, feature.table.dim])
+        # Its ids are places among the products.
+        vectors = keras_tables.lookup(rows, bags, strategy)
+        vectors = reshape_output(vectors, bags, feature.table.dim)
+        return tf.cast(vectors, product.dtype)
+    if feature.width > feature.table.dim:
+        return tf.concat(parts, -1)
+    # A combiner of sums is the sum of combiners.
+    return functools.reduce(operator.add, parts)

@@ -1,0 +1,227 @@
+"""Statistics written to a folder: for programs, and for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.rows import Rows, VariableRows
+from tfrs_embed.monitoring.reports import StatisticsReport, TableReport
+
+_FILE = "tables.jsonl"
+#: TensorBoard's projector shows no more points than these.
+PROJECTED_ROWS = 10_000
+
+
+class StatisticsLog:
+    """Writes reports to a folder.
+
+    `tables.jsonl` has a line for each report; TensorBoard's files have scalars
+    "tables/<layer>/<table>/...", and histograms.
+
+    Args:
+        folder: the folder, which is made if it isn't there.
+        worker: this worker's number; all but the first have files of their own.
+    """
+
+    def __init__(self, folder: Any, worker: int = 0) -> None:
+        self._folder = pathlib.Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._suffix = f".worker-{worker}" if worker else ""
+        self._writer: Any = None
+
+    def write(self, report: StatisticsReport) -> None:
+        """Writes a report."""
+        path = self._folder / (_FILE + self._suffix)
+        with path.open("a", encoding="utf-8") as file:
+            # JSON has no NaN; a report has none.
+            file.write(json.dumps(report.to_dict(), allow_nan=False) + "\n")
+        with tf.init_scope(), tf.device("CPU:0"):
+            if self._writer is None:
+                self._writer = tf.summary.create_file_writer(
+                    str(self._folder), filename_suffix=f".tables{self._suffix}"
+                )
+            with self._writer.as_default(report.step):
+                for table in report.tables:
+                    _write_table(f"tables/{report.layer}/{table.table}", table)
+                for each in report.replicas:
+                    where = f"replicas/{report.layer}/{each.replica}"
+                    _scalar(f"{where}/unique_keys", each.unique_keys)
+                    _scalar(f"{where}/bytes", each.bytes)
+                if report.imbalance is not None:
+                    _scalar(
+                        f"replicas/{report.layer}/imbalance", report.imbalance
+                    )
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the files."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _write_table(where: str, table: TableReport) -> None:
+    numbers: dict[str, Any] = {
+        "bytes": table.bytes,
+        "rows": table.rows,
+        "nonfinite_rows": table.nonfinite_rows,
+        "untouched_share": table.untouched_share,
+        "changed_share": table.changed_share,
+    }
+    numbers |= {f"idle_{n}": share for n, share in table.idle_shares.items()}
+    for kind in ("norms", "update_norms"):
+        found = getattr(table, kind)
+        if found:
+            numbers |= {f"{kind}/{p}": found[p] for p in (0.01, 0.5, 0.99)}
+            _histogram(f"{where}/{kind}", found)
+    for part in (table.lookups, table.keys):
+        kind = "lookups" if part is table.lookups else "keys"
+        if part is not None:
+            numbers |= {f"{kind}/{k}": v for k, v in vars(part).items()}
+    for name, value in numbers.items():
+        if value is not None:
+            _scalar(f"{where}/{name}", value)
+
+
+def _metadata(plugin: str, kind: Any) -> Any:
+    metadata = tf.compat.v1.SummaryMetadata(data_class=kind)
+    metadata.plugin_data.plugin_name = plugin
+    return metadata
+
+
+def _scalar(tag: str, value: float) -> None:
+    # tf.summary.scalar is TensorBoard's, which TensorFlow no longer brings.
+    tf.summary.write(
+        tag, tf.constant(value, tf.float32), metadata=_metadata("scalars", 1)
+    )
+
+
+def _histogram(tag: str, found: Mapping[float, float]) -> None:
+    """Writes quantiles as TensorBoard's buckets: left, right, share."""
+    buckets = [
+        [found[low], found[high], high - low]
+        for low, high in zip(list(found), list(found)[1:], strict=False)
+    ]
+    tf.summary.write(
+        tag,
+        tf.constant(buckets, tf.float64),
+        metadata=_metadata("histograms", 2),
+    )
+
+
+def read_log(folder: Any) -> list[dict[str, Any]]:
+    """Reads the reports that were written to a folder.
+
+    Example:
+        >>> import pathlib
+        >>> line = '{"layer": "embedding", "step": 1000, "tables": []}'
+        >>> pathlib.Path("runs").mkdir()
+        >>> written = pathlib.Path("runs/tables.jsonl").write_text(line)
+        >>> [report] = tfrs_embed.monitoring.read_log("runs")
+        >>> report["step"]
+        1000
+
+    Args:
+        folder: the `log_dir` of a `TableStatistics`.
+
+    Returns:
+        `StatisticsReport.to_dict()` of each, in the order they were written;
+        of several workers, one worker's after the other's.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    paths = sorted(pathlib.Path(folder).glob(f"{_FILE}*"))
+    if not paths:
+        raise FileNotFoundError(f"'{folder}' has no {_FILE}.")
+    return [
+        json.loads(line)
+        for path in paths
+        for line in path.read_text("utf-8").splitlines()
+    ]
+
+
+def write_projector(
+    folder: Any, layer: Any, labels: Mapping[str, Sequence[str]]
+) -> None:
+    """Writes tables with labels for TensorBoard's projector.
+
+    The projector shows up to 10,000 of a table's rows, the first ones. With
+    several workers all must call it, and the first writes.
+
+    Example:
+        >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     {"movie": tfrs_embed.FeatureConfig("movie", movies)}, "sgd"
+        ... )
+        >>> labels = {"movies": ["Toy Story", "GoldenEye"]}
+        >>> tfrs_embed.monitoring.write_projector("projected", layer, labels)
+
+    Args:
+        folder: TensorBoard's `logdir`.
+        layer: a layer whose tables have numbered rows.
+        labels: for each table's name its rows' labels, from row 0 on; rows
+            beyond the last are left out.
+
+    Raises:
+        ValueError: a table is none of the layer's, or it has keys, or fewer
+            rows than labels, or there are none.
+    """
+    check_labels(layer, labels)
+    root = pathlib.Path(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    tables, config = layer.embedding_tables, []
+    for i, (name, given) in enumerate(labels.items()):
+        size = min(len(given), PROJECTED_ROWS)
+        table = tables[name]
+        held = table if isinstance(table, Rows) else VariableRows(name, table)
+        with held.reading():
+            rows = held.read_rows(0, size).numpy().astype(np.float32)
+        if worker_number():
+            continue
+        np.savetxt(root / f"projector_{i}.tsv", rows, "%.7g", "\t")
+        text = "".join(" ".join(str(x).split()) + "\n" for x in given[:size])
+        (root / f"projector_{i}_labels.tsv").write_text(text, "utf-8")
+        config.append(
+            "embeddings {\n"
+            f"  tensor_name: {json.dumps(name)}\n"
+            f'  tensor_path: "projector_{i}.tsv"\n'
+            f'  metadata_path: "projector_{i}_labels.tsv"\n'
+            "}\n"
+        )
+    if config:
+        (root / "projector_config.pbtxt").write_text("".join(config), "utf-8")
+
+
+def worker_number() -> int:
+    """This process's number among a strategy's workers."""
+    strategy = tf.distribute.get_strategy()
+    resolver = strategy.cluster_resolver
+    return int(resolver.task_id or 0) if resolver is not None else 0
+
+
+def check_labels(layer: Any, labels: Mapping[str, Sequence[str]]) -> None:
+    """Checks the labels of a layer's tables; see `write_projector`."""
+    specs = {t.name: t for t in layer._spec.tables}
+    for name, given in labels.items():
+        if name not in specs:
+            raise ValueError(
+                f"Layer '{layer.name}' has no table '{name}' to label; its "
+                f"tables are {list(specs)}."
+            )
+        if specs[name].keys is not None:
+            raise ValueError(
+                f"Table '{name}' has keys: its rows can't be labelled by "
+                "number."
+            )
+        if not 0 < len(given) <= specs[name].vocabulary_size:
+            raise ValueError(
+                f"Table '{name}' has {specs[name].vocabulary_size} rows, and "
+                f"{len(given)} labels."
+            )

@@ -1,0 +1,178 @@
+"""The rows of a hashed feature's ids, in TensorFlow's own operations."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed import hashing as hashings
+from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.hashing import Hash, Multiplex, QuotientRemainder
+from tfrs_embed.ops.checks import Checks, first, message
+from tfrs_embed.ops.id_range import valid
+from tfrs_embed.ops.parsed_ids import ParsedIds
+from tfrs_embed.strategies import in_xla, refuse_in_xla
+
+
+def parts(
+    feature: FeatureSpec, parsed: ParsedIds, invalid_ids: str, checks: Checks
+) -> list[ParsedIds]:
+    """Splits a feature's ids into those of its lookups, by rows.
+
+    Args:
+        feature: the feature.
+        parsed: its ids.
+        invalid_ids: "error", or "zero" to leave out ids that are none.
+        checks: takes the conditions that depend on values.
+
+    Returns:
+        Of a feature without hashing, what was given. Else the rows of each of
+        the feature's lookups, in the ids' places; -1 in those of ids that are
+        absent. If an id's rows are multiplied, those come after the ids'
+        places, and each is a vector of its own.
+    """
+    hashing = feature.hashing
+    if hashing is None:
+        return [parsed]
+    absent = padding(feature, parsed.ids)
+    if not hashings.takes_any_id(hashing):
+        absent = _out_of_range(feature, parsed.ids, absent, invalid_ids, checks)
+    made = rows(feature, parsed.ids, absent)
+    # -1 is there for nothing else than what was found here.
+    drops = hashing.padding_value is not None or (
+        invalid_ids == "zero" and not hashings.takes_any_id(hashing)
+    )
+    if not hashings.multiplies(hashing):
+        return [
+            dataclasses.replace(parsed, ids=each, drops=drops) for each in made
+        ]
+    static = parsed.ids.shape
+    shape = (
+        static.as_list() if static.is_fully_defined() else tf.shape(parsed.ids)
+    )
+    places = tf.reshape(tf.range(tf.size(parsed.ids)), shape)
+    places = tf.ensure_shape(places, static)
+    if absent is not None:
+        places = tf.where(absent, -1, places)
+    return [
+        dataclasses.replace(parsed, ids=places, drops=drops, places=True),
+        *(
+            ParsedIds(each, None, None, shape, static, False, drops=drops)
+            for each in made
+        ),
+    ]
+
+
+def rows(
+    feature: FeatureSpec, ids: tf.Tensor, absent: tf.Tensor | None = None
+) -> list[tf.Tensor]:
+    """The rows of a hashed feature's ids.
+
+    Args:
+        feature: the feature.
+        ids: its ids, integers or strings.
+        absent: which of them are none; None: all are ids.
+
+    Returns:
+        For each of the feature's lookups int64 of the ids' shape: rows of its
+        table, -1 where no id is.
+    """
+    hashing, size = feature.hashing, feature.table.vocabulary_size
+    assert hashing is not None
+    bucket: Any = None
+    if hashings.takes_any_id(hashing):
+        refuse_in_xla(
+            f"{feature}: hashes, which TensorFlow computes of strings,"
+        )
+        text = ids if ids.dtype == tf.string else tf.strings.as_string(ids)
+        bucket = functools.partial(_bucket, text)
+    if isinstance(hashing, Hash):
+        made = [bucket(hashing.buckets or size, hashing.salt)]
+    elif isinstance(hashing, Multiplex):
+        salts: Any = hashing.salts
+        made = [bucket(hashing.buckets or size, salt) for salt in salts]
+    else:
+        made = _quotient_remainder(hashing, size, ids, bucket)
+    if absent is None:
+        return made
+    nothing = tf.constant(-1, tf.int64)
+    return [tf.where(absent, nothing, each) for each in made]
+
+
+def _bucket(text: tf.Tensor, buckets: int, salt: Any) -> tf.Tensor:
+    if salt is None:
+        return tf.strings.to_hash_bucket_fast(text, buckets)
+    return tf.strings.to_hash_bucket_strong(text, buckets, key=list(salt))
+
+
+def _quotient_remainder(
+    hashing: QuotientRemainder, size: int, ids: tf.Tensor, bucket: Any
+) -> list[tf.Tensor]:
+    collisions = hashings.num_collisions(hashing, size)
+    category = (
+        bucket(hashing.num_categories, hashing.salt)
+        if hashing.hashed
+        else tf.cast(ids, tf.int64)
+    )
+    return [category % collisions, collisions + category // collisions]
+
+
+def padding(feature: FeatureSpec, ids: tf.Tensor) -> tf.Tensor | None:
+    """Which ids of a hashed feature are padding, bool of the ids' shape.
+
+    Args:
+        feature: the feature.
+        ids: its ids.
+
+    Returns:
+        The mask; None: none of them can be.
+
+    Raises:
+        TypeError: ids are integers and the padding value a string, or the other
+            way.
+    """
+    assert feature.hashing is not None
+    value = feature.hashing.padding_value
+    if value is None or ids.shape.num_elements() == 0:
+        return None  # Python's empty lists have no dtype of their own.
+    refuse_in_xla(f"{feature}: padding values of hashed features")
+    strings = ids.dtype == tf.string
+    if strings != isinstance(value, str):
+        raise TypeError(
+            f"{feature}: padding_value={value!r} can't be among ids of "
+            f"{ids.dtype.name}."
+        )
+    if not strings and not ids.dtype.min <= value <= ids.dtype.max:
+        return None
+    return tf.equal(ids, tf.constant(value, ids.dtype))
+
+
+def _out_of_range(
+    feature: FeatureSpec,
+    ids: tf.Tensor,
+    absent: tf.Tensor | None,
+    invalid_ids: str,
+    checks: Checks,
+) -> tf.Tensor:
+    """Which ids are none: padding, or outside of the range of ids."""
+    assert isinstance(feature.hashing, QuotientRemainder)
+    count = feature.hashing.num_categories
+    inside = valid(ids, count)
+    wrong = tf.logical_not(inside)
+    if absent is not None:
+        wrong = wrong & tf.logical_not(absent)
+    if invalid_ids == "error" and not in_xla():
+        checks.require(
+            tf.logical_not(tf.reduce_any(wrong)),
+            lambda: message(
+                f"{feature}: id ",
+                first(tf.reshape(ids, [-1]), tf.reshape(wrong, [-1])),
+                f" is out of range; its QuotientRemainder has num_categories="
+                f"{count}, valid ids are 0 to {count - 1}. With hashed=True "
+                "any are.",
+            ),
+        )
+    return wrong if absent is None else wrong | absent

@@ -1,0 +1,184 @@
+"""Rows of two bytes: as float32, and rounded back.
+
+A table of bfloat16 or float16 computes in float32. Its new rows are rounded
+stochastically: to one of the two numbers beside the value, to each with the
+probability that makes the value the mean. So updates of less than half a step
+between numbers accumulate on average, where rounding to the nearest would lose
+each of them. Gupta et al. 2015, "Deep Learning with Limited Numerical
+Precision".
+
+The random bits are a hash of the table's seed, the number of the update, and
+the row's and the column's numbers in the whole table. So they are the same on
+all devices, in the kernels and here, however the table is sharded, and for each
+copy of it. The hashes are those of `tfrs_mix` in kernels/cc/rows.h and
+`RandomBits` in kernels/cc/rows.cc.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.configs import TableSpec
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_LOW = 0xFFFFFFFF
+
+
+class Rounding(NamedTuple):
+    """How the new rows of a table, or of a part of it, are rounded.
+
+    Attributes:
+        stochastic: whether by random bits; if not, to the nearest.
+        seed: the table's.
+        first_row: the number of the part's first row in the whole table.
+        row_stride: how many rows further on its next row is.
+        first_column: the number of its first column in the whole table.
+    """
+
+    stochastic: bool = False
+    seed: int = 0
+    first_row: int = 0
+    row_stride: int = 1
+    first_column: int = 0
+
+
+def of_part(
+    table: TableSpec,
+    first_row: int = 0,
+    row_stride: int = 1,
+    first_column: int = 0,
+) -> Rounding:
+    """How the new rows of a table's part are rounded; see `Rounding`."""
+    stochastic = table.dtype != "float32" and table.rounding == "stochastic"
+    seed = seed_of(table.name)
+    return Rounding(stochastic, seed, first_row, row_stride, first_column)
+
+
+def seed_of(table: str) -> int:
+    """The seed of a table's random bits, from its name."""
+    return zlib.crc32(table.encode())
+
+
+def widen(rows: tf.Tensor) -> tf.Tensor:
+    """Rows of any type that tables have as float32."""
+    return rows if rows.dtype == tf.float32 else tf.cast(rows, tf.float32)
+
+
+def narrow(
+    rows: tf.Tensor,
+    dtype: tf.DType,
+    rounding: Rounding,
+    step: tf.Tensor,
+    numbers: tf.Tensor,
+) -> tf.Tensor:
+    """Rounds new rows to a table's type.
+
+    Args:
+        rows: [n, dim] float32.
+        dtype: float32, bfloat16 or float16.
+        rounding: how to round.
+        step: scalar int64, the number of updates made before this one.
+        numbers: [n] int, the rows' numbers in the part.
+
+    Returns:
+        [n, dim] of the dtype. What is beyond its largest number becomes what
+        rounding to the nearest gives, which may be infinity; NaN stays NaN.
+    """
+    if dtype == tf.float32:
+        return rows
+    if not rounding.stochastic:
+        return tf.cast(rows, dtype)
+    random = random_bits(rounding, step, numbers, rows.shape[1])
+    # int64 throughout: it has operations on all devices, int32 has not.
+    bits = tf.cast(tf.bitcast(rows, tf.uint32), tf.int64)
+    magnitude = _and(bits, 0x7FFFFFFF)
+    if dtype == tf.bfloat16:
+        half = _right(magnitude + _and(random, 0xFFFF), 16)
+        most = 0x7F7F0000
+    else:
+        half = _float16(magnitude, random)
+        most = 0x477FE000
+    half = tf.bitwise.bitwise_or(half, _and(_right(bits, 16), 0x8000))
+    rounded = tf.bitcast(tf.cast(half, tf.uint16), dtype)
+    return tf.where(magnitude > most, tf.cast(rows, dtype), rounded)
+
+
+def _float16(magnitude: tf.Tensor, random: tf.Tensor) -> tf.Tensor:
+    """The bits of float16 that float32's bits, without a sign, round to."""
+    normal = _right(magnitude - 0x38000000 + _and(random, 0x1FFF), 13)
+    # Below 2^-14 the steps are of 2^-24 each: a value of exponent e has
+    # 2^(126 - e) parts in a step, of which 31 bits are kept.
+    exponent = _right(magnitude, 23)
+    most = 126 - tf.minimum(exponent, _int64(112))
+    cut = tf.minimum(most, _int64(31))
+    lost = tf.minimum(most - cut, _int64(31))
+    parts = tf.bitwise.bitwise_or(_and(magnitude, 0x7FFFFF), _int64(0x800000))
+    parts = tf.bitwise.right_shift(parts, lost)
+    mask = tf.bitwise.left_shift(tf.ones_like(cut), cut) - 1
+    small = parts + tf.bitwise.bitwise_and(random, mask)
+    small = tf.bitwise.right_shift(small, cut)
+    small = tf.where(tf.equal(exponent, 0), tf.zeros_like(small), small)
+    return tf.where(exponent < 113, small, normal)
+
+
+def random_bits(
+    rounding: Rounding, step: tf.Tensor, numbers: tf.Tensor, dim: int
+) -> tf.Tensor:
+    """The random bits of rows' numbers.
+
+    Args:
+        rounding: the part's.
+        step: scalar int64.
+        numbers: [n] int, the rows' numbers in the part.
+        dim: the part's columns.
+
+    Returns:
+        [n, dim] int64, below 2^32.
+    """
+    stream = _mix(
+        tf.bitwise.bitwise_xor(_mix(_int64(rounding.seed)), _as_int64(step))
+    )
+    row = rounding.first_row + _as_int64(numbers) * rounding.row_stride
+    key = _mix(tf.bitwise.bitwise_xor(stream, row))
+    key = _and(_right(key, 32), _LOW)
+    columns = np.arange(dim, dtype=np.int64) + rounding.first_column
+    columns = tf.constant(columns * (_GOLDEN >> 32) % (1 << 32), tf.int64)
+    x = _and(key[:, None] + columns, _LOW)
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = tf.bitwise.bitwise_xor(x, _right(x, shift))
+        x = _and(x * _int64(factor), _LOW)
+    return tf.bitwise.bitwise_xor(x, _right(x, 16))
+
+
+def _mix(z: tf.Tensor) -> tf.Tensor:
+    """splitmix64's next number of a state, in int64 of the same bits."""
+    z += _int64(_GOLDEN)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = tf.bitwise.bitwise_xor(z, _unsigned_right(z, shift))
+        z *= _int64(factor)
+    return tf.bitwise.bitwise_xor(z, _unsigned_right(z, 31))
+
+
+def _unsigned_right(z: tf.Tensor, by: int) -> tf.Tensor:
+    # int64's own shift copies the sign.
+    return _and(_right(z, by), (1 << (64 - by)) - 1)
+
+
+def _right(z: tf.Tensor, by: int) -> tf.Tensor:
+    return tf.bitwise.right_shift(z, _int64(by))
+
+
+def _and(z: tf.Tensor, mask: int) -> tf.Tensor:
+    return tf.bitwise.bitwise_and(z, _int64(mask))
+
+
+def _as_int64(value: tf.Tensor) -> tf.Tensor:
+    return tf.cast(value, tf.int64)
+
+
+def _int64(value: int) -> tf.Tensor:
+    return tf.constant(np.uint64(value).astype(np.int64))

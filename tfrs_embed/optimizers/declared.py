@@ -1,0 +1,119 @@
+"""Optimizers of tables that neither TensorFlow nor Keras has a class for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tfrs_embed import kerases
+from tfrs_embed.optimizers import learning_rate as rates
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowWiseAdagrad:
+    """Adagrad with one accumulator for each row of a table.
+
+    A table's slot is `accumulators`, [vocabulary_size] float32: of a table of
+    width dim, 1 / dim of what Adagrad's takes. For a row w, its gradient g,
+    summed over the global batch, and its accumulator a:
+
+        a += mean(g ** 2)  # Over the row's columns.
+        w -= learning_rate * g / (sqrt(a) + epsilon)
+
+    That is FBGEMM's `EXACT_ROWWISE_ADAGRAD` (torchrec's `RowWiseAdagrad`)
+    without weight decay, and the defaults are FBGEMM's. It is lazy: a row that
+    was not looked up keeps its values and its accumulator.
+
+    It is given wherever a table's optimizer is, to a layer or to a table.
+    `learning_rate` may be what those of `tf.tpu.experimental.embedding` take
+    for one, and the rate is assigned at `layer.table_optimizers`. A table that
+    is cut into columns can't have it, nor one on a TPU; small tables of
+    `PartialTPUEmbedding`, which are Keras's, are trained by the model's
+    optimizer.
+
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", table),
+        ...     tfrs_embed.optimizers.RowWiseAdagrad(0.05),
+        ... )
+        >>> [movie] = layer.placement.tables
+        >>> movie.optimizer, movie.bytes
+        ('RowWiseAdagrad', 5200000)
+
+    Attributes:
+        learning_rate: a number; a `tf.Variable`, or Keras 3's; a Keras
+            `LearningRateSchedule`; or a callable without arguments.
+        initial_accumulator_value: what accumulators begin with, at least 0.
+        epsilon: what is added to an accumulator's root, at least 0.
+
+    Raises:
+        ValueError: a value is negative or not finite, or the accumulators begin
+            with 0 and epsilon is 0: a gradient of zeros would give 0 / 0.
+        TypeError: a value is of the wrong kind.
+    """
+
+    learning_rate: Any = 0.01
+    initial_accumulator_value: float = 0.0
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        rates.check_given(self.learning_rate, name)
+        for setting in ("initial_accumulator_value", "epsilon"):
+            value = getattr(self, setting)
+            if isinstance(value, bool) or not isinstance(
+                value, (numbers.Real, np.ndarray, np.generic)
+            ):
+                raise TypeError(
+                    f"{name}: {setting} must be a number, got {value!r}."
+                )
+            value = float(value)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(
+                    f"{name}: {setting} must be finite and at least 0, got "
+                    f"{value!r}."
+                )
+            object.__setattr__(self, setting, value)
+        if self.initial_accumulator_value == self.epsilon == 0:
+            raise ValueError(
+                f"{name}: initial_accumulator_value and epsilon are both 0, "
+                "and a gradient of zeros would give 0 / 0: one of them must be "
+                "more."
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments to make an equal one, JSON-able.
+
+        Returns:
+            The arguments by name; a schedule as its Keras stores it.
+
+        Raises:
+            ValueError: the learning rate is a callable or a variable.
+        """
+        fields = [field.name for field in dataclasses.fields(self)]
+        config = {name: getattr(self, name) for name in fields}
+        name = type(self).__name__
+        config["learning_rate"] = rates.stored(self.learning_rate, name)
+        return config
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> RowWiseAdagrad:
+        """Makes one of what `get_config` returned.
+
+        Args:
+            config: the arguments by name.
+
+        Returns:
+            The optimizer.
+        """
+        config = dict(config)
+        config["learning_rate"] = rates.restored(
+            config["learning_rate"], kerases.default()
+        )
+        return cls(**config)
