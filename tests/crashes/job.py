@@ -86,6 +86,9 @@ class Job:
             self.model.optimizer.build(self.model.trainable_variables)
             self.done = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.checkpoint = tf.train.Checkpoint(model=self.model, done=self.done)
+        # TensorFlow makes its counter in the first restore, with the value of
+        # the restore before, which may be one that failed.
+        self.checkpoint.save_counter.assign(0)
 
     def fit(self, epoch, **kwargs):
         """Trains for an epoch, always the same, or from there to the last."""
