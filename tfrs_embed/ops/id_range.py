@@ -13,6 +13,7 @@ from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.kernels import portable_call
 from tfrs_embed.ops.checks import Checks, first, message
 from tfrs_embed.ops.parsed_ids import ParsedIds, bag_of_id, of_one_dtype
+from tfrs_embed.strategies import in_tpu_replica
 
 
 def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
@@ -51,6 +52,9 @@ def require_valid(
         training: whether this is part of a training step.
     """
     one_by_one = tf.executing_eagerly() or len(features) < 2
+    # TensorFlow's bridge for TPUs leaves the constants of the row's text behind
+    # when it moves a check to the host.
+    one_by_one |= in_tpu_replica()
     if one_by_one or any(
         each.ids.dtype not in (tf.int32, tf.int64) for each in parsed
     ):
