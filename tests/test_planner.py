@@ -1359,6 +1359,9 @@ def test_the_command(tmp_path, capsys):
         batch_size=1024,
     )
     assert capsys.readouterr().out.strip() == str(made)
+    same = ["--replicas=4", "--memory=100MB", "--topology=4xH100", "--json"]
+    assert command(tmp_path, CONFIG, *same) == 0
+    assert Plan.from_json(capsys.readouterr().out) == made
     assert page.read_text("utf-8") == html_report(made)
 
 
@@ -1391,7 +1394,7 @@ def test_a_wrong_config(tmp_path, capsys, path, value, message):
         del node[path[-1]]
     else:
         node[path[-1]] = value
-    assert command(tmp_path, config, "--replicas=4") == 1
+    assert command(tmp_path, config, "--replicas=4") == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("error: ")
@@ -1399,12 +1402,16 @@ def test_a_wrong_config(tmp_path, capsys, path, value, message):
 
 
 def test_what_the_command_can_not_do(tmp_path, capsys):
-    assert command(tmp_path, "{", "--replicas=4") == 1
+    assert command(tmp_path, "{", "--replicas=4") == 2
     assert "The config is not JSON" in capsys.readouterr().err
-    assert main(["plan", str(tmp_path / "none.json")]) == 1
+    assert main(["plan", str(tmp_path / "none.json")]) == 2
     assert "none.json" in capsys.readouterr().err
     assert command(tmp_path, CONFIG, "--replicas=2", "--memory=1MB") == 1
     assert "don't fit" in capsys.readouterr().err
+    output = f"--output={tmp_path}/none/plan.json"
+    assert command(tmp_path, CONFIG, "--replicas=2", output) == 1
+    printed = capsys.readouterr()
+    assert "none/plan.json" in printed.err and not printed.out
     for option in ("--replicas=0", "--memory=much", "--topology=8xABC"):
         with pytest.raises(SystemExit):
             command(tmp_path, CONFIG, option)
