@@ -38,7 +38,6 @@ _INSTRUCTION_SETS = (
     *("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"),
     *("avx512_vnni", "amx_bf16", "amx_tile", "asimd", "sve", "sve2", "bf16"),
 )
-_HOW_TO_GET_KERNELS = "tfrs-embed kernels build"
 
 
 def add_parser(commands: Any) -> None:
@@ -243,8 +242,6 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         else f"can't be imported ({given}): {' '.join(keras['error'].split())}",
     )
     yield "kernels", found["kernels"]["reason"]
-    if not found["kernels"]["loaded"]:
-        yield "to get kernels", _HOW_TO_GET_KERNELS
     for name, value in found["environment"].items():
         yield "environment", f"{name}={value}"
     if not found["environment"]:

@@ -24,6 +24,7 @@ from tfrs_embed.command_line import (
     FINE,
     INTERRUPTED,
     WRONG,
+    InputError,
     add_command,
     fail,
 )
@@ -83,10 +84,10 @@ def _ending(
             work(args)
         except tf.errors.OpError as error:
             return fail(error.message)
-        except OSError as error:
-            return fail(error)
-        except ValueError as error:
+        except InputError as error:
             return fail(error, WRONG)
+        except (OSError, ValueError) as error:
+            return fail(error)
         except MemoryError as error:
             return fail(f"Not enough memory to read '{args.source}': {error}")
         except KeyboardInterrupt:
@@ -317,7 +318,7 @@ def _convert(args: argparse.Namespace) -> None:
         convert.check_new_folder(destination)
     contents = reading.read(args.source, args.dim)
     if not contents.tables:
-        raise ValueError(
+        raise InputError(
             f"'{contents.path}' has no tables of this package, of TensorFlow's "
             "TPU embeddings, of keras_rs, or of SOK."
         )
@@ -330,7 +331,7 @@ def _convert(args: argparse.Namespace) -> None:
     if args.to == "checkpoint":
         contents = convert.with_steps(contents, args.step)
     elif args.step is not None:
-        raise ValueError("--step: SOK's files have none.")
+        raise InputError("--step: SOK's files have none.")
     else:
         contents = convert.as_float32(contents)
     total = sum(
@@ -360,7 +361,7 @@ def _layers(
             for table in contents.tables
         }
         if len(layers) > 1:
-            raise ValueError(
+            raise InputError(
                 f"--layer {given[0]}: there are the layers {sorted(layers)}. "
                 "Say which one: --layer OLD=NEW, once for each."
             )
@@ -371,7 +372,7 @@ def _layers(
 def _pair(text: str, option: str) -> tuple[str, str]:
     old, equals, new = text.partition("=")
     if not equals:
-        raise ValueError(f"{option} must be OLD=NEW, got '{text}'.")
+        raise InputError(f"{option} must be OLD=NEW, got '{text}'.")
     return old, new
 
 
