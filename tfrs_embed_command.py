@@ -91,9 +91,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif end < len(given):
             parser.error(f"{named} runs no script that takes arguments.")
         args.environment = environment
-        return int(args.run(args))
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
     except ImportError as error:  # TensorFlow's, or of what a command needs.
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # Of head, say, which has read enough.
+        # What is still to be written would be an error at the process's end.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         print("error: interrupted.", file=sys.stderr)

@@ -130,6 +130,15 @@ def test_what_ends_it_is_said_in_a_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: cannot import name 'x'\n"
 
 
+def test_a_reader_may_have_read_enough(monkeypatch, capsys):
+    read, write = os.pipe()
+    os.close(read)
+    with monkeypatch.context() as patch, open(write, "w") as closed:
+        patch.setattr(sys, "stdout", closed)
+        assert main(["info"]) == 1
+    assert not capsys.readouterr().err
+
+
 def test_only_tpu_check_passes_arguments_on(monkeypatch):
     parser = make_parser(["tpu-check"])
     known = dict(leaves(parser))["tpu-check",]
