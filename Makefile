@@ -223,6 +223,7 @@ wheel: $(VENV)/.created ## Build dist/*.whl and try it in an empty venv
 	$(RUN) -m venv "$$tmp/venv" && \
 	"$$tmp/venv/bin/python" -m pip install -qq --no-compile dist/*.whl && \
 	cd "$$tmp" && env -i venv/bin/python -c '$(WHEEL_CHECK)' && \
+	env -i venv/bin/tfrs-embed info && \
 	env -i PATH="$$PATH" venv/bin/python -m tfrs_embed.kernels.build \
 		--if-possible && \
 	env -i PATH="$$PATH" venv/bin/python -c '$(KERNELS_CHECK)' && \

@@ -51,6 +51,8 @@ setup(
     license_expression="Apache-2.0",
     license_files=["LICENSE"],
     packages=find_packages(include=["tfrs_embed", "tfrs_embed.*"]),
+    py_modules=["tfrs_embed_command"],
+    entry_points={"console_scripts": ["tfrs-embed = tfrs_embed_command:main"]},
     # With what python -m tfrs_embed.kernels.build compiles.
     package_data={
         "tfrs_embed": ["py.typed"],
@@ -60,7 +62,10 @@ setup(
     python_requires=">=3.10",
     install_requires=[
         "absl-py",
+        "h5py",
+        "keras>=3",
         "numpy",
+        "protobuf",
         f"tensorflow{TENSORFLOW}",
         # Each release asks for the TensorFlow it matches.
         f"tf-keras{TENSORFLOW}",

@@ -175,7 +175,7 @@ def test_it_shows_a_checkpoint_without_tables(tmp_path, capsys):
     path = tf.train.Checkpoint(v=tf.Variable([1.0])).write(str(tmp_path / "c"))
     assert "no tables" in inspect(path, capsys)
     assert "no tables" in inspect(f"{path}.index", capsys)
-    assert main(["convert", path, str(tmp_path / "d")]) == 1
+    assert main(["convert", path, str(tmp_path / "d")]) == 2
     assert f"'{path}' has no tables of this" in capsys.readouterr().err
 
 
@@ -229,14 +229,14 @@ def test_a_wrong_destination_is_refused_before_anything_is_read(
 ):
     monkeypatch.chdir(tmp_path)
     # There is no such source, which would be the error else.
-    assert main(["convert", "nothing", to, *options]) == 1
+    assert main(["convert", "nothing", to, *options]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert os.listdir(tmp_path) == []
 
 
 def test_a_wrong_source_is_named(tmp_path, capsys):
-    def error(path):
-        assert main(["inspect", str(path)]) == 1
+    def error(path, status=2):
+        assert main(["inspect", str(path)]) == status
         return capsys.readouterr().err
 
     assert "The source is empty" in error("")
@@ -246,10 +246,10 @@ def test_a_wrong_source_is_named(tmp_path, capsys):
         file.write(b"0")
     assert "'ram://sok': SOK's files are read" in error("ram://sok")
     (tmp_path / "c.index").write_bytes(b"")
-    assert f"'{tmp_path}/c.index' is damaged" in error(tmp_path / "c")
+    assert f"'{tmp_path}/c.index' is damaged" in error(tmp_path / "c", 1)
     for content in [b"", b"\xff"]:
         (tmp_path / "checkpoint").write_bytes(content)
-        message = error(tmp_path)
+        message = error(tmp_path, 1)
         assert f"'{tmp_path}/checkpoint' does not say" in message
 
 
@@ -335,7 +335,7 @@ def test_wrong_arguments_exit_with_2(arguments, capsys):
 
 def test_what_is_no_checkpoint_is_named(tmp_path, values, capsys):
     def error(path, *options):
-        assert main(["inspect", str(path), *options]) == 1
+        assert main(["inspect", str(path), *options]) == 2
         return capsys.readouterr().err
 
     assert f"There is no checkpoint '{tmp_path}/a'" in error(tmp_path / "a")
@@ -411,9 +411,9 @@ def test_tables_are_renamed_without_being_changed(tmp_path, values, capsys):
         "model/emb/tables/huge/parameters/.ATTRIBUTES/VARIABLE_VALUE"
     )
     np.testing.assert_array_equal(found, values)
-    assert main(["convert", path, new + "2", "--step", "3"]) == 1
+    assert main(["convert", path, new + "2", "--step", "3"]) == 2
     assert "has the layers' steps: {'layer': 1}" in capsys.readouterr().err
-    assert main(["convert", path, new + "2", "--ids"]) == 1
+    assert main(["convert", path, new + "2", "--ids"]) == 2
     assert "no tables of keys" in capsys.readouterr().err
 
 
@@ -468,5 +468,5 @@ def test_it_runs_as_a_module():
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "error: There is no checkpoint 'nothing'" in done.stderr

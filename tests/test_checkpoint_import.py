@@ -235,14 +235,14 @@ def test_layers_and_tables_get_new_names(tmp_path, capsys):
         str(tmp_path / "old")
     )
     new = str(tmp_path / "new")
-    assert main(["convert", old, new, "--layer", "model/one"]) == 1
+    assert main(["convert", old, new, "--layer", "model/one"]) == 2
     assert "['candidate', 'query']" in capsys.readouterr().err
     both = ["--layer", "query=model/one", "--layer", "candidate=model/one"]
-    assert main(["convert", old, new, *both]) == 1
+    assert main(["convert", old, new, *both]) == 2
     assert "Two tables would become 'model/one/t'" in capsys.readouterr().err
-    assert main(["convert", old, new, "--layer", "who=model"]) == 1
+    assert main(["convert", old, new, "--layer", "who=model"]) == 2
     assert "no layer 'who', but ['candidate'," in capsys.readouterr().err
-    assert main(["convert", old, new, "--table", "t"]) == 1
+    assert main(["convert", old, new, "--table", "t"]) == 2
     assert "--table must be OLD=NEW, got 't'" in capsys.readouterr().err
     assert os.listdir(tmp_path) == [
         n for n in os.listdir(tmp_path) if n.startswith("old.")
@@ -252,7 +252,7 @@ def test_layers_and_tables_get_new_names(tmp_path, capsys):
     shapes = tf.train.load_checkpoint(new).get_variable_to_shape_map()
     assert shapes[f"model/one/tables/a.Sb/parameters{VALUE}"] == [10, 4]
     assert shapes[f"tables/a.Sb/parameters{VALUE}"] == [20, 4]
-    assert main(["convert", old, new]) == 1
+    assert main(["convert", old, new]) == 2
     assert f"There is a checkpoint '{new}' already" in capsys.readouterr().err
 
 
@@ -555,7 +555,7 @@ def test_a_static_variable_of_sok_becomes_a_table(tmp_path, capsys):
     )
     write_dump(tmp_path / "sok", "movies:0", keys + 1, values)
     args[2] += "2"
-    assert main(args) == 1
+    assert main(args) == 2
     assert "not the ids 0 to 5 in their order" in capsys.readouterr().err
 
 
@@ -572,7 +572,7 @@ def test_the_width_of_rows_of_sok_dump_is_checked(dim, fits, tmp_path, capsys):
 def test_empty_files_of_sok_need_a_width(write, tmp_path, capsys):
     write(tmp_path / "sok", "v", KEYS[:0], VALUES[:0])
     args = ["convert", str(tmp_path / "sok"), str(tmp_path / "new")]
-    assert main(args) == 1
+    assert main(args) == 2
     assert "'v' has no rows, which would tell" in capsys.readouterr().err
     assert main([*args, "--dim", "4"]) == 0
     assert "v: [0, 4], parameters" in capsys.readouterr().out
@@ -720,5 +720,5 @@ def test_files_for_sok_are_as_sok_reads_them(tmp_path, capsys):
     keys = np.fromfile(dump / "m_e_1-key", np.int64, offset=296)
     values = np.fromfile(dump / "m_e_1-weight", np.float32, offset=296)
     assert found(keys, values) == expected
-    assert main(["convert", path, str(dump), "--to", "sok"]) == 1
+    assert main(["convert", path, str(dump), "--to", "sok"]) == 2
     assert f"There is '{dump}' already" in capsys.readouterr().err

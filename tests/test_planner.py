@@ -1307,6 +1307,29 @@ def test_the_page(replicas):
     assert len(list(columns)) == replicas
 
 
+@pytest.mark.parametrize(
+    "rows, exponent",
+    [(1, 1.05), (50, 0.0), (60_000, 1.05), (60_000, 1.0), (2**33 + 2, 1.2)],
+)
+def test_draws_have_the_unique_ids_that_are_expected(rows, exponent):
+    draws = 5000
+    ids = usage.zipf_draws(rows, exponent, draws, np.random.default_rng(0))
+    assert ids.shape == (draws,) and ids.dtype == np.int64
+    assert ids.min() >= 0 and ids.max() < rows
+    mean, variance = usage.zipf_unique(rows, exponent, draws)
+    assert abs(np.unique(ids).size - mean) <= 5 * variance**0.5 + 1e-6
+
+
+def test_frequent_ids_that_are_drawn_are_anywhere():
+    ids = usage.zipf_draws(6000, 1.5, 100_000, np.random.default_rng(0))
+    found, counts = np.unique(ids, return_counts=True)
+    first = found[np.argsort(-counts)][:4]
+    share = counts.max() / ids.size
+    ranks = np.arange(1, 6001)
+    assert share == pytest.approx(1 / (ranks**-1.5).sum(), rel=0.02)
+    assert np.abs(np.diff(np.sort(first))).min() > 100
+
+
 # The command.
 
 CONFIG = {
@@ -1359,6 +1382,9 @@ def test_the_command(tmp_path, capsys):
         batch_size=1024,
     )
     assert capsys.readouterr().out.strip() == str(made)
+    same = ["--replicas=4", "--memory=100MB", "--topology=4xH100", "--json"]
+    assert command(tmp_path, CONFIG, *same) == 0
+    assert Plan.from_json(capsys.readouterr().out) == made
     assert page.read_text("utf-8") == html_report(made)
 
 
@@ -1391,7 +1417,7 @@ def test_a_wrong_config(tmp_path, capsys, path, value, message):
         del node[path[-1]]
     else:
         node[path[-1]] = value
-    assert command(tmp_path, config, "--replicas=4") == 1
+    assert command(tmp_path, config, "--replicas=4") == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("error: ")
@@ -1399,12 +1425,16 @@ def test_a_wrong_config(tmp_path, capsys, path, value, message):
 
 
 def test_what_the_command_can_not_do(tmp_path, capsys):
-    assert command(tmp_path, "{", "--replicas=4") == 1
+    assert command(tmp_path, "{", "--replicas=4") == 2
     assert "The config is not JSON" in capsys.readouterr().err
-    assert main(["plan", str(tmp_path / "none.json")]) == 1
+    assert main(["plan", str(tmp_path / "none.json")]) == 2
     assert "none.json" in capsys.readouterr().err
     assert command(tmp_path, CONFIG, "--replicas=2", "--memory=1MB") == 1
     assert "don't fit" in capsys.readouterr().err
+    output = f"--output={tmp_path}/none/plan.json"
+    assert command(tmp_path, CONFIG, "--replicas=2", output) == 1
+    printed = capsys.readouterr()
+    assert "none/plan.json" in printed.err and not printed.out
     for option in ("--replicas=0", "--memory=much", "--topology=8xABC"):
         with pytest.raises(SystemExit):
             command(tmp_path, CONFIG, option)

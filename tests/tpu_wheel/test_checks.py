@@ -380,7 +380,7 @@ def test_the_command_runs_a_function(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "v5e:2x2 (4 chips): 1 program\n" in done.stdout
     done = command(f"{path}:evaluate", "--topology", "v5e:2x2")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "has no function 'evaluate'" in done.stderr
 
 
@@ -389,7 +389,7 @@ def test_the_commands_errors(script, tmp_path):
     assert done.returncode == 2
     assert "Unknown TPU slice 'v9:2x2'" in done.stderr
     done = command(tmp_path / "nothing.py", "--topology", SLICE)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "error: there is no file" in done.stderr
     done = command(script, "--topology", SLICE, "--", "3", "went wrong")
     assert done.returncode == 1

@@ -1,102 +1,24 @@
-"""The command line: `python -m tfrs_embed plan`."""
+"""The command line: `tfrs-embed plan`."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import pathlib
-import sys
 from typing import Any
 
-from tfrs_embed.configs import FeatureConfig, TableConfig
-from tfrs_embed.planner import strict_json
+from tfrs_embed.command_line import (
+    FAILED,
+    FINE,
+    WRONG,
+    add_command,
+    fail,
+)
+from tfrs_embed.planner import model_file
 from tfrs_embed.planner.hardware import hardware, parse_bytes
 from tfrs_embed.planner.html_report import html_report
-from tfrs_embed.planner.planning import ZIPF_EXPONENT, plan
+from tfrs_embed.planner.planning import plan
 from tfrs_embed.planner.plans import Plan
-from tfrs_embed.types import CommunicationDtype
-
-
-@dataclasses.dataclass(frozen=True)
-class _Table:
-    """An entry of "tables"."""
-
-    name: str
-    rows: int
-    dim: int
-    optimizer: str | None = None
-
-    def __post_init__(self) -> None:
-        self.config()
-
-    def config(self) -> TableConfig:
-        return TableConfig(
-            self.name,
-            self.rows,
-            self.dim,
-            optimizer=self.optimizer,  # type: ignore[arg-type]
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Feature:
-    """An entry of "features"."""
-
-    name: str
-    table: str
-    hotness: float
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("a feature's name must not be empty.")
-        if self.hotness <= 0:
-            raise ValueError(
-                f"Feature '{self.name}': hotness must be above 0, got "
-                f"{self.hotness:g}."
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Config:
-    """The file."""
-
-    tables: tuple[_Table, ...]
-    features: tuple[_Feature, ...]
-    batch_size: int
-    optimizer: str | None = None
-    zipf_exponent: float = ZIPF_EXPONENT
-    communication_dtype: CommunicationDtype = "float32"
-
-    def __post_init__(self) -> None:
-        tables: dict[str, int] = {}
-        for i, table in enumerate(self.tables):
-            first = tables.setdefault(table.name, i)
-            if first != i:
-                raise ValueError(
-                    f"tables[{first}] and tables[{i}] are both named "
-                    f"'{table.name}'."
-                )
-        features: dict[str, int] = {}
-        for i, feature in enumerate(self.features):
-            first = features.setdefault(feature.name, i)
-            if first != i:
-                raise ValueError(
-                    f"features[{first}] and features[{i}] are both named "
-                    f"'{feature.name}'."
-                )
-            if feature.table not in tables:
-                raise ValueError(
-                    f"features[{i}] ('{feature.name}'): there is no table "
-                    f"'{feature.table}'; the tables are {list(tables)}."
-                )
-        used = {feature.table for feature in self.features}
-        for i, table in enumerate(self.tables):
-            if table.name not in used:
-                raise ValueError(
-                    f"tables[{i}] ('{table.name}') has no feature."
-                )
-        if not self.tables:
-            raise ValueError("there are no tables.")
+from tfrs_embed.planner.shortage import TablesDontFit
 
 
 def add_parser(commands: Any) -> None:
@@ -105,13 +27,16 @@ def add_parser(commands: Any) -> None:
     Args:
         commands: what `add_subparsers` returned.
     """
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "plan",
-        help="plan where tables go, and what a step will cost",
-        description="Reads the tables and features of a model from a file of "
-        "JSON, and prints where the tables should go on a number of replicas, "
-        "why, and what a training step is predicted to cost. Nothing is built. "
-        "docs/planning.md has the file's format, and the model.",
+        "plan where tables go, and what a step will cost",
+        "Reads the tables and features of a model from a file of JSON, and "
+        "prints where the tables should go on a number of replicas, why, and "
+        "what a training step is predicted to cost. Nothing is built. "
+        "docs/planning.md has the file's format, and the model. The exit "
+        "status is 1 if the tables don't fit.",
+        "tfrs-embed plan config.json --replicas 16 --topology 8xA100",
     )
     parser.add_argument("config", metavar="CONFIG.json", help="the model")
     parser.add_argument(
@@ -147,6 +72,11 @@ def add_parser(commands: Any) -> None:
         metavar="REPORT.html",
         help="where to write the report as a page with pictures",
     )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the plan as JSON, as --output writes it",
+    )
     parser.set_defaults(run=run)
 
 
@@ -180,40 +110,35 @@ def run(args: argparse.Namespace) -> int:
         args: the arguments.
 
     Returns:
-        The process's exit status: 1 if there is no plan.
+        The process's exit status: 1 if the tables don't fit.
     """
     try:
         made = _plan(args)
+    except TablesDontFit as error:
+        return fail(error, FAILED)
+    except (TypeError, ValueError) as error:
+        return fail(error, WRONG)
+    try:
         if args.output is not None:
             args.output.write_text(made.to_json() + "\n", "utf-8")
         if args.html is not None:
             args.html.write_text(html_report(made), "utf-8")
-    except (OSError, TypeError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(made)
-    return 0
+    except OSError as error:
+        return fail(error, FAILED)
+    print(made.to_json() if args.json else made)
+    return FINE
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    path = pathlib.Path(args.config)
-    try:
-        text = path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"'{path}' is not a file of text: {error}.") from None
-    config = strict_json.loads(text, _Config, "config")
-    tables = {table.name: table.config() for table in config.tables}
+    model = model_file.read(args.config)
     return plan(
-        {
-            f.name: FeatureConfig(f.name, tables[f.table])
-            for f in config.features
-        },
-        {f.name: f.hotness for f in config.features},
+        model.feature_config(),
+        {f.name: f.hotness for f in model.features},
         replicas=args.replicas,
         memory_per_replica=args.memory,
         topology=args.topology,
-        optimizer=config.optimizer,
-        batch_size=config.batch_size,
-        zipf_exponent=config.zipf_exponent,
-        communication_dtype=config.communication_dtype,
+        optimizer=model.optimizer,
+        batch_size=model.batch_size,
+        zipf_exponent=model.zipf_exponent,
+        communication_dtype=model.communication_dtype,
     )

@@ -139,7 +139,7 @@ def plan(
     if found.excess:
         found = search.move_owners(search.best_from_tightest())
     if found.excess:
-        raise ValueError(does_not_fit(search))
+        raise does_not_fit(search)
     others = _alternatives(search)
     fitting = filter(search.fits, others.values())
     found = min([found, *fitting], key=lambda each: each.key)

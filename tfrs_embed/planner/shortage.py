@@ -9,14 +9,18 @@ from tfrs_embed.planner.search import Search
 from tfrs_embed.text_table import format_bytes
 
 
-def does_not_fit(search: Search) -> str:
+class TablesDontFit(ValueError):
+    """The tables don't fit; the text says by how much, and what would."""
+
+
+def does_not_fit(search: Search) -> TablesDontFit:
     """Says by how much the tables don't fit, and what would.
 
     Args:
         search: a search that found nothing.
 
     Returns:
-        The message of an error.
+        The error.
     """
     limit = search.limit
     assert limit is not None
@@ -33,8 +37,10 @@ def does_not_fit(search: Search) -> str:
     )
     replicas = _enough_replicas(search.demands, limit)
     if replicas is not None:
-        return f"{message}, or {replicas:,} replicas, sharded by row."
-    return (
+        return TablesDontFit(
+            f"{message}, or {replicas:,} replicas, sharded by row."
+        )
+    return TablesDontFit(
         f"{message}; no number of replicas would, as some tables can't be "
         "spread any further."
     )

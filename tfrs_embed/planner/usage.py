@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.planner.batches import Bags
@@ -23,6 +24,8 @@ from tfrs_embed.planner.traffic import bag_size
 # bins, each this much longer than the one before.
 _HEAD = 4096
 _BIN = 1.01
+# The part of a circle that keeps neighbours apart.
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +114,6 @@ def zipf_unique(
 ) -> tuple[float, float]:
     """The number of unique ids among independent draws of a Zipf law.
 
-    Probabilities of the first 4,096 ids are exact, those of the rest integrated
-    over bins that grow by a hundredth.
-
     Args:
         rows: the table's rows.
         exponent: the law's exponent; 0: all ids are equally frequent.
@@ -122,6 +122,58 @@ def zipf_unique(
 
     Returns:
         The number's mean and variance.
+    """
+    p, counts = _zipf_law(rows, exponent)
+    with np.errstate(divide="ignore"):
+        absent = np.exp(draws * np.log1p(-p))
+    if head is not None:
+        counts = np.clip(head - (np.cumsum(counts) - counts), 0, counts)
+        rows = head
+    mean = float((counts * (1.0 - absent)).sum())
+    variance = float((counts * absent * (1.0 - absent)).sum())
+    # Rounding must not give fewer than one draw does.
+    return min(max(mean, min(draws, 1.0)), float(rows), draws), variance
+
+
+def zipf_draws(
+    rows: int, exponent: float, draws: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Independent draws of a Zipf law, whose frequent ids are anywhere.
+
+    Args:
+        rows: the table's rows.
+        exponent: the law's exponent; 0: all ids are equally frequent.
+        draws: the number of draws.
+        generator: of random numbers.
+
+    Returns:
+        The ids, [draws].
+    """
+    p, counts = _zipf_law(rows, exponent)
+    upper = np.cumsum(p * counts)
+    picked = np.searchsorted(
+        upper, generator.random(draws) * upper[-1], side="right"
+    )
+    picked = np.minimum(picked, len(counts) - 1)
+    size = counts.astype(np.int64)
+    start = np.cumsum(size) - size
+    ranks = start[picked] + generator.integers(size[picked])
+    # A permutation: neighbours in rank are far apart, as after hashing.
+    step = max(1, round(rows * _GOLDEN))
+    while math.gcd(step, rows) > 1:
+        step += 1
+    if rows < 2**31:
+        return ranks * step % rows
+    return np.asarray(ranks.astype(object) * step % rows, np.int64)
+
+
+def _zipf_law(
+    rows: int, exponent: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Probabilities of ids, and how many ids have each, by falling frequency.
+
+    Those of the first 4,096 ids are exact, those of the rest integrated over
+    bins that grow by a hundredth.
     """
     first = np.arange(1, min(rows, _HEAD) + 1, dtype=np.float64)
     weights, counts = first**-exponent, np.ones_like(first)
@@ -139,16 +191,7 @@ def zipf_unique(
         )
         weights = np.concatenate([weights, integral / size])
         counts = np.concatenate([counts, size])
-    p = np.minimum(weights / (weights * counts).sum(), 1.0)
-    with np.errstate(divide="ignore"):
-        absent = np.exp(draws * np.log1p(-p))
-    if head is not None:
-        counts = np.clip(head - (np.cumsum(counts) - counts), 0, counts)
-        rows = head
-    mean = float((counts * (1.0 - absent)).sum())
-    variance = float((counts * absent * (1.0 - absent)).sum())
-    # Rounding must not give fewer than one draw does.
-    return min(max(mean, min(draws, 1.0)), float(rows), draws), variance
+    return np.minimum(weights / (weights * counts).sum(), 1.0), counts
 
 
 def expected_usage(

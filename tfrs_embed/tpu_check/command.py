@@ -1,8 +1,10 @@
-"""The command line: `python -m tfrs_embed tpu-check`."""
+"""The command line: `tfrs-embed tpu-check`."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import pathlib
 import runpy
 import sys
@@ -10,23 +12,35 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfrs_embed.command_line import (
+    FAILED,
+    FINE,
+    WRONG,
+    InputError,
+    add_command,
+    fail,
+)
 from tfrs_embed.tpu_check.checking import check
 from tfrs_embed.tpu_check.compiling import Compiler
 from tfrs_embed.tpu_check.errors import CheckError
+from tfrs_embed.tpu_check.report import Report
 from tfrs_embed.tpu_check.slices import Slice
 
 
 def add_parser(commands: Any) -> None:
     """Adds the command to a parser's commands."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "tpu-check",
-        help="check a training script's TPU programs without a TPU",
-        description="Runs a script that trains on TPUs, up to the second call "
+        "check a training script's TPU programs without a TPU",
+        "Runs a script that trains on TPUs, up to the second call "
         "of a function that runs there, on a machine without any. TensorFlow "
         "traces and lowers its programs for the slice, and libtpu, where it is "
         "installed, compiles them. The script finds the slice as usual, with "
         "tf.distribute.cluster_resolver.TPUClusterResolver. Its own arguments "
-        "come last, behind --.",
+        "come last, behind --. The exit status is 1 if a program was refused, "
+        "or the script failed.",
+        "tfrs-embed tpu-check train.py --topology v5p-8 -- --epochs 3",
     )
     parser.add_argument(
         "program",
@@ -52,7 +66,10 @@ def add_parser(commands: Any) -> None:
         metavar="FOLDER",
         help="where to write the programs' texts",
     )
-    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON instead of text"
+    )
+    parser.set_defaults(run=run, arguments=[])
 
 
 def _slice(name: str) -> Slice:
@@ -79,15 +96,50 @@ def run(args: argparse.Namespace) -> int:
             compiler=compiler,
             output=args.output,
         )
-    except (CheckError, OSError) as error:
+    except InputError as error:
+        return fail(error, WRONG)
+    except CheckError as error:
+        # Below the reason there may be a list of places in the code.
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return FAILED
+    except OSError as error:
+        return fail(error, FAILED)
     except Exception:
         traceback.print_exc()
-        print(f"error: {args.program} failed; see above", file=sys.stderr)
-        return 1
-    print(report)
-    return 1 if report.refused else 0
+        return fail(f"{args.program} failed; see above", FAILED)
+    print(json.dumps(_as_json(report), indent=2) if args.json else report)
+    return FAILED if report.refused else FINE
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    """The report without the programs' texts, which --output writes."""
+    return {
+        "slice": report.slice.name,
+        "tensorflow": report.tensorflow,
+        "compiler": report.compiler,
+        "not_compiled": report.not_compiled,
+        "ended": report.ended,
+        "ended_by": report.ended_by,
+        "functions": [
+            {
+                "name": function.name,
+                "host_operations": function.host_operations,
+                "programs": [
+                    {
+                        "name": checked.program.name,
+                        "argument_bytes": checked.program.argument_bytes,
+                        "buffer_bytes": checked.program.buffer_bytes,
+                        "unknown_shapes": checked.program.unknown_shapes,
+                        "collectives": checked.program.collectives,
+                        "compiled": checked.compiled
+                        and dataclasses.asdict(checked.compiled),
+                    }
+                    for checked in function.programs
+                ],
+            }
+            for function in report.functions
+        ],
+    }
 
 
 def _program(program: str, arguments: Sequence[str]) -> Callable[[Any], Any]:
@@ -96,7 +148,7 @@ def _program(program: str, arguments: Sequence[str]) -> Callable[[Any], Any]:
     if not path.endswith(".py"):
         path, name = program, ""
     if not pathlib.Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path!r}")
+        raise InputError(f"there is no file {path!r}")
     folder = str(pathlib.Path(path).resolve().parent)
 
     def call(strategy: Any) -> None:
@@ -109,7 +161,7 @@ def _program(program: str, arguments: Sequence[str]) -> Callable[[Any], Any]:
                 return
             module = runpy.run_path(path, run_name="tpu_check")
             if not callable(module.get(name)):
-                raise CheckError(f"{path} has no function {name!r}")
+                raise InputError(f"{path} has no function {name!r}")
             module[name](strategy)
         finally:
             sys.argv[:], sys.path[:] = before

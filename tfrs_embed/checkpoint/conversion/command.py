@@ -1,4 +1,7 @@
-"""The command line: `python -m tfrs_embed.checkpoint`."""
+"""The command line: `tfrs-embed checkpoint`.
+
+`python -m tfrs_embed.checkpoint` is another name of it.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,23 @@ from tfrs_embed.checkpoint.conversion import convert, paths, reading
 from tfrs_embed.checkpoint.conversion.contents import Contents, Table
 from tfrs_embed.checkpoint.conversion.progress import Progress
 from tfrs_embed.checkpoint.conversion.statistics import Statistics, measure
+from tfrs_embed.command_line import (
+    EXIT_STATUS,
+    FINE,
+    INTERRUPTED,
+    WRONG,
+    InputError,
+    add_command,
+    fail,
+)
 from tfrs_embed.text_table import format_bytes, text_table
 
+_DESCRIPTION = (
+    "Looks into checkpoints of embedding tables: of this package, of "
+    "TensorFlow's TPU embeddings (TensorFlow Recommenders' too), of keras_rs, "
+    "and files of SparseOperationKit."
+)
 _MOST_OTHERS = 20
-# A shell's exit status of a command that SIGINT ended.
-_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,39 +47,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The process's exit status.
     """
-    args = _parser().parse_args(arguments)
-    try:
-        args.run(args)
-    except tf.errors.OpError as error:
-        return _fail(error.message)
-    except (OSError, ValueError) as error:
-        return _fail(str(error))
-    except MemoryError as error:
-        return _fail(f"Not enough memory to read '{args.source}': {error}")
-    except KeyboardInterrupt:
-        _fail("interrupted.")
-        return _INTERRUPTED
-    return 0
-
-
-def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 1
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tfrs_embed.checkpoint",
-        description="Looks into checkpoints of embedding tables: of this "
-        "package, of TensorFlow's TPU embeddings (TensorFlow Recommenders' "
-        "too), of keras_rs, and files of SparseOperationKit.",
+        description=f"{_DESCRIPTION} It is tfrs-embed checkpoint.",
+        epilog=EXIT_STATUS,
     )
+    _add_actions(parser)
+    args = parser.parse_args(arguments)
+    return int(args.run(args))
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to a parser's commands.
+
+    Args:
+        commands: what `add_subparsers` returned.
+    """
+    _add_actions(
+        add_command(
+            commands,
+            "checkpoint",
+            "show what a checkpoint holds, and convert others'",
+            _DESCRIPTION,
+            "tfrs-embed checkpoint inspect checkpoints/",
+        )
+    )
+
+
+def _ending(
+    work: Callable[[argparse.Namespace], None],
+) -> Callable[[argparse.Namespace], int]:
+    """What does the work, and returns the process's exit status."""
+
+    def run(args: argparse.Namespace) -> int:
+        try:
+            work(args)
+        except tf.errors.OpError as error:
+            return fail(error.message)
+        except InputError as error:
+            return fail(error, WRONG)
+        except (OSError, ValueError) as error:
+            return fail(error)
+        except MemoryError as error:
+            return fail(f"Not enough memory to read '{args.source}': {error}")
+        except KeyboardInterrupt:
+            return fail("interrupted.", INTERRUPTED)
+        return FINE
+
+    return run
+
+
+def _add_actions(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    inspect = commands.add_parser(
+    inspect = add_command(
+        commands,
         "inspect",
-        help="show tables, slots, sizes and norms",
-        description="Shows a checkpoint's tables, with norms and with counts "
-        "of what should not be there. It reads all values, some MiB at a time.",
+        "show tables, slots, sizes and norms",
+        "Shows a checkpoint's tables, with norms and with counts of what "
+        "should not be there. It reads all values, some MiB at a time. The "
+        "exit status is 1 if a file is damaged.",
+        "tfrs-embed checkpoint inspect checkpoints/ckpt-10 --json",
     )
     inspect.add_argument(
         "source",
@@ -75,12 +117,14 @@ def _parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="print JSON instead of tables"
     )
     _add_dim(inspect)
-    inspect.set_defaults(run=_inspect)
-    converts = commands.add_parser(
+    inspect.set_defaults(run=_ending(_inspect))
+    converts = add_command(
+        commands,
         "convert",
-        help="write another checkpoint's tables as one of this package's",
-        description="Writes a checkpoint that this package's layers restore, "
-        "tables and slots by name. What is not taken over is said on stderr.",
+        "write another checkpoint's tables as one of this package's",
+        "Writes a checkpoint that this package's layers restore, tables and "
+        "slots by name. What is not taken over is said on stderr.",
+        "tfrs-embed checkpoint convert old/ckpt-10 new/ckpt --layer embedding",
     )
     converts.add_argument(
         "source",
@@ -122,8 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the number of updates made, where the source doesn't tell it",
     )
     _add_dim(converts)
-    converts.set_defaults(run=_convert)
-    return parser
+    converts.set_defaults(run=_ending(_convert))
 
 
 def _add_dim(parser: argparse.ArgumentParser) -> None:
@@ -275,7 +318,7 @@ def _convert(args: argparse.Namespace) -> None:
         convert.check_new_folder(destination)
     contents = reading.read(args.source, args.dim)
     if not contents.tables:
-        raise ValueError(
+        raise InputError(
             f"'{contents.path}' has no tables of this package, of TensorFlow's "
             "TPU embeddings, of keras_rs, or of SOK."
         )
@@ -288,7 +331,7 @@ def _convert(args: argparse.Namespace) -> None:
     if args.to == "checkpoint":
         contents = convert.with_steps(contents, args.step)
     elif args.step is not None:
-        raise ValueError("--step: SOK's files have none.")
+        raise InputError("--step: SOK's files have none.")
     else:
         contents = convert.as_float32(contents)
     total = sum(
@@ -318,7 +361,7 @@ def _layers(
             for table in contents.tables
         }
         if len(layers) > 1:
-            raise ValueError(
+            raise InputError(
                 f"--layer {given[0]}: there are the layers {sorted(layers)}. "
                 "Say which one: --layer OLD=NEW, once for each."
             )
@@ -329,7 +372,7 @@ def _layers(
 def _pair(text: str, option: str) -> tuple[str, str]:
     old, equals, new = text.partition("=")
     if not equals:
-        raise ValueError(f"{option} must be OLD=NEW, got '{text}'.")
+        raise InputError(f"{option} must be OLD=NEW, got '{text}'.")
     return old, new
 
 

@@ -25,6 +25,7 @@ from tfrs_embed.checkpoint.conversion.contents import (
 from tfrs_embed.checkpoint.conversion.objects import unescape
 from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.command_line import InputError
 
 #: Formats that can be written: this package's checkpoints, or files as
 #: `sok.dump` or `sok.Saver` writes them.
@@ -56,7 +57,7 @@ def rename(
     found = list(contents.tables)
     if by_id:
         if all(table.keys is None for table in found):
-            raise ValueError(f"'{contents.path}' has no tables of keys.")
+            raise InputError(f"'{contents.path}' has no tables of keys.")
         found = [_by_id(table) for table in found]
     _check_known("layer", layers, {table.layer for table in found})
     _check_known("table", tables, {table.name for table in found if table.name})
@@ -69,7 +70,7 @@ def rename(
         )
         place = new.layer, new.name
         if place in renamed:
-            raise ValueError(f"Two tables would become '{new.path}'.")
+            raise InputError(f"Two tables would become '{new.path}'.")
         check_shapes(new)
         renamed[place] = new
     steps = {
@@ -83,7 +84,7 @@ def rename(
 def _check_known(what: str, names: Mapping[str, str], known: set[str]) -> None:
     for name in names:
         if name not in known:
-            raise ValueError(
+            raise InputError(
                 f"There is no {what} '{name}', but {sorted(known)}."
             )
 
@@ -93,7 +94,7 @@ def _by_id(table: Table) -> Table:
         return table
     keys = table.keys()
     if not np.array_equal(keys, np.arange(len(keys))):
-        raise ValueError(
+        raise InputError(
             f"The keys of '{table.path}' are not the ids 0 to {len(keys) - 1} "
             f"in their order: the first is {keys[0]}, the last {keys[-1]}."
         )
@@ -112,11 +113,11 @@ def with_steps(contents: Contents, step: int | None) -> Contents:
         The same with a step for each layer.
 
     Raises:
-        ValueError: a step was given, but all layers' are known.
+        InputError: a step was given, but all layers' are known.
     """
     unknown = {t.layer for t in contents.tables} - contents.steps.keys()
     if step is not None and not unknown:
-        raise ValueError(
+        raise InputError(
             f"'{contents.path}' has the layers' steps: {dict(contents.steps)}."
         )
     notes = [
@@ -173,7 +174,7 @@ def write_checkpoint(
     paths.check_new_checkpoint(path)
     for table in contents.tables:
         if not table.shape[1]:
-            raise ValueError(
+            raise InputError(
                 f"'{table.path}' has no rows, which would tell how wide they "
                 "are: say --dim."
             )
@@ -213,7 +214,7 @@ def write_sok(
         What such files can't have.
 
     Raises:
-        ValueError: there is something already.
+        InputError: there is something already.
     """
     check_new_folder(path)
     left = [f"the step of '{layer}'" for layer in contents.steps]
@@ -227,7 +228,7 @@ def write_sok(
             if len(os.listdir(files)) - len(before) != len(
                 table.columns
             ) + 1 - len(slots):
-                raise ValueError(
+                raise InputError(
                     f"'{table.path}' and another table would have files of one "
                     "name."
                 )
@@ -239,11 +240,11 @@ def check_new_folder(path: str) -> None:
     """Checks that a folder of SOK's files can be written to a path.
 
     Raises:
-        ValueError: there is something already, or it is not local.
+        InputError: there is something already, or it is not local.
     """
     paths.check_local(path)
     if os.path.exists(path):
-        raise ValueError(f"There is '{path}' already.")
+        raise InputError(f"There is '{path}' already.")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,8 @@ import re
 
 import tensorflow as tf
 
+from tfrs_embed.command_line import InputError
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _FILE = "file:"
 
@@ -22,14 +24,14 @@ def resolve(path: str, what: str) -> str:
         A path that TensorFlow reads and writes; local ones have no scheme.
 
     Raises:
-        ValueError: it is empty, or TensorFlow has no such file system.
+        InputError: it is empty, or TensorFlow has no such file system.
     """
     if not path:
-        raise ValueError(f"The {what} is empty: it must be a path.")
+        raise InputError(f"The {what} is empty: it must be a path.")
     if path.lower().startswith(_FILE):
         local = path[len(_FILE) :].removeprefix("//")
         if not local.startswith("/"):
-            raise ValueError(
+            raise InputError(
                 f"'{path}' is no path that begins with file:///, nor a local "
                 "one."
             )
@@ -37,7 +39,7 @@ def resolve(path: str, what: str) -> str:
     scheme = scheme_of(path)
     known = {_as_text(s) for s in tf.io.gfile.get_registered_schemes()}
     if scheme and scheme not in known:
-        raise ValueError(
+        raise InputError(
             f"'{path}': TensorFlow has no file system '{scheme}' here, only "
             f"{sorted(known - {''})}. Copy the files, or mount it."
         )
@@ -54,10 +56,10 @@ def check_local(path: str) -> None:
     """Checks that a path that SOK's files have, or will have, is local.
 
     Raises:
-        ValueError: it is not.
+        InputError: it is not.
     """
     if scheme := scheme_of(path):
-        raise ValueError(
+        raise InputError(
             f"'{path}': SOK's files are read and written on local file systems "
             f"only, not on '{scheme}'. Copy them."
         )
@@ -70,17 +72,17 @@ def check_new_checkpoint(path: str) -> None:
         path: the path, as `resolve` returns it.
 
     Raises:
-        ValueError: it is that of a folder, or of a checkpoint.
+        InputError: it is that of a folder, or of a checkpoint.
         tf.errors.OpError: it can't be looked at.
     """
     within = path[_end_of_root(path) :]
     if not os.path.basename(within) or tf.io.gfile.isdir(path):
-        raise ValueError(
+        raise InputError(
             f"'{path}' is a folder: give the checkpoint a name in it, as in "
             f"'{path.rstrip('/')}/ckpt'."
         )
     if tf.io.gfile.exists(f"{path}.index"):
-        raise ValueError(f"There is a checkpoint '{path}' already.")
+        raise InputError(f"There is a checkpoint '{path}' already.")
 
 
 def _end_of_root(path: str) -> int:

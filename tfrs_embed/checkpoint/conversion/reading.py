@@ -23,6 +23,7 @@ from tfrs_embed.checkpoint.conversion.objects import (
     Objects,
     variables,
 )
+from tfrs_embed.command_line import InputError
 
 
 def read(path: str, dim: int | None = None) -> Contents:
@@ -34,8 +35,8 @@ def read(path: str, dim: int | None = None) -> Contents:
         dim: the width of the rows in SOK 1's files, which don't tell it.
 
     Raises:
-        ValueError: there is no checkpoint, or what it holds doesn't fit
-            together.
+        InputError: there is no checkpoint, or it needs no dim.
+        ValueError: what it holds doesn't fit together.
         tf.errors.OpError: it is damaged.
     """
     path = paths.resolve(path, "source")
@@ -43,7 +44,7 @@ def read(path: str, dim: int | None = None) -> Contents:
         paths.check_local(path)
         return sok.read(path, dim)
     if dim is not None:
-        raise ValueError(
+        raise InputError(
             f"'{path}' is no folder of SOK's files: no dim needed."
         )
     if keras_files.is_file(path):
@@ -90,7 +91,7 @@ def _prefix(path: str) -> str:
     if tf.io.gfile.exists(f"{prefix}.index"):
         return prefix
     if not tf.io.gfile.isdir(path):
-        raise ValueError(
+        raise InputError(
             f"There is no checkpoint '{path}': neither '{path}.index' nor a "
             "folder."
         )
@@ -104,7 +105,7 @@ def _prefix(path: str) -> str:
     if latest is None:
         found = sorted(tf.io.gfile.glob(os.path.join(path, "*.index")))
         if len(found) != 1:
-            raise ValueError(
+            raise InputError(
                 f"The folder '{path}' doesn't say which checkpoint is its "
                 f"latest, and has {len(found) or 'none'} of TensorFlow's, nor "
                 "SOK's files."

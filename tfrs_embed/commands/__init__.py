@@ -1,0 +1,1 @@
+"""Commands of `tfrs-embed` that belong to no other package."""
