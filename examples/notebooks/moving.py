@@ -86,7 +86,7 @@ def rmse(predicted: np.ndarray) -> float:
 
 mean_rating = float(np.mean(movielens.scale(data.train.rating)))
 results = {"mean rating": rmse(np.full(len(truth), mean_rating))}
-results
+print(f"RMSE of the mean rating: {results['mean rating']:.4f}")
 
 # %% [markdown]
 # ## 1. From TFRS's TPUEmbedding

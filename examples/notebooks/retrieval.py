@@ -255,8 +255,9 @@ for movie in ranked[USER, :12]:
 # %% [markdown]
 # ## What it knows of movies
 #
-# Nobody told the model what movies are alike. The nearest ones, by the cosine
-# of their vectors, of those with 50 ratings or more:
+# The model was told a movie's year and genres, but not which movies are alike.
+# The nearest ones, by the cosine of their vectors, of those with 50 ratings or
+# more:
 
 # %%
 vectors = model.movie_tower(all_movies).numpy()
@@ -277,10 +278,10 @@ directions = np.linalg.svd(centred, full_matrices=False)[2]
 x, y = (centred @ directions[:2].T).T
 figure, axes = plt.subplots(figsize=(6, 4.5))
 for genre in ("Action", "Animation", "Comedy", "Drama", "Horror"):
-    here_ = main_genre[known] == genre
-    axes.scatter(x[here_], y[here_], s=14, label=genre, alpha=0.7)
+    among = main_genre[known] == genre
+    axes.scatter(x[among], y[among], s=14, label=genre, alpha=0.7)
 axes.set(xticks=[], yticks=[], title="Movies by their vectors")
-axes.legend(loc="best", fontsize="small")
+axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
 figure.tight_layout()
 
 # %% [markdown]

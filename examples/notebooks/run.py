@@ -86,6 +86,7 @@ def execute(path: pathlib.Path, limit: float, html: bool) -> str:
         ValueError: it asserts nothing.
         nbclient.exceptions.CellTimeoutError: it took longer.
         nbclient.exceptions.CellExecutionError: a cell raised.
+        nbclient.exceptions.DeadKernelError: its process ended.
     """
     notebook = jupytext.read(path)
     check_end(notebook)
@@ -130,7 +131,11 @@ def main() -> None:
         start = time.monotonic()
         try:
             result = execute(notebooks[name], flags.limit, flags.html)
-        except (ValueError, nbclient.exceptions.CellControlSignal) as error:
+        except (
+            ValueError,
+            nbclient.exceptions.CellControlSignal,
+            nbclient.exceptions.DeadKernelError,
+        ) as error:
             failed.append(name)
             result = f"FAILED: {error}"
         seconds = time.monotonic() - start

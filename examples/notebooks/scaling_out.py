@@ -41,7 +41,7 @@ import matplotlib.pyplot as plt
 import movielens
 import numpy as np
 import tensorflow as tf
-from IPython.display import Code, display
+from IPython.display import Markdown
 
 import tfrs_embed
 from tfrs_embed.testing import LocalCluster
@@ -59,7 +59,7 @@ plt.rcParams.update({"figure.figsize": (6, 3.4), "figure.dpi": 100})
 # knows of workers: the layer asks the strategy in whose scope it is made.
 
 # %%
-display(Code(inspect.getsource(pair_model.make), language="python"))
+Markdown(f"```python\n{inspect.getsource(pair_model.make)}```")
 
 # %% [markdown]
 # ## The workers
@@ -70,7 +70,7 @@ display(Code(inspect.getsource(pair_model.make), language="python"))
 # notebook starts two processes of a program, `worker.py`:
 
 # %%
-display(Code((NOTEBOOKS / "worker.py").read_text("utf-8"), language="python"))
+Markdown(f"```python\n{(NOTEBOOKS / 'worker.py').read_text('utf-8')}```")
 
 # %% [markdown]
 # `LocalCluster` starts them, each with a `TF_CONFIG` of its own: the addresses

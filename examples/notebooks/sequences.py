@@ -161,7 +161,7 @@ axes.plot(range(1, EPOCHS + 1), losses, "o-", label="GRU")
 axes.axhline(
     np.log(movies - 1), color="grey", linestyle=":", label="any movie alike"
 )
-axes.set(xlabel="epoch", ylabel="cross-entropy")
+axes.set(xlabel="epoch", ylabel="cross-entropy", xticks=range(1, EPOCHS + 1))
 axes.legend()
 figure.tight_layout()
 

@@ -42,6 +42,8 @@ import tf_keras
 import tfrs_embed
 from tfrs_embed import sparsecore, testing
 
+# The slice is emulated by a MirroredStrategy, which logs each of its sums.
+tf.get_logger().setLevel("ERROR")
 plt.rcParams.update({"figure.figsize": (6, 3.4), "figure.dpi": 100})
 
 # %% [markdown]
@@ -292,9 +294,10 @@ figure.tight_layout()
 # %% [markdown]
 # ## On a real TPU
 #
-# Two lines change: the slice comes from
+# Two things change: the slice comes from
 # `tf.distribute.cluster_resolver.TPUClusterResolver`, and `tensorflow-tpu` is
-# installed in place of `tensorflow`. `examples/tpu_ranking.py` has both.
+# installed in place of `tensorflow`. `examples/tpu_ranking.py` takes either
+# slice.
 #
 # ## The result
 
