@@ -139,7 +139,9 @@ def main() -> None:
             failed.append(name)
             result = f"FAILED: {error}"
         seconds = time.monotonic() - start
-        print(f"{name}: {seconds:.0f} s: {result}", flush=True)
+        print(
+            f"{name}: {seconds:.0f} of {flags.limit:g} s: {result}", flush=True
+        )
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

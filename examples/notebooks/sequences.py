@@ -101,10 +101,10 @@ def sequence_layer() -> tfrs_embed.PartialTPUEmbedding:
 
 
 ids = tf.ragged.constant([[7, 50, 181], [98], []], dtype=tf.int64)
-vectors = sequence_layer()(ids)
-print("vectors:", vectors.shape)
+layer = sequence_layer()
+print("vectors:", layer(ids).shape)
 print("mask, first 6 of", LENGTH)
-print(vectors._keras_mask.numpy()[:, :6].astype(int))
+print(layer.compute_mask(ids).numpy()[:, :6].astype(int))
 
 # %% [markdown]
 # ## Examples for training

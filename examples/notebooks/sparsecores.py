@@ -170,11 +170,12 @@ axes.legend()
 figure.tight_layout()
 
 # %% [markdown]
-# ## What happens without
+# ## The model
 #
-# The emulated slice refuses what a real one refuses: a batch that needs more
-# than the limits, here of 64, is an error that names the table and both
-# numbers. It comes before anything is trained.
+# Under the slice's strategy the layer puts its large tables on the SparseCores.
+# Two things are particular to TPUs: `batch_size`, of one chip, since shapes are
+# fixed, and that ids stay on the host (`experimental_fetch_to_device=False`),
+# which sorts them into the buffers.
 
 # %%
 on_host = tf.distribute.InputOptions(experimental_fetch_to_device=False)
@@ -240,6 +241,14 @@ def compiled(
     return model
 
 
+# %% [markdown]
+# ## What happens without
+#
+# The emulated slice refuses what a real one refuses: a batch that needs more
+# than the limits, here of 64, is an error that names the table and both
+# numbers. It comes before anything is trained.
+
+# %%
 tight = tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(
     max_ids_per_table=dict.fromkeys(config.max_ids_per_table, 64),
     max_unique_ids_per_table=dict.fromkeys(config.max_unique_ids_per_table, 64),
@@ -251,8 +260,10 @@ try:
         distribute(data.train, seed=0), steps_per_epoch=20, verbose=0
     )
 except tf.errors.OpError as error:
-    refusal = next(line for line in error.message.splitlines() if "max" in line)
-print(refusal[:200])
+    refusal = next(
+        line for line in error.message.splitlines() if "max ids" in line
+    )
+print(refusal.split("Error: ")[-1])
 
 # %% [markdown]
 # ## Training with the limits computed

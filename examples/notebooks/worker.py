@@ -34,7 +34,7 @@ BATCH, EPOCHS = 1000, 2
 
 
 def main(folder: pathlib.Path) -> None:
-    """Trains, and writes the tables and what happened to `folder`."""
+    """Trains, and writes a checkpoint and a report to `folder`."""
     tf_keras.utils.set_random_seed(0)  # The same on all workers.
     data = movielens.load(movielens.find())
 
@@ -70,10 +70,12 @@ def main(folder: pathlib.Path) -> None:
     name = "model" if first else f"unused-{os.getpid()}"
     tf.train.Checkpoint(model=model).write(str(folder / name))
     if first:
-        layer = model.get_layer("vectors")
-        print(f"{strategy.num_replicas_in_sync} replicas")
-        print(layer.placement)
-        (folder / "history.json").write_text(json.dumps(history))
+        report = {
+            "replicas": strategy.num_replicas_in_sync,
+            "placement": str(model.get_layer("vectors").placement),
+            "history": history,
+        }
+        (folder / "report.json").write_text(json.dumps(report), "utf-8")
 
 
 if __name__ == "__main__":
