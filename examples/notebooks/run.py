@@ -28,6 +28,8 @@ OUTPUT = HERE / "executed"
 #: Files with jupytext's header are notebooks; this one is none.
 HEADER = "# ---\n# jupyter:\n"
 LIMIT = 180
+#: Read when tensorflow is imported; notebooks set it themselves.
+KERAS = "TF_USE_LEGACY_KERAS"
 #: Lines of TensorFlow's own log, most of them written before it reads how much
 #: it is to write.
 LOG = re.compile(
@@ -44,13 +46,16 @@ def find() -> dict[str, pathlib.Path]:
     }
 
 
-def check_end(notebook: nbformat.NotebookNode) -> None:
-    """Wants an assert in the last cell with code, so that results can fail.
+def check(notebook: nbformat.NotebookNode) -> None:
+    """Wants what every notebook has to have.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the first cell with code doesn't choose a Keras, or the last
+            one asserts nothing, so that no result could fail.
     """
     code = [c.source for c in notebook.cells if c.cell_type == "code"]
+    if KERAS not in code[0]:
+        raise ValueError(f"its first cell doesn't set {KERAS}.")
     if not any(
         isinstance(node, ast.Assert) for node in ast.walk(ast.parse(code[-1]))
     ):
@@ -83,13 +88,13 @@ def execute(path: pathlib.Path, limit: float, html: bool) -> str:
         The last line that it printed.
 
     Raises:
-        ValueError: it asserts nothing.
+        ValueError: it lacks something; see `check`.
         nbclient.exceptions.CellTimeoutError: it took longer.
         nbclient.exceptions.CellExecutionError: a cell raised.
         nbclient.exceptions.DeadKernelError: its process ended.
     """
     notebook = jupytext.read(path)
-    check_end(notebook)
+    check(notebook)
     end = time.monotonic() + limit
     client = nbclient.NotebookClient(
         notebook,
@@ -122,8 +127,8 @@ def main() -> None:
     """Executes all, even after a failure, and reports each."""
     notebooks = find()
     flags = parse_flags(list(notebooks))
-    # Notebooks choose their Keras themselves, in their first cell.
-    os.environ.pop("TF_USE_LEGACY_KERAS", None)
+    # Else a notebook that forgets it would work here, and nowhere else.
+    os.environ.pop(KERAS, None)
     # The kernel of this Python, not one that the user has installed.
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     failed = []
