@@ -17,6 +17,7 @@ export TF_USE_LEGACY_KERAS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu streaming serve test docs
+.PHONY: notebooks
 .PHONY: nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
 .PHONY: bazel clean
 
@@ -60,6 +61,11 @@ kernels: $(VENV)/.installed-test ## Compile the CPU kernels, or say why not
 demo: $(VENV)/.ready-examples $(VENV)/.movielens ## Train on MovieLens-100K
 	TF_USE_LEGACY_KERAS=$(if $(filter 3,$(KERAS)),0,1) \
 		$(RUN) examples/movielens_ranking.py $(ARGS)
+
+# ARGS="retrieval" for one; ARGS=--html for pages beside the .ipynb files.
+notebooks: $(VENV)/.ready-notebooks $(VENV)/.movielens
+notebooks: ## Execute the notebooks; examples/notebooks/executed has the outputs
+	$(RUN) examples/notebooks/run.py $(ARGS)
 
 # ARGS="--strategy mirrored:2" and other flags.
 distributed: $(VENV)/.ready-examples $(VENV)/.movielens
@@ -237,7 +243,7 @@ bazel: $(VENV)/.installed-test ## Build and test with Bazel, in .venv
 
 clean: ## Remove what these targets made, .venv too
 	rm -rf $(VENV) $(BENCH_VENV) $(TPU_VENV) $(COMPILER_VENV) $(OLDEST_VENV) .build dist site
-	rm -rf *.egg-info $(TIERS)
+	rm -rf *.egg-info $(TIERS) examples/notebooks/executed
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f tfrs_embed/kernels/*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +

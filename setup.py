@@ -26,6 +26,16 @@ EXTRAS = {
         "tensorflow-recommenders",
     ],
     "examples": ["matplotlib", "tensorflow-recommenders"],
+    "notebooks": [
+        "ipykernel",
+        "jupytext",
+        "keras-rs; python_version >= '3.11'",  # As above.
+        "matplotlib",
+        "nbclient",
+        "nbconvert",
+        "nbformat",
+        "tensorflow-recommenders",
+    ],
     # Pinned: a new release of any may find fault with unchanged code.
     "lint": ["import-linter==2.16", "mypy==2.4.1", "ruff==0.17.5"],
     # mkdocstrings has ruff format signatures.
