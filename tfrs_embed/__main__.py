@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from tfrs_embed.planner import command as plan
+from tfrs_embed.report import command as report
 from tfrs_embed.tpu_check import command as tpu_check
 
 
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     plan.add_parser(commands)
+    report.add_parser(commands)
     tpu_check.add_parser(commands)
     given = list(sys.argv[1:] if arguments is None else arguments)
     # The rest are the checked script's own arguments.

@@ -8,8 +8,8 @@ import pathlib
 import sys
 from typing import Any
 
+from tfrs_embed import strict_json
 from tfrs_embed.configs import FeatureConfig, TableConfig
-from tfrs_embed.planner import strict_json
 from tfrs_embed.planner.hardware import hardware, parse_bytes
 from tfrs_embed.planner.html_report import html_report
 from tfrs_embed.planner.planning import ZIPF_EXPONENT, plan
