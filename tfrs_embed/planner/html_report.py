@@ -27,7 +27,7 @@ _COLOURS = {
 _BARS = SERIES[0]
 _OTHERS = SERIES[7]
 _WIDTH = 480
-_LABELS = 150  # Room for the names to the left.
+_LABELS = 160  # Room for the names to the left.
 _LINE = 20
 
 
@@ -131,7 +131,7 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
 
 
 def _label(name: str) -> str:
-    return name if len(name) <= 20 else name[:19] + "…"
+    return name if len(name) <= 18 else name[:17] + "…"
 
 
 def _placement(tables: Sequence[TablePlan], replicas: int) -> str:
@@ -208,7 +208,7 @@ def _alternatives(plan: Plan) -> str:
     choices = [("this plan", plan.seconds, True)]
     choices += [(a.name, a.seconds, a.fits) for a in plan.alternatives]
     scale = max(seconds for _, seconds, _ in choices) or 1.0
-    room = _WIDTH - _LABELS - 140  # For the times to the right.
+    room = _WIDTH - _LABELS - 130  # For the times to the right.
     parts = []
     for i, (name, seconds, fits) in enumerate(choices):
         y = i * _LINE + 4

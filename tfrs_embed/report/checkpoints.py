@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tfrs_embed import html_parts
 from tfrs_embed.checkpoint.conversion import reading
 from tfrs_embed.checkpoint.conversion.contents import Contents
-from tfrs_embed.report import pictures, values
+from tfrs_embed.monitoring.reports import TOP
+from tfrs_embed.report import frequencies, pictures, values
+from tfrs_embed.report.hot_rows import hot_rows
 from tfrs_embed.report.measured import MeasuredTable, measure_tables
 from tfrs_embed.report.page import Part, Section
 from tfrs_embed.text_table import format_bytes
@@ -17,6 +19,12 @@ from tfrs_embed.text_table import format_bytes
 _NONE = (
     "has no tables of this package, of TensorFlow's TPU embeddings, of "
     "keras_rs, or of SOK."
+)
+
+
+_COUNTED = (
+    "Shares of the lookups of keys with rows that go to those looked up most, "
+    "by the table's own counters."
 )
 
 
@@ -81,6 +89,9 @@ def checkpoints(paths: Sequence[str]) -> Part:
     sections = [values.sizes(last.tables), values.norms(last.tables)]
     if len(run) > 1:
         sections.append(_growth(run))
+    curves = frequencies.curves(last.contents)
+    if curves:
+        sections.append(Section("Hot rows", _hot_rows(curves), _COUNTED))
     rest = values.others(last.contents)
     if rest is not None:
         sections.append(rest)
@@ -90,6 +101,17 @@ def checkpoints(paths: Sequence[str]) -> Part:
         (("written by", last.contents.format), *facts),
         tuple(sections),
         last.contents.notes,
+    )
+
+
+def _hot_rows(curves: Mapping[str, Mapping[float, float]]) -> str:
+    lines = [
+        (table, *(values.percent(share) for share in curve.values()))
+        for table, curve in curves.items()
+    ]
+    head = ("table", *(f"top {values.percent(each)}" for each in TOP))
+    return html_parts.pictures([hot_rows(curves)]) + html_parts.table(
+        head, lines, ("table",)
     )
 
 
@@ -133,8 +155,16 @@ def _growth(run: Sequence[_Measured]) -> Section:
         line("Rows that are zero", _zero_share, values.percent),
         line("Rows that were never updated", _untouched, values.percent),
     ]
-    head = ("checkpoint", "step", "tables", "rows", "size", "grown by")
-    head += ("zero rows", "never updated")
+    head = (
+        "checkpoint",
+        "step",
+        "tables",
+        "rows",
+        "size",
+        "grown by",
+        "zero rows",
+        "never updated",
+    )
     lines = []
     before: int | None = None
     for each in run:

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     """
     try:
         write(args.paths, args.output)
-    except ValueError as error:
+    except (FileNotFoundError, ValueError) as error:
         return _fail(str(error), _WRONG)
     except tf.errors.OpError as error:
         return _fail(error.message, _FAILED)

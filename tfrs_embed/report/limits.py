@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tfrs_embed import html_parts
 from tfrs_embed.report import pictures, values
 from tfrs_embed.report.page import Part, Section
@@ -44,8 +46,8 @@ def limits(path: str, text: str) -> Part:
     return Part("Limits", path, facts, sections, tuple(over))
 
 
-def _total(sizes: object) -> str:
-    return format_bytes(sum(sizes))  # type: ignore[call-overload]
+def _total(sizes: Iterable[int]) -> str:
+    return format_bytes(sum(sizes))
 
 
 def _loads(report: LimitsReport) -> Section:
@@ -80,8 +82,17 @@ def _loads(report: LimitsReport) -> Section:
             lambda v: f"{v:.2f}x",
         ),
     ]
-    head = ("stack", "max ids", "limit", "headroom", "max unique ids")
-    head += ("their limit", "their headroom", "fullest core", "load")
+    head = (
+        "stack",
+        "max ids",
+        "limit",
+        "headroom",
+        "max unique ids",
+        "their limit",
+        "their headroom",
+        "fullest core",
+        "load",
+    )
     lines = [
         (
             s.stack,
@@ -110,7 +121,7 @@ def _memory(report: LimitsReport) -> Section:
         report.stacks, key=lambda s: -(s.table_bytes + s.buffer_bytes)
     )
     picture = pictures.bars(
-        "Memory on each chip",
+        "Tables, slots and buffers",
         [s.stack for s in stacks],
         {
             "tables and slots": [s.table_bytes for s in stacks],
@@ -144,8 +155,16 @@ def _tables(report: LimitsReport) -> Section:
             lambda v: f"{v:.3g}%",
         ),
     ]
-    head = ("table", "rows", "dim", "ids", "unique ids", "rows looked up")
-    head += ("share of ids", "stack")
+    head = (
+        "table",
+        "rows",
+        "dim",
+        "ids",
+        "unique ids",
+        "rows looked up",
+        "share of ids",
+        "stack",
+    )
     lines = [
         (
             t.table,

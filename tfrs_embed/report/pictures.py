@@ -7,6 +7,7 @@ import math
 import re
 import threading
 import warnings
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -31,7 +32,7 @@ _VARIABLES = {
     _FAINT: "var(--line)",
     **dict(zip(_COLOURS, SERIES, strict=True)),
 }
-_SETTINGS = {
+_SETTINGS: Any = {
     "axes.edgecolor": _FAINT,
     "axes.labelcolor": _INK,
     "axes.spines.right": False,
@@ -41,6 +42,7 @@ _SETTINGS = {
     "grid.color": _FAINT,
     "grid.linewidth": 0.5,
     "svg.fonttype": "none",  # The page's own font.
+    "svg.hashsalt": "report",  # Ids are the same each time.
     "text.color": _INK,
     "text.parse_math": False,  # Names may have dollars.
     "xtick.color": _FAINT,
@@ -207,7 +209,7 @@ def _for_page(svg: str, label: str) -> str:
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.S)
     # Ids are the page's, which has other pictures.
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
-    mark = f"{abs(hash_of(svg)):x}"
+    mark = f"{_hash(label + svg):x}"
     svg = re.sub(
         r' id="([^"]*)"',
         lambda found: f' id="{mark}-{found[1]}"' if found[1] in used else "",
@@ -232,13 +234,12 @@ def _for_page(svg: str, label: str) -> str:
     return svg
 
 
-def hash_of(text: str) -> int:
+def _hash(text: str) -> int:
     """A number that is the same in each process, for a text."""
-    import zlib
-
     return zlib.crc32(text.encode("utf-8", "replace"))
 
 
 def _shorten(name: str, most: int = _MOST_LETTERS) -> str:
     """A name's end, which differs where paths begin alike."""
+    name = "".join(c if c.isprintable() else " " for c in name)
     return name if len(name) <= most else "…" + name[1 - most :]

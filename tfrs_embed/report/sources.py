@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.conversion import keras_files, sok
 from tfrs_embed.checkpoint.conversion import paths as paths_lib
 from tfrs_embed.report import (
     checkpoints,
@@ -45,27 +45,42 @@ def read(paths: Sequence[str]) -> list[Part]:
     place = 0
     for given in paths:
         path = paths_lib.resolve(given, "path")
+        of_path: list[str] = []
         if statistics_log.is_log(path):
             parts.append(statistics_log.statistics_log(path))
+            if tf.io.gfile.isdir(path):  # Which may have both.
+                of_path = _listed(path)
         elif exported.is_exported(path):
             parts.append(exported.exported(path))
-        elif path.endswith(".json"):
+        elif _is_json(path):
             parts.append(_json(path))
         else:
-            if not run:
-                place = len(parts)
-                parts.append(None)
-            run += _checkpoints(path)
+            of_path = _checkpoints(path)
+        if of_path and not run:
+            place = len(parts)
+            parts.append(None)
+        run += of_path
     if run:
         parts[place] = checkpoints.checkpoints(run)
     return [part for part in parts if part is not None]
 
 
+def _is_json(path: str) -> bool:
+    """Whether a path is named as JSON is, or is a file that begins so."""
+    if path.endswith(".json"):
+        return True
+    if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
+        return False
+    with tf.io.gfile.GFile(path, "rb") as file:
+        return file.read(64).lstrip().startswith(b"{")
+
+
 def _json(path: str) -> Part:
     try:
-        text = pathlib.Path(path).read_text("utf-8")
+        with tf.io.gfile.GFile(path, "rb") as file:
+            text = file.read().decode("utf-8")
         value = json.loads(text)
-    except FileNotFoundError:
+    except tf.errors.NotFoundError:
         raise ValueError(f"There is no file '{path}'.") from None
     except ValueError as error:
         raise ValueError(f"'{path}' is no JSON: {error}.") from None
@@ -90,33 +105,37 @@ def _json(path: str) -> Part:
 
 def _checkpoints(path: str) -> list[str]:
     """The checkpoints that a path stands for: a folder for all of its own."""
-    is_folder = tf.io.gfile.isdir(path)
-    if is_folder:
-        state = None
-        try:
-            state = tf.train.get_checkpoint_state(path)
-        except (ValueError, tf.errors.OpError) as error:
-            raise ValueError(
-                f"'{os.path.join(path, 'checkpoint')}' does not say which "
-                f"checkpoints are there: {error}"
-            ) from error
-        if state is not None:
-            every = [
-                each
-                for each in state.all_model_checkpoint_paths
-                if tf.io.gfile.exists(f"{each}.index")
-            ]
-            if every:
-                return every
-    elif not (
-        tf.io.gfile.exists(path)
-        or tf.io.gfile.exists(f"{path.removesuffix('.index')}.index")
-    ):
+    if tf.io.gfile.isdir(path):
+        if every := _listed(path):
+            return every
+        if not (
+            sok.is_folder(path)
+            or tf.io.gfile.glob(os.path.join(path, "*.index"))
+        ):
+            raise ValueError(f"The folder '{path}' has none: {_EXPECTED}.")
+        return [path]
+    if tf.io.gfile.exists(f"{path.removesuffix('.index')}.index"):
+        return [path]
+    if not tf.io.gfile.exists(path):
         raise ValueError(f"There is nothing at '{path}': {_EXPECTED}.")
-    elif not path.endswith((".index", ".keras", ".h5")) and not (
-        tf.io.gfile.exists(f"{path}.index")
-    ):
+    if not keras_files.is_file(path):
         raise ValueError(f"'{path}' is of no known kind: {_EXPECTED}.")
-    elif not tf.io.gfile.exists(path) and path.endswith(".index"):
-        raise ValueError(f"There is no checkpoint '{path}'.")
     return [path]
+
+
+def _listed(folder: str) -> list[str]:
+    """The checkpoints that a folder's own file lists, if they are there."""
+    try:
+        state = tf.train.get_checkpoint_state(folder)
+    except (ValueError, tf.errors.OpError) as error:
+        raise ValueError(
+            f"'{os.path.join(folder, 'checkpoint')}' does not say which "
+            f"checkpoints are there: {error}"
+        ) from error
+    if state is None:
+        return []
+    return [
+        each
+        for each in state.all_model_checkpoint_paths
+        if tf.io.gfile.exists(f"{each}.index")
+    ]

@@ -11,6 +11,7 @@ from typing import Any
 from tfrs_embed import html_parts
 from tfrs_embed.monitoring.log import FILE, read_workers
 from tfrs_embed.report import pictures, values
+from tfrs_embed.report.hot_rows import hot_rows
 from tfrs_embed.report.page import Part, Section
 from tfrs_embed.text_table import format_bytes
 
@@ -317,8 +318,16 @@ def _sizes(log: _Log) -> Section:
 
 
 def _norms(log: _Log) -> Section:
-    head = ("table", "least norm", "median", "99%", "largest")
-    head += ("median change", "largest change", "NaN/Inf rows")
+    head = (
+        "table",
+        "least norm",
+        "median",
+        "99%",
+        "largest",
+        "median change",
+        "largest change",
+        "NaN/Inf rows",
+    )
     lines = [
         (
             log.names()[key],
@@ -361,8 +370,10 @@ def _norms(log: _Log) -> Section:
 def _dead(log: _Log) -> Section:
     last = log.last()
     idle = sorted({steps for p in last.values() for steps in p.idle})
-    head = ("table", "never updated", "changed since last report")
-    head += tuple(f"idle for {steps:,} steps" for steps in idle)
+    head = (
+        *("table", "never updated", "changed since last report"),
+        *(f"idle for {steps:,} steps" for steps in idle),
+    )
     lines = [
         (
             log.names()[key],
@@ -412,8 +423,14 @@ def _hot(log: _Log) -> Section | None:
                 lambda v: f"{v:.3g}%",
             )
         )
-    head = ("table", "counted by", "ids of a batch", "unique", "without a row")
-    head += ("to the top 1% of rows",)
+    head = (
+        "table",
+        "counted by",
+        "ids of a batch",
+        "unique",
+        "without a row",
+        "to the top 1% of rows",
+    )
     lines = [
         (
             names[key],
@@ -426,28 +443,6 @@ def _hot(log: _Log) -> Section | None:
         for key, (by, found) in counted.items()
     ]
     return _section("Hot rows", drawn, head, lines, ("table", "counted by"))
-
-
-def hot_rows(curves: Mapping[str, Mapping[float, float]]) -> str:
-    """Draws the share of lookups that the rows looked up most get.
-
-    Args:
-        curves: by table, by the share of its rows the share of lookups.
-
-    Returns:
-        The figure's HTML; "" if there are no curves.
-    """
-    places = sorted({share for curve in curves.values() for share in curve})
-    return pictures.lines(
-        "Share of lookups that go to the rows looked up most",
-        places,
-        {name: [c.get(p) for p in places] for name, c in curves.items()},
-        values.percent,
-        x_label="rows, from the one looked up most",
-        x_names=[values.percent(place) for place in places],
-        log_x=True,
-        least=0,
-    )
 
 
 def _keys(log: _Log) -> Section | None:

@@ -64,8 +64,18 @@ def sizes(tables: Sequence[MeasuredTable]) -> Section:
         tables: the tables, the largest first.
     """
     total = sum(each.bytes for each in tables)
-    head = ("table", "by", "rows", "dim", "dtype", "rows' size", "slots")
-    head += ("slots' size", "size", "share")
+    head = (
+        "table",
+        "by",
+        "rows",
+        "dim",
+        "dtype",
+        "rows' size",
+        "slots",
+        "slots' size",
+        "size",
+        "share",
+    )
     lines = []
     for name, each in zip(names(tables), tables, strict=True):
         slots = [n for n in each.table.columns if n != PARAMETERS]
@@ -111,8 +121,17 @@ def norms(tables: Sequence[MeasuredTable]) -> Section:
     Args:
         tables: the tables, the largest first.
     """
-    head = ("table", "norm", "mean row", "median row", "largest row")
-    head += ("zero rows", "never updated", "NaN", "inf")
+    head = (
+        "table",
+        "norm",
+        "mean row",
+        "median row",
+        "largest row",
+        "zero rows",
+        "never updated",
+        "NaN",
+        "inf",
+    )
     lines = []
     for name, each in zip(names(tables), tables, strict=True):
         found = each.statistics
@@ -170,7 +189,7 @@ def _distribution(tables: Sequence[MeasuredTable]) -> str:
 
 def _dead(tables: Sequence[MeasuredTable]) -> str:
     """Shares of rows that are zero, or that nothing has updated."""
-    counts = {
+    counts: dict[str, list[int | None]] = {
         "Rows that are zero": [each.statistics.zero_rows for each in tables],
         "Rows that were never updated": [each.untouched for each in tables],
     }

@@ -30,12 +30,33 @@ def write(paths: Paths, output: str | os.PathLike[str] = "report.html") -> None:
 
     Raises:
         ImportError: jinja2 or matplotlib is not installed.
-        ValueError: a path is of no known kind, or its contents are wrong.
+        ValueError: a path is of no known kind, or its contents are wrong; or
+            the output is a folder, in none, or one of the paths.
         OSError: a file can't be read or written.
         tf.errors.OpError: a checkpoint is damaged.
     """
-    text = render(paths)
-    pathlib.Path(output).write_text(text, "utf-8")
+    # Before tables are read for an hour.
+    file = pathlib.Path(output)
+    if file.is_dir() or not file.parent.is_dir():
+        raise ValueError(
+            f"The report can't be written to '{file}': it must be a file in a "
+            "folder that is there."
+        )
+    if any(_same(path, file) for path in _listed(paths)):
+        raise ValueError(
+            f"'{file}' is to be read: the report needs another name."
+        )
+    file.write_text(render(paths), "utf-8")
+
+
+def _same(path: str, file: pathlib.Path) -> bool:
+    return file.exists() and os.path.exists(path) and file.samefile(path)
+
+
+def _listed(paths: Paths) -> list[str]:
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    return [os.fspath(path) for path in paths]
 
 
 def render(paths: Paths) -> str:
@@ -71,8 +92,8 @@ def render(paths: Paths) -> str:
         OSError: a file can't be read.
         tf.errors.OpError: a checkpoint is damaged.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    given = _listed(paths)
     if not given:
         raise ValueError("There are no paths to report on.")
     extra.check()
-    return page.render(sources.read([os.fspath(path) for path in given]))
+    return page.render(sources.read(given))
