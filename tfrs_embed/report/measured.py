@@ -14,8 +14,8 @@ from tfrs_embed.checkpoint.conversion.statistics import Statistics, measure
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving.rows import SCALE
 
-#: Norms of rows are counted in steps of a quarter of an octave.
-STEPS_PER_OCTAVE = 4
+#: Norms of rows are counted in steps of an eighth of an octave.
+STEPS_PER_OCTAVE = 8
 _OCTAVES = 64
 _LOWEST = -_OCTAVES // 2
 _STEPS = STEPS_PER_OCTAVE * _OCTAVES

@@ -266,6 +266,10 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.6g}"
+
+
 def _percent(value: float | None) -> str:
     return "-" if value is None else values.percent(value)
 
@@ -435,7 +439,7 @@ def _hot(log: _Log) -> Section | None:
         (
             names[key],
             by,
-            _number(found.get("ids")),
+            _count(found.get("ids")),
             _percent(found.get("unique_share")),
             _percent(found.get("invalid_share")),
             _percent(found.get("top_share")),

@@ -156,7 +156,7 @@ def norms(tables: Sequence[MeasuredTable]) -> Section:
     ) + html_parts.table(head, lines, ("table",))
     text = (
         "Norms are those of finite values; the median is of the rows that are "
-        "not zero, to a fifth of it. A row was never updated if its "
+        "not zero, to a tenth of it. A row was never updated if its "
         "slots are all as they begin: zero, or, if they add squares up, the "
         "least number there is."
     )
