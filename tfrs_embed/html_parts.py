@@ -31,7 +31,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; padding: 0 1em;
 h1 { font-size: 1.5em; line-height: 1.25; } h2 { font-size: 1.3em; }
 h3 { font-size: 1.1em; } h2, h3 { margin: 1.8em 0 0.6em; line-height: 1.3; }
 a { color: var(--series-0); }
-table { border-collapse: collapse; font-size: 0.9em;
+table { border-collapse: collapse; font-size: 0.9em; width: max-content;
   font-variant-numeric: tabular-nums; }
 th, td { padding: 0.2em 0.7em; text-align: right; vertical-align: top;
   white-space: nowrap; }
@@ -40,6 +40,7 @@ tbody tr + tr td { border-top: 1px solid var(--line); }
 tbody tr.total td { border-top: 2px solid var(--ink); }
 .text { text-align: left; }
 td.text { white-space: normal; max-width: 26em; overflow-wrap: break-word; }
+@media (max-width: 40em) { td.text { max-width: 14em; } }
 .wide { overflow-x: auto; max-width: 100%; margin: 0.6em 0; }
 .pictures { display: grid; gap: 1em 2em;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 26em), 1fr)); }
