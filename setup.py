@@ -16,13 +16,17 @@ VERSION = VERSIONS["__version__"]
 _MAJOR, _MINOR = VERSIONS["NEWEST_TENSORFLOW"].split(".")
 TENSORFLOW = f">={VERSIONS['OLDEST_TENSORFLOW']},<{_MAJOR}.{int(_MINOR) + 1}"
 
+REPORT = ["jinja2", "matplotlib"]
 EXTRAS = {
+    "report": REPORT,
     "test": [
+        *REPORT,
         "hypothesis",
         "keras-rs; python_version >= '3.11'",  # It has none for 3.10.
         "kubernetes-validate",
         "pytest>=8",
         "pytest-xdist",
+        "selenium",  # It drives the browser that opens reports.
         "tensorflow-recommenders",
     ],
     "examples": ["matplotlib", "tensorflow-recommenders"],
@@ -67,6 +71,7 @@ setup(
     package_data={
         "tfrs_embed": ["py.typed"],
         "tfrs_embed.kernels": ["cc/*.cc", "cc/*.h"],
+        "tfrs_embed.report": ["*.jinja"],
     },
     zip_safe=False,  # Type checkers look for py.typed in a folder.
     python_requires=">=3.10",

@@ -44,6 +44,10 @@ COMMANDS = {
         "tfrs_embed.checkpoint.conversion.command",
         "show what a checkpoint holds, and convert others'",
     ),
+    "report": (
+        "tfrs_embed.report.command",
+        "make a page of pictures of checkpoints, plans, limits or logs",
+    ),
     "kernels": (
         "tfrs_embed.commands.kernels",
         "compile the kernels for the CPU, and tell whether they are in use",

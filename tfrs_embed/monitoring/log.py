@@ -13,7 +13,8 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.rows import Rows, VariableRows
 from tfrs_embed.monitoring.reports import StatisticsReport, TableReport
 
-_FILE = "tables.jsonl"
+#: The name of the first worker's file; others' have a suffix.
+FILE = "tables.jsonl"
 #: TensorBoard's projector shows no more points than these.
 PROJECTED_ROWS = 10_000
 
@@ -37,7 +38,7 @@ class StatisticsLog:
 
     def write(self, report: StatisticsReport) -> None:
         """Writes a report."""
-        path = self._folder / (_FILE + self._suffix)
+        path = self._folder / (FILE + self._suffix)
         with path.open("a", encoding="utf-8") as file:
             # JSON has no NaN; a report has none.
             file.write(json.dumps(report.to_dict(), allow_nan=False) + "\n")
@@ -83,7 +84,10 @@ def _write_table(where: str, table: TableReport) -> None:
     for part in (table.lookups, table.keys):
         kind = "lookups" if part is table.lookups else "keys"
         if part is not None:
-            numbers |= {f"{kind}/{k}": v for k, v in vars(part).items()}
+            found = dict(vars(part))
+            curve = found.pop("top_shares")
+            numbers |= {f"{kind}/{k}": v for k, v in found.items()}
+            numbers |= {f"{kind}/top_share_{p:g}": v for p, v in curve.items()}
     for name, value in numbers.items():
         if value is not None:
             _scalar(f"{where}/{name}", value)
@@ -136,15 +140,50 @@ def read_log(folder: Any) -> list[dict[str, Any]]:
 
     Raises:
         FileNotFoundError: there are none.
+        ValueError: a line is no report.
     """
-    paths = sorted(pathlib.Path(folder).glob(f"{_FILE}*"))
+    return [report for worker in read_workers(folder) for report in worker]
+
+
+def read_workers(folder: Any) -> list[list[dict[str, Any]]]:
+    """Reads the reports that were written to a folder, of each worker.
+
+    Args:
+        folder: the folder.
+
+    Raises:
+        FileNotFoundError: there are none.
+        ValueError: a line is no report.
+    """
+    paths = sorted(pathlib.Path(folder).glob(f"{FILE}*"))
     if not paths:
-        raise FileNotFoundError(f"'{folder}' has no {_FILE}.")
+        raise FileNotFoundError(f"'{folder}' has no {FILE}.")
     return [
-        json.loads(line)
+        [
+            _report(path, number, line)
+            for number, line in enumerate(
+                path.read_text("utf-8").splitlines(), 1
+            )
+        ]
         for path in paths
-        for line in path.read_text("utf-8").splitlines()
     ]
+
+
+def _report(path: pathlib.Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        report = json.loads(line)
+    except ValueError as error:
+        raise ValueError(
+            f"'{path}', line {number}, is no JSON: {error}."
+        ) from None
+    if not isinstance(report, dict) or not {"layer", "step", "tables"} <= set(
+        report
+    ):
+        raise ValueError(
+            f"'{path}', line {number}, is no report of tables: it must have "
+            "'layer', 'step' and 'tables'."
+        )
+    return report
 
 
 def write_projector(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs import EmbeddingSpec, TableSpec
 from tfrs_embed.engines.tables.dynamic import DynamicTable
-from tfrs_embed.monitoring.reports import LookupReport, top_share
+from tfrs_embed.monitoring.reports import LookupReport, top_share, top_shares
 from tfrs_embed.planner.inputs import MOST_BATCHES, read_batches
 
 __all__ = ["MOST_BATCHES", "count", "lookup_statistics"]
@@ -93,4 +93,5 @@ def _count(
         unique_share=statistics.fmean(shares) if shares else 1.0,
         invalid_share=float(counts[~valid].sum() / max(every.size, 1)),
         top_share=top_share(counts[valid], rows),
+        top_shares=top_shares(counts[valid], rows),
     )

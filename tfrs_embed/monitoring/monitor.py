@@ -21,6 +21,7 @@ from tfrs_embed.monitoring.reports import (
     TableReport,
     quantiles,
     top_share,
+    top_shares,
 )
 from tfrs_embed.monitoring.rows import Seen
 from tfrs_embed.ops.update import PARAMETERS
@@ -359,6 +360,7 @@ def _with_keys(
             size=size,
             capacity=sum(state.local_capacities()),
             top_share=top_share(frequency, size),
+            top_shares=top_shares(frequency, size),
             **numbers,
         ),
     )

@@ -31,12 +31,14 @@ class LookupReport:
         top_share: the share of the lookups that go to the top 1% of the rows:
             those that the batches ask for most, as many as are a hundredth of
             the table's rows, and one at least.
+        top_shares: the same of other shares of the rows, by these.
     """
 
     ids: float
     unique_share: float
     invalid_share: float
     top_share: float
+    top_shares: dict[float, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,7 @@ class KeyReport:
         hits: occurrences of keys that had rows already, since then.
         top_share: the share of the lookups of keys with rows that go to the top
             1% of them, by the table's own counters.
+        top_shares: the same of other shares of them, by these.
     """
 
     size: int
@@ -66,6 +69,7 @@ class KeyReport:
     rejected: int
     hits: int
     top_share: float
+    top_shares: dict[float, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,6 +246,47 @@ def top_share(counts: np.ndarray, rows: int) -> float:
     total = int(counts.sum())
     top = np.sort(counts)[::-1][: max(1, rows // 100)]
     return float(top.sum() / total) if total else 0.0
+
+
+#: The shares of rows, those looked up most, of which reports have a curve.
+TOP = (0.0001, 0.001, 0.01, 0.1, 0.5)
+
+
+def top_shares(counts: np.ndarray, rows: int) -> dict[float, float]:
+    """The shares of lookups that go to the top of the rows, as `TOP` says.
+
+    Args:
+        counts: lookups of each row that has any, [n].
+        rows: the number of all rows.
+
+    Returns:
+        By the share of rows, of which one at least is meant, that of lookups;
+        empty if there are no lookups.
+    """
+    return top_shares_of(*np.unique(counts, return_counts=True), rows)
+
+
+def top_shares_of(
+    lookups: np.ndarray, number: np.ndarray, rows: int
+) -> dict[float, float]:
+    """The same as `top_shares`, of numbers of rows.
+
+    Args:
+        lookups: different numbers of lookups of a row, ascending, [n].
+        number: how many rows have each, [n].
+        rows: the number of all rows.
+    """
+    # From the most on, how many rows and lookups there are.
+    lookups, number = lookups[::-1], number[::-1]
+    reached = np.concatenate([[0], np.cumsum(number)])
+    made = np.concatenate([[0], np.cumsum(lookups * number)])
+    if not made[-1]:
+        return {}
+    found = {}
+    for share in TOP:
+        wanted = max(1, int(rows * share))
+        found[share] = float(np.interp(wanted, reached, made) / made[-1])
+    return found
 
 
 def _percent(share: float | None) -> str:

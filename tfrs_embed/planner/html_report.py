@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
+from tfrs_embed.html_parts import SERIES, STYLE, figure, pictures, table
 from tfrs_embed.planner.plans import (
     Cells,
     Plan,
@@ -18,30 +19,16 @@ from tfrs_embed.planner.plans import (
 from tfrs_embed.text_table import format_bytes
 
 _COLOURS = {
-    "row": "#3b78b5",
-    "table": "#c96a2b",
-    "column": "#8f5aa8",
-    "replicated": "#4e9a51",
+    "row": SERIES[0],
+    "table": SERIES[1],
+    "column": SERIES[3],
+    "replicated": SERIES[2],
 }
-_BARS = "#3b78b5"
-_OTHERS = "#a9b4bf"
-_WIDTH = 720
-_LABELS = 180  # Room for the names to the left.
+_BARS = SERIES[0]
+_OTHERS = SERIES[7]
+_WIDTH = 480
+_LABELS = 160  # Room for the names to the left.
 _LINE = 20
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; padding: 0 1em;
-  max-width: 60em; color: #1d2733; background: #fff; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
-table { border-collapse: collapse; font-size: 0.9em; }
-th, td { padding: 0.2em 0.7em; text-align: right; vertical-align: top; }
-th { border-bottom: 2px solid #1d2733; }
-tr.total td { border-top: 1px solid #1d2733; }
-.text { text-align: left; }
-.wide { overflow-x: auto; }
-svg { max-width: 100%; height: auto; }
-svg text { font: 12px system-ui, sans-serif; fill: #1d2733; }
-"""
 
 
 def html_report(plan: Plan) -> str:
@@ -53,62 +40,69 @@ def html_report(plan: Plan) -> str:
     Returns:
         The page.
     """
+    title = f"Placement of {len(plan.tables)} tables"
     lines = "".join(f"<p>{escape(line)}</p>\n" for line in summary(plan))
-    limit = plan.memory_per_replica
-    replicas = plan.per_replica
-    sections = [
-        ("Tables", _table(table_cells(plan), ("table", "placement", "reason"))),
-        ("Placement", _placement(plan.tables, plan.replicas)),
-        (
-            "Memory of each replica",
-            _columns([float(r.bytes) for r in replicas], format_bytes, limit),
-        ),
-        (
-            "Bytes that each replica sends in a step",
-            _columns([float(r.sent_bytes) for r in replicas], format_bytes),
-        ),
-        (
-            "Rows that each replica looks up in a step",
-            _columns([r.lookups for r in replicas], lambda n: f"{n:,.0f}"),
-        ),
-        ("Replicas", _table(replica_cells(plan), ("replica",))),
-        (
-            "Alternatives",
-            _alternatives(plan)
-            + _table(alternative_cells(plan), ("placements",)),
-        ),
-    ]
     body = "".join(
-        f"<section>\n<h2>{escape(title)}</h2>\n{content}</section>\n"
-        for title, content in sections
+        f"<section>\n<h2>{escape(name)}</h2>\n{content}</section>\n"
+        for name, content in sections(plan)
     )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width">\n'
-        f"<title>Placement of {len(plan.tables)} tables</title>\n"
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>Placement of {len(plan.tables)} tables</h1>\n{lines}{body}"
-        "</body>\n</html>\n"
+        f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{title}</h1>\n{lines}{body}</body>\n</html>\n"
     )
 
 
-def _table(cells: Cells, text: Sequence[str]) -> str:
+def sections(plan: Plan) -> list[tuple[str, str]]:
+    """Writes a plan as sections of a page.
+
+    Args:
+        plan: the plan.
+
+    Returns:
+        The title of each, and its HTML.
+    """
+    limit = plan.memory_per_replica
+    replicas = plan.per_replica
+    of_replicas = [
+        figure(
+            _columns([float(r.bytes) for r in replicas], format_bytes, limit),
+            "Memory of each replica",
+        ),
+        figure(
+            _columns([float(r.sent_bytes) for r in replicas], format_bytes),
+            "Bytes that each replica sends in a step",
+        ),
+        figure(
+            _columns([r.lookups for r in replicas], lambda n: f"{n:,.0f}"),
+            "Rows that each replica looks up in a step",
+        ),
+    ]
+    return [
+        ("Tables", _table(table_cells(plan), ("table", "placement", "reason"))),
+        (
+            "Placement",
+            figure(
+                _placement(plan.tables, plan.replicas),
+                "The replicas that hold each table",
+            ),
+        ),
+        (
+            "Replicas",
+            pictures(of_replicas) + _table(replica_cells(plan), ("replica",)),
+        ),
+        (
+            "Alternatives",
+            figure(_alternatives(plan), "Predicted time of a step")
+            + _table(alternative_cells(plan), ("placements",)),
+        ),
+    ]
+
+
+def _table(cells: Cells, left: Sequence[str]) -> str:
     head, lines, total = cells
-    classes = [' class="text"' if name in text else "" for name in head]
-
-    def line(values: Sequence[str], tag: str) -> str:
-        return "".join(
-            f"<{tag}{kind}>{escape(value)}</{tag}>"
-            for value, kind in zip(values, classes, strict=True)
-        )
-
-    rows = "".join(f"<tr>{line(each, 'td')}</tr>\n" for each in lines)
-    if total is not None:
-        rows += f'<tr class="total">{line(total, "td")}</tr>\n'
-    return (
-        f'<div class="wide"><table>\n<thead><tr>{line(head, "th")}</tr></thead>'
-        f"\n<tbody>\n{rows}</tbody>\n</table></div>\n"
-    )
+    return table(head, lines, left, total)
 
 
 def _svg(width: float, height: float, label: str, parts: Iterable[str]) -> str:
@@ -124,8 +118,8 @@ def _rect(
 ) -> str:
     return (
         f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" '
-        f'height="{height:.2f}" fill="{colour}"><title>{escape(title)}</title>'
-        "</rect>"
+        f'height="{height:.2f}" style="fill: {colour}"><title>{escape(title)}'
+        "</title></rect>"
     )
 
 
@@ -137,26 +131,26 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
 
 
 def _label(name: str) -> str:
-    return name if len(name) <= 24 else name[:23] + "…"
+    return name if len(name) <= 18 else name[:17] + "…"
 
 
 def _placement(tables: Sequence[TablePlan], replicas: int) -> str:
     """A line for each table; from left to right the ranks that hold it."""
     width = _WIDTH - _LABELS
     each = width / replicas
-    parts, x = [], float(_LABELS)
+    parts, x = [], 0.0
     for placement, colour in _COLOURS.items():
         parts.append(_rect(x, 4, 12, 12, colour, placement))
         parts.append(_text(x + 18, 14, placement))
         x += 110
-    for i, table in enumerate(tables, 1):
+    for i, place in enumerate(tables, 1):
         y = i * _LINE + 4
-        title = f"{table.table}: {table}, {format_bytes(table.bytes)}"
-        parts.append(_text(_LABELS - 8, y + 12, _label(table.table), "end"))
-        colour = _COLOURS[table.placement]
-        if not table.ranks:
+        title = f"{place.table}: {place}, {format_bytes(place.bytes)}"
+        parts.append(_text(_LABELS - 8, y + 12, _label(place.table), "end"))
+        colour = _COLOURS[place.placement]
+        if not place.ranks:
             parts.append(_rect(_LABELS, y, width, _LINE - 6, colour, title))
-        for rank in table.ranks:
+        for rank in place.ranks:
             left = _LABELS + rank * each
             parts.append(
                 _rect(left, y, max(each, 1.0), _LINE - 6, colour, title)
@@ -197,7 +191,7 @@ def _columns(
         y = top + height - limit / scale * height
         parts.append(
             f'<line x1="{left}" x2="{_WIDTH - left}" y1="{y:.2f}" y2="{y:.2f}" '
-            'stroke="#b03030" stroke-dasharray="6 4"/>'
+            'style="stroke: var(--alarm)" stroke-dasharray="6 4"/>'
         )
         parts.append(_text(_WIDTH - left, 14, f"limit: {name(limit)}", "end"))
     y = top + height + 16
@@ -214,7 +208,7 @@ def _alternatives(plan: Plan) -> str:
     choices = [("this plan", plan.seconds, True)]
     choices += [(a.name, a.seconds, a.fits) for a in plan.alternatives]
     scale = max(seconds for _, seconds, _ in choices) or 1.0
-    room = _WIDTH - _LABELS - 150  # For the times to the right.
+    room = _WIDTH - _LABELS - 130  # For the times to the right.
     parts = []
     for i, (name, seconds, fits) in enumerate(choices):
         y = i * _LINE + 4

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
+from tfrs_embed import strict_json
 from tfrs_embed.command_line import InputError
 from tfrs_embed.configs import FeatureConfig, TableConfig
-from tfrs_embed.planner import strict_json
 from tfrs_embed.planner.planning import ZIPF_EXPONENT
 from tfrs_embed.types import CommunicationDtype
 

@@ -6,9 +6,9 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
+from tfrs_embed import strict_json
 from tfrs_embed.arguments import named_fields
 from tfrs_embed.configs import as_hot_rows
-from tfrs_embed.planner import strict_json
 from tfrs_embed.planner.candidates import PLACEMENTS, PlacementName
 from tfrs_embed.planner.hardware import Hardware
 from tfrs_embed.text_table import format_bytes, text_table

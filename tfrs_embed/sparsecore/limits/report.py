@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from tfrs_embed import strict_json
 from tfrs_embed.text_table import format_bytes, text_table
 
 _TABLE_HEAD = ("table", "rows", "dim", "ids", "unique ids", "share", "stack")
@@ -109,18 +110,60 @@ class LimitsReport:
         ... )
         >>> report.topology, report.batches
         ('v5p-8', 2)
+        >>> again = tfrs_embed.sparsecore.LimitsReport.from_json(
+        ...     report.to_json()
+        ... )
+        >>> again == report
+        True
 
     Attributes:
         topology: the name of the topology.
         batches: batches seen.
         tables: one entry per table, in the order of the configuration.
         stacks: one entry per stack.
+
+    Raises:
+        ValueError: a table's stack is missing.
     """
 
     topology: str
     batches: int
     tables: tuple[TableLoad, ...]
     stacks: tuple[StackLoad, ...]
+
+    def __post_init__(self) -> None:
+        """Checks that each table's stack is there."""
+        known = [stack.stack for stack in self.stacks]
+        for table in self.tables:
+            if table.stack not in known:
+                raise ValueError(
+                    f"Table '{table.table}' is in the stack '{table.stack}'; "
+                    f"the report's stacks are {known}."
+                )
+
+    def to_json(self) -> str:
+        """Returns the report as JSON, with all of its fields.
+
+        Returns:
+            The JSON, which `from_json` and `tfrs-embed report` read.
+        """
+        return strict_json.dumps(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> LimitsReport:
+        """Reads what `to_json` wrote.
+
+        Args:
+            text: the JSON.
+
+        Returns:
+            The report.
+
+        Raises:
+            ValueError: it is no JSON; a field is missing, unknown or of a wrong
+                type; or a table's stack is missing.
+        """
+        return strict_json.loads(text, cls, "limits report")
 
     def __str__(self) -> str:
         """The report: a line per table, a line per stack."""

@@ -1,0 +1,703 @@
+"""Reports as pages: what they say, and what a browser makes of them."""
+
+import ast
+import functools
+import html.parser
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import report_sources
+import tfrs_embed
+from report_sources import DIM, ODD, ROWS
+from tfrs_embed.__main__ import main
+from tfrs_embed.checkpoint import bundle
+from tfrs_embed.checkpoint.conversion import reading
+from tfrs_embed.monitoring.reports import top_share, top_shares
+from tfrs_embed.planner.html_report import html_report
+from tfrs_embed.report import pictures
+from tfrs_embed.report.measured import measure_tables
+
+pytestmark = pytest.mark.xdist_group("report")
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next(filter(None, map(shutil.which, _BROWSERS)), None)
+DRIVER = shutil.which("chromedriver")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    report_sources.make(folder)
+    return folder
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that tags are closed; collects tables' cells, facts and tags."""
+
+    EMPTY = ("meta", "link")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.text = [], [], []
+        self.headings, self.rows, self.facts = [], [], {}
+        self.source = text
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+        last = self.open[-1] if self.open else ""
+        if last in ("td", "th"):
+            self.rows[-1][-1] += data
+        if last in ("h1", "h2"):
+            self.headings.append(data)
+        if last == "dt":
+            self.facts[data] = None
+        if last == "dd":
+            self.facts[list(self.facts)[-1]] = data
+
+    def cells(self, column, first):
+        """The cells of a column in the row of a table, in all of its tables."""
+        found, head = [], []
+        for row in self.rows:
+            if row[0] in ("table", "checkpoint", "stack", "replica"):
+                head = row
+            elif row[0] == first and column in head:
+                found.append(row[head.index(column)])
+        return found
+
+
+@functools.cache
+def page(*paths):
+    """The page of paths, made once; `made` is the same in all tests."""
+    return Page(tfrs_embed.report.render(paths))
+
+
+def test_tables_of_a_checkpoint(made):
+    found = page(made / "run" / "ckpt-4")
+    assert found.headings[0] == "Checkpoint ckpt-4"
+    assert found.facts["tables"] == "3"
+    assert found.facts["rows"] == f"{sum(ROWS.values()):,}"
+    assert found.facts["NaN and infinite values"] == "1"
+    assert found.facts["step"] == "12"
+    assert "checkpoints" not in found.facts
+    for name, rows in ROWS.items():
+        kib = rows * DIM * 4 / 1024
+        assert found.cells("rows' size", name) == [f"{kib:.1f} KiB"]
+        assert found.cells("slots' size", name) == [f"{kib:.1f} KiB"]
+        assert found.cells("size", name) == [f"{2 * kib:.1f} KiB"]
+    assert found.cells("zero rows", "movies") == ["400 (40%)"]
+    assert found.cells("zero rows", "users") == ["0"]
+    assert found.cells("NaN", "movies") == ["1"]
+    # Ids of the other half are never looked up.
+    ids = report_sources.ids(400)
+    for i, (name, rows) in enumerate(ROWS.items()):
+        untouched = rows - len(np.unique(ids[f"feature_{i}"]))
+        [cell] = found.cells("never updated", name)
+        assert cell.startswith(f"{untouched:,} ("), name
+
+
+def test_norms_are_those_of_the_values(made):
+    path = str(made / "run" / "ckpt-3")
+    found = page(path)
+    [key] = [k for k, _ in tf.train.list_variables(path) if "users/par" in k]
+    norms = np.linalg.norm(tf.train.load_variable(path, key), axis=1)
+    assert found.cells("largest row", "users") == [f"{norms.max():.4g}"]
+    assert found.cells("mean row", "users") == [f"{norms.mean():.4g}"]
+    [median] = found.cells("median row", "users")
+    assert float(median) == pytest.approx(np.median(norms), rel=0.1)
+
+
+def test_growth_over_checkpoints(made):
+    found = page(made / "run")
+    assert "Growth over checkpoints" in found.headings
+    assert found.facts["checkpoints"] == "4"
+    for i in range(1, 5):
+        assert found.cells("step", f"ckpt-{i}") == [str(min(4 * i, 12))]
+    assert found.cells("zero rows", "ckpt-3") == ["0%"]
+    assert found.cells("zero rows", "ckpt-4") == ["9.52%"]
+    # The same, each checkpoint by its own path, in another order. The last two
+    # have one step, and stay as they are given.
+    every = [made / "run" / f"ckpt-{i}" for i in (2, 1, 3, 4)]
+    assert page(*every).rows == found.rows
+
+
+def test_a_table_that_grew(tmp_path):
+    paths = []
+    for rows in (100, 400):
+        table = tfrs_embed.TableConfig("movie", rows, 4)
+        layer = tfrs_embed.PartialTPUEmbedding(
+            tfrs_embed.FeatureConfig("f", table), "sgd", size_threshold=10
+        )
+        layer.build()
+        checkpoint = tf.train.Checkpoint(layer=layer)
+        paths.append(checkpoint.write(str(tmp_path / f"of_{rows}")))
+    found = page(*paths)
+    assert found.cells("rows", "of_100") == ["100"]
+    assert found.cells("rows", "of_400") == ["400"]
+    assert found.cells("grown by", "of_400") == ["+4.7 KiB"]
+    assert found.cells("never updated", "movie") == ["-"]  # SGD has no slots.
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", "adagrad", "adam", "ftrl", "row_wise_adagrad"]
+)
+@pytest.mark.parametrize("dim", [1, 4])
+def test_rows_that_were_never_updated(tmp_path, optimizer, dim):
+    chosen = optimizer
+    if optimizer == "row_wise_adagrad":
+        chosen = tfrs_embed.optimizers.RowWiseAdagrad(0.1)
+    elif optimizer == "ftrl":
+        chosen = tf.tpu.experimental.embedding.FTRL(0.1)
+    table = tfrs_embed.TableConfig("movie", 50, dim)
+    layer = tfrs_embed.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("f", table), chosen, size_threshold=10
+    )
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    layer.build()
+    untouched = []
+    for ids in ([], range(3, 13), range(50)):
+        if ids:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(tf.constant(list(ids))) ** 2)
+            tape.gradient(loss, layer.trainable_variables)
+        path = checkpoint.write(str(tmp_path / "checkpoint"))
+        [found] = measure_tables(reading.read(path))
+        untouched.append(found.untouched)
+    assert untouched == ([None] * 3 if optimizer == "sgd" else [50, 40, 0])
+
+
+def test_tables_are_read_in_blocks(made, monkeypatch):
+    read = []
+    original = bundle.BundleReader.read_rows
+
+    def read_rows(self, name, start, size):
+        read.append(size)
+        return original(self, name, start, size)
+
+    monkeypatch.setattr(bundle, "BLOCK_BYTES", 100 * DIM * 4)
+    monkeypatch.setattr(bundle.BundleReader, "read_rows", read_rows)
+    blocks = Page(tfrs_embed.report.render(made / "run" / "ckpt-4"))
+    assert max(read) == 100
+    monkeypatch.undo()
+    assert page(made / "run" / "ckpt-4").rows == blocks.rows
+
+
+@pytest.mark.parametrize("rows", ["float32", "int8"])
+def test_an_exported_model(made, rows):
+    found = page(made / f"model_{rows}")
+    assert found.headings[0] == f"Exported model model_{rows}"
+    size = 4 * DIM if rows == "float32" else DIM + 4
+    for name, number in ROWS.items():
+        kib = number * size / 1024
+        assert found.cells("size", name) == [f"{kib:.1f} KiB"]
+        assert found.cells("dtype", name) == [rows]
+        assert found.cells("never updated", name) == ["-"]
+    # The values are those of the rows, whatever they are stored as.
+    before = page(made / "run" / "ckpt-3")
+    for name in (ODD, "users"):
+        [norm] = found.cells("norm", name)
+        [expected] = before.cells("norm", name)
+        assert float(norm) == pytest.approx(float(expected), rel=5e-3)
+
+
+def test_a_saved_model_of_others(tmp_path):
+    module = tf.Module()
+    module.v = tf.Variable(1.0)
+    tf.saved_model.save(module, str(tmp_path / "other"))
+    with pytest.raises(ValueError, match="a SavedModel without tables that"):
+        page(tmp_path / "other")
+
+
+def test_a_plan(made):
+    found = page(made / "plan.json")
+    plan = tfrs_embed.Plan.from_json((made / "plan.json").read_text())
+    assert found.headings[:3] == ["Plan plan.json", "Tables", "Placement"]
+    assert found.facts["replicas"] == "8"
+    for table in plan.tables:
+        assert found.cells("placement", table.table) == [str(table)]
+        assert found.cells("reason", table.table) == [table.reason]
+    # The pictures are those of the plan's own page.
+    own = re.findall("<svg.*?</svg>", html_report(plan), re.S)
+    assert len(own) == 5
+    assert all(picture in found.source for picture in own)
+
+
+def test_limits(made):
+    found = page(made / "limits.json")
+    text = (made / "limits.json").read_text()
+    report = tfrs_embed.sparsecore.LimitsReport.from_json(text)
+    assert found.facts["topology"] == "v5p-8"
+    for stack in report.stacks:
+        assert found.cells("max ids", stack.stack) == [f"{stack.max_ids:,}"]
+    for table in report.tables:
+        assert found.cells("unique ids", table.table) == [
+            f"{table.unique_ids:,}"
+        ]
+    assert found.facts["stacks beyond limits"] == "0"
+
+
+def test_limits_that_are_too_low(made, tmp_path):
+    value = json.loads((made / "limits.json").read_text())
+    value["stacks"][0]["headroom_ids"] = -3
+    (tmp_path / "low.json").write_text(json.dumps(value))
+    found = page(tmp_path / "low.json")
+    assert found.facts["stacks beyond limits"] == "1"
+    assert "goes beyond the limits" in " ".join(found.text)
+
+
+def test_limits_as_json(made):
+    value = json.loads((made / "limits.json").read_text())
+    read = tfrs_embed.sparsecore.LimitsReport.from_json
+    assert read(json.dumps(value)).to_json() == json.dumps(value, indent=2)
+    value["stacks"][0]["max_ids"] = "many"
+    with pytest.raises(ValueError, match=r"stacks\[0\].max_ids must be an int"):
+        read(json.dumps(value))
+    value["tables"][0]["stack"] = "none"
+    value["stacks"][0]["max_ids"] = 1
+    with pytest.raises(ValueError, match="is in the stack 'none'; the report"):
+        read(json.dumps(value))
+
+
+def test_a_log(made):
+    found = page(made / "log")
+    assert found.facts["steps"] == "0 to 12"
+    [last] = tfrs_embed.monitoring.read_log(made / "log")[-1:]
+    for table in last["tables"]:
+        name = table["table"]
+        assert f"{table['norms']['0.5']:.3g}" in found.cells("median", name)
+        assert found.cells("rows", name) == [f"{table['rows']:,}"]
+        share = f"{100 * table['untouched_share']:.3g}%"
+        assert found.cells("never updated", name) == [share]
+        top = f"{100 * table['lookups']['top_share']:.3g}%"
+        assert found.cells("to the top 1% of rows", name) == [top]
+    assert "rows looked up most" in found.source
+    assert page(made / "log" / "tables.jsonl").rows == found.rows
+
+
+def test_a_log_of_several_workers(made, tmp_path):
+    lines = (made / "log" / "tables.jsonl").read_text()
+    (tmp_path / "tables.jsonl").write_text(lines)
+    other = []
+    for line in lines.splitlines():
+        report = json.loads(line)
+        for table in report["tables"]:
+            table["rows_read"] *= 3
+            table["untouched_share"] = 1.0
+            table["lookups"] = None
+        report["replicas"] = [{"replica": 0, "unique_keys": 9, "bytes": 2048}]
+        report["imbalance"] = 1.0
+        other.append(json.dumps(report))
+    (tmp_path / "tables.jsonl.worker-1").write_text("\n".join(other))
+    found, alone = page(tmp_path), page(made / "log")
+    assert found.cells("rows", "users") == [f"{2 * ROWS['users']:,}"]
+    [share] = alone.cells("never updated", "users")
+    expected = (float(share.strip("%")) + 300) / 4
+    [share] = found.cells("never updated", "users")
+    assert float(share.strip("%")) == pytest.approx(expected, rel=1e-2)
+    top = "to the top 1% of rows"
+    assert found.cells(top, "users") == alone.cells(top, "users")
+    replica = "partial_tpu_embedding: replica 0 of worker 1"
+    [cells] = [r for r in found.rows if re.sub(r"_\d+:", ":", r[0]) == replica]
+    assert cells[1:] == ["9", "2.0 KiB"]
+    assert "2 workers wrote this log" in " ".join(found.text)
+
+
+def test_a_log_without_curves_has_the_top(made, tmp_path):
+    lines = []
+    for line in (made / "log" / "tables.jsonl").read_text().splitlines():
+        report = json.loads(line)
+        for table in report["tables"]:
+            (table["lookups"] or {}).pop("top_shares", None)
+        lines.append(json.dumps(report))
+    (tmp_path / "tables.jsonl").write_text("\n".join(lines))
+    assert "Share of lookups of the top 1% of rows" in page(tmp_path).source
+
+
+def test_keys_of_a_checkpoint_have_a_curve(made):
+    found = page(made / "keys")
+    assert found.cells("by", "keys/tables") == ["keys"]
+    assert found.cells("rows", "keys/tables") == ["4"]
+    # Of ten lookups seven are of one key; a row is the least.
+    [half] = found.cells("top 50%", "keys/tables")
+    assert (found.cells("top 1%", "keys/tables"), half) == (["70%"], "80%")
+
+
+@pytest.mark.parametrize("rows", [7, 50, 100_000])
+def test_top_shares(rows):
+    counts = np.random.default_rng(0).zipf(1.3, 50) % 1_000 + 1
+    shares = top_shares(counts[:rows], rows)
+    assert shares[0.01] == pytest.approx(top_share(counts[:rows], rows))
+    ordered = np.sort(counts[:rows])[::-1]
+    for share, found in shares.items():
+        top = ordered[: max(1, int(rows * share))]
+        assert found == pytest.approx(top.sum() / ordered.sum())
+    assert top_shares(np.array([], int), rows) == {}
+
+
+def test_several_sources_are_parts_of_one_page(made):
+    found = page(
+        made / "plan.json",
+        made / "run" / "ckpt-1",
+        made / "limits.json",
+        made / "run" / "ckpt-2",
+    )
+    titles = ["Plan plan.json", "Checkpoint ckpt-2", "Limits limits.json"]
+    assert [h for h in found.headings if h in titles] == titles
+    links = [a["href"] for t, a in found.tags if t == "a"]
+    assert links == ["#part-1", "#part-2", "#part-3"]
+
+
+def test_a_log_beside_checkpoints_hides_none(made, tmp_path):
+    shutil.copytree(made / "keys", tmp_path / "all")
+    shutil.copy(made / "log" / "tables.jsonl", tmp_path / "all")
+    found = page(tmp_path / "all")
+    assert "Statistics all" in found.headings
+    assert "Checkpoint checkpoint-1" in found.headings
+
+
+def test_a_page_needs_no_other_file(made):
+    found = page(made / "run", made / "log", made / "plan.json")
+    for tag, attributes in found.tags:
+        for name in ("src", "href", "xlink:href", "srcset", "data"):
+            address = attributes.get(name)
+            assert address is None or address.startswith(("#", "data:")), tag
+    assert not re.search(r"@import|url\((?!#)", found.source)
+    assert "script" not in {tag for tag, _ in found.tags}
+    # No two pictures' parts have one name.
+    ids = [a["id"] for _, a in found.tags if "id" in a]
+    assert len(set(ids)) == len(ids)
+    # And it is the same each time.
+    again = tfrs_embed.report.render([made / "keys"])
+    assert again == page(made / "keys").source
+
+
+def test_names_are_text(made):
+    found = page(made / "run", made / "log", made / "plan.json")
+    assert "b" not in {tag for tag, _ in found.tags}
+    assert ODD in found.text
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 300, "a\nb\tc", "цены 价格", "$x_1$", "<script>", "-->"]
+)
+def test_names_in_pictures(name):
+    svg = pictures.bars("caption", [name, "b"], {"": [1.0, 2.0]}, str)
+    svg += pictures.lines("caption", [0, 1], {name: [1.0, None]}, str)
+    found = Page(svg)
+    assert "script" not in {tag for tag, _ in found.tags}
+    assert any(name[-5:].strip() in text for text in found.text)
+
+
+def test_many_tables_in_pictures():
+    names = [f"table {i}" for i in range(100)]
+    svg = pictures.bars("Sizes", names, {"": [1.0] * 100}, str)
+    assert "Sizes (without 85 more)" in svg
+    series = {name: [1.0, 2.0] for name in names}
+    svg = pictures.lines("Norms", [0, 1], series, str)
+    assert "Norms (without 92 more)" in svg
+
+
+# The command.
+
+
+def test_the_command(made, tmp_path, capsys):
+    output = tmp_path / "page.html"
+    sources = (str(made / "keys" / "checkpoint-1.index"),)
+    assert main(["report", *sources, "--output", str(output)]) == 0
+    assert capsys.readouterr().out == f"Written to '{output}'.\n"
+    assert output.read_text() == page(*sources).source
+
+
+def _write(name, text):
+    def write(folder):
+        (folder / name).write_text(text)
+        return folder / name
+
+    return write
+
+
+def _damaged_log(folder):
+    (folder / "tables.jsonl").write_text('{"layer": "a", "step"')
+    return folder
+
+
+def _foreign_log(folder):
+    line = {"layer": "a", "step": 1, "tables": [{"table": "t"}]}
+    (folder / "tables.jsonl").write_text(json.dumps(line))
+    return folder
+
+
+CONFIG = {"tables": [], "features": [], "batch_size": 1}
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda f: f / "none", "There is nothing at '.*/none': expected a che"),
+        (lambda f: f / "none.json", "There is no file '.*/none.json'"),
+        (lambda f: f, r"The folder '.*' has none: expected a checkpoint, a fo"),
+        (lambda f: f / "tables.jsonl", "has no tables.jsonl"),
+        (lambda f: "", "The path is empty"),
+        (lambda f: "ftp://x/y", "TensorFlow has no file system 'ftp'"),
+        (_write("a.txt", "hello"), "'.*a.txt' is of no known kind: expected a"),
+        (_write("a.json", "hello"), "'.*a.json' is no JSON: Expecting value"),
+        (_write("a.json", "[1]"), "'.*a.json' is neither a plan's JSON .* nor"),
+        (_write("plan", '{"x": 1}'), "'.*plan' is neither a plan's JSON"),
+        (_write("a.json", json.dumps(CONFIG)), "It looks like what `plan` re"),
+        (
+            _write("a.json", '{"per_replica": 1}'),
+            r"'.*a.json': plan lacks the fields \['replicas', 'hardware'",
+        ),
+        (_write("a.json", '{"stacks": 1}'), "'.*a.json': limits report lacks"),
+        (_damaged_log, "tables.jsonl', line 1, is no JSON: Expecting ':'"),
+        (_foreign_log, "a line of tables.jsonl is no report .* 'rows_read'"),
+    ],
+)
+def test_wrong_input(tmp_path, capsys, make, message):
+    (tmp_path / "in").mkdir()
+    path = str(make(tmp_path / "in"))
+    output = tmp_path / "page.html"
+    assert main(["report", path, "--output", str(output)]) == 2
+    printed = capsys.readouterr().err
+    assert re.fullmatch(f"error: .*{message}.*\n", printed), printed
+    assert not output.exists()
+
+
+def test_checkpoints_without_tables(tmp_path, capsys):
+    variable = tf.train.Checkpoint(v=tf.Variable(1.0))
+    path = variable.write(str(tmp_path / "plain"))
+    assert main(["report", path]) == 2
+    assert "has no tables of this package" in capsys.readouterr().err
+
+
+def test_checkpoints_of_two_runs(made, capsys):
+    paths = [str(made / "run" / "ckpt-1"), str(made / "keys")]
+    assert main(["report", *paths]) == 2
+    assert "have no table in common" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint(made, tmp_path, capsys):
+    shutil.copytree(made / "run", tmp_path / "run")
+    for data in (tmp_path / "run").glob("ckpt-2.data*"):
+        os.truncate(data, data.stat().st_size // 2)
+    path = str(tmp_path / "run" / "ckpt-2")
+    output = str(tmp_path / "page.html")
+    assert main(["report", path, "--output", output]) == 1
+    assert "is missing or cut off" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", [".", "none/page.html"])
+def test_an_output_that_is_no_file(made, tmp_path, capsys, place):
+    output = str(tmp_path / place)
+    assert main(["report", str(made / "run"), "--output", output]) == 2
+    assert "can't be written to" in capsys.readouterr().err
+
+
+def test_an_output_that_is_read(made, tmp_path, capsys):
+    plan = pathlib.Path(shutil.copy(made / "plan.json", tmp_path))
+    assert main(["report", str(plan), "--output", str(plan)]) == 2
+    assert "is to be read" in capsys.readouterr().err
+    assert plan.read_text() == (made / "plan.json").read_text()
+
+
+@pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])
+def test_without_the_extra(made, tmp_path, capsys, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    output = str(tmp_path / "page.html")
+    assert main(["report", str(made / "run"), "--output", output]) == 1
+    assert capsys.readouterr().err == (
+        f"error: Reports need {missing}, which is not installed: "
+        'pip install "tfrs_embed[report]"\n'
+    )
+
+
+def test_the_extra_is_imported_when_it_is_used():
+    package = pathlib.Path(tfrs_embed.__file__).parent
+    for path in package.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                text = ast.unparse(node)
+                assert not re.search("jinja2|markupsafe|matplotlib", text), path
+
+
+# The page in a browser.
+
+WIDTHS = (1280, 400)
+SCHEMES = ("light", "dark")
+SOURCES = {
+    "checkpoint": ["keys"],
+    "exported": ["model_int8"],
+    "plan": ["plan.json"],
+    "limits": ["limits.json"],
+    "log": ["log"],
+    "all": ["run", "log", "plan.json"],
+}
+ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+#: Elements that reach out of the window, but for those in boxes that scroll.
+OUTSIDE = """
+const width = document.documentElement.clientWidth;
+return [...document.body.querySelectorAll('*')].filter(e => {
+  const box = e.getBoundingClientRect();
+  const scrolls = e.closest('.wide');
+  return (!scrolls || scrolls === e) && box.width > 0
+      && (box.right > width + 1 || box.left < -1);
+}).map(e => e.outerHTML.slice(0, 200));
+"""
+#: Text of pictures that reaches out of them.
+CUT_OFF = """
+return [...document.querySelectorAll('svg text')].filter(e => {
+  const box = e.getBoundingClientRect();
+  const all = e.closest('svg').getBoundingClientRect();
+  return box.left < all.left - 1 || box.right > all.right + 1
+      || box.top < all.top - 1 || box.bottom > all.bottom + 1;
+}).map(e => e.textContent);
+"""
+COLOURS = """
+const style = getComputedStyle(document.body);
+const bar = document.querySelector('svg path[style*="--series-0"],'
+    + 'svg rect[style*="--series-0"]');
+const text = document.querySelector('svg text');
+return [style.color, style.backgroundColor, getComputedStyle(text).fill,
+        getComputedStyle(bar).fill + getComputedStyle(bar).stroke];
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if not BROWSER or not DRIVER:
+        pytest.skip("there is no chromium with chromedriver")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    folder = tmp_path_factory.mktemp("chromium")
+    for argument in (*ARGUMENTS, f"--user-data-dir={folder}"):
+        options.add_argument(argument)
+    options.set_capability(
+        "goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"}
+    )
+    service = webdriver.ChromeService(executable_path=DRIVER)
+    driver = webdriver.Chrome(options=options, service=service)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def written(made, tmp_path_factory):
+    """The path of a page of some sources."""
+    folder = tmp_path_factory.mktemp("pages")
+
+    def path(name):
+        file = folder / f"{name}.html"
+        found = page(*(made / source for source in SOURCES[name]))
+        file.write_text(found.source)
+        return file
+
+    return path
+
+
+def show(browser, path, width, scheme):
+    """Opens a page; returns the addresses that were asked for."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1}
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {**size, "mobile": False}
+    )
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [feature]}
+    )
+    browser.get_log("performance")
+    browser.get(path.as_uri())
+    messages = [
+        json.loads(entry["message"])["message"]
+        for entry in browser.get_log("performance")
+    ]
+    return {
+        message["params"]["request"]["url"]
+        for message in messages
+        if message["method"] == "Network.requestWillBeSent"
+    }
+
+
+def check(browser, path):
+    colours = {}
+    for width in WIDTHS:
+        for scheme in SCHEMES:
+            asked = show(browser, path, width, scheme)
+            assert asked <= {path.as_uri(), "data:,"}
+            assert path.as_uri() in asked
+            assert browser.get_log("browser") == []
+            inner, scroll = browser.execute_script(
+                "return [innerWidth, document.documentElement.scrollWidth]"
+            )
+            assert inner == width
+            assert scroll <= inner
+            assert browser.execute_script(OUTSIDE) == []
+            assert browser.execute_script(CUT_OFF) == []
+            colours[scheme] = browser.execute_script(COLOURS)
+    for light, dark in zip(colours["light"], colours["dark"], strict=True):
+        assert light != dark
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_browser_shows_the_page(browser, written, name):
+    check(browser, written(name))
+
+
+def test_a_browser_shows_the_plans_own_page(browser, made, tmp_path):
+    plan = tfrs_embed.Plan.from_json((made / "plan.json").read_text())
+    (tmp_path / "plan.html").write_text(html_report(plan))
+    check(browser, tmp_path / "plan.html")
+
+
+def test_the_checks_find_what_is_too_wide(browser, tmp_path):
+    path = tmp_path / "wide.html"
+    path.write_text(
+        '<p style="width: 900px">a<svg><text x="-90">a</text></svg>'
+    )
+    show(browser, path, 400, "light")
+    assert browser.execute_script(OUTSIDE)
+    assert browser.execute_script(CUT_OFF) == ["a"]
+
+
+def test_wide_tables_scroll(browser, written):
+    show(browser, written("log"), 400, "light")
+    assert browser.execute_script(
+        "return [...document.querySelectorAll('.wide')].some("
+        "e => e.scrollWidth > e.clientWidth"
+        " && getComputedStyle(e).overflowX === 'auto')"
+    )
