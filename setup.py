@@ -25,7 +25,7 @@ EXTRAS = {
         "pytest-xdist",
         "tensorflow-recommenders",
     ],
-    "examples": ["matplotlib", "tensorflow-recommenders"],
+    "examples": ["matplotlib", "scikit-learn", "tensorflow-recommenders"],
     # Pinned: a new release of any may find fault with unchanged code.
     "lint": ["import-linter==2.16", "mypy==2.4.1", "ruff==0.17.5"],
     # mkdocstrings has ruff format signatures.
