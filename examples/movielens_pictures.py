@@ -130,6 +130,7 @@ def draw_map(
     """Draws movies whose vectors are alike near each other."""
     try:
         from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits
     except ImportError:
         print("no map of movies: pip install scikit-learn")
         return
@@ -141,12 +142,15 @@ def draw_map(
         print(f"no map of movies: too few have {MIN_RATINGS} ratings")
         return
     rows = rows[np.argsort(-ratings[rows], kind="stable")]
-    places = TSNE(
-        perplexity=min(20, (len(rows) - 1) / 3),
-        metric="cosine",
-        init="random",
-        random_state=0,
-    ).fit_transform(movie_vectors(model, data, rows))
+    # Of so few points threads have little to do, but where other programs run
+    # they wait for each other, for minutes.
+    with threadpool_limits(1):
+        places = TSNE(
+            perplexity=min(20, (len(rows) - 1) / 3),
+            metric="cosine",
+            init="random",
+            random_state=0,
+        ).fit_transform(movie_vectors(model, data, rows))
 
     figure, axes = plt.subplots(figsize=(11, 8.5), layout="constrained")
     groups = np.array([group(movies[row]) for row in rows.tolist()])

@@ -135,12 +135,23 @@ def finish_compiling(
 @contextlib.contextmanager
 def serving(command: Sequence[str], path: pathlib.Path) -> Iterator[int]:
     """Serves a model; yields the port."""
-    with subprocess.Popen(
-        [*command, str(path)], stdout=subprocess.PIPE, text=True
-    ) as server:
+    with (
+        # Each start has TensorFlow's first lines, which count if one fails.
+        tempfile.TemporaryFile("w+", errors="replace") as log,
+        subprocess.Popen(
+            [*command, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as server,
+    ):
         try:
             assert server.stdout is not None
             yield int(server.stdout.readline())
+        except Exception:
+            log.seek(0)
+            sys.stderr.write(log.read())
+            raise
         finally:
             server.kill()
 
