@@ -29,7 +29,7 @@ EXTRAS = {
         "selenium",  # It drives the browser that opens reports.
         "tensorflow-recommenders",
     ],
-    "examples": ["matplotlib", "tensorflow-recommenders"],
+    "examples": ["matplotlib", "scikit-learn", "tensorflow-recommenders"],
     "notebooks": [
         "ipykernel",
         "jupytext",

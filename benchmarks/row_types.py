@@ -111,9 +111,9 @@ def measure(
 def main() -> None:
     """Prints a line for each seed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    movielens.add_data_flag(parser)
-    parser.add_argument("--seeds", type=movielens.positive_int, default=3)
-    parser.add_argument("--epochs", type=movielens.positive_int, default=20)
+    parser.add_argument("--data", type=pathlib.Path, metavar="FOLDER")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=20)
     args = parser.parse_args()
     types = (float32, bfloat16, int8)
     print("seed", *(f"{t.__name__:>9}" for t in types))

@@ -155,7 +155,7 @@ def of_means(stream: movielens.Stream, hours: int) -> np.ndarray:
 def main() -> None:
     """Prints a table of RMSEs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    movielens.add_data_flag(parser)
+    parser.add_argument("--data", type=pathlib.Path, metavar="FOLDER")
     add = parser.add_argument
     add("--seeds", type=int, default=5)
     add("--part", type=float, default=0.1, help="rows, as a part of the ids")

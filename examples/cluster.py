@@ -6,17 +6,18 @@ none, `run_workers` starts one on this machine, to try things with.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import re
 import signal
 import sys
 import time
 
 import tensorflow as tf
+from absl import flags
 
 from tfrs_embed.testing import LocalCluster
+
+FLAGS = flags.FLAGS
 
 # Tells a worker that it shares this machine with others, and with how many.
 _SHARING = "EXAMPLES_WORKERS_HERE"
@@ -28,41 +29,9 @@ _PORTS = 16
 _JOBS = 1024
 
 
-def positive_int(text: str) -> int:
-    """Reads a flag."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
-def add_flags(
-    parser: argparse.ArgumentParser, workers: int | None = None
-) -> None:
-    """Adds the flags that `given` and `join` read.
-
-    Args:
-        parser: what reads the command line.
-        workers: the default number of workers to start; None: no cluster.
-    """
-    default = "" if workers is None else f" [{workers}]"
-    parser.add_argument(
-        "--workers",
-        type=positive_int,
-        default=workers,
-        metavar="N",
-        help="worker processes to start on this machine, if neither TF_CONFIG "
-        f"nor --slurm gives a cluster{default}",
-    )
-    parser.add_argument(
-        "--slurm",
-        action="store_true",
-        help="join the tasks of this Slurm job step",
-    )
-
-
-def given(flags: argparse.Namespace) -> bool:
+def given() -> bool:
     """Tells whether this process is a worker of a cluster."""
-    return flags.slurm or bool(os.environ.get("TF_CONFIG"))
+    return FLAGS.slurm or bool(os.environ.get("TF_CONFIG"))
 
 
 def run_workers(workers: int) -> None:
@@ -106,13 +75,10 @@ def _how_it_ended(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}"
 
 
-def join(flags: argparse.Namespace) -> tf.distribute.Strategy:
+def join() -> tf.distribute.Strategy:
     """Joins the cluster that this process is a worker of.
 
     It has to be the first that a program does with TensorFlow.
-
-    Args:
-        flags: see `add_flags`.
 
     Returns:
         The strategy, over all devices of all workers.
@@ -121,7 +87,7 @@ def join(flags: argparse.Namespace) -> tf.distribute.Strategy:
         SystemExit: the cluster's description is not right.
     """
     try:
-        if flags.slurm:
+        if FLAGS.slurm:
             os.environ["TF_CONFIG"] = json.dumps(_slurm_cluster())
         config = json.loads(os.environ["TF_CONFIG"])
         here = int(os.environ.get(_SHARING, 1))
@@ -138,7 +104,7 @@ def join(flags: argparse.Namespace) -> tf.distribute.Strategy:
             communication_options=options
         )
     except (RuntimeError, ValueError) as error:
-        source = "Slurm's variables" if flags.slurm else "TF_CONFIG"
+        source = "Slurm's variables" if FLAGS.slurm else "TF_CONFIG"
         raise SystemExit(f"{source}: {error}") from None
 
 
@@ -178,25 +144,6 @@ def _take_share(index: int, workers: int) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(threads)
 
 
-def add_strategy_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag --strategy, the number of replicas for `local_replicas`."""
-
-    def strategy(text: str) -> int:
-        match = re.fullmatch(r"none|mirrored:([1-9]\d*)", text)
-        if match is None:
-            raise ValueError
-        return int(match[1] or 1)
-
-    parser.add_argument(
-        "--strategy",
-        type=strategy,
-        default="none",
-        metavar="{none,mirrored:N}",
-        help="how many replicas train: GPUs, or without any, parts of the CPU "
-        "[%(default)s]",
-    )
-
-
 def check_batch_size(batch_size: int, strategy: tf.distribute.Strategy) -> None:
     """Ends the program if replicas can't share a batch evenly.
 
@@ -208,6 +155,12 @@ def check_batch_size(batch_size: int, strategy: tf.distribute.Strategy) -> None:
             f"--batch_size {batch_size} doesn't divide by "
             f"{strategy.num_replicas_in_sync} replicas."
         )
+
+
+def of_strategy() -> tf.distribute.Strategy:
+    """Makes the replicas that --strategy asks for; see `local_replicas`."""
+    _, _, replicas = FLAGS.strategy.partition(":")
+    return local_replicas(int(replicas or 1))
 
 
 def local_replicas(replicas: int | None) -> tf.distribute.Strategy:

@@ -13,54 +13,72 @@ learn.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import sys
 import time
 
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import _quiet_tensorflow  # noqa: F401  # Before TensorFlow.
 import cluster
+import common_flags
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from absl import app, flags
 
 import tfrs_embed
+
+FLAGS = flags.FLAGS
+for _name, _default, _what in (
+    ("tables", 8, "embedding tables"),
+    ("rows", 100_000, "rows of each table"),
+    ("dim", 16, "width of each table"),
+    ("hotness", 1, "ids per sample and table"),
+    ("batch", 1024, "samples per replica"),
+    ("steps", 300, "training steps"),
+    ("log_every", 50, "steps between two lines"),
+    ("replicas", None, "replicas in this process; if not given, GPUs, or 2"),
+):
+    common_flags.count(_name, _default, _what)
+common_flags.workers()
 
 ALPHA = 1.05
 DENSE_FEATURES = 13
 WARM_UP = 10  # Steps that are not timed: the first is traced.
 
 
-def main() -> None:
+def main(_: list[str]) -> None:
     """Trains on one process's replicas, or starts workers, or is one."""
-    flags = parse_flags()
-    if cluster.given(flags):
-        strategy = cluster.join(flags)
-    elif flags.workers:
-        cluster.run_workers(flags.workers)
+    if FLAGS.replicas and (FLAGS.workers or cluster.given()):
+        raise SystemExit(
+            "--replicas is for one process, without other workers."
+        )
+    if cluster.given():
+        strategy = cluster.join()
+    elif FLAGS.workers:
+        cluster.run_workers(FLAGS.workers)
         return
     else:
-        strategy = cluster.local_replicas(flags.replicas)
+        strategy = cluster.local_replicas(FLAGS.replicas)
     try:
-        train(flags, strategy)
+        train(strategy)
     except NotImplementedError as error:  # Too many logical CPUs.
         raise SystemExit(error) from None
 
 
-def train(flags: argparse.Namespace, strategy: tf.distribute.Strategy) -> None:
+def train(strategy: tf.distribute.Strategy) -> None:
     """Trains the model and prints how it went."""
     tf_keras.utils.set_random_seed(0)
     replicas = strategy.num_replicas_in_sync
     say = print if cluster.is_first(strategy) else lambda *_: None
     with strategy.scope():
-        model = DLRM(flags)
+        model = DLRM()
         optimizer = tf_keras.optimizers.Adam(1e-3)
     layer = model.embeddings
     say(layer.placement)
-    batch = replicas * flags.batch
+    batch = replicas * FLAGS.batch
     say(f"replicas: {replicas}, global batch: {batch:,}")
 
     def replica_step(
@@ -82,22 +100,18 @@ def train(flags: argparse.Namespace, strategy: tf.distribute.Strategy) -> None:
         losses = strategy.run(replica_step, inputs)
         return strategy.reduce("SUM", losses, axis=None)
 
-    batches = iter(
-        strategy.distribute_datasets_from_function(
-            lambda context: clicks(flags, context)
-        )
-    )
+    batches = iter(strategy.distribute_datasets_from_function(clicks))
     losses: list[float] = []
-    warm_up = min(WARM_UP, flags.steps - 1)
+    warm_up = min(WARM_UP, FLAGS.steps - 1)
     start, before = time.perf_counter(), None
-    for i in range(flags.steps):
+    for i in range(FLAGS.steps):
         if i == warm_up:
             start, before = time.perf_counter(), traffic(layer)
         losses.append(float(step(next(batches))))
-        if i == 0 or (i + 1) % flags.log_every == 0:
-            recent = np.mean(losses[-flags.log_every :])
+        if i == 0 or (i + 1) % FLAGS.log_every == 0:
+            recent = np.mean(losses[-FLAGS.log_every :])
             say(f"step {i + 1}: loss {recent:.4f}")
-    steps = flags.steps - warm_up
+    steps = FLAGS.steps - warm_up
     seconds = (time.perf_counter() - start) / steps
 
     if before is None:
@@ -115,7 +129,7 @@ def train(flags: argparse.Namespace, strategy: tf.distribute.Strategy) -> None:
     say(f"peak memory {peak_memory() / 2**20:,.0f} MiB in this process")
     say(
         f"samples_per_s={batch / seconds:.0f} ms_per_step={seconds * 1e3:.2f} "
-        f"loss={np.mean(losses[-max(1, flags.steps // 10) :]):.4f}"
+        f"loss={np.mean(losses[-max(1, FLAGS.steps // 10) :]):.4f}"
     )
 
 
@@ -125,19 +139,19 @@ def train(flags: argparse.Namespace, strategy: tf.distribute.Strategy) -> None:
 class DLRM(tf_keras.Model):
     """Embeddings and dense features, their dot products, and an MLP on top."""
 
-    def __init__(self, flags: argparse.Namespace) -> None:
+    def __init__(self) -> None:
         super().__init__()
         features = {}
-        for i in range(flags.tables):
+        for i in range(FLAGS.tables):
             table = tfrs_embed.TableConfig(
                 f"table_{i}",
-                flags.rows,
-                flags.dim,
+                FLAGS.rows,
+                FLAGS.dim,
                 initializer=tf_keras.initializers.RandomUniform(-0.05, 0.05),
                 combiner="sum",
             )
             features[table.name] = tfrs_embed.FeatureConfig(
-                table.name, table, output_shape=[flags.batch, flags.dim]
+                table.name, table, output_shape=[FLAGS.batch, FLAGS.dim]
             )
         self.embeddings = tfrs_embed.PartialTPUEmbedding(
             features,
@@ -146,7 +160,7 @@ class DLRM(tf_keras.Model):
             tf_keras.optimizers.Adagrad(0.02, initial_accumulator_value=1e-6),
             size_threshold=0,  # All are sharded, in a small trial too.
         )
-        self.bottom = mlp([64, flags.dim])
+        self.bottom = mlp([64, FLAGS.dim])
         self.top = mlp([64, 32])
         self.click = tf_keras.layers.Dense(1)
 
@@ -176,9 +190,7 @@ def mlp(units: list[int]) -> tf_keras.Sequential:
 # Data.
 
 
-def clicks(
-    flags: argparse.Namespace, context: tf.distribute.InputContext
-) -> tf.data.Dataset:
+def clicks(context: tf.distribute.InputContext) -> tf.data.Dataset:
     """Endless batches for this process's replicas, of which no two are alike.
 
     Each is ([batch, dense features], [batch, tables, hotness] ids, [batch]
@@ -194,17 +206,17 @@ def clicks(
         number = i // here * replicas + first + i % here
         seeds = tf.random.split([0, number], 3)
         dense = tf.random.stateless_normal(
-            [flags.batch, DENSE_FEATURES], seeds[0]
+            [FLAGS.batch, DENSE_FEATURES], seeds[0]
         )
         ids = power_law(
-            [flags.batch, flags.tables, flags.hotness], flags.rows, seeds[1]
+            [FLAGS.batch, FLAGS.tables, FLAGS.hotness], FLAGS.rows, seeds[1]
         )
         # Logits with a standard deviation of 2, half of their variance each.
         of_dense = tf.linalg.matvec(dense, dense_weights)
         of_ids = tf.reduce_sum(hidden_weights(ids), axis=[1, 2])
         logits = of_dense * (2 / DENSE_FEATURES) ** 0.5
-        logits += of_ids * (2 / flags.tables / flags.hotness) ** 0.5
-        drawn = tf.random.stateless_uniform([flags.batch], seeds[2])
+        logits += of_ids * (2 / FLAGS.tables / FLAGS.hotness) ** 0.5
+        drawn = tf.random.stateless_uniform([FLAGS.batch], seeds[2])
         return dense, ids, tf.cast(drawn < tf.sigmoid(logits), tf.float32)
 
     return (
@@ -251,42 +263,5 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-# Flags.
-
-
-def parse_flags() -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(
-        description="Trains a DLRM on synthetic clicks."
-    )
-    for name, default, what in (
-        ("tables", 8, "embedding tables"),
-        ("rows", 100_000, "rows of each table"),
-        ("dim", 16, "width of each table"),
-        ("hotness", 1, "ids per sample and table"),
-        ("batch", 1024, "samples per replica"),
-        ("steps", 300, "training steps"),
-        ("log_every", 50, "steps between two lines"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=cluster.positive_int,
-            default=default,
-            metavar="N",
-            help=f"{what} [%(default)s]",
-        )
-    parser.add_argument(
-        "--replicas",
-        type=cluster.positive_int,
-        metavar="N",
-        help="replicas in this process [all GPUs, or 2 without any]",
-    )
-    cluster.add_flags(parser)
-    flags = parser.parse_args()
-    if flags.replicas and (flags.workers or cluster.given(flags)):
-        parser.error("--replicas is for one process, without other workers")
-    return flags
-
-
 if __name__ == "__main__":
-    main()
+    app.run(main, flags_parser=common_flags.parse)

@@ -6,7 +6,6 @@ line: `.inter` (user, movie, rating, time), `.user` and `.item`.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import csv
 import dataclasses
@@ -94,6 +93,14 @@ class Stream:
         cuts = np.flatnonzero(np.diff(number)) + 1
         bounds = [0, *cuts.tolist(), len(self)]
         return [self[slice(*pair)] for pair in itertools.pairwise(bounds)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Movie:
+    """What people know of a movie."""
+
+    title: str
+    genres: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,80 +262,6 @@ def check_saved(
     print(f"saved as .keras, {size:,} bytes; loaded, it predicts the same")
 
 
-def add_flags(
-    parser: argparse.ArgumentParser,
-    epochs: int,
-    size_threshold: int,
-    batch_size: int = 1000,
-) -> None:
-    """Adds the flags of programs that train on it.
-
-    Args:
-        parser: what reads the command line.
-        epochs: the default of --epochs.
-        size_threshold: the default of --size_threshold.
-        batch_size: the default of --batch_size.
-    """
-
-    def threshold(text: str) -> int | None:
-        return None if text == "none" else int(text)
-
-    add_data_flag(parser)
-    add = parser.add_argument
-    add(
-        "--epochs",
-        type=positive_int,
-        default=epochs,
-        metavar="N",
-        help="passes over the ratings [%(default)s]",
-    )
-    add(
-        "--batch_size",
-        type=positive_int,
-        default=batch_size,
-        metavar="N",
-        help="ratings per step, of all replicas [%(default)s]",
-    )
-    add(
-        "--size_threshold",
-        type=threshold,
-        default=size_threshold,
-        metavar="ROWS",
-        help="tables with more rows are large; none: no table is [%(default)s]",
-    )
-    add(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="of initial values and shuffling [%(default)s]",
-    )
-
-
-def add_data_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag that says where the data set is."""
-    parser.add_argument(
-        "--data",
-        type=pathlib.Path,
-        metavar="FOLDER",
-        help="where the files ml-100k.* are [the installed recbole]",
-    )
-
-
-def positive_int(text: str) -> int:
-    """Reads a flag."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
-def positive_float(text: str) -> float:
-    """Reads a flag."""
-    if not 0 < float(text) < float("inf"):
-        raise ValueError
-    return float(text)
-
-
 def find() -> pathlib.Path:
     """Returns the folder of the files in the installed package recbole.
 
@@ -410,6 +343,26 @@ def load(folder: pathlib.Path, seed: int = 0) -> MovieLens:
         train=train,
         test=test,
     )
+
+
+def load_movies(folder: pathlib.Path) -> list[Movie]:
+    """Reads titles and genres.
+
+    Args:
+        folder: where the files are.
+
+    Returns:
+        The movies, in the order of their rows.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+    """
+    if not (folder / MOVIES).is_file():
+        raise FileNotFoundError(f"{folder} has no file {MOVIES}.")
+    _, title, _, genres = _read(folder / MOVIES)
+    return [
+        Movie(t, tuple(g.split())) for t, g in zip(title, genres, strict=True)
+    ]
 
 
 def load_stream(folder: pathlib.Path) -> Stream:

@@ -12,20 +12,23 @@ dense layers are trained by the model's. With several replicas the tables above
 
 from __future__ import annotations
 
-import argparse
-import os
 import time
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
+import _quiet_tensorflow  # noqa: F401  # Before TensorFlow.
 import cluster
+import common_flags
 import movielens
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from absl import app, flags
 from tf_keras.optimizers import schedules
 
 import tfrs_embed
+
+FLAGS = flags.FLAGS
+common_flags.strategy()
+common_flags.training(epochs=6, size_threshold=1000)
 
 DIM = 32
 #: On the squares of a sample's embeddings.
@@ -33,34 +36,33 @@ PENALTY = 0.03
 DROPOUT = 0.2
 
 
-def main() -> None:
+def main(_: list[str]) -> None:
     """Trains, evaluates and saves the model."""
-    flags = parse_flags()
     # The first thing that touches TensorFlow's devices.
-    strategy = cluster.local_replicas(flags.strategy)
-    cluster.check_batch_size(flags.batch_size, strategy)
-    tf_keras.utils.set_random_seed(flags.seed)
+    strategy = cluster.of_strategy()
+    cluster.check_batch_size(FLAGS.batch_size, strategy)
+    tf_keras.utils.set_random_seed(FLAGS.seed)
     try:
-        data = movielens.load(flags.data or movielens.find())
+        data = movielens.load(FLAGS.data or movielens.find())
     except OSError as error:
         raise SystemExit(error) from None
     print(data)
 
-    train = data.pairs(data.train, flags.batch_size, flags.seed)
-    test = data.pairs(data.test, flags.batch_size)
+    train = data.pairs(data.train, FLAGS.batch_size, FLAGS.seed)
+    test = data.pairs(data.test, FLAGS.batch_size)
     with strategy.scope():
         model = make(
             data,
-            flags.batch_size,
-            flags.epochs * len(train),
-            flags.size_threshold,
+            FLAGS.batch_size,
+            FLAGS.epochs * len(train),
+            FLAGS.size_threshold,
         )
     print(model.get_layer("embeddings").placement)
     start = time.perf_counter()
     # One iterator for all epochs: making one takes replicas a second or more.
     model.fit(
         train.repeat(),
-        epochs=flags.epochs,
+        epochs=FLAGS.epochs,
         steps_per_epoch=len(train),
         verbose=2,
     )
@@ -141,16 +143,5 @@ def make(
     return model
 
 
-def parse_flags() -> argparse.Namespace:
-    """Reads the command line."""
-
-    parser = argparse.ArgumentParser(
-        description="Trains DistributedEmbedding's model on MovieLens-100K."
-    )
-    cluster.add_strategy_flag(parser)
-    movielens.add_flags(parser, epochs=6, size_threshold=1000)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    app.run(main, flags_parser=common_flags.parse)

@@ -14,19 +14,24 @@ movielens_distributed_embedding.py is the like in tf_keras, tuned further.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import _quiet_tensorflow  # noqa: F401  # Before TensorFlow.
 import cluster
+import common_flags
 import keras
 import movielens
 import tensorflow as tf
+from absl import app, flags
 
 import tfrs_embed.keras3
+
+FLAGS = flags.FLAGS
+common_flags.strategy()
+common_flags.training(epochs=5, size_threshold=1000, batch_size=256)
 
 DIM = 32
 
@@ -73,31 +78,31 @@ class Ranking(keras.Model):
         return cls(**{**config, "embeddings": layer})
 
 
-def main() -> None:
+def main(_: list[str]) -> None:
     """Trains, evaluates and saves the model."""
-    flags = parse_flags()
     # The first thing that touches TensorFlow's devices.
-    strategy = cluster.local_replicas(flags.strategy)
-    cluster.check_batch_size(flags.batch_size, strategy)
-    keras.utils.set_random_seed(flags.seed)
+    strategy = cluster.of_strategy()
+    cluster.check_batch_size(FLAGS.batch_size, strategy)
+    keras.utils.set_random_seed(FLAGS.seed)
     try:
-        data = movielens.load(flags.data or movielens.find())
+        data = movielens.load(FLAGS.data or movielens.find())
     except OSError as error:
         raise SystemExit(error) from None
     print(data)
 
-    train = data.pairs(data.train, flags.batch_size, flags.seed)
-    test = data.pairs(data.test, flags.batch_size)
+    train = data.pairs(data.train, FLAGS.batch_size, FLAGS.seed)
+    test = data.pairs(data.test, FLAGS.batch_size)
     with strategy.scope():
-        model = make(data, flags.batch_size, flags.size_threshold)
+        model = make(data, FLAGS.batch_size, FLAGS.size_threshold)
     print(model.embeddings.placement)
     start = time.perf_counter()
     # One iterator for all epochs: making one takes replicas a second or more.
     model.fit(
         train.repeat(),
-        epochs=flags.epochs,
+        epochs=FLAGS.epochs,
         steps_per_epoch=len(train),
         verbose=2,
+        shuffle=False,  # The data set is, which Keras would remark on.
     )
     print(f"trained in {time.perf_counter() - start:.0f} s")
     rmse = model.evaluate(test, return_dict=True, verbose=0)["rmse"]
@@ -143,15 +148,5 @@ def make(
     return model
 
 
-def parse_flags() -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(
-        description="Trains a model of Keras 3 on MovieLens-100K."
-    )
-    cluster.add_strategy_flag(parser)
-    movielens.add_flags(parser, epochs=5, size_threshold=1000, batch_size=256)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    app.run(main, flags_parser=common_flags.parse)

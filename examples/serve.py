@@ -12,7 +12,6 @@ the model that was trained.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import pathlib
@@ -26,32 +25,36 @@ from collections.abc import Iterator, Sequence
 # tensorflow_recommenders is written for Keras 2: tf.keras has to mean tf_keras,
 # which is decided when TensorFlow is imported.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import _quiet_tensorflow  # noqa: F401  # Before TensorFlow.
+import common_flags
 import movielens
 import movielens_model
+import movielens_serving
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from absl import app, flags
+from epoch_lines import EpochLines
 
-import tfrs_embed
+FLAGS = flags.FLAGS
+common_flags.training(epochs=5, size_threshold=100)
 
 SOURCES = pathlib.Path(__file__).resolve().parent / "serve"
 BATCH = 1000
 
 
-def main() -> None:
+def main(_: list[str]) -> None:
     """Trains, exports and serves the model."""
-    flags = parse_flags()
-    tf_keras.utils.set_random_seed(flags.seed)
+    tf_keras.utils.set_random_seed(FLAGS.seed)
     try:
-        data = movielens.load(flags.data or movielens.find())
+        data = movielens.load(FLAGS.data or movielens.find())
     except OSError as error:
         raise SystemExit(error) from None
     with tempfile.TemporaryDirectory(prefix="movielens_") as name:
         folder = pathlib.Path(name)
         compiling = start_compiling(folder / "server")
-        model = train(data, flags)
+        model = train(data)
         expected = np.concatenate(
             [model(data.join(b.user, b.movie)) for b in batches(data)]
         )
@@ -60,7 +63,7 @@ def main() -> None:
         served = {}
         for rows in ("float32", "float16", "int8"):
             path = folder / rows
-            export(model, data, path, rows)
+            movielens_serving.export(model, data, path, rows)
             served[rows] = ask(command, path, data)
             size = sum(f.stat().st_size for f in path.glob("variables/*"))
             difference = np.abs(served[rows] - expected).max()
@@ -73,61 +76,23 @@ def main() -> None:
         print(f"test_rmse={rmse(served['float32'], data):.4f}")
 
 
-def train(
-    data: movielens.MovieLens, flags: argparse.Namespace
-) -> movielens_model.RankingModel:
+def train(data: movielens.MovieLens) -> movielens_model.RankingModel:
     """Returns the model, trained."""
-    dataset = data.dataset(data.train, flags.batch_size, flags.seed)
+    dataset = data.dataset(data.train, FLAGS.batch_size, FLAGS.seed)
     model = movielens_model.make(
         data,
-        flags.batch_size,
-        flags.epochs * len(dataset),
-        flags.size_threshold,
+        FLAGS.batch_size,
+        FLAGS.epochs * len(dataset),
+        FLAGS.size_threshold,
         steps_per_execution=10,
     )
-    model.fit(dataset, epochs=flags.epochs, verbose=2)
-    return model
-
-
-class Ratings(tf.Module):
-    """What is served: ratings for MovieLens's own user and movie numbers."""
-
-    def __init__(
-        self, model: movielens_model.RankingModel, data: movielens.MovieLens
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self._join = data.join
-        # No row for unknown ids: they are errors.
-        self.user_row, self.movie_row = (
-            tf_keras.layers.IntegerLookup(vocabulary=ids, num_oov_indices=0)
-            for ids in (data.user_ids, data.movie_ids)
-        )
-
-    def __call__(
-        self, user_id: tf.Tensor, movie_id: tf.Tensor
-    ) -> dict[str, tf.Tensor]:
-        rows = self.user_row(user_id), self.movie_row(movie_id)
-        return {"rating": self.model(self._join(*rows), training=False)}
-
-
-def export(
-    model: movielens_model.RankingModel,
-    data: movielens.MovieLens,
-    path: pathlib.Path,
-    rows: str,
-) -> None:
-    """Writes a SavedModel."""
-    arguments = [
-        tf.TensorSpec([None], tf.int64, name)
-        for name in ("user_id", "movie_id")
-    ]
-    tfrs_embed.serving.export(
-        model,
-        path,
-        rows=rows,
-        signatures={"serving_default": (Ratings(model, data), arguments)},
+    model.fit(
+        dataset,
+        epochs=FLAGS.epochs,
+        callbacks=[EpochLines(FLAGS.epochs)],
+        verbose=0,
     )
+    return model
 
 
 # The server.
@@ -170,12 +135,23 @@ def finish_compiling(
 @contextlib.contextmanager
 def serving(command: Sequence[str], path: pathlib.Path) -> Iterator[int]:
     """Serves a model; yields the port."""
-    with subprocess.Popen(
-        [*command, str(path)], stdout=subprocess.PIPE, text=True
-    ) as server:
+    with (
+        # Each start has TensorFlow's first lines, which count if one fails.
+        tempfile.TemporaryFile("w+", errors="replace") as log,
+        subprocess.Popen(
+            [*command, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as server,
+    ):
         try:
             assert server.stdout is not None
             yield int(server.stdout.readline())
+        except Exception:
+            log.seek(0)
+            sys.stderr.write(log.read())
+            raise
         finally:
             server.kill()
 
@@ -224,14 +200,5 @@ def rmse(ratings: np.ndarray, data: movielens.MovieLens) -> float:
     return float(np.sqrt(np.mean(np.square(ratings - data.test.rating))))
 
 
-def parse_flags() -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(
-        description="Serves MovieLens-100K's model from TensorFlow's C++ loader"
-    )
-    movielens.add_flags(parser, epochs=5, size_threshold=100)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    app.run(main, flags_parser=common_flags.parse)

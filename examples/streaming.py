@@ -18,23 +18,50 @@ those of the first month, in which nearly all is new.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import os
-import pathlib
 import tempfile
 from typing import Any
 
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import _quiet_tensorflow  # noqa: F401  # Before TensorFlow.
+import common_flags
 import movielens
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from absl import app, flags
 from movielens_stream import ROW, StreamModel
 
 import tfrs_embed
+
+FLAGS = flags.FLAGS
+common_flags.data()
+common_flags.path(
+    "checkpoints",
+    "where they go, and the last of them comes from; if not given, a temporary "
+    "folder",
+)
+flags.DEFINE_float(
+    "capacity", 0.25, "rows, as a part of all users, and of all movies"
+)
+flags.register_validator(
+    "capacity", lambda part: 0 < part < float("inf"), "must be above 0"
+)
+flags.DEFINE_enum(
+    "eviction",
+    "lfu",
+    ["lru", "lfu", "ttl", "none"],
+    "whose row another takes; none: tables grow",
+)
+common_flags.count("ttl", 50, "steps after which --eviction=ttl evicts")
+common_flags.count(
+    "admission", 1, "ratings after which a user, or a movie, gets a row"
+)
+common_flags.count("days", 1, "days between two checkpoints")
+common_flags.count("batch_size", 64, "ratings per step")
+common_flags.seed()
 
 WARM_UP_S = 30 * 86_400
 COLUMNS = (
@@ -43,16 +70,15 @@ COLUMNS = (
 )
 
 
-def main() -> None:
+def main(_: list[str]) -> None:
     """Trains on all days that the last checkpoint has not seen."""
-    flags = parse_flags()
     try:
-        stream = movielens.load_stream(flags.data or movielens.find())
+        stream = movielens.load_stream(FLAGS.data or movielens.find())
     except OSError as error:
         raise SystemExit(error) from None
-    job = Job(stream, flags)
+    job = Job(stream)
     print(job.model.embeddings.placement)
-    periods = stream.periods(24 * flags.days)
+    periods = stream.periods(24 * FLAGS.days)
     done = int(job.position)
     if done:
         print(f"goes on after {done:,} ratings, from {job.manager.directory}")
@@ -74,18 +100,16 @@ class Job:
 
     Args:
         stream: all ratings.
-        flags: the command line.
     """
 
-    def __init__(self, stream: movielens.Stream, flags: argparse.Namespace):
-        self.flags = flags
+    def __init__(self, stream: movielens.Stream) -> None:
         self.stream = stream
         self.model = StreamModel(
             [
-                make_table("user", stream.user_id, flags),
-                make_table("movie", stream.movie_id, flags),
+                make_table("user", stream.user_id),
+                make_table("movie", stream.movie_id),
             ],
-            flags.batch_size,
+            FLAGS.batch_size,
             learning_rate=0.1,
             penalty=0.1,
         )
@@ -100,7 +124,7 @@ class Job:
             tested=self.tested,
             squared_errors=self.squared_errors,
         )
-        folder = flags.checkpoints or tempfile.mkdtemp(prefix="streaming_")
+        folder = FLAGS.checkpoints or tempfile.mkdtemp(prefix="streaming_")
         self.manager = tf.train.CheckpointManager(
             checkpoint, str(folder), max_to_keep=2
         )
@@ -117,7 +141,7 @@ class Job:
         errors = self.test(period)
         before = [evicted(table) for table in self.tables]
         self.train(period)
-        if self.flags.eviction == "ttl":
+        if FLAGS.eviction == "ttl":
             for table in self.tables:
                 table.evict()
         self.manager.save()
@@ -147,10 +171,10 @@ class Job:
 
     def train(self, period: movielens.Stream) -> None:
         """Trains on a period, in an order that is its own."""
-        seed = [self.flags.seed, int(self.position)]
+        seed = [FLAGS.seed, int(self.position)]
         order = np.random.default_rng(seed).permutation(len(period))
-        for start in range(0, len(period), self.flags.batch_size):
-            batch = period[order[start : start + self.flags.batch_size]]
+        for start in range(0, len(period), FLAGS.batch_size):
+            batch = period[order[start : start + FLAGS.batch_size]]
             self.model.learn(ids_of(batch), tf.constant(batch.rating))
         self.position.assign_add(len(period))
 
@@ -159,26 +183,24 @@ class Job:
         return float(np.sqrt(self.squared_errors / float(self.tested)))
 
 
-def make_table(
-    name: str, ids: np.ndarray, flags: argparse.Namespace
-) -> tfrs_embed.TableConfig:
+def make_table(name: str, ids: np.ndarray) -> tfrs_embed.TableConfig:
     """Declares a table whose keys are ids, with rows for a part of them."""
     eviction: Any = {
         "lru": "lru",
         "lfu": "lfu",
-        "ttl": tfrs_embed.TimeToLive(flags.ttl),
+        "ttl": tfrs_embed.TimeToLive(FLAGS.ttl),
         "none": None,
-    }[flags.eviction]
+    }[FLAGS.eviction]
     return tfrs_embed.TableConfig(
         name,
-        vocabulary_size=int(np.ceil(flags.capacity * len(np.unique(ids)))),
+        vocabulary_size=int(np.ceil(FLAGS.capacity * len(np.unique(ids)))),
         embedding_dim=ROW,
         initializer=tf_keras.initializers.RandomNormal(
-            stddev=0.03, seed=flags.seed
+            stddev=0.03, seed=FLAGS.seed
         ),
         keys=tfrs_embed.DynamicKeys(
             dtype=tf.int64,
-            admission=tfrs_embed.FrequencyAdmission(flags.admission),
+            admission=tfrs_embed.FrequencyAdmission(FLAGS.admission),
             eviction=eviction,
             when_full="grow" if eviction is None else "evict",
         ),
@@ -198,73 +220,5 @@ def evicted(table: Any) -> int:
     return table.statistics()["in_all"]["evicted"]
 
 
-# Flags.
-
-
-def parse_flags() -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(
-        description="Trains on MovieLens-100K's ratings as they came."
-    )
-    movielens.add_data_flag(parser)
-    add = parser.add_argument
-    add(
-        "--checkpoints",
-        type=pathlib.Path,
-        metavar="FOLDER",
-        help="where they go, and the last of them comes from [a temporary "
-        "folder]",
-    )
-    add(
-        "--capacity",
-        type=movielens.positive_float,
-        default=0.25,
-        metavar="PART",
-        help="rows, as a part of all users, and of all movies [%(default)s]",
-    )
-    add(
-        "--eviction",
-        choices=("lru", "lfu", "ttl", "none"),
-        default="lfu",
-        help="whose row another takes; none: tables grow [%(default)s]",
-    )
-    add(
-        "--ttl",
-        type=movielens.positive_int,
-        default=50,
-        metavar="STEPS",
-        help="steps after which --eviction=ttl evicts [%(default)s]",
-    )
-    add(
-        "--admission",
-        type=movielens.positive_int,
-        default=1,
-        metavar="N",
-        help="ratings after which a user, or a movie, gets a row [%(default)s]",
-    )
-    add(
-        "--days",
-        type=movielens.positive_int,
-        default=1,
-        metavar="N",
-        help="days between two checkpoints [%(default)s]",
-    )
-    add(
-        "--batch_size",
-        type=movielens.positive_int,
-        default=64,
-        metavar="N",
-        help="ratings per step [%(default)s]",
-    )
-    add(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="of initial values and shuffling [%(default)s]",
-    )
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    app.run(main, flags_parser=common_flags.parse)

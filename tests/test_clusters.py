@@ -40,9 +40,11 @@ def load(path, monkeypatch):
     return module
 
 
-@pytest.fixture
-def numa(monkeypatch):
-    return load(RECIPES / "numa.py", monkeypatch)
+@pytest.fixture(scope="module")
+def numa():
+    """The launcher, imported once: so often may a program define its flags."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield load(RECIPES / "numa.py", patch)
 
 
 @pytest.fixture
@@ -139,8 +141,30 @@ needs_numactl = pytest.mark.skipif(
 def start_on_nodes(numa, monkeypatch, nodes, *command):
     monkeypatch.setattr(numa, "find_nodes", lambda *_: nodes)
     monkeypatch.setattr(numa.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["numa.py", "--", *command])
-    numa.main()
+    start(numa, monkeypatch, "--", *command)
+
+
+def start(numa, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["numa.py", *arguments])
+    try:
+        numa.main(numa.FLAGS(sys.argv))
+    finally:
+        numa.FLAGS.unparse_flags()
+
+
+@needs_numactl
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no program to start"),
+        (["--"], "no program to start"),
+        (["--hosts=a,b"], "no program to start"),
+        (["--hosts", "host0", "host1", "--", "true"], "'host1' .* commas"),
+    ],
+)
+def test_wrong_arguments_are_refused(numa, monkeypatch, arguments, message):
+    with pytest.raises(SystemExit, match=message):
+        start(numa, monkeypatch, *arguments)
 
 
 @needs_numactl

@@ -110,6 +110,64 @@ def test_the_environment_turns_them_off(unloaded, monkeypatch, value):
     assert_works()
 
 
+# What a layer's placement says.
+
+
+def a_layer(size_threshold=0):
+    table = tfrs_embed.TableConfig("t", 4, 2)
+    return tfrs_embed.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("f", table),
+        tf.tpu.experimental.embedding.SGD(0.5),
+        size_threshold=size_threshold,
+    )
+
+
+def test_a_placement_says_how_to_get_kernels(folder):
+    placement = a_layer().placement
+    last = str(placement).splitlines()[-1]
+    assert last.startswith("No kernels: none are compiled")
+    assert "python -m tfrs_embed.kernels.build" in last
+    assert "kernels" not in repr(placement)
+
+
+def test_a_placement_says_that_they_are_off(monkeypatch):
+    layer = a_layer()
+    before = layer.placement
+    monkeypatch.setenv("TFRS_EMBED_KERNELS", "off")
+    assert "TFRS_EMBED_KERNELS" in str(layer.placement).splitlines()[-1]
+    assert layer.placement == before
+
+
+def test_no_kernels_are_missed_where_none_would_be_used(folder):
+    placement = a_layer(size_threshold=None).placement
+    assert placement.missing_kernels is None
+    assert "ernels" not in str(placement)
+
+
+@pytest.mark.usefixtures("needs_kernels")
+def test_a_placement_misses_no_kernels_that_are_there():
+    assert a_layer().placement.missing_kernels is None
+
+
+def test_asking_for_missing_kernels_starts_no_devices(folder):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import tensorflow as tf\n"
+            "from tfrs_embed import kernels\n"
+            "kernels.missing()\n"
+            "[cpu] = tf.config.list_physical_devices('CPU')\n"
+            "tf.config.set_logical_device_configuration(\n"
+            "    cpu, [tf.config.LogicalDeviceConfiguration()] * 2)\n"
+            "assert len(tf.config.list_logical_devices('CPU')) == 2\n",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.usefixtures("needs_kernels")
 def test_in_use_they_are_named_with_their_file():
     status = kernels.status()

@@ -128,10 +128,17 @@ class Placement:
         tables: one entry per table, in the order of the configuration.
         communication_dtype: what rows, vectors and gradients are sent as
             between replicas; None: engines send none.
+        missing_kernels: why engines' tables on CPUs do without compiled
+            kernels, and how to get these; None: nothing is missing. It is of
+            the machine and not of the places, so two that differ in it alone
+            are equal.
     """
 
     tables: tuple[TablePlacement, ...]
     communication_dtype: str | None = None
+    missing_kernels: str | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
 
     @property
     def total_bytes(self) -> int:
@@ -144,7 +151,7 @@ class Placement:
         return sum(t.rows for t in self.tables)
 
     def __str__(self) -> str:
-        """The report: a line per table, totals below, and what is sent."""
+        """The report: a line per table, totals, what is sent and missing."""
         head = (
             "table",
             "rows",
@@ -185,6 +192,8 @@ class Placement:
             report.append(
                 f"Rows and gradients are sent as {self.communication_dtype}."
             )
+        if self.missing_kernels is not None:
+            report.append(self.missing_kernels)
         return "\n".join(report)
 
 

@@ -1,19 +1,18 @@
 """Starts a program once on each NUMA node of this host.
 
     python numa.py -- python train.py --epochs 10
-    python numa.py --hosts host0 host1 -- python train.py --epochs 10
+    python numa.py --hosts host0,host1 -- python train.py --epochs 10
 
 The first is for one host; the second runs on each of several. The processes are
 the workers of one cluster, as TF_CONFIG tells each of them. numactl keeps each
 on the processors and in the memory of its node. If one fails, its host's others
 are ended. Those of other hosts end by themselves, as they can't go on.
 
-It needs numactl, and neither TensorFlow nor this library.
+It needs numactl and absl-py, and neither TensorFlow nor this library.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pathlib
@@ -25,46 +24,59 @@ import sys
 import time
 from collections.abc import Sequence
 
+from absl import app, flags
+
+FLAGS = flags.FLAGS
+
 _SYSTEM = pathlib.Path("/sys/devices/system/node")
 _PORT = 2222
 _SECONDS_TO_END = 10.0
 
+flags.DEFINE_list(
+    "hosts",
+    ["localhost"],
+    "all hosts of the cluster, in the same order on each; they have as many "
+    "NUMA nodes as this one",
+)
+flags.DEFINE_integer(
+    "port",
+    _PORT,
+    "of a host's first process; those of the others follow",
+    lower_bound=1,
+    upper_bound=65_535,
+)
 
-def main() -> None:
-    """Starts the processes and waits for them."""
-    parser = argparse.ArgumentParser(
-        description="Starts a program once on each NUMA node of this host."
-    )
-    parser.add_argument(
-        "--hosts",
-        nargs="+",
-        default=["localhost"],
-        metavar="HOST",
-        help="all hosts of the cluster, in the same order on each; they have "
-        "as many NUMA nodes as this one [this host alone]",
-    )
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=_PORT,
-        help="of a host's first process; those of the others follow "
-        "[%(default)s]",
-    )
-    parser.add_argument("command", nargs="+", help="the program, after --")
-    args = parser.parse_args()
+
+def main(argv: Sequence[str]) -> None:
+    """Starts the processes and waits for them.
+
+    Args:
+        argv: the name of this program, and the command of the other.
+
+    Raises:
+        SystemExit: it doesn't start, or it fails.
+    """
+    command = list(argv[1:])
+    if not command:
+        raise SystemExit("There is no program to start, after --.")
+    if "--" in sys.argv[1:] and sys.argv[-len(command) - 1] != "--":
+        raise SystemExit(
+            f"'{command[0]}' stands before --, and is no flag; hosts have "
+            "commas between them: --hosts host0,host1"
+        )
     if shutil.which("numactl") is None:
         raise SystemExit("There is no numactl: apt-get install numactl")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     nodes = find_nodes(_SYSTEM, os.sched_getaffinity(0))
-    environments = make_environments(args.hosts, len(nodes), args.port)
+    environments = make_environments(FLAGS.hosts, len(nodes), FLAGS.port)
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for node, environment in zip(nodes, environments, strict=True):
             bind = [f"--cpunodebind={node}", f"--membind={node}"]
             processes.append(
                 subprocess.Popen(
-                    ["numactl", *bind, "--", *args.command],
+                    ["numactl", *bind, "--", *command],
                     env={**os.environ, **environment},
                 )
             )
@@ -178,4 +190,4 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main)

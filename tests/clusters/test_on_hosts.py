@@ -197,7 +197,7 @@ def test_hosts_go_on_when_a_process_dies(folder):
     [script] = [
         code
         for code in documentation.code("docs/clusters.md", "bash")
-        if "numa.py --hosts host0 host1" in code
+        if "numa.py --hosts host0,host1" in code
     ]
     script = script.replace(
         "/shared/checkpoints",

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -72,6 +73,17 @@ def status() -> Status:
         The status.
     """
     return _load()[0]
+
+
+def missing() -> str | None:
+    """Why there are no kernels and how to get them; None: nothing is missing.
+
+    It loads none, so devices can still be configured after it. On GPUs there is
+    nothing that kernels would do.
+    """
+    if tf.config.get_visible_devices("GPU"):
+        return None
+    return _why_none(files.find())
 
 
 @contextlib.contextmanager
@@ -148,17 +160,10 @@ def _say_once(reason: str) -> None:
 
 @functools.cache
 def _load() -> tuple[Status, Any]:
-    if os.environ.get("TFRS_EMBED_KERNELS", "").lower() in ("off", "0"):
-        return _without("Kernels are off: TFRS_EMBED_KERNELS says so.")
     path = files.find()
-    if path is None:
-        others = files.others()
-        made_for = (
-            f"{others[0]} is for another TensorFlow or release"
-            if others
-            else "none are compiled"
-        )
-        return _without(f"No kernels: {made_for}; run {_BUILD}.")
+    reason = _why_none(path)
+    if reason is not None:
+        return _without(reason)
     try:
         module = tf.load_op_library(str(path))
         with tf.init_scope():  # The first caller may be tracing a function.
@@ -167,6 +172,21 @@ def _load() -> tuple[Status, Any]:
         return _without(f"No kernels: {path} does not load: {error}")
     reason = f"Kernels in use: {path} ({loops})."
     return Status(True, reason, str(path), loops), module
+
+
+def _why_none(path: Path | None) -> str | None:
+    """Why a build, or none, is not to be loaded; None: it is."""
+    if os.environ.get("TFRS_EMBED_KERNELS", "").lower() in ("off", "0"):
+        return "Kernels are off: TFRS_EMBED_KERNELS says so."
+    if path is not None:
+        return None
+    others = files.others()
+    made_for = (
+        f"{others[0]} is for another TensorFlow or release"
+        if others
+        else "none are compiled"
+    )
+    return f"No kernels: {made_for}; run {_BUILD}."
 
 
 def _without(reason: str) -> tuple[Status, Any]:

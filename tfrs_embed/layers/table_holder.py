@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import descriptions, placement, serialization, strategies
+from tfrs_embed import (
+    descriptions,
+    kernels,
+    placement,
+    serialization,
+    strategies,
+)
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import EmbeddingSpec
@@ -372,7 +379,12 @@ class TableHolder(Layer):
     @property
     def placement(self) -> Placement:
         """Where each table is and why; prints as a readable table."""
-        return self._placement
+        on_cpus = self._engine_layer is not None and not is_tpu(self._strategy)
+        return dataclasses.replace(
+            self._placement,
+            # Not kept: they may be compiled, or turned off, in the meantime.
+            missing_kernels=kernels.missing() if on_cpus else None,
+        )
 
     @property
     def step(self) -> Any:
