@@ -343,7 +343,9 @@ class Unready(Stderr):
 
 @pytest.mark.parametrize("mode", ["auto", "bar", "log"])
 @pytest.mark.parametrize("kind", ["closed", "broken", "unready", "none"])
-def test_a_stderr_that_fails_fails_nothing(clock, monkeypatch, mode, kind):
+def test_a_stderr_that_fails_fails_nothing(
+    clock, monkeypatch, capsys, mode, kind
+):
     found = {"broken": Broken, "unready": Unready, "none": lambda: None}.get(
         kind, Stderr
     )()
@@ -353,6 +355,7 @@ def test_a_stderr_that_fails_fails_nothing(clock, monkeypatch, mode, kind):
     replace(monkeypatch, found)
     progress.set_mode(mode)
     assert work(clock, 50).done == 500 * MB
+    assert not capsys.readouterr().out
     assert not progress._threads.tasks
     require_free_lock()
 

@@ -427,5 +427,5 @@ def _write(line: str) -> None:
     log: Any = logging.get_absl_logger()
     if log.isEnabledFor(_INFO) and log.hasHandlers():
         logging.info("%s", line)
-    else:
+    elif sys.stderr is not None:  # print would take None for stdout.
         print(line, file=sys.stderr, flush=True)
