@@ -13,8 +13,9 @@ import tensorflow as tf
 import tfrs_embed
 from helpers import change_byte, differentiate
 from processes import environment
+from tfrs_embed import progress
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.checkpoint.conversion import convert, progress
+from tfrs_embed.checkpoint.conversion import convert
 from tfrs_embed.checkpoint.conversion.command import main
 from tfrs_embed.checkpoint.index import Index
 
@@ -306,14 +307,16 @@ def test_many_other_variables_are_summed_up(tmp_path, capsys):
 
 def test_a_terminal_sees_progress(tmp_path, values, capsys, monkeypatch):
     path = save(tmp_path / "c", values)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     inspect(path, capsys)
     assert not capsys.readouterr().err
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(progress, "_INTERVAL_S", 0)
+    monkeypatch.setattr(progress, "_AFTER_S", 0)
     assert main(["inspect", path]) == 0
     err = capsys.readouterr().err
-    assert "50% of" in err or "100% of 9.4 KiB" in err
-    assert err.endswith("\r\033[K")
+    assert "Reading 'c-1': 100%" in err
+    assert err.endswith("\n")
+    inspect(path, capsys, "--no-progress")
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

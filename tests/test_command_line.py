@@ -17,7 +17,7 @@ import tfrs_embed_command
 from tfrs_embed import command_line, kernels
 from tfrs_embed.commands import info
 from tfrs_embed.kernels import build, files
-from tfrs_embed.sparsecore import compute_limits
+from tfrs_embed.sparsecore import LimitsReport, compute_limits
 from tfrs_embed.strategies import require_sparse_core_api
 from tfrs_embed_command import COMMANDS, main, make_parser
 
@@ -404,7 +404,9 @@ def test_limits_of_files(model, tmp_path, capsys):
         "max_unique_ids_per_table": config.max_unique_ids_per_table,
         "max_ids_per_chip_per_sample": config.max_ids_per_chip_per_sample,
     }
-    assert found["batches"] == report.batches == 3
+    assert report.batches == 3
+    text = json.dumps(found["report"])
+    assert LimitsReport.from_json(text) == report
     assert found["left_out"] == ["genres"]
     assert limits(model, "--batches", pattern, "--safety=2") == 0
     printed = capsys.readouterr()
@@ -439,28 +441,28 @@ def test_a_file_may_have_all_chips_batch_or_a_part_of_one(
     assert limits(model, "--json", f"--batches={tmp_path}/whole.npz") == 0
     found = json.loads(capsys.readouterr().out)
     config, _ = expected(parts)
-    assert found["batches"] == 4
+    assert found["report"]["batches"] == 4
     assert found["config"]["max_ids_per_table"] == config.max_ids_per_table
     # The smaller one may come first.
     np.savez(tmp_path / "a.npz", **batch(3))
     np.savez(tmp_path / "b.npz", **parts[0])
     names = [str(tmp_path / name) for name in ("a.npz", "b.npz")]
     assert limits(model, "--json", "--batches", *names) == 0
-    assert json.loads(capsys.readouterr().out)["batches"] == 2
+    assert json.loads(capsys.readouterr().out)["report"]["batches"] == 2
 
 
 def test_limits_of_drawn_batches(model, capsys):
     assert limits(model, "--json", "--draw=20") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["batches"] == 20
+    assert found["report"]["batches"] == 20
     assert "drawn" in found["source"]
-    [movies] = found["tables"]
+    [movies] = found["report"]["tables"]
     # 20 batches of 8 samples, with 1 and 2.5 ids.
     assert movies["ids"] == pytest.approx(20 * 8 * 3.5, rel=0.1)
     assert limits(model, "--json", "--draw=20", "--seed=0") == 0
     assert json.loads(capsys.readouterr().out) == found
     assert limits(model, "--json", "--draw=20", "--seed=1") == 0
-    assert json.loads(capsys.readouterr().out)["tables"] != found["tables"]
+    assert json.loads(capsys.readouterr().out)["report"] != found["report"]
 
 
 def without(name):

@@ -261,6 +261,13 @@ def test_limits(made):
     assert found.facts["stacks beyond limits"] == "0"
 
 
+def test_limits_as_the_command_prints_them(made, tmp_path):
+    value = json.loads((made / "limits.json").read_text())
+    path = tmp_path / "limits.json"
+    path.write_text(json.dumps({"report": value, "left_out": []}))
+    assert page(path).facts == page(made / "limits.json").facts
+
+
 def test_limits_that_are_too_low(made, tmp_path):
     value = json.loads((made / "limits.json").read_text())
     value["stacks"][0]["headroom_ids"] = -3

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import sparse_core_config
+from tfrs_embed import progress
 from tfrs_embed.sparsecore import Topology, buffers, compute_limits
 from tfrs_embed.sparsecore.layout import Layout
 
@@ -311,9 +312,12 @@ def test_the_report_prints_aligned():
     assert len({len(line) for line in lines[2:6]}) == 1
 
 
-def test_progress_is_told_on_stderr_only_if_wanted(capsys):
+def test_progress_is_told_on_stderr_only_if_wanted(capsys, monkeypatch):
     compute_limits([[0] * 8] * 3, feature(), (1, 2))
-    assert "3 batches" in capsys.readouterr().err
+    assert capsys.readouterr() == ("", "")  # It takes no time.
+    monkeypatch.setattr(progress, "_AFTER_S", 0)
+    compute_limits([[0] * 8] * 3, feature(), (1, 2))
+    assert "limits: done, 3 batches" in capsys.readouterr().err
     compute_limits([[0] * 8] * 3, feature(), (1, 2), progress=False)
     assert capsys.readouterr() == ("", "")
 

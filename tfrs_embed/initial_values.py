@@ -10,15 +10,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import kerases
+from tfrs_embed import kerases, progress
 from tfrs_embed._tensorflow import init_ops_v2
-from tfrs_embed.configs import TableSpec
+from tfrs_embed.configs import TableSpec, bytes_of
 
 #: The most float32 numbers of a block, unless one row has more: 16 MiB.
 BLOCK_ELEMENTS = 1 << 22
@@ -70,16 +70,38 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
         ValueError: the initializer returned something else.
     """
     shape = (table.vocabulary_size, table.dim)
-    if math.prod(shape) <= BLOCK_ELEMENTS:
-        rows = _call(table.initializer, shape)
-        yield 0, tf.cast(_checked(table, rows, 0, shape), table.dtype)
-        return
-    make = _block_maker(table, shape)
-    size = max(1, BLOCK_ELEMENTS // table.dim)
-    for first in range(0, table.vocabulary_size, size):
-        block = (min(size, table.vocabulary_size - first), table.dim)
-        rows = _checked(table, make(first, block), first, block)
-        yield first, tf.cast(rows, table.dtype)
+    with building([table], nests=False) as task:
+        if math.prod(shape) <= BLOCK_ELEMENTS:
+            rows = _call(table.initializer, shape)
+            yield 0, tf.cast(_checked(table, rows, 0, shape), table.dtype)
+            task.advance(_bytes_of_rows(table, shape[0]))
+            return
+        make = _block_maker(table, shape)
+        size = max(1, BLOCK_ELEMENTS // table.dim)
+        for first in range(0, table.vocabulary_size, size):
+            block = (min(size, table.vocabulary_size - first), table.dim)
+            rows = _checked(table, make(first, block), first, block)
+            yield first, tf.cast(rows, table.dtype)
+            # The caller has put the rows where they are to be.
+            task.advance(_bytes_of_rows(table, block[0]))
+
+
+def building(tables: Sequence[TableSpec], nests: bool = True) -> progress.Task:
+    """The task of making tables' initial rows; those inside are parts of it.
+
+    Args:
+        tables: all tables whose initial rows are to be made.
+        nests: as that of tasks.
+    """
+    names = [f"'{table.name}'" for table in tables]
+    what = f"table {names[0]}" if len(names) == 1 else f"{len(names)} tables"
+    total = sum(_bytes_of_rows(t, t.vocabulary_size) for t in tables)
+    return progress.Task("Building", what, total, nests=nests)
+
+
+def _bytes_of_rows(table: TableSpec, rows: int) -> int:
+    """The size of a number of a table's rows."""
+    return rows * table.dim * bytes_of(table)
 
 
 def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -57,10 +57,14 @@ class BundleWriter:
 
     Args:
         prefix: what the parts' paths begin with.
+        progress: called with numbers of bytes that were written.
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(
+        self, prefix: str, progress: Callable[[int], None] | None = None
+    ) -> None:
         self._prefix = prefix
+        self._progress = progress
         self._names: list[str] = []
         self._slices: list[str] = []
         self._tensors: list[tf.Tensor] = []
@@ -143,6 +147,9 @@ class BundleWriter:
                 )
         except tf.errors.OpError as error:
             self.fail(error)
+        else:
+            if self._progress is not None:
+                self._progress(self._bytes)
         self._parts.append(part)
         self._names, self._slices, self._tensors = [], [], []
         self._bytes = 0
@@ -182,20 +189,36 @@ class BundleReader:
         self.shapes = self._index.shapes
         #: Each tensor's dtype, by name.
         self.dtypes = self._index.dtypes
+        #: Called with numbers of bytes that were read.
+        self.progress: Callable[[int], None] | None = None
         self._complete: set[str] = set()
         self._stored: dict[str, StoredTensor | None] = {}
 
     def read(self, name: str) -> tf.Tensor:
         """Returns a whole tensor."""
-        return self._read(name, "")
+        value = self._read(name, "")
+        self._count(name, self.shapes[name])
+        return value
 
     def read_rows(self, name: str, start: int, size: int) -> tf.Tensor:
         """Returns `size` rows of a tensor from `start` on."""
         stored = self._in_large_pieces(name)
         if stored is not None:
             with tf.device("CPU:0"):
-                return tf.constant(stored.rows(start, size))
-        return self._read(name, slice_spec(self.shapes[name], start, size))
+                rows = tf.constant(stored.rows(start, size))
+        else:
+            spec = slice_spec(self.shapes[name], start, size)
+            rows = self._read(name, spec)
+        self._count(name, [size, *self.shapes[name][1:]])
+        return rows
+
+    def nbytes(self, name: str) -> int:
+        """The size of a tensor; 0 of strings."""
+        return math.prod(self.shapes[name]) * self.dtypes[name].size
+
+    def _count(self, name: str, shape: Sequence[int]) -> None:
+        if self.progress is not None:
+            self.progress(math.prod(shape) * self.dtypes[name].size)
 
     def stored(self, name: str) -> StoredTensor:
         """Returns a tensor's bytes in the data files, for reading any rows.
@@ -209,9 +232,8 @@ class BundleReader:
 
     def _in_large_pieces(self, name: str) -> StoredTensor | None:
         """A tensor that was saved in large pieces; None: any other."""
-        shape, dtype = self.shapes[name], self.dtypes[name]
         # A size of 0: its elements, strings, have none of their own.
-        if dtype.size * math.prod(shape) <= LARGE_BYTES:
+        if self.nbytes(name) <= LARGE_BYTES:
             return None
         if name not in self._stored:
             self._stored[name] = None

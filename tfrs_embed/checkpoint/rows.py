@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from typing import Any
@@ -122,6 +123,11 @@ class Saved(abc.ABC):
         """
         return []
 
+    @property
+    def nbytes(self) -> int:
+        """How much this process writes to save it; 0 if it hardly matters."""
+        return 0
+
     @abc.abstractmethod
     def save(self, key: str, session: Session) -> None:
         """Writes it under a key."""
@@ -156,6 +162,11 @@ class Rows(Saved):
     @abc.abstractmethod
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
         """Sets the rows from `start` on to a block, [n, dim] or [n]."""
+
+    @property
+    def nbytes(self) -> int:
+        """See the base class."""
+        return math.prod(self.shape) * self.dtype.size
 
     def reading(self) -> contextlib.AbstractContextManager[Any]:
         """Surrounds reads that belong together."""

@@ -9,12 +9,14 @@ difference.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed import progress
 from tfrs_embed._tensorflow import registration, save_context
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.plain import PlainVariable
@@ -22,6 +24,8 @@ from tfrs_embed.checkpoint.rows import Saved, key_of
 from tfrs_embed.checkpoint.session import Session
 
 _ATTRIBUTE = "_tfrs_embed_saved"
+# TensorFlow puts both into the paths that savers are given.
+_PACKAGE, _NAME = "tfrs_embed", "table"
 
 
 def mark(variable: Any, saved: Saved) -> None:
@@ -95,10 +99,14 @@ def _check_can_hold_values(trackable: Any) -> None:
 def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[str]:
     # With variables on several devices TensorFlow saves in a function.
     with tf.init_scope():
-        session = Session(_text(file_prefix))
-        for name, trackable in trackables.items():
-            _saved(trackable).save(key_of(name), session)
-        return [tf.constant(part) for part in session.finish()]
+        prefix = _text(file_prefix)
+        found = {key_of(n): _saved(t) for n, t in trackables.items()}
+        total = sum(saved.nbytes for saved in found.values())
+        with progress.Task("Saving", _what(prefix), total) as task:
+            session = Session(prefix, task.advance)
+            for key, saved in found.items():
+                saved.save(key, session)
+            return [tf.constant(part) for part in session.finish()]
 
 
 def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
@@ -120,9 +128,19 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
                     f"'{reader.prefix}' has no '{key}'. Under several workers "
                     "only the chief's checkpoint holds sharded tables."
                 )
-            saved.check(key, reader)
-        for key, saved in found.items():
-            saved.restore(key, reader)
+        total = sum(map(reader.nbytes, found))
+        with progress.Task("Restoring", _what(reader.prefix), total) as task:
+            reader.progress = task.advance
+            for key, saved in found.items():
+                saved.check(key, reader)
+            for key, saved in found.items():
+                saved.restore(key, reader)
+
+
+def _what(prefix: str) -> str:
+    """What progress calls a checkpoint's tables."""
+    name = os.path.basename(prefix).removesuffix(f"-{_PACKAGE}.{_NAME}")
+    return f"tables of '{name}'"
 
 
 def _saved(trackable: Any) -> Saved:
@@ -140,8 +158,8 @@ def _text(prefix: Any) -> str:
 
 
 registration.register_checkpoint_saver(
-    package="tfrs_embed",
-    name="table",
+    package=_PACKAGE,
+    name=_NAME,
     predicate=_applies,
     save_fn=_save,
     restore_fn=_restore,

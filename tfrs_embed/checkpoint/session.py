@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -25,11 +25,15 @@ class Session:
 
     Args:
         prefix: what the paths of this process's parts begin with.
+        progress: called with numbers of bytes that this process wrote.
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(
+        self, prefix: str, progress: Callable[[int], None] | None = None
+    ) -> None:
         self._folder = prefix + _TEMP
-        self._own = BundleWriter(f"{self._folder}/part")
+        self._progress = progress
+        self._own = BundleWriter(f"{self._folder}/part", progress)
         # A save that was killed may have left parts of as many slices.
         try:
             if tf.io.gfile.exists(self._folder):
@@ -49,7 +53,7 @@ class Session:
         if replicas is None or replicas.workers == 1:
             return self._own
         if self._shared is None:
-            self._shared = _Shared(replicas, self._folder)
+            self._shared = _Shared(replicas, self._folder, self._progress)
         return self._shared.writer
 
     def finish(self) -> list[str]:
@@ -71,9 +75,15 @@ class _Shared:
     Args:
         replicas: the workers' replicas.
         folder: this worker's folder of parts; the chief's is used.
+        progress: called with numbers of bytes that this worker wrote.
     """
 
-    def __init__(self, replicas: Replicas, folder: str) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        folder: str,
+        progress: Callable[[int], None] | None,
+    ) -> None:
         self._replicas = replicas
         self._me = replicas.worker
         number = replicas.count_save()
@@ -91,7 +101,7 @@ class _Shared:
         # All have read what the last save left, or they would not be here.
         for name in ("to", "done"):
             key_value_store.remove(f"{prefix}/{number - 1}/{name}/{self._me}")
-        self.writer = BundleWriter(f"{folders[0]}/worker-{self._me}")
+        self.writer = BundleWriter(f"{folders[0]}/worker-{self._me}", progress)
 
     def finish(self, own: BundleWriter) -> list[str]:
         """Ends this worker's part, and waits for the others'.

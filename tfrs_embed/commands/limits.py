@@ -7,7 +7,6 @@ import dataclasses
 import glob
 import json
 import math
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -152,7 +151,6 @@ def run(args: argparse.Namespace) -> int:
             model.optimizer,
             args.safety,
             size_threshold=args.size_threshold,
-            progress=sys.stderr.isatty(),
         )
     except ValueError as error:
         return fail(error, WRONG)
@@ -160,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     left = [t.name for t in model.tables if t.rows <= args.size_threshold]
     if args.json:
         found = {
-            **dataclasses.asdict(report),
+            "report": dataclasses.asdict(report),
             "source": source,
             "safety": args.safety,
             "size_threshold": args.size_threshold,

@@ -15,6 +15,7 @@ from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.tables.state import Tables
+from tfrs_embed.initial_values import building
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.engine_gradient import EngineGradient, ForwardPass
@@ -87,7 +88,13 @@ class EngineLayer(Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the tables, their slots and the scalar weight."""
-        self._engine.build()
+        new = [
+            state.spec
+            for state in self._engine.states.values()
+            if not state.variables and state.spec.keys is None
+        ]
+        with building(new):
+            self._engine.build()
         self._list_weights(
             [
                 *(

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tfrs_embed import configs
+from tfrs_embed import progress as tasks
 from tfrs_embed.planner.counting import count_hot_rows
 from tfrs_embed.planner.inputs import read_batches
 
 
-def hot_rows(feature_config: Any, batches: Any) -> dict[str, tuple[int, ...]]:
+def hot_rows(
+    feature_config: Any, batches: Any, *, progress: bool = True
+) -> dict[str, tuple[int, ...]]:
     """Finds the most frequent rows of tables, to have copies on each replica.
 
     Example:
@@ -33,6 +36,8 @@ def hot_rows(feature_config: Any, batches: Any) -> dict[str, tuple[int, ...]]:
             has the configuration's nesting, its leaves arrays, tensors (dense,
             ragged or sparse), lists of ids, or lists of samples' lists of ids.
             Memory is taken for each different id, not for each batch.
+        progress: whether to show how many batches were read, as
+            `tfrs_embed.progress.set_mode` says.
 
     Returns:
         For each of these tables its most frequent ids by the table's name, the
@@ -51,4 +56,12 @@ def hot_rows(feature_config: Any, batches: Any) -> dict[str, tuple[int, ...]]:
             f"{[table.name for table in spec.tables]} a TableConfig with "
             "hot_rows=n."
         )
-    return count_hot_rows(spec, read_batches(spec, batches, "batches"))
+    with tasks.Task(
+        "Reading",
+        "batches for hot rows",
+        tasks.size_of(batches),
+        "batches",
+        show=progress,
+    ) as task:
+        read = read_batches(spec, batches, "batches")
+        return count_hot_rows(spec, task.count(read))

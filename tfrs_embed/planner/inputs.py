@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import hashing as hashings
+from tfrs_embed import progress as tasks
 from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, as_int
 from tfrs_embed.planner import batches as batch_readers
 from tfrs_embed.planner.counting import count_hot_rows
@@ -32,6 +33,7 @@ def table_usage(
     replicas: int,
     batch_size: int | None,
     exponent: float,
+    progress: bool = True,
 ) -> dict[str, TableUsage]:
     """Reads how tables are used.
 
@@ -41,6 +43,7 @@ def table_usage(
         replicas: the number of replicas.
         batch_size: samples of one replica, with a hotness; else None.
         exponent: of the Zipf law that ids follow, with a hotness.
+        progress: whether to show how many batches were read.
 
     Returns:
         Each table's use, by its name.
@@ -106,7 +109,12 @@ def table_usage(
             "own, the samples of all replicas."
         )
     limited = itertools.islice(read_batches(spec, given), MOST_BATCHES)
-    read = list(limited)
+    there = tasks.size_of(given)
+    total = MOST_BATCHES if there is None else min(there, MOST_BATCHES)
+    with tasks.Task(
+        "Reading", "batches for a plan", total, "batches", show=progress
+    ) as task:
+        read = list(task.count(limited))
     counted = count_hot_rows(spec, read)
     return {
         table.name: measured_usage(

@@ -53,6 +53,7 @@ def plan(
     batch_size: int | None = None,
     zipf_exponent: float = ZIPF_EXPONENT,
     communication_dtype: Any = "float32",
+    progress: bool = True,
 ) -> Plan:
     """Plans where tables go: the least predicted step time that fits.
 
@@ -104,6 +105,8 @@ def plan(
         communication_dtype: what rows, vectors and gradients will be sent as:
             "float32", "bfloat16" or "float16". A layer with this plan sends
             them so.
+        progress: whether to show how many batches were read, as
+            `tfrs_embed.progress.set_mode` says.
 
     Returns:
         The plan.
@@ -127,7 +130,7 @@ def plan(
     if memory_per_replica is not None:
         limit = positive_integer(memory_per_replica, "memory_per_replica")
     usage = table_usage(
-        spec, batches_or_hotness, count, batch_size, zipf_exponent
+        spec, batches_or_hotness, count, batch_size, zipf_exponent, progress
     )
     sent_as = wire.communication_dtype(communication_dtype)
     demands = [

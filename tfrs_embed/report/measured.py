@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
 
 import numpy as np
 
+from tfrs_embed import progress
 from tfrs_embed.checkpoint.conversion.contents import Column, Contents, Table
-from tfrs_embed.checkpoint.conversion.progress import Progress
 from tfrs_embed.checkpoint.conversion.statistics import Statistics, measure
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving.rows import SCALE
@@ -68,12 +69,13 @@ def measure_tables(contents: Contents) -> list[MeasuredTable]:
         The tables, the largest first.
     """
     total = sum(c.nbytes for t in contents.tables for c in t.columns.values())
-    with Progress(total) as progress:
-        found = [_measure(table, progress) for table in contents.tables]
+    name = os.path.basename(contents.path.rstrip("/"))
+    with progress.Task("Reading", f"'{name}'", total, covers=True) as task:
+        found = [_measure(table, task.advance) for table in contents.tables]
     return sorted(found, key=lambda each: -each.bytes)
 
 
-def _measure(table: Table, progress: Callable[[int], None]) -> MeasuredTable:
+def _measure(table: Table, advance: Callable[[int], None]) -> MeasuredTable:
     norms = np.zeros(_STEPS, np.int64)
 
     def count_norms(rows: np.ndarray) -> None:
@@ -84,9 +86,9 @@ def _measure(table: Table, progress: Callable[[int], None]) -> MeasuredTable:
         norms[:] += np.bincount(place, minlength=_STEPS)
 
     column = table.columns[PARAMETERS]
-    statistics = measure(_watched(column, count_norms), progress)
+    statistics = measure(_watched(column, count_norms), advance)
     untouched = [
-        _untouched(slot, progress)
+        _untouched(slot, advance)
         for name, slot in table.columns.items()
         if name not in (PARAMETERS, SCALE)
     ]
@@ -106,7 +108,7 @@ def _watched(column: Column, watch: Callable[[np.ndarray], None]) -> Column:
     return dataclasses.replace(column, read=read)
 
 
-def _untouched(slot: Column, progress: Callable[[int], None]) -> int:
+def _untouched(slot: Column, advance: Callable[[int], None]) -> int:
     """Rows of a slot that no update has changed.
 
     A slot begins with zeros, or, if it adds squares up, with one number in all
@@ -125,7 +127,7 @@ def _untouched(slot: Column, progress: Callable[[int], None]) -> int:
         if smallest == least:
             count += int(np.count_nonzero(same == least))
 
-    found = measure(_watched(slot, count_least), progress)
+    found = measure(_watched(slot, count_least), advance)
     if found.zero_rows:
         return found.zero_rows
     # Of rows of one number, one always has the least.

@@ -84,6 +84,9 @@ def _json(path: str) -> Part:
         raise ValueError(f"There is no file '{path}'.") from None
     except ValueError as error:
         raise ValueError(f"'{path}' is no JSON: {error}.") from None
+    if isinstance(value, dict) and "report" in value:
+        value = value["report"]  # Of tfrs-embed limits --json.
+        text = json.dumps(value)
     try:
         if isinstance(value, dict) and "per_replica" in value:
             return plans.plan(path, text)
@@ -99,7 +102,7 @@ def _json(path: str) -> Part:
         )
     raise ValueError(
         f"'{path}' is neither a plan's JSON (Plan.to_json, plan --output) nor "
-        f"a limits report's (LimitsReport.to_json).{hint}"
+        f"a limits report's (LimitsReport.to_json, limits --json).{hint}"
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import kerases
+from tfrs_embed import progress as tasks
 from tfrs_embed._tensorflow import fingerprinting_utils
 from tfrs_embed.serving.functions import served_functions
 from tfrs_embed.serving.graph import save_graph
@@ -27,6 +28,7 @@ def export(
     rows: str | None = None,
     signatures: Mapping[str, tuple[Callable[..., Any], Sequence[Any]]]
     | None = None,
+    progress: bool = True,
 ) -> None:
     """Exports a model for serving.
 
@@ -84,6 +86,8 @@ def export(
             variables and lookup tables that it reads must be a `tf.Module`'s,
             whose method it is or which is the function. "serving_default" is
             the model itself if it isn't given here.
+        progress: whether to show how much of the tables is written, as
+            `tfrs_embed.progress.set_mode` says.
 
     Raises:
         TypeError: something is of a wrong kind.
@@ -114,7 +118,15 @@ def export(
             if hasattr(layer, "drain"):
                 layer.drain()
         with _together(strategy):
-            save_tables(tables, folder, writes)
+            # The last folder's name is often that of a version.
+            name = "/".join(path.split("/")[-2:])
+            with tasks.Task(
+                "Exporting",
+                f"tables of '{name}'",
+                tables.nbytes,
+                show=progress,
+            ) as task:
+                save_tables(tables, folder, writes, task.advance)
             if writes:
                 fingerprinting_utils.write_fingerprint(folder)
                 _require_empty(path)

@@ -97,6 +97,15 @@ class ServedTables:
         self.layers[name] = layer
         return name
 
+    @property
+    def nbytes(self) -> int:
+        """The size of all their values."""
+        return sum(
+            variable.shape.num_elements() * variable.dtype.size
+            for table in self
+            for variable in table.variables.values()
+        )
+
     def __iter__(self) -> Iterator[ServedTable]:
         """The tables, in the order they were first looked up in."""
         return iter(self._tables.values())

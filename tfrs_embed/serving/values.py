@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import trackable_object_graph_pb2
@@ -11,17 +13,23 @@ from tfrs_embed.serving.tables import ServedTables
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
-def save_tables(tables: ServedTables, folder: str, writes: bool) -> None:
+def save_tables(
+    tables: ServedTables,
+    folder: str,
+    writes: bool,
+    progress: Callable[[int], None],
+) -> None:
     """Writes the tables' values to where the graph restores them from.
 
     Args:
         tables: the tables.
         folder: the SavedModel's folder.
         writes: whether this worker writes; others take part in reading.
+        progress: called with numbers of bytes that were written.
     """
     variables = f"{folder}/variables/variables"
     keys = _keys(variables)
-    writer = bundle.BundleWriter(f"{folder}/variables/tables")
+    writer = bundle.BundleWriter(f"{folder}/variables/tables", progress)
     failed: Exception | None = None
     for table in tables:
         for name, variable in table.variables.items():

@@ -9,15 +9,16 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed import progress
 from tfrs_embed.checkpoint.conversion import convert, paths, reading
 from tfrs_embed.checkpoint.conversion.contents import Contents, Table
-from tfrs_embed.checkpoint.conversion.progress import Progress
 from tfrs_embed.checkpoint.conversion.statistics import Statistics, measure
 from tfrs_embed.command_line import (
     EXIT_STATUS,
@@ -116,7 +117,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument(
         "--json", action="store_true", help="print JSON instead of tables"
     )
-    _add_dim(inspect)
+    _add_shared(inspect)
     inspect.set_defaults(run=_ending(_inspect))
     converts = add_command(
         commands,
@@ -165,11 +166,16 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         type=_integer(0),
         help="the number of updates made, where the source doesn't tell it",
     )
-    _add_dim(converts)
+    _add_shared(converts)
     converts.set_defaults(run=_ending(_convert))
 
 
-def _add_dim(parser: argparse.ArgumentParser) -> None:
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-progress",
+        action="store_true",
+        help="don't show how far a long read has come",
+    )
     parser.add_argument(
         "--dim",
         type=_integer(1),
@@ -202,9 +208,9 @@ def _inspect(args: argparse.Namespace) -> None:
         for table in contents.tables
         for name, column in table.columns.items()
     ]
-    with Progress(sum(c.nbytes for _, _, c in columns)) as progress:
+    with _task("Reading", contents, args) as task:
         measured = {
-            (id(table), name): measure(column, progress)
+            (id(table), name): measure(column, task.advance)
             for table, name, column in columns
         }
     if args.json:
@@ -334,20 +340,30 @@ def _convert(args: argparse.Namespace) -> None:
         raise InputError("--step: SOK's files have none.")
     else:
         contents = convert.as_float32(contents)
+    left: list[str] = []
+    with _task("Converting", contents, args) as task:
+        if args.to == "checkpoint":
+            convert.write_checkpoint(contents, destination, task.advance)
+        else:
+            left = convert.write_sok(
+                contents, destination, args.to == "sok-saver", task.advance
+            )
+    _report(contents, destination, left)
+
+
+def _task(
+    verb: str, contents: Contents, args: argparse.Namespace
+) -> progress.Task:
+    """The task of reading all values; saving them is part of it."""
     total = sum(
         column.nbytes
         for table in contents.tables
         for column in table.columns.values()
     )
-    left: list[str] = []
-    with Progress(total) as progress:
-        if args.to == "checkpoint":
-            convert.write_checkpoint(contents, destination, progress)
-        else:
-            left = convert.write_sok(
-                contents, destination, args.to == "sok-saver", progress
-            )
-    _report(contents, destination, left)
+    name = os.path.basename(contents.path.rstrip("/"))
+    return progress.Task(
+        verb, f"'{name}'", total, show=not args.no_progress, covers=True
+    )
 
 
 def _layers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from tfrs_embed._tensorflow import Trackable
 from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import (
+    CANDIDATES,
     KEYS,
     HeldRows,
     Saved,
@@ -76,6 +78,14 @@ class Column(CompositeVariable, Saved):
         if self._which not in self._rows.names:
             return []
         return self._rows.held(self._which)
+
+    @property
+    def nbytes(self) -> int:
+        """See the base class."""
+        if self._which == CANDIDATES:
+            return 0  # It has rows of its own, small ones.
+        count = sum(self._rows.local_key_counts().values())
+        return count * math.prod(self.shape[1:]) * self.dtype.size
 
     def assign(self, value: Any) -> None:
         """Sets the whole value.
@@ -158,6 +168,11 @@ class _Taken(Trackable, Saved):
     def take(self) -> None:
         """Reads the column."""
         self._value = self._column.numpy()
+
+    @property
+    def nbytes(self) -> int:
+        """See the base class."""
+        return 0 if self._value is None else np.asarray(self._value).nbytes
 
     def save(self, key: str, session: Session) -> None:
         """See the base class."""

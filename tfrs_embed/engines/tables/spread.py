@@ -43,6 +43,11 @@ class SpreadTable(CompositeTable):
     def _workers(self) -> int:
         return self._replicas.workers
 
+    @property
+    def nbytes(self) -> int:
+        """See the base class: each worker writes about as much."""
+        return super().nbytes // self._workers
+
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         if self._replicas.workers > 1:
             raise RuntimeError(

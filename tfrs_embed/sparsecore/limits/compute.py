@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
-import time
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from tfrs_embed import progress as tasks
 from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, parse
 from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.csr import padded_sizes
@@ -79,7 +78,8 @@ def compute_limits(
             `PartialTPUEmbedding` leaves them to Keras.
         sparse_core_embedding_config: a `SparseCoreEmbeddingConfig` whose other
             settings are kept; the report has the headroom to its limits.
-        progress: tell on stderr how many batches were read.
+        progress: whether to show how many batches were read, as
+            `tfrs_embed.progress.set_mode` says.
 
     Returns:
         A `SparseCoreEmbeddingConfig` with max_ids_per_table,
@@ -141,7 +141,14 @@ def compute_limits(
         sparse_core_embedding_config,
     )
     reader = _Reader(spec, features, large, declared, setup)
-    counters = _count(stream, reader, setup, progress)
+    with tasks.Task(
+        "Reading",
+        "batches for limits",
+        tasks.size_of(batches),
+        "batches",
+        show=progress,
+    ) as task:
+        counters = _count(task.count(stream), reader, setup)
     config = counters.loads.config(safety)
     return config, _report(setup, counters, spec, config)
 
@@ -239,40 +246,13 @@ class _Counters:
         self.batches += 1
 
 
-def _count(
-    batches: Iterable[Any], reader: _Reader, setup: Setup, progress: bool
-) -> _Counters:
+def _count(batches: Iterable[Any], reader: _Reader, setup: Setup) -> _Counters:
     counters = _Counters(setup)
-    line = _Progress() if progress else None
     for number, batch in enumerate(batches):
         counters.add(setup, reader.read(batch, f"batch {number}"))
-        if line is not None:
-            line.show(counters.batches)
-    if line is not None:
-        line.show(counters.batches, last=True)
     if not counters.batches:
         raise ValueError(_NO_BATCHES)
     return counters
-
-
-class _Progress:
-    """A line on stderr that counts batches; on no terminal, a few lines."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._start = self._shown = time.monotonic()
-
-    def show(self, batches: int, last: bool = False) -> None:
-        """Shows the number, unless it was shown shortly before."""
-        now = time.monotonic()
-        if not last and now - self._shown < (0.5 if self._terminal else 30):
-            return
-        self._shown = now
-        rate = batches / max(now - self._start, 1e-9)
-        text = f"compute_limits: {batches:,} batches, {rate:.1f} a second"
-        start = "\r" if self._terminal else ""
-        end = "\n" if last or not self._terminal else ""
-        print(start + text, end=end, file=sys.stderr, flush=True)
 
 
 def _report(

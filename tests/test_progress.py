@@ -1,0 +1,646 @@
+"""The progress of what takes long: when it shows, where, and what it says."""
+
+import io
+import logging
+import os
+import re
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging as absl_logging
+from tqdm import tqdm
+
+import tfrs_embed
+from fronts import keras, layers
+from tfrs_embed import initial_values, progress
+from tfrs_embed.checkpoint import bundle
+from tfrs_embed.checkpoint.conversion.command import main
+from tfrs_embed.progress import Task
+
+MB = 10**6
+
+
+class Clock:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress, "_clock", clock)
+    return clock
+
+
+class Stderr(io.StringIO):
+    """What is written to stderr, which may be a terminal."""
+
+    terminal = False
+
+    def isatty(self):
+        return self.terminal
+
+    @property
+    def states(self):
+        """All that a line showed, one after the other."""
+        return [s for s in re.split(r"[\r\n]+", self.getvalue()) if s.strip()]
+
+
+def replace(monkeypatch, stderr):
+    # pytest sets its own between fixtures and tests.
+    monkeypatch.setattr(
+        progress,
+        "sys",
+        types.SimpleNamespace(stderr=stderr, modules=sys.modules),
+    )
+    return stderr
+
+
+@pytest.fixture
+def stderr(monkeypatch):
+    return replace(monkeypatch, Stderr())
+
+
+@pytest.fixture
+def terminal(stderr):
+    stderr.terminal = True
+    return stderr
+
+
+@pytest.fixture(autouse=True)
+def automatic(monkeypatch):
+    monkeypatch.setattr(progress, "_mode", "auto")
+
+
+def work(clock, seconds, step=0.1, amount=MB, **options):
+    """Takes some time, doing a bit of it at a time."""
+    steps = round(seconds / step)
+    with Task("Saving", "tables", steps * amount, **options) as task:
+        for _ in range(steps):
+            clock.now += step
+            task.advance(amount)
+    return task
+
+
+def test_what_is_short_shows_nothing(clock, terminal):
+    task = work(clock, 2.9)
+    assert task.done == task.total == 29 * MB
+    assert not terminal.getvalue()
+
+
+def test_a_bar_shows_rate_and_time_left(clock, terminal):
+    with Task("Saving", "tables", 100 * MB) as task:
+        for _ in range(4):
+            clock.now += 1
+            task.advance(10 * MB)
+        assert terminal.states[-1].startswith("Saving tables:  40%|")
+        assert "40.0M/100M [00:04<00:06, 10.0MB/s]" in terminal.states[-1]
+        clock.now += 6
+        task.advance(60 * MB)
+    assert "100%" in terminal.states[-1]
+    assert "100M/100M [00:10<00:00, 10.0MB/s]" in terminal.states[-1]
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_the_rate_is_that_of_the_last_seconds(clock, terminal):
+    with Task("Saving", "tables", 1000, "rows") as task:
+        clock.now += 100  # Before the first row.
+        task.advance(10)
+        for _ in range(20):
+            clock.now += 1
+            task.advance(2)
+        assert task.rate == pytest.approx(2)
+        for _ in range(20):
+            clock.now += 1
+            task.advance(5)
+        assert task.rate == pytest.approx(5)
+        assert ",  5.00 rows/s]" in terminal.states[-1]
+    assert task.rate == pytest.approx(150 / 140)  # On average.
+
+
+def test_a_bar_is_drawn_some_times_a_second(clock, terminal):
+    work(clock, 13, step=0.001)
+    assert 39 <= len(terminal.states) <= 43
+
+
+def test_a_log_has_a_line_now_and_then(clock, stderr):
+    work(clock, 70, step=0.5, amount=1 << 20)
+    assert stderr.states == [
+        "Saving tables: 4% of 140.0 MiB, 2.0 MiB a second, 1:07 min left",
+        "Saving tables: 47% of 140.0 MiB, 2.0 MiB a second, 37 s left",
+        "Saving tables: 90% of 140.0 MiB, 2.0 MiB a second, 7 s left",
+        "Saving tables: done, 140.0 MiB in 1:10 min",
+    ]
+
+
+def test_what_has_no_known_end_is_counted(clock, stderr):
+    def batches():
+        for _ in range(5120):
+            clock.now += 2**-10
+            yield 0
+
+    assert progress.size_of(batches()) is None
+    with Task("Reading", "batches", None, "batches") as task:
+        assert sum(1 for _ in task.count(batches())) == 5120
+    assert stderr.states == [
+        "Reading batches: 3,072 batches, 1,024.0 batches a second",
+        "Reading batches: done, 5,120 batches in 5 s",
+    ]
+
+
+def test_sizes_of_what_is_read():
+    data = tf.data.Dataset.range(7)
+    assert progress.size_of(data) == 7
+    assert progress.size_of(data.repeat()) is None
+    assert progress.size_of(data.filter(lambda x: x > 3)) is None
+    assert progress.size_of([1, 2]) == 2
+
+    class Unsized(list):
+        def __len__(self):
+            raise NotImplementedError
+
+    assert progress.size_of(Unsized([1])) is None
+    assert progress.size_of({"feature": [1], "other": [2]}) is None
+
+
+def test_more_than_was_expected(clock, terminal):
+    with Task("Saving", "tables", 10, "rows") as task:
+        clock.now += 5
+        task.advance(15)
+        assert "15/15" in terminal.states[-1]
+    assert task.total == 15
+
+
+def test_absl_has_the_lines_if_it_shows_infos(clock, stderr, caplog):
+    before = absl_logging.get_verbosity()
+    absl_logging.set_verbosity(absl_logging.INFO)
+    try:
+        with caplog.at_level(logging.INFO):
+            work(clock, 4)
+    finally:
+        absl_logging.set_verbosity(before)
+    assert len(caplog.messages) == 2
+    assert caplog.messages[-1] == "Saving tables: done, 38.1 MiB in 4 s"
+    assert not stderr.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("mode", "bar"), [("bar", True), ("log", False), ("auto", False)]
+)
+def test_modes(clock, stderr, mode, bar):
+    progress.set_mode(mode)
+    work(clock, 5)
+    assert ("|" in stderr.getvalue()) == bar
+    assert ("a second" in stderr.getvalue()) != bar
+
+
+def test_it_is_off(clock, terminal):
+    progress.set_mode("off")
+    work(clock, 5)
+    progress.set_mode("bar")
+    work(clock, 5, show=False)
+    with progress.off():
+        with progress.off():
+            work(clock, 5)
+        work(clock, 5)
+        thread = threading.Thread(target=work, args=[clock, 5])
+        thread.start()
+        thread.join()
+    assert not terminal.getvalue()
+    work(clock, 5)
+    assert terminal.getvalue()
+
+
+def test_off_ends_with_an_error(clock, terminal):
+    with pytest.raises(KeyError), progress.off():
+        raise KeyError
+    work(clock, 5)
+    assert terminal.getvalue()
+
+
+def test_an_unknown_mode():
+    with pytest.raises(ValueError, match=r"'auto', 'bar', .* got 'loud'"):
+        progress.set_mode("loud")
+    assert progress._mode == "auto"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "warnings"),
+    [("LOG", "log", 0), ("off", "off", 0), ("loud", "auto", 1)],
+)
+def test_the_environment_has_the_first_mode(monkeypatch, text, mode, warnings):
+    said = []
+    monkeypatch.setattr(
+        progress.logging, "warning", lambda *a: said.append(a[0] % a[1:])
+    )
+    monkeypatch.setenv("TFRS_EMBED_PROGRESS", text)
+    assert progress._initial_mode() == mode
+    assert len(said) == warnings
+    assert all("TFRS_EMBED_PROGRESS" in s and "'loud'" in s for s in said)
+
+
+def test_an_error_ends_the_bar(clock, terminal):
+    with pytest.raises(KeyError), Task("Saving", "tables", 100) as task:
+        clock.now += 5
+        task.advance(30)
+        raise KeyError
+    assert terminal.getvalue().endswith("\n")
+    assert "30%" in terminal.states[-1] and "100%" not in terminal.getvalue()
+    work(clock, 5)
+    # It is where the first was: there is none above.
+    assert "\x1b[A" not in terminal.getvalue()
+
+
+def test_an_error_ends_the_lines(clock, stderr):
+    with pytest.raises(KeyError), Task("Saving", "tables", 100) as task:
+        clock.now += 5
+        task.advance(30)
+        raise KeyError
+    assert stderr.states[-1] == "Saving tables: stopped, 30 B in 5 s"
+
+
+def test_tasks_of_one_verb_are_one(clock, stderr):
+    with Task("Building", "layer", 8, "rows") as outer:
+        for _ in range(2):
+            with Task("Building", "table", 4, "rows") as inner:
+                clock.now += 4
+                inner.advance(4)
+            assert inner.done == inner.total == 4
+    assert outer.done == outer.total == 8
+    assert all(s.startswith("Building layer:") for s in stderr.states)
+    assert "50% of 8 rows" in stderr.states[0]
+
+
+def test_another_verb_is_shown_too_unless_it_is_covered(clock, stderr):
+    for covers in (False, True):
+        with Task("Building", "layer", 8, covers=covers) as outer:
+            work(clock, 4)
+        assert outer.done == outer.total
+        assert ("Saving tables" in stderr.getvalue()) != covers
+        stderr.truncate(0)
+    with Task("Building", "layer", 8, show=False):
+        work(clock, 4)
+    assert not stderr.getvalue().strip("\0")
+
+
+def test_a_generator_that_is_left_hides_nothing(clock, stderr):
+    def rows():
+        with Task("Saving", "rows", 8, nests=False) as task:
+            yield from task.count(range(8))
+
+    left = rows()
+    next(left)
+    work(clock, 4)
+    assert "Saving tables: done" in stderr.getvalue()
+    assert not progress._threads.tasks
+    left.close()
+
+
+def test_threads_have_tasks_of_their_own(clock, stderr):
+    with Task("Saving", "layer", 8, covers=True):
+        thread = threading.Thread(target=work, args=[clock, 4])
+        thread.start()
+        thread.join()
+    assert "Saving tables: done" in stderr.getvalue()
+
+
+def test_threads_count_together(clock, terminal):
+    with Task("Saving", "tables", 80_000) as task:
+        clock.now += 10
+
+        def count():
+            for _ in range(10_000):
+                task.advance()
+
+        threads = [threading.Thread(target=count) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert task.done == 80_000
+
+
+class Broken(Stderr):
+    terminal = True
+
+    def write(self, text):
+        raise BrokenPipeError
+
+
+class Unready(Stderr):
+    def isatty(self):
+        raise OSError
+
+
+@pytest.mark.parametrize("mode", ["auto", "bar", "log"])
+@pytest.mark.parametrize("kind", ["closed", "broken", "unready", "none"])
+def test_a_stderr_that_fails_fails_nothing(
+    clock, monkeypatch, capsys, mode, kind
+):
+    found = {"broken": Broken, "unready": Unready, "none": lambda: None}.get(
+        kind, Stderr
+    )()
+    if kind == "closed":
+        found.terminal = True
+        found.close()
+    replace(monkeypatch, found)
+    progress.set_mode(mode)
+    assert work(clock, 50).done == 500 * MB
+    assert not capsys.readouterr().out
+    assert not progress._threads.tasks
+    require_free_lock()
+
+
+def require_free_lock():
+    """Requires that bars of other threads need not wait for this one's."""
+    lock, taken = tqdm.get_lock(), []
+
+    def take():
+        with lock:
+            taken.append(True)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert taken
+
+
+def test_a_stderr_that_is_closed_meanwhile(clock, terminal, monkeypatch):
+    with Task("Saving", "tables", 100) as task:
+        clock.now += 5
+        task.advance(30)
+        terminal.close()
+        clock.now += 5
+        task.advance(30)
+    fresh = Stderr()
+    fresh.terminal = True
+    replace(monkeypatch, fresh)
+    work(clock, 5)
+    assert "100%" in fresh.states[-1]
+    assert "\x1b[A" not in fresh.getvalue()
+
+
+def test_an_interrupt_is_not_swallowed(clock, monkeypatch):
+    class Interrupted(Stderr):
+        def write(self, text):
+            raise KeyboardInterrupt
+
+    replace(monkeypatch, Interrupted())
+    with pytest.raises(KeyboardInterrupt), Task("Saving", "x", 9) as task:
+        clock.now += 5
+        task.advance()
+    require_free_lock()
+
+
+def server(job, index, *jobs):
+    """What TensorFlow knows of the workers that train together."""
+    cluster = types.SimpleNamespace(
+        job=[types.SimpleNamespace(name=name) for name in jobs]
+    )
+    return types.SimpleNamespace(
+        job_name=job, task_index=index, cluster=cluster
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "bar"),
+    [
+        (None, True),
+        (server("worker", 0, "worker"), True),
+        (server("worker", 1, "worker"), False),
+        (server("chief", 0, "chief", "worker"), True),
+        (server("worker", 0, "chief", "worker"), False),
+    ],
+)
+def test_the_first_worker_alone_draws_bars(
+    clock, terminal, monkeypatch, known, bar
+):
+    service = types.SimpleNamespace(_collective_ops_server_def=known)
+    monkeypatch.setattr(progress.context, "context", lambda: service)
+    work(clock, 5)
+    assert ("|" in terminal.getvalue()) == bar
+    assert ("a second" in terminal.getvalue()) != bar
+
+
+def test_a_notebook_has_bars(clock, stderr, monkeypatch):
+    shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+    ipython = types.SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    work(clock, 5)
+    assert "100%|" in stderr.states[-1]
+
+
+def test_it_starts_no_thread(clock, terminal):
+    before = set(threading.enumerate())
+    with Task("Saving", "tables", 100) as task:
+        clock.now += 5
+        task.advance(30)
+        assert set(threading.enumerate()) == before
+
+
+# What uses it, shown at once.
+
+ROWS, DIM = 1000, 4
+NBYTES = ROWS * DIM * 4
+
+
+@pytest.fixture
+def tasks(monkeypatch):
+    """The tasks that end: their labels, what was done, and what was to do."""
+    monkeypatch.setattr(progress, "_AFTER_S", 0)
+    monkeypatch.setattr(progress, "_BAR_EVERY_S", 0)
+    found = []
+    leave = Task.__exit__
+
+    def end(task, *error):
+        found.append((task.label, task.done, task.total))
+        leave(task, *error)
+
+    monkeypatch.setattr(Task, "__exit__", end)
+    return found
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(initial_values, "BLOCK_ELEMENTS", ROWS * DIM // 4)
+    monkeypatch.setattr(bundle, "BLOCK_BYTES", NBYTES // 4)
+    monkeypatch.setattr(bundle, "PART_BYTES", NBYTES // 4)
+
+
+def make_layer(optimizer="adagrad", name="ranking"):
+    table = tfrs_embed.TableConfig("movies", ROWS, DIM)
+    return layers.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("movie", table),
+        optimizer,
+        size_threshold=1,
+        name=name,
+    )
+
+
+def shares(stderr):
+    """The shares of what is done that bars showed."""
+    return [int(s) for s in re.findall(r"(\d+)%\|", stderr.getvalue())]
+
+
+def test_a_layer_is_built(tasks, small_blocks, terminal):
+    make_layer()(tf.constant([1]))
+    assert tasks == [
+        ("Building table 'movies'", NBYTES, NBYTES),
+        ("Building table 'movies'", NBYTES, NBYTES),
+    ]
+    assert shares(terminal)[-1] == 100
+    assert {25, 50, 75} <= set(shares(terminal))
+    # They are one bar.
+    assert terminal.getvalue().count("\n") == 1
+
+
+def test_a_checkpoint_is_saved_and_restored(
+    tasks, small_blocks, terminal, tmp_path
+):
+    layer = make_layer()
+    layer(tf.constant([1]))
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    tasks.clear()
+    path = checkpoint.save(str(tmp_path / "c"))
+    # The table and its slot; besides what tells how they are trained.
+    [(label, done, total)] = tasks
+    assert label == "Saving tables of 'c-1'"
+    assert total == done
+    assert 2 * NBYTES <= done <= 2 * NBYTES + 16
+    assert {25, 50, 75, 100} <= set(shares(terminal))
+    tasks.clear()
+    checkpoint.restore(path).assert_existing_objects_matched()
+    [(label, done, total)] = tasks
+    assert label == "Restoring tables of 'c-1'"
+    assert 2 * NBYTES <= done <= 2 * NBYTES + 16
+    assert total - done in range(-16, 17)
+    assert len(shares(terminal)) >= 16
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_a_restore_that_waits_is_shown_as_the_layer_is_built(
+    tasks, small_blocks, terminal, tmp_path
+):
+    layer = make_layer()
+    layer(tf.constant([1]))
+    path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "c"))
+    other = make_layer()
+    status = tf.train.Checkpoint(layer=other).restore(path)
+    tasks.clear()
+    other(tf.constant([1]))
+    status.assert_existing_objects_matched()
+    labels = [label for label, _, _ in tasks]
+    assert "Building table 'movies'" in labels
+    assert "Restoring tables of 'c-1'" in labels
+    for label, done, total in tasks:
+        assert abs(done - total) <= 16, label
+
+
+def test_a_save_survives_a_stderr_that_is_closed(
+    tasks, small_blocks, terminal, tmp_path
+):
+    layer = make_layer()
+    layer(tf.constant([1]))
+    terminal.close()
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    path = checkpoint.save(str(tmp_path / "c"))
+    checkpoint.restore(path).assert_existing_objects_matched()
+
+
+def test_tables_of_keys_are_saved_and_restored(tasks, terminal, tmp_path):
+    layer = layers.DynamicEmbedding(DIM, list(range(0, 3500, 7)))
+    layer(tf.constant([7], tf.int64))
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    tasks.clear()
+    path = checkpoint.save(str(tmp_path / "c"))
+    [(label, done, total)] = tasks
+    assert label == "Saving tables of 'c-1'"
+    # Keys, rows and slots.
+    assert done >= 500 * (8 + 2 * DIM * 4)
+    assert abs(total - done) <= 16
+    tasks.clear()
+    checkpoint.restore(path).assert_existing_objects_matched()
+    [(label, done, total)] = tasks
+    assert label == "Restoring tables of 'c-1'"
+    assert done >= 500 * (8 + 2 * DIM * 4)
+    assert abs(total - done) <= 16
+
+
+def test_a_model_is_exported(tasks, small_blocks, terminal, tmp_path):
+    layer = make_layer()
+    movie = keras.Input([], dtype=tf.int64, name="movie")
+    model = keras.Model(movie, layer(movie))
+    model(tf.constant([1], tf.int64))
+    tasks.clear()
+    tfrs_embed.serving.export(model, str(tmp_path / "model" / "1"))
+    assert tasks == [("Exporting tables of 'model/1'", NBYTES, NBYTES)]
+    assert shares(terminal)[-1] == 100
+    assert len(set(shares(terminal))) >= 4
+    terminal.truncate(0)
+    tfrs_embed.serving.export(model, tmp_path / "quiet", progress=False)
+    assert not terminal.getvalue().strip("\0")
+
+
+@pytest.mark.parametrize("to", ["checkpoint", "sok"])
+def test_a_checkpoint_is_converted(tasks, small_blocks, terminal, tmp_path, to):
+    layer = make_layer()
+    layer(tf.constant([1]))
+    path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "c"))
+    terminal.truncate(0)
+    tasks.clear()
+    assert main(["convert", path, str(tmp_path / "new"), "--to", to]) == 0
+    label, done, total = tasks[-1]
+    assert label == "Converting 'c-1'"
+    assert done == total == 2 * NBYTES
+    assert shares(terminal)[-1] == 100
+    assert "Saving" not in terminal.getvalue()
+    terminal.truncate(0)
+    arguments = ["convert", path, str(tmp_path / "quiet"), "--to", to]
+    assert main([*arguments, "--no-progress"]) == 0
+    assert "%" not in terminal.getvalue()
+
+
+def test_batches_are_read(tasks, terminal):
+    def features(hot_rows=()):
+        table = tfrs_embed.TableConfig("movies", ROWS, DIM, hot_rows=hot_rows)
+        return tfrs_embed.FeatureConfig("movie", table)
+
+    batches = [np.arange(8) + i for i in range(40)]
+    calls = [
+        lambda **options: tfrs_embed.sparsecore.compute_limits(
+            batches, features(), (1, 2), "sgd", **options
+        ),
+        lambda **options: tfrs_embed.hot_rows(
+            features(2), tf.data.Dataset.from_tensor_slices(batches), **options
+        ),
+        lambda **options: tfrs_embed.plan(
+            features(), batches, replicas=2, optimizer="sgd", **options
+        ),
+    ]
+    for call, what, number in zip(
+        calls, ["limits", "hot rows", "a plan"], [40, 40, 32], strict=True
+    ):
+        call()
+        assert tasks.pop() == (f"Reading batches for {what}", number, number)
+        assert f"{number}/{number} [" in terminal.states[-1]
+        terminal.truncate(0)
+        call(progress=False)
+        assert not terminal.getvalue().strip("\0")
+
+
+def test_small_models_show_nothing(small_blocks, terminal, tmp_path):
+    layer = make_layer()
+    layer(tf.constant([1]))
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    checkpoint.restore(checkpoint.save(str(tmp_path / "c")))
+    assert not terminal.getvalue()
+    assert os.listdir(tmp_path)

@@ -1,0 +1,431 @@
+"""The progress of what takes long: a bar on a terminal, lines in a log.
+
+What takes less than some seconds shows nothing. On a terminal, and in a
+notebook, the rest shows a bar with its rate and the time left; elsewhere a line
+on stderr from time to time, or in absl's log if that shows infos. Of several
+workers the first one alone draws bars.
+
+`set_mode` decides for the process, and so for what has no argument for it, such
+as checkpoints that a callback saves. The environment variable
+`TFRS_EMBED_PROGRESS` is the mode to begin with.
+
+Showing never fails what is shown: if stderr is closed, nothing is.
+
+Example:
+    >>> tfrs_embed.progress.set_mode("log")  # Of the whole process.
+    >>> with tfrs_embed.progress.off():
+    ...     path = tf.train.Checkpoint(x=tf.Variable(0)).save("quiet/x")
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import logging as standard_logging
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeVar, get_args
+
+from absl import logging
+
+from tfrs_embed._tensorflow import context
+from tfrs_embed.text_table import format_bytes
+
+__all__ = ["Mode", "off", "set_mode"]
+
+T = TypeVar("T")
+
+#: How progress is shown; see `set_mode`.
+Mode = Literal["auto", "bar", "log", "off"]
+
+#: The unit of what is counted in bytes.
+BYTES = "B"
+
+# Seconds after which something takes long; between two states of a bar, and
+# between two lines.
+_AFTER_S = 3.0
+_BAR_EVERY_S = 0.25
+_LINE_EVERY_S = 30.0
+# A rate is that of so many seconds, or since the state shown before these.
+_RATE_OVER_S = 15.0
+
+_INFO = standard_logging.INFO
+_VARIABLE = "TFRS_EMBED_PROGRESS"
+
+# Tests have another.
+_clock = time.monotonic
+
+
+def _initial_mode() -> Mode:
+    text = os.environ.get(_VARIABLE, "auto").lower()
+    for mode in get_args(Mode):
+        if text == mode:
+            return mode
+    logging.warning(
+        "%s must be one of %s, got '%s': it is taken to be 'auto'.",
+        _VARIABLE,
+        get_args(Mode),
+        text,
+    )
+    return "auto"
+
+
+_mode: Mode = _initial_mode()
+_offs = 0
+_offs_lock = threading.Lock()
+
+
+def set_mode(mode: Mode) -> None:
+    """Sets how this process shows the progress of what takes long.
+
+    What has begun goes on as it was.
+
+    Example:
+        >>> tfrs_embed.progress.set_mode("log")
+
+    Args:
+        mode: "auto": bars on a terminal and in notebooks, else lines; "bar":
+            bars anywhere; "log": lines; "off": nothing.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    global _mode
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode must be one of {get_args(Mode)}, got {mode!r}.")
+    _mode = mode
+
+
+@contextlib.contextmanager
+def off() -> Iterator[None]:
+    """Shows no progress of what begins inside, in any thread.
+
+    Example:
+        >>> with tfrs_embed.progress.off():
+        ...     path = tf.train.Checkpoint(x=tf.Variable(0)).save("quiet/x")
+
+    Yields:
+        Nothing.
+    """
+    _count_offs(1)
+    try:
+        yield
+    finally:
+        _count_offs(-1)
+
+
+def _count_offs(number: int) -> None:
+    global _offs
+    with _offs_lock:
+        _offs += number
+
+
+class _Threads(threading.local):
+    """The tasks that a thread is in, the innermost last."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+
+
+_threads = _Threads()
+
+
+class Task:
+    """Something that may take long; what is done of it is counted.
+
+    Tasks of one verb inside each other, in one thread, are one: the outermost
+    shows what they count. Others show their own progress.
+
+    Args:
+        verb: what is being done, "Saving".
+        what: to what.
+        total: how much there is; None: that is not known. It grows if there
+            turns out to be more.
+        unit: that of what is counted: `BYTES`, or a word in the plural.
+        show: whether to show it, if the mode doesn't say otherwise.
+        covers: whether all tasks inside are parts of this one, of which nothing
+            is shown. Those of one that isn't to be shown always are.
+        nests: whether tasks that begin before it ends are inside of it. Those
+            of a generator, which may be left at any time, are not.
+
+    Attributes:
+        label: the verb, and what it is done to.
+        done: how much is done.
+        total: how much there is, or None.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        what: str,
+        total: int | None = None,
+        unit: str = BYTES,
+        *,
+        show: bool = True,
+        covers: bool = False,
+        nests: bool = True,
+    ) -> None:
+        self.verb = verb
+        self.label = f"{verb} {what}"
+        self.done = 0
+        self.total = total
+        self.unit = unit
+        self._shown = show
+        self._covers = covers or not show
+        self._nests = nests
+        self._outer: Task | None = None
+        self._view: _Bar | _Lines | None = None
+        # When how much was done: at the first of it, and as it was shown.
+        self._states: collections.deque[tuple[float, int]] = collections.deque()
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> Task:
+        # A context may be left in another thread than it was entered in.
+        self._tasks = _threads.tasks
+        for task in reversed(self._tasks):
+            if task._covers or task.verb == self.verb:
+                self._shown = False
+                self._outer = task if task.verb == self.verb else None
+                break
+        if self._nests:
+            self._tasks.append(self)
+        self._mode: Mode = "off" if _offs else _mode
+        self._shown = self._shown and self._mode != "off"
+        self._start = _clock()
+        self._next = self._start + _AFTER_S
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with contextlib.suppress(ValueError):
+            self._tasks.remove(self)
+        with self._lock:
+            view, self._view, self._shown = self._view, None, False
+            if kind is None and self.total is not None:
+                self.total = self.done
+            if view is not None:
+                with contextlib.suppress(Exception):
+                    view.end(self, kind is not None)
+
+    def advance(self, amount: int = 1) -> None:
+        """Counts what has been done; any thread may."""
+        with self._lock:
+            self.done += amount
+            if self.total is not None and self.done > self.total:
+                self.total = self.done
+            if not self._states:
+                self._states.append((_clock(), self.done))
+            if self._shown:
+                self._show()
+        if self._outer is not None:
+            self._outer.advance(amount)
+
+    def count(self, items: Iterable[T]) -> Iterator[T]:
+        """Yields items; each is done when the next one is asked for."""
+        for item in items:
+            yield item
+            self.advance()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it began."""
+        return _clock() - self._start
+
+    @property
+    def rate(self) -> float:
+        """How much is done in a second now; at the end, on average."""
+        seconds, done = self.elapsed, self.done
+        if self._shown and self._states and self._states[0][1] < done:
+            since, before = self._states[0]
+            seconds, done = _clock() - since, done - before
+        return done / max(seconds, 1e-9)
+
+    def _show(self) -> None:
+        now = _clock()
+        if now < self._next:
+            return
+        try:
+            if self._view is None:
+                self._view = _view(self, self._mode)
+            self._view.show(self)
+            self._next = now + self._view.interval
+            self._states.append((now, self.done))
+            # The first state is the last one that is old enough.
+            while now - self._states[1][0] >= _RATE_OVER_S:
+                self._states.popleft()
+        except Exception:  # stderr may be anything, and in any state.
+            self._shown = False
+            if self._view is not None:
+                with contextlib.suppress(Exception):
+                    self._view.end(self, True)
+                self._view = None
+
+
+def size_of(items: Any) -> int | None:
+    """The number of items that there are to iterate over; None: not known."""
+    if isinstance(items, Mapping):
+        return None
+    try:
+        return len(items)
+    except Exception:  # Datasets that don't know it raise some.
+        return None
+
+
+def _view(task: Task, mode: Mode) -> _Bar | _Lines:
+    """Decides how to show a task."""
+    notebook = _in_notebook()
+    if mode == "auto":
+        on_screen = notebook or (sys.stderr is not None and _is_terminal())
+        mode = "bar" if on_screen else "log"
+    if mode == "bar" and _is_first_worker():
+        return _Bar(task, notebook)
+    return _Lines()
+
+
+def _is_terminal() -> bool:
+    return bool(sys.stderr.isatty())
+
+
+def _in_notebook() -> bool:
+    """Whether this is the kernel of a notebook, whose stderr is no terminal."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    return shell is not None and "IPKernelApp" in getattr(shell, "config", ())
+
+
+def _is_first_worker() -> bool:
+    """Whether this process is the first of those that train together."""
+    service: Any = context.context()
+    server = getattr(service, "_collective_ops_server_def", None)
+    if server is None:
+        return True
+    jobs = {job.name for job in server.cluster.job}
+    first = "chief" if "chief" in jobs else "worker"
+    return server.job_name == first and server.task_index == 0
+
+
+class _Bar:
+    """A bar of tqdm.
+
+    Args:
+        task: what it shows.
+        notebook: whether it is in a notebook.
+    """
+
+    def __init__(self, task: Task, notebook: bool) -> None:
+        in_bytes = task.unit == BYTES
+        self._bar: Any = _bar_class(notebook)(
+            task,
+            desc=task.label,
+            total=task.total,
+            initial=task.done,
+            unit=task.unit if in_bytes else f" {task.unit}",
+            unit_scale=in_bytes,
+            dynamic_ncols=True,
+            file=sys.stderr,
+        )
+
+    @property
+    def interval(self) -> float:
+        """Seconds until it should be shown again."""
+        return _BAR_EVERY_S
+
+    def show(self, task: Task) -> None:
+        """Shows what is done."""
+        self._bar.n, self._bar.total = task.done, task.total
+        self._bar.refresh()
+
+    def end(self, task: Task, failed: bool) -> None:
+        """Leaves the bar as it is at the end, and ends its line."""
+        self._bar.n, self._bar.total = task.done, task.total
+        self._bar.close()
+
+
+@functools.cache
+def _bar_class(notebook: bool) -> Any:
+    """The class of tqdm's bars, which gets time and rate from the task."""
+    # It is imported by who needs it.
+    if notebook:
+        with warnings.catch_warnings():
+            # It tells who has no ipywidgets to install them.
+            warnings.simplefilter("ignore")
+            from tqdm.auto import tqdm
+    else:
+        from tqdm.std import tqdm
+
+    class Bar(tqdm):
+        # tqdm would have a thread look for bars that don't move.
+        monitor_interval = 0
+
+        def __init__(self, task: Task, **kwargs: Any) -> None:
+            self._task = task
+            super().__init__(**kwargs)
+
+        def refresh(self, nolock: bool = False, lock_args: Any = None) -> Any:
+            # tqdm keeps the lock if writing fails; others would wait for it.
+            with self.get_lock():
+                return super().refresh(nolock=True)
+
+        @property
+        def format_dict(self) -> dict[str, Any]:
+            task = self._task
+            own = {"elapsed": task.elapsed, "rate": task.rate}
+            return {**super().format_dict, **own}
+
+    return Bar
+
+
+class _Lines:
+    """Lines in absl's log if it shows infos, else on stderr."""
+
+    @property
+    def interval(self) -> float:
+        """Seconds until it should be shown again."""
+        return _LINE_EVERY_S
+
+    def show(self, task: Task) -> None:
+        """Writes what is done, how fast, and how long the rest will take."""
+        speed = f"{_amount(task.rate, task.unit, 1)} a second"
+        if task.total is None:
+            _write(f"{task.label}: {_amount(task.done, task.unit)}, {speed}")
+            return
+        left = (task.total - task.done) / max(task.rate, 1e-9)
+        _write(
+            f"{task.label}: {task.done / max(1, task.total):.0%} of "
+            f"{_amount(task.total, task.unit)}, {speed}, {_time(left)} left"
+        )
+
+    def end(self, task: Task, failed: bool) -> None:
+        """Writes how long it took."""
+        until = "stopped" if failed else "done"
+        done = _amount(task.done, task.unit)
+        _write(f"{task.label}: {until}, {done} in {_time(task.elapsed)}")
+
+
+def _amount(number: float, unit: str, digits: int = 0) -> str:
+    if unit == BYTES:
+        return format_bytes(number)
+    return f"{number:,.{digits}f} {unit}"
+
+
+def _time(seconds: float) -> str:
+    """A duration, "7 s", "2:05 min" or "1:02:05 h"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{seconds} s"
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{minutes}:{seconds:02} min"
+    return f"{hours}:{minutes:02}:{seconds:02} h"
+
+
+def _write(line: str) -> None:
+    log: Any = logging.get_absl_logger()
+    if log.isEnabledFor(_INFO) and log.hasHandlers():
+        logging.info("%s", line)
+    elif sys.stderr is not None:  # print would take None for stdout.
+        print(line, file=sys.stderr, flush=True)
