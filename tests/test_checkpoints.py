@@ -131,6 +131,39 @@ def test_a_checkpoint_after_an_export(tmp_path):
     assert_same(state(layer), before)
 
 
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_large_tables_of_any_name_are_in_a_saved_model(tmp_path, pipelined):
+    features = {}
+    for name in ("a b", "日本/ü", "-x", "x:0", "a>20b"):
+        table = tfrs_embed.TableConfig(name, 9, DIM, dtype="float32")
+        features[name] = tfrs_embed.FeatureConfig(name, table)
+    layer = layers.PartialTPUEmbedding(
+        features,
+        "adagrad",
+        size_threshold=0,
+        pipeline_execution_with_tensor_core=pipelined,
+    )
+    with tf.GradientTape() as tape:
+        vectors = layer({name: tf.constant([3, 5]) for name in features})
+        loss = sum(tf.reduce_sum(v**2) for v in vectors.values())
+    tape.gradient(loss, layer.trainable_variables)
+    module = tf.Module()
+    module.layer = layer
+    module.serve = tf.function(
+        lambda ids: layer(ids, training=False),
+        input_signature=[
+            {name: tf.TensorSpec([None], tf.int64) for name in features}
+        ],
+    )
+    ids = {name: tf.constant([1, 8], tf.int64) for name in features}
+    expected = module.serve(ids)
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    tf.nest.map_structure(
+        np.testing.assert_array_equal, loaded.serve(ids), expected
+    )
+
+
 def without_step(layer):
     """The state but for the step, which is a variable of TensorFlow's own."""
     copies = state(layer)

@@ -271,6 +271,15 @@ def test_a_layer_is_what_its_config_says():
     assert described["hashing"]["salts"] == [[0, 0], [0, 1]]
 
 
+@pytest.mark.parametrize("kind", [Hash, lambda **a: Multiplex(2, **a)])
+def test_a_padding_value_of_numpy_is_a_number_of_json(kind):
+    feature = feature_with(kind(padding_value=np.int64(-3)))
+    layer = layers.DistributedEmbedding(feature)
+    config = json.loads(json.dumps(layer.get_config()))
+    [again] = type(layer).from_config(config)._spec.features
+    assert again.hashing == feature.hashing
+
+
 def test_lists_of_numbers_and_of_strings():
     feature = feature_with(Hash())
     for cls in (layers.PartialTPUEmbedding, layers.DistributedEmbedding):

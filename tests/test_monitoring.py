@@ -205,6 +205,85 @@ def test_a_run_is_logged(tmp_path, steps_per_execution):
     assert lines.splitlines()[3] == "a label 3"
 
 
+def test_steps_are_those_that_were_made(tmp_path):
+    model = make_model(make_layer(), steps_per_execution=3)
+    ids = {k: np.zeros(64, np.int64) for k in ("large", "small")}
+    callback = monitoring.TableStatistics(
+        tmp_path, every=4, batches=iter(batches(3, 2))
+    )
+    for _ in range(2):  # Eight steps are three executions.
+        model.fit(
+            ids, np.zeros(64), batch_size=8, callbacks=[callback], verbose=0
+        )
+    steps = [line["step"] for line in monitoring.read_log(tmp_path)]
+    assert steps == [0, 6, 8, 8, 14, 16]
+
+
+class TwoLayers(keras.Model):
+    """A model of two layers, one of which it may not call."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.all = [make_layer(), make_layer()]
+        self.calls = calls
+        self.dense = keras.layers.Dense(1)
+
+    def build(self, shape):
+        """Keras 3 wants one."""
+        self.built = True
+
+    def call(self, ids):
+        found = [each(ids) for each in self.all[: self.calls]]
+        return self.dense(tf.concat([x["small"] for x in found], -1))
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_two_layers_are_measured_if_they_are_called(tmp_path, calls):
+    model = TwoLayers(calls)
+    model.compile("sgd", "mse")
+    labels = {"large": ["日本", 'a "b"'], "small": ["x"]}
+    callback = monitoring.TableStatistics(tmp_path, every=1, labels=labels)
+    model.fit(batches(1)[0], np.zeros(8), callbacks=[callback], verbose=0)
+    names = [layer.name for layer in model.all]
+    assert [each.layer for each in callback.reports] == names[:calls]
+    # The labels are of both layers' tables.
+    config = (tmp_path / "projector_config.pbtxt").read_text("utf-8")
+    for i, name in enumerate(names):
+        for j, table in enumerate(labels):
+            assert f'tensor_name: "{name}/{table}"' in config
+            path = f"projector_{2 * i + j}.tsv"
+            assert f'tensor_path: "{path}"' in config
+            shown = np.loadtxt(tmp_path / path, delimiter="\t", ndmin=2)
+            rows = values_of(model.all[i])[table][: len(labels[table])]
+            np.testing.assert_allclose(shown, rows, rtol=1e-5)
+
+
+def test_a_log_goes_on_after_a_line_that_was_cut_off(tmp_path):
+    layer = make_layer()
+    layer.build(None)
+    report = monitoring.TableMonitor(layer).measure()
+    path = tmp_path / "tables.jsonl"
+    for cut in (1, 20, 0):
+        monitoring.log.StatisticsLog(tmp_path).write(report)
+        text = path.read_text("utf-8")
+        path.write_text(text[: len(text) - cut], "utf-8")
+    assert monitoring.read_log(tmp_path) == [report.to_dict()] * 2
+
+
+def test_a_log_may_be_in_any_file_system():
+    layer = make_layer()
+    layer.build(None)
+    log = monitoring.log.StatisticsLog("ram://logs/run")
+    for _ in range(2):
+        log.write(monitoring.TableMonitor(layer).measure())
+    log.close()
+    assert len(monitoring.read_log("ram://logs/run")) == 2
+    monitoring.write_projector("ram://logs/run", layer, {"small": ["x"]})
+    names = tf.io.gfile.listdir("ram://logs/run")
+    assert "projector_0.tsv" in names
+    assert any(name.startswith("events") for name in names)
+
+
 def test_measuring_leaves_a_pipelined_run_as_it_is():
     found = []
     for every in (None, 1):
@@ -282,6 +361,7 @@ def test_all2all_is_measured():
         ({"sample": 0}, ValueError, "sample must be at least 1, got 0"),
         ({"tables": ["larg"]}, ValueError, "no table 'larg'; its tables are"),
         ({"labels": {"x": ["a"]}}, ValueError, "no table 'x'"),
+        ({"labels": {"small": ["a"] * 21}}, ValueError, "has 20 rows, and 21"),
     ],
 )
 def test_bad_arguments_are_errors_before_training(

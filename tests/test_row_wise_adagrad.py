@@ -167,6 +167,26 @@ def test_copies_and_files_have_a_number_for_each_row(tmp_path):
         assert_same(state(loaded), before)
 
 
+@pytest.mark.parametrize(
+    ("here", "rows", "text"),
+    [
+        ("adagrad", 6, "accumulators have the shape .* One has a number for"),
+        ("adam", 6, "Table 't': the file has no momenta of it"),
+        ("row_wise_adagrad", 7, r"parameters have the shape \(7, 4\) here"),
+    ],
+)
+def test_files_of_another_optimizer_change_nothing(tmp_path, here, rows, text):
+    path = str(tmp_path / "model.weights.h5")
+    inputs = keras.Input([], dtype="int64")
+    saved = trained("row_wise_adagrad")
+    keras.Model(inputs, saved(inputs)).save_weights(path)
+    layer = trained(here, rows=rows)
+    before = state(layer)
+    with pytest.raises(ValueError, match=text):
+        keras.Model(inputs, layer(inputs)).load_weights(path)
+    assert_same(state(layer), before)
+
+
 def test_a_checkpoint_of_fewer_rows_begins_the_others(tmp_path):
     path = tf.train.Checkpoint(layer=trained("row_wise_adagrad")).save(
         str(tmp_path / "c")

@@ -54,7 +54,8 @@ try:
         # Which CPU is the host of a TPU.
         device_util,
         # The emulated slice: replicas' values as one, threads per replica, and
-        # the classes that it stands for.
+        # the classes that it stands for. Threads that a `no_updates` around
+        # `strategy.run` is to reach.
         distribute_utils,
         mirrored_run,
         mirrored_strategy,

@@ -24,11 +24,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import strategies, weak_gradients
-from tfrs_embed._tensorflow import imperative_grad
+from tfrs_embed._tensorflow import imperative_grad, mirrored_run
 from tfrs_embed.unmirrored import UnmirroredVariable
 
 #: A `Switch`'s value where the tables are not to be updated.
 OFF = 0.0
+# The attribute of a replica's thread that says what its maker's thread had.
+_UPDATES = "_tfrs_embed_updates"
 
 
 class _Thread(threading.local):
@@ -36,7 +38,8 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.passes: list[Pass] = []
-        self.updates = True
+        # A strategy's replicas have threads of their own.
+        self.updates = getattr(threading.current_thread(), _UPDATES, True)
 
 
 _thread = _Thread()
@@ -276,8 +279,8 @@ def no_updates() -> Iterator[None]:
 
     Layers that are called inside look their features up, and no gradient
     reaches their tables; a `tape.gradient` inside updates none either. It
-    holds for this thread, and for a `tf.function` that is traced inside, for
-    good.
+    holds for this thread, for the replicas of a `strategy.run` in it, and for a
+    `tf.function` that is traced inside, for good.
 
     Example:
         >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
@@ -301,7 +304,10 @@ def no_updates() -> Iterator[None]:
 
 
 def install() -> None:
-    """Makes TensorFlow's tapes note what they are asked for; idempotent."""
+    """Makes TensorFlow's tapes note what they are asked for; idempotent.
+
+    The threads of replicas are made to take part in `no_updates`, too.
+    """
     gradient = imperative_grad.imperative_grad
     if getattr(gradient, "notes_passes", False):
         return
@@ -326,3 +332,13 @@ def install() -> None:
 
     noting.notes_passes = True  # type: ignore[attr-defined]
     imperative_grad.imperative_grad = noting
+
+    kind = mirrored_run._MirroredReplicaThread
+    make = kind.__init__
+
+    @functools.wraps(make)
+    def making(thread: Any, *args: Any, **kwargs: Any) -> None:
+        make(thread, *args, **kwargs)
+        setattr(thread, _UPDATES, _thread.updates)
+
+    kind.__init__ = making

@@ -67,7 +67,7 @@ class Hash:
         """Checks and normalises the fields."""
         _set(self, "buckets", _count_or_none(self.buckets, "Hash: buckets"))
         _set(self, "salt", _salt(self.salt, "Hash: salt"))
-        _check_padding(self.padding_value, "Hash")
+        _set(self, "padding_value", _padding(self.padding_value, "Hash"))
 
 
 @named_fields
@@ -142,7 +142,7 @@ class QuotientRemainder:
                 f"{where}: salt={self.salt} is for hashed=True. Without a hash "
                 "an id has its own quotient and remainder."
             )
-        _check_padding(self.padding_value, where)
+        _set(self, "padding_value", _padding(self.padding_value, where))
         if isinstance(self.padding_value, str) and not self.hashed:
             raise TypeError(
                 f"{where}: padding_value={self.padding_value!r} is a string, "
@@ -220,7 +220,7 @@ class Multiplex:
             )
         _set(self, "salts", salts)
         _set(self, "buckets", _count_or_none(self.buckets, f"{where}: buckets"))
-        _check_padding(self.padding_value, where)
+        _set(self, "padding_value", _padding(self.padding_value, where))
 
 
 #: How a feature's ids become rows of its table.
@@ -393,11 +393,13 @@ def _salt(value: Any, what: str) -> tuple[int, int] | None:
     return numbers[0], numbers[1]
 
 
-def _check_padding(value: Any, where: str) -> None:
-    if not (
-        value is None or isinstance(value, str) or _integer(value) is not None
-    ):
+def _padding(value: Any, where: str) -> int | str | None:
+    if value is None or isinstance(value, str):
+        return value
+    number = _integer(value)
+    if number is None:
         raise TypeError(
             f"{where}: padding_value must be an integer, a string or None, got "
             f"{value!r}."
         )
+    return number  # Python's own, which JSON takes.

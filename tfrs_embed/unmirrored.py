@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -38,7 +39,18 @@ def make_variable(
     return kind(
         value,
         trainable=False,
-        name=name,
+        name=_graph_name(name),
         shape=shape,
         distribute_strategy=strategy,
     )
+
+
+def _graph_name(name: str) -> str:
+    """A name that TensorFlow takes in the graph of a SavedModel.
+
+    Tables may have any: other characters become their codes.
+    """
+    name = re.sub(
+        r"[^A-Za-z0-9_.\\/-]", lambda match: f">{ord(match[0]):X}", name
+    )
+    return name if re.match("[A-Za-z0-9.]", name) else f".{name}"

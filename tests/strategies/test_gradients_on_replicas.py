@@ -77,6 +77,24 @@ def assert_untrained(layer):
     assert int(layer.step.numpy()) == 0
 
 
+def test_no_updates_holds_for_the_replicas_of_a_run(strategy):
+    layer, program = make_program(strategy)
+    [batch] = steps_of(strategy, 1)
+
+    def step(ids, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(program.predict(ids, x))
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        # A function updates no tables if nobody uses their gradient.
+        return [tf.identity(g) for g in gradients if g is not None]
+
+    with tfrs_embed.no_updates():
+        run(strategy, step, batch)
+    assert_untrained(layer)
+    run(strategy, step, batch)
+    assert int(layer.step.numpy()) == 1
+
+
 @pytest.mark.parametrize("nested", [False, True], ids=["function", "nested"])
 @pytest.mark.parametrize(
     "scenario",

@@ -13,6 +13,7 @@ from tfrs_embed import backward_passes
 from tfrs_embed._tensorflow import record, save_context
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
+from tfrs_embed.checkpoint.rows import other_slot
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.tables.state import Tables
 from tfrs_embed.initial_values import building
@@ -46,6 +47,7 @@ class EngineLayer(Layer):
     def __init__(self, engine: Engine, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._engine = engine
+        self._refusal = ""
         self.tables = Tables(list(engine.states.values()))
         self._gradient: EngineGradient | None = None
         self._learns = any(o is not None for o in engine.optimizers.values())
@@ -239,17 +241,29 @@ class EngineLayer(Layer):
         store["step"] = self._engine.step.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads what `save_own_variables` stored, whatever the rows' dtype."""
+        """Loads what `save_own_variables` stored, whatever the rows' dtype.
+
+        Raises:
+            ValueError: a table or a slot is not there, or of another shape;
+                nothing has been changed.
+        """
+        try:
+            found = [
+                (variable, _stored(store, state.spec.name, name, variable))
+                for state in self._engine.states.values()
+                for name, variable in state.variables.items()
+            ]
+        except ValueError as error:
+            # Keras 3 tries again by other paths of the file, where there is
+            # nothing, and shows the last error.
+            if not self._refusal or "step" in store:
+                self._refusal = str(error)
+            raise ValueError(self._refusal) from None
         # A deferred update belongs to the tables that are being replaced.
         self._engine.drop_deferred()
-        for state in self._engine.states.values():
-            for name, variable in state.variables.items():
-                key = _store_key(state.spec.name, name)
-                if key not in store:  # As files had it that are older.
-                    key = f"{state.spec.name}/{name}"
-                value = np.asarray(store[key])
-                dtype = variable.dtype.as_numpy_dtype
-                variable.assign(value.astype(dtype, copy=False))
+        for variable, value in found:
+            dtype = variable.dtype.as_numpy_dtype
+            variable.assign(value.astype(dtype, copy=False))
         self._engine.step.assign(store["step"])
 
     def _trackable_children(
@@ -263,6 +277,28 @@ class EngineLayer(Layer):
         ):
             self._gradient.saved_with = save_context.get_save_options()
         return super()._trackable_children(save_type, **kwargs)
+
+
+def _stored(store: Any, table: str, name: str, variable: Any) -> np.ndarray:
+    """Reads a table's variable from what Keras stores."""
+    # The second key is that of older files.
+    for key in (_store_key(table, name), f"{table}/{name}"):
+        try:
+            value = np.asarray(store[key])
+        except KeyError:
+            continue
+        here = tf.TensorShape(variable.shape)
+        if here.is_compatible_with(value.shape):
+            return value
+        raise ValueError(
+            f"Table '{table}': its {name} have the shape {here} here, and "
+            f"{value.shape} in the file."
+            f"{other_slot(here.as_list(), value.shape)}"
+        )
+    raise ValueError(
+        f"Table '{table}': the file has no {name} of it. It is of a layer "
+        "without this table, or with another optimizer."
+    )
 
 
 def _store_key(table: str, variable: str) -> str:

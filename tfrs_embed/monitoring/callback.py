@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfrs_embed.configs import as_int
 from tfrs_embed.monitoring.log import (
     StatisticsLog,
+    check_labels,
     worker_number,
-    write_projector,
+    write_projectors,
 )
+from tfrs_embed.monitoring.lookups import MOST_BATCHES
 from tfrs_embed.monitoring.monitor import (
     TableMonitor,
     check_sample,
@@ -30,13 +33,6 @@ class _Hooks:
         if name.startswith("on_"):
             return _nothing
         raise AttributeError(name)
-
-    def set_params(self, params: Any) -> None:
-        """Takes what Keras says of a run, and does not read it.
-
-        Args:
-            params: not read.
-        """
 
     def _implements_train_batch_hooks(self) -> bool:
         return True
@@ -86,8 +82,8 @@ class TableStatistics(_Hooks):
         tables: the names of the tables to measure; None: all.
         sample: about how many rows of a table to read; None: all, in blocks.
         batches: a list of global batches of the layer's inputs, of which each
-            report counts lookups; None: none are counted. For models with one
-            layer of tables.
+            report counts lookups, of the first 32; None: none are counted. For
+            models with one layer of tables.
         labels: for tables' names their rows' labels, with which the end of
             training writes them for TensorBoard's projector.
 
@@ -118,10 +114,16 @@ class TableStatistics(_Hooks):
         self._log_dir = log_dir
         self._tables = None if tables is None else list(tables)
         self._sample = check_sample(sample)
-        self._batches = batches
+        # An iterator would have batches for one report.
+        self._batches = (
+            list(itertools.islice(batches, MOST_BATCHES))
+            if isinstance(batches, Iterator)
+            else batches
+        )
         self._labels = dict(labels or {})
         self.reports: list[StatisticsReport] = []
         self._model: Any = None
+        self._steps: int | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -138,6 +140,14 @@ class TableStatistics(_Hooks):
         """
         self._model = model
 
+    def set_params(self, params: Any) -> None:
+        """Takes what Keras says of a run.
+
+        Args:
+            params: of which "steps" is the number of an epoch's steps, or None.
+        """
+        self._steps = (params or {}).get("steps")
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Measures tables that are there before the first step.
 
@@ -146,7 +156,8 @@ class TableStatistics(_Hooks):
 
         Raises:
             ValueError: the model has no layer with tables, or none of a name in
-                `tables` or `labels`, or several layers for one list of batches.
+                `tables` or `labels`, or several layers for one list of batches;
+                or a table can't have its labels.
         """
         self._begin()
         layers = self._layers()
@@ -162,6 +173,8 @@ class TableStatistics(_Hooks):
                     f"Model '{self._model.name}' has no table '{name}'; its "
                     f"tables are {known}."
                 )
+        for layer, labels in self._labelled():
+            check_labels(layer, labels)
         if self._batches is not None and len(layers) > 1:
             raise ValueError(
                 "TableStatistics counts lookups of batches for one layer; "
@@ -171,7 +184,7 @@ class TableStatistics(_Hooks):
         # A run that goes on from a checkpoint goes on in the log.
         self._step = 0 if iterations is None else int(iterations.numpy())
         self._log = StatisticsLog(self._log_dir, worker_number())
-        if all(_built(layer) for layer in layers):
+        if any(_built(layer) for layer in layers):
             self._report()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -190,9 +203,13 @@ class TableStatistics(_Hooks):
             batch: the number of the epoch's last batch.
             logs: not read.
         """
-        # Several steps may have been one execution.
-        done = batch + 1 - self._in_epoch
-        self._in_epoch = batch + 1
+        # Several steps may have been one execution, of which Keras 3 counts the
+        # steps that an epoch's last one would have had.
+        end = batch + 1
+        if self._steps is not None:
+            end = min(end, self._steps)
+        done = end - self._in_epoch
+        self._in_epoch = end
         before, self._step = self._step, self._step + done
         if self._step // self._every > before // self._every:
             self._report()
@@ -207,10 +224,8 @@ class TableStatistics(_Hooks):
             not self.reports
         ):
             self._report()
-        for layer in self._layers() if self._labels else ():
-            mine = {n: x for n, x in self._labels.items() if n in _names(layer)}
-            if mine:
-                write_projector(self._log_dir, layer, mine)
+        if self._labels:
+            write_projectors(self._log_dir, self._labelled())
         if self._log is not None:
             self._log.close()
 
@@ -218,7 +233,8 @@ class TableStatistics(_Hooks):
         assert self._log is not None
         self.reports = []
         for layer in self._layers():
-            names = _names(layer)
+            # A layer that training doesn't call has no tables.
+            names = _names(layer) if _built(layer) else []
             if self._tables is not None:
                 names = [n for n in names if n in self._tables]
             if not names:
@@ -229,6 +245,16 @@ class TableStatistics(_Hooks):
             report = monitor.measure(self._step, self._batches)
             self._log.write(report)
             self.reports.append(report)
+
+    def _labelled(self) -> list[tuple[Any, dict[str, Sequence[str]]]]:
+        """The layers with labelled tables, and their labels."""
+        found = []
+        for layer in self._layers():
+            known = _names(layer)
+            mine = {n: x for n, x in self._labels.items() if n in known}
+            if mine:
+                found.append((layer, mine))
+        return found
 
     def _layers(self) -> list[Any]:
         """The model's layers with tables, each once."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
-import pathlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,26 +27,29 @@ class StatisticsLog:
     "tables/<layer>/<table>/...", and histograms.
 
     Args:
-        folder: the folder, which is made if it isn't there.
+        folder: the folder, of any file system that TensorFlow has. It is made
+            if it isn't there.
         worker: this worker's number; all but the first have files of their own.
     """
 
     def __init__(self, folder: Any, worker: int = 0) -> None:
-        self._folder = pathlib.Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder = _make_folder(folder)
         self._suffix = f".worker-{worker}" if worker else ""
+        self._path = _join(self._folder, FILE + self._suffix)
+        self._begins_anew = _ends_within_a_line(self._path)
         self._writer: Any = None
 
     def write(self, report: StatisticsReport) -> None:
         """Writes a report."""
-        path = self._folder / (FILE + self._suffix)
-        with path.open("a", encoding="utf-8") as file:
-            # JSON has no NaN; a report has none.
-            file.write(json.dumps(report.to_dict(), allow_nan=False) + "\n")
+        # JSON has no NaN; a report has none.
+        line = json.dumps(report.to_dict(), allow_nan=False) + "\n"
+        with tf.io.gfile.GFile(self._path, "a") as file:
+            file.write("\n" * self._begins_anew + line)
+        self._begins_anew = False
         with tf.init_scope(), tf.device("CPU:0"):
             if self._writer is None:
                 self._writer = tf.summary.create_file_writer(
-                    str(self._folder), filename_suffix=f".tables{self._suffix}"
+                    self._folder, filename_suffix=f".tables{self._suffix}"
                 )
             with self._writer.as_default(report.step):
                 for table in report.tables:
@@ -136,7 +140,8 @@ def read_log(folder: Any) -> list[dict[str, Any]]:
 
     Returns:
         `StatisticsReport.to_dict()` of each, in the order they were written;
-        of several workers, one worker's after the other's.
+        of several workers, one worker's after the other's. A line that a
+        process was killed in is left out.
 
     Raises:
         FileNotFoundError: there are none.
@@ -155,21 +160,45 @@ def read_workers(folder: Any) -> list[list[dict[str, Any]]]:
         FileNotFoundError: there are none.
         ValueError: a line is no report.
     """
-    paths = sorted(pathlib.Path(folder).glob(f"{FILE}*"))
-    if not paths:
+    folder = os.fspath(folder)
+    names = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
+    names = sorted(name for name in names if name.startswith(FILE))
+    if not names:
         raise FileNotFoundError(f"'{folder}' has no {FILE}.")
+    return [_read(_join(folder, name)) for name in names]
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    with tf.io.gfile.GFile(path, "r") as file:
+        lines = file.read().splitlines()
     return [
-        [
-            _report(path, number, line)
-            for number, line in enumerate(
-                path.read_text("utf-8").splitlines(), 1
-            )
-        ]
-        for path in paths
+        _report(path, number, line)
+        for number, line in enumerate(lines, 1)
+        # A process was killed while it wrote one that has no end.
+        if not line.startswith("{") or line.endswith("}")
     ]
 
 
-def _report(path: pathlib.Path, number: int, line: str) -> dict[str, Any]:
+def _join(folder: str, name: str) -> str:
+    return tf.io.gfile.join(folder, name)
+
+
+def _make_folder(folder: Any) -> str:
+    folder = os.fspath(folder)
+    tf.io.gfile.makedirs(folder)
+    return folder
+
+
+def _ends_within_a_line(path: str) -> bool:
+    """Whether a file's last line is one that a process was killed in."""
+    if not tf.io.gfile.exists(path) or not tf.io.gfile.stat(path).length:
+        return False
+    with tf.io.gfile.GFile(path, "rb") as file:
+        file.seek(tf.io.gfile.stat(path).length - 1)
+        return file.read(1) != b"\n"
+
+
+def _report(path: str, number: int, line: str) -> dict[str, Any]:
     try:
         report = json.loads(line)
     except ValueError as error:
@@ -191,8 +220,9 @@ def write_projector(
 ) -> None:
     """Writes tables with labels for TensorBoard's projector.
 
-    The projector shows up to 10,000 of a table's rows, the first ones. With
-    several workers all must call it, and the first writes.
+    The projector shows up to 10,000 of a table's rows, the first ones. What an
+    earlier call wrote to the folder is replaced. With several workers all must
+    call it, and the first writes.
 
     Example:
         >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
@@ -213,29 +243,55 @@ def write_projector(
             rows than labels, or there are none.
     """
     check_labels(layer, labels)
-    root = pathlib.Path(folder)
-    root.mkdir(parents=True, exist_ok=True)
-    tables, config = layer.embedding_tables, []
-    for i, (name, given) in enumerate(labels.items()):
+    write_projectors(folder, [(layer, labels)])
+
+
+def write_projectors(
+    folder: Any, layers: Iterable[tuple[Any, Mapping[str, Sequence[str]]]]
+) -> None:
+    """Writes tables of several layers; see `write_projector`.
+
+    Args:
+        folder: TensorBoard's `logdir`.
+        layers: layers, and the labels of their tables.
+    """
+    folder = _make_folder(folder)
+    chosen = [
+        (layer, name, labels[name])
+        for layer, labels in layers
+        for name in labels
+    ]
+    names = [name for _, name, _ in chosen]
+    config = ""
+    for i, (layer, name, given) in enumerate(chosen):
         size = min(len(given), PROJECTED_ROWS)
-        table = tables[name]
+        table = layer.embedding_tables[name]
         held = table if isinstance(table, Rows) else VariableRows(name, table)
         with held.reading():
             rows = held.read_rows(0, size).numpy().astype(np.float32)
         if worker_number():
             continue
-        np.savetxt(root / f"projector_{i}.tsv", rows, "%.7g", "\t")
-        text = "".join(" ".join(str(x).split()) + "\n" for x in given[:size])
-        (root / f"projector_{i}_labels.tsv").write_text(text, "utf-8")
-        config.append(
+        text = io.StringIO()
+        np.savetxt(text, rows, "%.7g", "\t")
+        _write(folder, f"projector_{i}.tsv", text.getvalue())
+        lines = [" ".join(str(x).split()) + "\n" for x in given[:size]]
+        _write(folder, f"projector_{i}_labels.tsv", "".join(lines))
+        # Tables of two layers may have one name.
+        shown = name if names.count(name) == 1 else f"{layer.name}/{name}"
+        config += (
             "embeddings {\n"
-            f"  tensor_name: {json.dumps(name)}\n"
+            f"  tensor_name: {json.dumps(shown, ensure_ascii=False)}\n"
             f'  tensor_path: "projector_{i}.tsv"\n'
             f'  metadata_path: "projector_{i}_labels.tsv"\n'
             "}\n"
         )
     if config:
-        (root / "projector_config.pbtxt").write_text("".join(config), "utf-8")
+        _write(folder, "projector_config.pbtxt", config)
+
+
+def _write(folder: str, name: str, text: str) -> None:
+    with tf.io.gfile.GFile(_join(folder, name), "w") as file:
+        file.write(text)
 
 
 def worker_number() -> int:
@@ -247,7 +303,13 @@ def worker_number() -> int:
 
 def check_labels(layer: Any, labels: Mapping[str, Sequence[str]]) -> None:
     """Checks the labels of a layer's tables; see `write_projector`."""
-    specs = {t.name: t for t in layer._spec.tables}
+    spec = getattr(layer, "_spec", None)
+    if spec is None:
+        raise ValueError(
+            f"Layer '{layer.name}' gives its rows to keys: they can't be "
+            "labelled by number."
+        )
+    specs = {t.name: t for t in spec.tables}
     for name, given in labels.items():
         if name not in specs:
             raise ValueError(
