@@ -3,8 +3,8 @@
 A build fits one TensorFlow: there is no C++ interface that releases share, and
 the C interface has neither TensorFlow's threads nor, in its wheels, locks of
 variables. So a build's file name says all that it was made from, and a file of
-another name is never loaded. That holds for patch releases of one TensorFlow too:
-a wheel has a build for each of those that there were when it was made.
+another name is never loaded. That holds for patch releases of one TensorFlow
+too: a wheel has a build for each of those that there were when it was made.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def folders() -> list[Path]:
 def _searched() -> list[Path]:
     """The folders that builds are looked for in; Bazel makes the last one.
 
-    Where a wheel has brought a build, another one is in the package's own folder
-    only if somebody has compiled it on purpose. In the cache it may be there
-    since before.
+    Where a wheel has brought a build, another one is in the package's own
+    folder only if somebody has compiled it on purpose. In the cache it may be
+    there since before.
     """
     package, cache = folders()
     return [package, FROM_WHEEL, cache, _HERE / "compiled"]
