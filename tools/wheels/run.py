@@ -253,10 +253,11 @@ def try_wheel(python, scratch):
     """Installs the wheel, uses it without a compiler, and uninstalls it."""
     empty = scratch / "empty"
     empty.mkdir(exist_ok=True)
-    # Of the two wheels pip has to take the right one.
-    where = ("--no-index", "--find-links", DIST)
+    # Of the two wheels pip has to take the right one, whatever a borrowed
+    # environment has.
+    options = ("--no-index", "--find-links", DIST, "--ignore-installed")
     # What it asks for is there, in part by the name tensorflow-cpu.
-    pip(python, "install", "--no-deps", *where, "tfrs_embed")
+    pip(python, "install", "--no-deps", *options, "tfrs_embed")
     try:
         run(
             *(python, "-I", HERE / "check.py"),
