@@ -132,6 +132,21 @@ def test_a_wheels_build_for_another_build_of_this_tensorflow_is_not_loaded(
     assert "this is another build of it (unknown)" in str(status)
 
 
+def test_a_build_is_for_the_macros_that_tensorflow_was_compiled_with(
+    wheel, monkeypatch
+):
+    _, from_wheel, _ = wheel
+    (from_wheel / files.file_name()).write_text("")
+    flags = tf.sysconfig.get_compile_flags()
+    elsewhere = ["-I/elsewhere", *(f for f in flags if f[:2] != "-I")]
+    monkeypatch.setattr(tf.sysconfig, "get_compile_flags", lambda: elsewhere)
+    assert files.find()
+    other = [f.replace("CXX11_ABI=1", "CXX11_ABI=0") for f in flags]
+    assert other != flags
+    monkeypatch.setattr(tf.sysconfig, "get_compile_flags", lambda: other)
+    assert files.find() is None
+
+
 @pytest.mark.usefixtures("needs_kernels")
 @pytest.mark.parametrize("origin", ["wheel", "compiled"])
 def test_the_status_says_where_the_kernels_come_from(

@@ -47,6 +47,10 @@ def _searched() -> list[Path]:
 def file_name() -> str:
     """The file name of the build that fits this machine and TensorFlow."""
     digest = hashlib.sha256(tf.version.GIT_VERSION.encode())
+    # Who compiles the same sources of TensorFlow may have other classes.
+    for flag in tf.sysconfig.get_compile_flags():
+        if flag.startswith("-D"):
+            digest.update(flag.encode())
     sources = [p for p in SOURCES.iterdir() if p.suffix in (".cc", ".h")]
     for source in [*sorted(sources), SOURCES.with_name("build.py")]:
         digest.update(source.read_bytes())

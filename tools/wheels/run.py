@@ -76,6 +76,12 @@ def main():
             f"The wheels are for Linux on x86-64; this is {sys.platform} on "
             f"{platform.machine()}."
         )
+    if not flags.here and not (3, 10) <= sys.version_info[:2] <= (3, 12):
+        sys.exit(
+            "All these TensorFlows have Python 3.10, 3.11 and 3.12 in common; "
+            f"this is {platform.python_version()}: "
+            "make wheels PYTHON=python3.12, after rm -r .venv-wheels."
+        )
     set_epoch()
     with tempfile.TemporaryDirectory() as scratch:
         scratch = Path(scratch)
@@ -90,6 +96,8 @@ def main():
     for made in (pure, wheel):
         digest = hashlib.sha256(made.read_bytes()).hexdigest()
         print(f"{made.relative_to(ROOT)}, sha256 {digest}")
+    if len(builds) < len(RELEASES):
+        print("Not for a release: other TensorFlows have no kernels in it.")
 
 
 def set_epoch():
