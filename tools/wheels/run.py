@@ -5,8 +5,8 @@
 dist/ gets the pure wheel, and one for Linux on x86-64 with a build of the
 kernels for each TensorFlow in RELEASES. Each of these TensorFlows has a virtual
 environment of its own in .venv-wheels, which compiles the kernels, and then
-tries the wheel where there is no compiler. All of them take 13 GB, and half an
-hour on two cores; what is there already is not made again.
+tries the wheel where there is no compiler. All of them take 13 GB, and some
+20 minutes on two cores; what is there already is not made again.
 """
 
 import argparse
@@ -185,6 +185,7 @@ def make_wheels(builds, scratch):
     Returns:
         The two wheels.
     """
+    os.umask(0o022)  # Wheels have the permissions of files.
     source = copy_sources(scratch / "source")
     for old in DIST.glob("tfrs_embed-*.whl"):
         old.unlink()
