@@ -3,6 +3,7 @@
 run.py has the Python of each TensorFlow run it.
 """
 
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -68,10 +69,12 @@ def train(batches):
     numbers = []
     for ids in batches:
         numbers += [found.numpy() for found in step(ids)[0]]
-    begin = time.perf_counter()
+    times = []
     for ids in batches * 5:
+        begin = time.perf_counter()
         step(ids)
-    seconds = (time.perf_counter() - begin) / (5 * len(batches))
+        times.append(time.perf_counter() - begin)
+    seconds = statistics.median(times)
     numbers += [layer.embedding_tables[name].numpy() for name in OPTIMIZERS]
     graph = step.get_concrete_function(batches[0]).graph.as_graph_def()
     nodes = [*graph.node]
