@@ -8,6 +8,7 @@ BENCH_VENV := .venv-bench
 TPU_VENV := .venv-tpu
 COMPILER_VENV := .venv-tpu-compiler
 OLDEST_VENV := .venv-oldest
+WHEELS_VENV := .venv-wheels
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check -qq
 
@@ -19,7 +20,7 @@ export TF_USE_LEGACY_KERAS := 1
 .PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu streaming serve test docs
 .PHONY: notebooks
 .PHONY: nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
-.PHONY: bazel clean
+.PHONY: wheels bazel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' \
@@ -236,13 +237,26 @@ wheel: $(VENV)/.created ## Build dist/*.whl and try it in an empty venv
 	venv/bin/python -m pip uninstall -qq --yes tfrs_embed && \
 	! env -i venv/bin/python -c 'import tfrs_embed'
 
+# The tools alone; run.py makes an environment for each TensorFlow.
+$(WHEELS_VENV)/tools/.installed: tools/wheels/requirements.txt
+	$(MAKE) VENV=$(WHEELS_VENV)/tools $(WHEELS_VENV)/tools/.created
+	$(WHEELS_VENV)/tools/bin/python -m pip --disable-pip-version-check -qq \
+		install --no-deps --requirement tools/wheels/requirements.txt
+	@touch $@
+
+# ARGS="--releases 2.21.0" for some TensorFlows, "--here .venv/bin/python" for
+# the installed one. They need g++ 12: with a newer one auditwheel may refuse.
+wheels: $(WHEELS_VENV)/tools/.installed
+wheels: ## Build dist/*.whl with kernels for each TensorFlow, and try it there
+	$(WHEELS_VENV)/tools/bin/python tools/wheels/run.py $(ARGS)
+
 bazel: $(VENV)/.installed-test ## Build and test with Bazel, in .venv
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" && \
 	$(BAZEL) $(BAZEL_STARTUP) build //... && \
 	$(BAZEL) $(BAZEL_STARTUP) test $(BAZEL_ARGS) //...
 
 clean: ## Remove what these targets made, .venv too
-	rm -rf $(VENV) $(BENCH_VENV) $(TPU_VENV) $(COMPILER_VENV) $(OLDEST_VENV) .build dist site
+	rm -rf $(VENV) $(BENCH_VENV) $(TPU_VENV) $(COMPILER_VENV) $(OLDEST_VENV) $(WHEELS_VENV) .build dist site
 	rm -rf *.egg-info $(TIERS) examples/notebooks/executed
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f tfrs_embed/kernels/*.so

@@ -83,6 +83,105 @@ def test_a_build_of_other_sources_is_not_loaded(folder, unloaded):
     assert not kernels.status().loaded
 
 
+# What a wheel brings.
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    """The folders of the package, of a wheel's builds and of the cache."""
+    package, cache = tmp_path / "package", tmp_path / "cache"
+    from_wheel = package / "from_wheel"
+    for made in (from_wheel, cache):
+        made.mkdir(parents=True)
+    monkeypatch.setattr(files, "folders", lambda: [package, cache])
+    monkeypatch.setattr(files, "FROM_WHEEL", from_wheel)
+    monkeypatch.delenv("TFRS_EMBED_KERNELS", raising=False)
+    return package, from_wheel, cache
+
+
+def test_a_wheels_build_goes_before_the_cache_and_after_the_package(wheel):
+    package, from_wheel, cache = wheel
+    for folder in (cache, from_wheel, package):
+        build = folder / files.file_name()
+        build.write_text("")
+        assert files.find() == build
+
+
+def test_a_wheels_builds_for_other_tensorflows_are_not_loaded(wheel, unloaded):
+    _, from_wheel, _ = wheel
+    for version in ("2.98.1", "2.98.0"):
+        name = f"kernels-tf{version}-x86_64-0123456789ab.so"
+        (from_wheel / name).write_text("")
+    status = kernels.status()
+    assert not status.loaded and status.origin is None
+    assert (
+        f"for TensorFlow 2.98.0, 2.98.1, and this is {tf.__version__}; "
+        "run python -m tfrs_embed.kernels.build" in str(status)
+    )
+
+
+def test_a_wheels_build_for_another_build_of_this_tensorflow_is_not_loaded(
+    wheel, unloaded, monkeypatch
+):
+    _, from_wheel, _ = wheel
+    (from_wheel / files.file_name()).write_text("")
+    # As those who compile TensorFlow themselves have it.
+    monkeypatch.setattr(tf.version, "GIT_VERSION", "unknown")
+    status = kernels.status()
+    assert not status.loaded
+    assert "this is another build of it (unknown)" in str(status)
+
+
+def test_a_build_is_for_the_macros_that_tensorflow_was_compiled_with(
+    wheel, monkeypatch
+):
+    _, from_wheel, _ = wheel
+    (from_wheel / files.file_name()).write_text("")
+    flags = tf.sysconfig.get_compile_flags()
+    elsewhere = ["-I/elsewhere", *(f for f in flags if f[:2] != "-I")]
+    monkeypatch.setattr(tf.sysconfig, "get_compile_flags", lambda: elsewhere)
+    assert files.find()
+    other = [f.replace("CXX11_ABI=1", "CXX11_ABI=0") for f in flags]
+    assert other != flags
+    monkeypatch.setattr(tf.sysconfig, "get_compile_flags", lambda: other)
+    assert files.find() is None
+
+
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize("origin", ["wheel", "compiled"])
+def test_the_status_says_where_the_kernels_come_from(
+    unloaded, monkeypatch, origin
+):
+    if origin == "wheel":
+        monkeypatch.setattr(files, "FROM_WHEEL", files.find().parent)
+    status = kernels.status()
+    assert status.loaded
+    assert status.origin == origin
+    said = {"wheel": "came with the wheel", "compiled": "compiled here"}
+    assert said[origin] in str(status)
+
+
+def test_a_build_that_another_goes_before_is_not_silent(
+    wheel, tmp_path, monkeypatch, capsys
+):
+    package, from_wheel, cache = wheel
+    linker(tmp_path, monkeypatch)
+    (from_wheel / files.file_name()).write_text("")
+    assert build.main([]) == 0
+    assert f"are built: {from_wheel}" in capsys.readouterr().out
+    # The package's folder takes it, and is the first.
+    assert build.main(["--force"]) == 0
+    assert files.find() == package / files.file_name()
+    assert "goes before" not in capsys.readouterr().out
+    # No folder can be made in a file.
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(files, "folders", lambda: [tmp_path / "file/x", cache])
+    assert build.main(["--force"]) == 0
+    said = capsys.readouterr().out
+    assert f"Built {cache / files.file_name()}" in said
+    assert f"But {from_wheel / files.file_name()} goes before it" in said
+
+
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"not a library"])
 def test_a_damaged_build_is_not_used(folder, unloaded, content):
     path = folder / files.file_name()

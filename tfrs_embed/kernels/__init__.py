@@ -1,9 +1,9 @@
 """Compiled kernels for the CPU, and their status.
 
 They replace the TensorFlow operations in `tfrs_embed.ops`, with the same
-numbers, in a fraction of the time. `python -m tfrs_embed.kernels.build`
-compiles them. The environment variable TFRS_EMBED_KERNELS=off leaves them
-unused.
+numbers, in a fraction of the time. The wheels for Linux on x86-64 bring them;
+elsewhere `python -m tfrs_embed.kernels.build` compiles them. The environment
+variable TFRS_EMBED_KERNELS=off leaves them unused.
 
 Example:
     >>> tfrs_embed.kernels.status().loaded
@@ -47,12 +47,15 @@ class Status:
         loops: the instruction set that this machine uses: "avx512" (from Ice
             Lake and Zen 4 on), "avx2" or "baseline" (SSE2, or NEON on Arm);
             None if they aren't loaded.
+        origin: "wheel" if the installed wheel brought the file, "compiled" if
+            it was compiled for this installation; None if they aren't loaded.
     """
 
     loaded: bool
     reason: str
     path: str | None = None
     loops: str | None = None
+    origin: str | None = None
 
     def __str__(self) -> str:
         """The reason."""
@@ -170,8 +173,30 @@ def _load() -> tuple[Status, Any]:
             loops = module.tfrs_embed_loops().numpy().decode()
     except (tf.errors.OpError, AttributeError) as error:
         return _without(f"No kernels: {path} does not load: {error}")
-    reason = f"Kernels in use: {path} ({loops})."
-    return Status(True, reason, str(path), loops), module
+    origin = "wheel" if path.parent == files.FROM_WHEEL else "compiled"
+    came = "came with the wheel" if origin == "wheel" else "compiled here"
+    reason = f"Kernels in use: {path} ({loops}; {came})."
+    return Status(True, reason, str(path), loops, origin), module
+
+
+def _why_none_fit() -> str:
+    versions = files.of_wheel()
+    if tf.__version__ in versions:
+        # Whoever compiles TensorFlow may choose what its C++ classes look like.
+        return (
+            f"the wheel's are for TensorFlow {tf.__version__} as PyPI has it, "
+            f"and this is another build of it ({tf.version.GIT_VERSION}) or "
+            "other sources of the kernels"
+        )
+    if versions:
+        return (
+            f"the wheel's are for TensorFlow {', '.join(versions)}, and this "
+            f"is {tf.__version__}"
+        )
+    others = files.others()
+    if others:
+        return f"{others[0]} is for another TensorFlow or release"
+    return "none are compiled"
 
 
 def _why_none(path: Path | None) -> str | None:
@@ -180,13 +205,7 @@ def _why_none(path: Path | None) -> str | None:
         return "Kernels are off: TFRS_EMBED_KERNELS says so."
     if path is not None:
         return None
-    others = files.others()
-    made_for = (
-        f"{others[0]} is for another TensorFlow or release"
-        if others
-        else "none are compiled"
-    )
-    return f"No kernels: {made_for}; run {_BUILD}."
+    return f"No kernels: {_why_none_fit()}; run {_BUILD}."
 
 
 def _without(reason: str) -> tuple[Status, Any]:

@@ -193,7 +193,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     print(f"Compiling the kernels for TensorFlow {tf.__version__} ...")
     try:
-        print(f"Built {build(args.output)}")
+        built = build(args.output)
+        print(f"Built {built}")
+        found = files.find()
+        if args.output is None and found and found != built:
+            print(f"But {found} goes before it.")
     except BuildError as error:
         print(error, file=sys.stderr)
         if not args.if_possible:

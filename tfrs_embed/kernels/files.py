@@ -3,7 +3,8 @@
 A build fits one TensorFlow: there is no C++ interface that releases share, and
 the C interface has neither TensorFlow's threads nor, in its wheels, locks of
 variables. So a build's file name says all that it was made from, and a file of
-another name is never loaded.
+another name is never loaded. That holds for patch releases of one TensorFlow
+too: a wheel has a build for each of those that there were when it was made.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import tensorflow as tf
 _HERE = Path(__file__).absolute().parent
 SOURCES = _HERE / "cc"
 
+# Builds that the wheel of a release brought, for several TensorFlows.
+FROM_WHEEL = _HERE / "from_wheel"
+
 _PREFIX = "kernels-"
 
 
@@ -30,13 +34,23 @@ def folders() -> list[Path]:
 
 
 def _searched() -> list[Path]:
-    """The folders that builds are looked for in; Bazel makes the last one."""
-    return [*folders(), _HERE / "compiled"]
+    """The folders that builds are looked for in; Bazel makes the last one.
+
+    Where a wheel has brought a build, another one is in the package's own
+    folder only if somebody has compiled it on purpose. In the cache it may be
+    there since before.
+    """
+    package, cache = folders()
+    return [package, FROM_WHEEL, cache, _HERE / "compiled"]
 
 
 def file_name() -> str:
     """The file name of the build that fits this machine and TensorFlow."""
     digest = hashlib.sha256(tf.version.GIT_VERSION.encode())
+    # Who compiles the same sources of TensorFlow may have other classes.
+    for flag in tf.sysconfig.get_compile_flags():
+        if flag.startswith("-D"):
+            digest.update(flag.encode())
     sources = [p for p in SOURCES.iterdir() if p.suffix in (".cc", ".h")]
     for source in [*sorted(sources), SOURCES.with_name("build.py")]:
         digest.update(source.read_bytes())
@@ -67,6 +81,12 @@ def others() -> list[Path]:
         for path in sorted(folder.glob(f"{_PREFIX}*.so"))
         if path.name != name
     ]
+
+
+def of_wheel() -> list[str]:
+    """The TensorFlows that the wheel brought builds for, if it did."""
+    names = [path.name for path in FROM_WHEEL.glob(f"{_PREFIX}tf*.so")]
+    return sorted(n.removeprefix(f"{_PREFIX}tf").split("-")[0] for n in names)
 
 
 def replaced_by(build: Path) -> list[Path]:
