@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import pathlib
-import sys
 from typing import Any
 
-import tensorflow as tf
-
 from tfrs_embed import kernels
-from tfrs_embed.command_line import FAILED, FINE, add_command, fail
-from tfrs_embed.kernels import build, files
+from tfrs_embed.command_line import FAILED, FINE, add_command
+from tfrs_embed.kernels import build
 
 
 def add_parser(commands: Any) -> None:
@@ -41,21 +37,8 @@ def add_parser(commands: Any) -> None:
         "kind. Nothing is done if there is a build already that fits.",
         "tfrs-embed kernels build --if-possible",
     )
-    builder.add_argument(
-        "--output",
-        type=pathlib.Path,
-        metavar="PATH",
-        help="file to write, or folder [where it is found]",
-    )
-    builder.add_argument(
-        "--force", action="store_true", help="even if there is a build already"
-    )
-    builder.add_argument(
-        "--if-possible",
-        action="store_true",
-        help="succeed if they can't be compiled, having said so",
-    )
-    builder.set_defaults(run=run_build)
+    build.add_arguments(builder)
+    builder.set_defaults(run=build.run)
     status = add_command(
         actions,
         "status",
@@ -69,39 +52,6 @@ def add_parser(commands: Any) -> None:
         "--json", action="store_true", help="print JSON instead of a sentence"
     )
     status.set_defaults(run=run_status)
-
-
-def run_build(args: argparse.Namespace) -> int:
-    """Compiles the kernels.
-
-    Args:
-        args: the arguments.
-
-    Returns:
-        The process's exit status: 1 if they can't be compiled.
-    """
-    found = files.find()
-    if found and args.output is None and not args.force:
-        print(f"The kernels are built: {found}")
-        return FINE
-    print(
-        f"Compiling the kernels for TensorFlow {tf.__version__} ...", flush=True
-    )
-    try:
-        print(f"Built {build.build(args.output)}")
-    except build.BuildError as error:
-        reason = str(error)
-        if "\n" in reason:  # The compiler's own words.
-            print(reason, file=sys.stderr)
-            reason = "the compiler failed; see above."
-        status = fail(reason)
-        if not args.if_possible:
-            return status
-        print(
-            "No kernels: tfrs_embed will use TensorFlow's operations, which "
-            "are slower and give the same numbers."
-        )
-    return FINE
 
 
 def run_status(args: argparse.Namespace) -> int:

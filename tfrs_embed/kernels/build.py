@@ -167,16 +167,13 @@ def _install(result: Path, output: Path | None) -> Path:
     raise BuildError(f"Can't write {place}: {failure}") from failure
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments to a parser."""
     parser.add_argument(
         "--output",
         type=Path,
-        help="file to write, or folder; else where it is found",
+        metavar="PATH",
+        help="file to write, or folder [where it is found]",
     )
     parser.add_argument(
         "--force", action="store_true", help="even if there is a build already"
@@ -186,27 +183,54 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="succeed if they can't be compiled, having said so",
     )
-    args = parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compiles the kernels, unless there is a build that fits.
+
+    Args:
+        args: the arguments.
+
+    Returns:
+        The process's exit status: 1 if they can't be compiled.
+    """
     found = files.find()
     if found and args.output is None and not args.force:
         print(f"The kernels are built: {found}")
         return 0
-    print(f"Compiling the kernels for TensorFlow {tf.__version__} ...")
+    print(
+        f"Compiling the kernels for TensorFlow {tf.__version__} ...", flush=True
+    )
     try:
         built = build(args.output)
-        print(f"Built {built}")
-        found = files.find()
-        if args.output is None and found and found != built:
-            print(f"But {found} goes before it.")
     except BuildError as error:
-        print(error, file=sys.stderr)
+        reason = str(error)
+        if "\n" in reason:  # The compiler's own words.
+            print(reason, file=sys.stderr)
+            reason = "the compiler failed; see above."
+        print(f"error: {reason}", file=sys.stderr)
         if not args.if_possible:
             return 1
         print(
             "No kernels: tfrs_embed will use TensorFlow's operations, which "
             "are slower and give the same numbers."
         )
+        return 0
+    print(f"Built {built}")
+    found = files.find()
+    if args.output is None and found and found != built:
+        print(f"But {found} goes before it.")
     return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
 
 
 if __name__ == "__main__":
