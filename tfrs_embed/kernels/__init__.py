@@ -167,6 +167,7 @@ def _load() -> tuple[Status, Any]:
     reason = _why_none(path)
     if reason is not None:
         return _without(reason)
+    assert path is not None, "Without one there is a reason."
     try:
         module = tf.load_op_library(str(path))
         with tf.init_scope():  # The first caller may be tracing a function.
