@@ -263,7 +263,7 @@ class EngineLayer(Layer):
         self._engine.drop_deferred()
         for variable, value in found:
             dtype = variable.dtype.as_numpy_dtype
-            variable.assign(value.astype(dtype, copy=False))
+            variable.assign(np.asarray(value).astype(dtype, copy=False))
         self._engine.step.assign(store["step"])
 
     def _trackable_children(
@@ -279,12 +279,12 @@ class EngineLayer(Layer):
         return super()._trackable_children(save_type, **kwargs)
 
 
-def _stored(store: Any, table: str, name: str, variable: Any) -> np.ndarray:
-    """Reads a table's variable from what Keras stores."""
+def _stored(store: Any, table: str, name: str, variable: Any) -> Any:
+    """Finds a table's variable in what Keras stores, without reading it."""
     # The second key is that of older files.
     for key in (_store_key(table, name), f"{table}/{name}"):
         try:
-            value = np.asarray(store[key])
+            value = store[key]
         except KeyError:
             continue
         here = tf.TensorShape(variable.shape)
