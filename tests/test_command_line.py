@@ -260,6 +260,7 @@ def test_the_kernels_status(monkeypatch, capsys):
         "reason": "Kernels are off.",
         "path": None,
         "loops": None,
+        "origin": None,
     }
 
 

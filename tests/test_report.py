@@ -449,7 +449,7 @@ def _write(name, text):
 
 
 def _damaged_log(folder):
-    (folder / "tables.jsonl").write_text('{"layer": "a", "step"')
+    (folder / "tables.jsonl").write_text('{"layer": "a", "step"}')
     return folder
 
 
