@@ -95,6 +95,7 @@ def wheel(tmp_path, monkeypatch):
         made.mkdir(parents=True)
     monkeypatch.setattr(files, "folders", lambda: [package, cache])
     monkeypatch.setattr(files, "FROM_WHEEL", from_wheel)
+    monkeypatch.setattr(files, "_HERE", package)  # Bazel's build is in it.
     monkeypatch.delenv("TFRS_EMBED_KERNELS", raising=False)
     return package, from_wheel, cache
 
