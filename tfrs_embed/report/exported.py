@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import numpy as np
@@ -12,13 +11,12 @@ from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.conversion.contents import (
     Column,
     Contents,
-    Other,
     Table,
 )
 from tfrs_embed.checkpoint.conversion.objects import (
-    GRAPH,
     VALUE,
     Objects,
+    others,
 )
 from tfrs_embed.checkpoint.rows import KEYS
 from tfrs_embed.ops.update import PARAMETERS
@@ -85,16 +83,7 @@ def _read(path: str) -> Contents:
         "tfrs_embed.serving.export",
         tuple(tables),
         {},
-        tuple(
-            Other(
-                name=name,
-                shape=tuple(reader.shapes[key]),
-                dtype=reader.dtypes[key].name,
-                nbytes=reader.dtypes[key].size * math.prod(reader.shapes[key]),
-            )
-            for key in sorted(reader.shapes)
-            if key != GRAPH and (name := key.removesuffix(VALUE)) not in taken
-        ),
+        others(reader, taken),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +15,7 @@ from google.protobuf.message import (  # type: ignore[import-untyped]
 
 from tfrs_embed._tensorflow import trackable_object_graph_pb2
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.conversion.contents import Column
+from tfrs_embed.checkpoint.conversion.contents import Column, Other
 
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -122,3 +123,22 @@ def column(reader: BundleReader, path: str) -> Column:
         return np.asarray(values, np.float32)
 
     return Column(shape, read)
+
+
+def others(reader: BundleReader, taken: Container[str]) -> tuple[Other, ...]:
+    """What a checkpoint holds beside its tables, by name.
+
+    Args:
+        reader: the checkpoint.
+        taken: the paths of the tables' variables.
+    """
+    return tuple(
+        Other(
+            name=name,
+            shape=tuple(reader.shapes[key]),
+            dtype=reader.dtypes[key].name,
+            nbytes=reader.dtypes[key].size * math.prod(reader.shapes[key]),
+        )
+        for key in sorted(reader.shapes)
+        if key != GRAPH and (name := key.removesuffix(VALUE)) not in taken
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import tensorflow as tf
@@ -16,11 +15,10 @@ from tfrs_embed.checkpoint.conversion import (
     sok,
     tfrs,
 )
-from tfrs_embed.checkpoint.conversion.contents import Contents, Other
+from tfrs_embed.checkpoint.conversion.contents import Contents
 from tfrs_embed.checkpoint.conversion.objects import (
-    GRAPH,
-    VALUE,
     Objects,
+    others,
     variables,
 )
 from tfrs_embed.command_line import InputError
@@ -72,16 +70,7 @@ def read(path: str, dim: int | None = None) -> Contents:
         " and ".join(formats) or "no tables",
         tuple(tables),
         steps,
-        tuple(
-            Other(
-                name=name,
-                shape=tuple(reader.shapes[key]),
-                dtype=reader.dtypes[key].name,
-                nbytes=reader.dtypes[key].size * math.prod(reader.shapes[key]),
-            )
-            for key in sorted(reader.shapes)
-            if key != GRAPH and (name := key.removesuffix(VALUE)) not in taken
-        ),
+        others(reader, taken),
         tuple(notes),
     )
 
