@@ -236,7 +236,8 @@ def test_a_model_is_fit_stored_and_exported(tmp_path):
     before = model.predict(values, verbose=0)
     model.fit(values, np.ones([3, 1]), epochs=2, verbose=0)
     expected = model.predict(values, verbose=0)
-    assert np.abs(expected - before).min() > 1e-3
+    # Not the least of three: one alone may happen to move by next to nothing.
+    assert np.abs(expected - before).max() > 1e-3
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.predict(values, verbose=0), expected)
