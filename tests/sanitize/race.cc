@@ -175,14 +175,13 @@ void TryUpdate(const TfrsLoops& loops, int64_t n, int64_t rows, int64_t dim) {
       uint32_t size = 16;
       while (size < 2 * most) size *= 2;
       std::vector<uint32_t> heads(size), next(m), first(most), last(most);
-      std::vector<float> sum(dim), row(dim);
+      std::vector<float> sum(dim);
       TfrsGroups groups = {};
       groups.heads = heads.data();
       groups.next = next.data();
       groups.first = first.data();
       groups.last = last.data();
       groups.sum = sum.data();
-      groups.row = row.data();
       groups.mask = size - 1;
       groups.share = work % shares;
       groups.shares = shares;

@@ -97,32 +97,26 @@ def narrow(
     bits = tf.cast(tf.bitcast(rows, tf.uint32), tf.int64)
     magnitude = _and(bits, 0x7FFFFFFF)
     if dtype == tf.bfloat16:
-        half = _right(magnitude + _and(random, 0xFFFF), 16)
+        half = _right(magnitude + _right(random, 16), 16)
         most = 0x7F7F0000
     else:
-        half = _float16(magnitude, random)
+        half = _float16(rows, magnitude, random)
         most = 0x477FE000
     half = tf.bitwise.bitwise_or(half, _and(_right(bits, 16), 0x8000))
     rounded = tf.bitcast(tf.cast(half, tf.uint16), dtype)
     return tf.where(magnitude > most, tf.cast(rows, dtype), rounded)
 
 
-def _float16(magnitude: tf.Tensor, random: tf.Tensor) -> tf.Tensor:
-    """The bits of float16 that float32's bits, without a sign, round to."""
-    normal = _right(magnitude - 0x38000000 + _and(random, 0x1FFF), 13)
-    # Below 2^-14 the steps are of 2^-24 each: a value of exponent e has
-    # 2^(126 - e) parts in a step, of which 31 bits are kept.
-    exponent = _right(magnitude, 23)
-    most = 126 - tf.minimum(exponent, _int64(112))
-    cut = tf.minimum(most, _int64(31))
-    lost = tf.minimum(most - cut, _int64(31))
-    parts = tf.bitwise.bitwise_or(_and(magnitude, 0x7FFFFF), _int64(0x800000))
-    parts = tf.bitwise.right_shift(parts, lost)
-    mask = tf.bitwise.left_shift(tf.ones_like(cut), cut) - 1
-    small = parts + tf.bitwise.bitwise_and(random, mask)
-    small = tf.bitwise.right_shift(small, cut)
-    small = tf.where(tf.equal(exponent, 0), tf.zeros_like(small), small)
-    return tf.where(exponent < 113, small, normal)
+def _float16(
+    rows: tf.Tensor, magnitude: tf.Tensor, random: tf.Tensor
+) -> tf.Tensor:
+    """The bits of float16, without a sign, that float32 numbers round to."""
+    normal = _right(magnitude - 0x38000000 + _right(random, 19), 13)
+    # Below 2^-14 the steps are of 2^-24 each, of which 21 bits are kept.
+    denormal = magnitude < 0x38800000
+    steps = tf.where(denormal, tf.abs(rows), tf.zeros_like(rows)) * 2.0**45
+    small = _right(_as_int64(steps) + _right(random, 11), 21)
+    return tf.where(denormal, small, normal)
 
 
 def random_bits(
@@ -137,7 +131,7 @@ def random_bits(
         dim: the part's columns.
 
     Returns:
-        [n, dim] int64, below 2^32.
+        [n, dim] int64, below 2^32; the higher bits are the better ones.
     """
     stream = _mix(
         tf.bitwise.bitwise_xor(_mix(_int64(rounding.seed)), _as_int64(step))
@@ -148,10 +142,8 @@ def random_bits(
     columns = np.arange(dim, dtype=np.int64) + rounding.first_column
     columns = tf.constant(columns * (_GOLDEN >> 32) % (1 << 32), tf.int64)
     x = _and(key[:, None] + columns, _LOW)
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        x = tf.bitwise.bitwise_xor(x, _right(x, shift))
-        x = _and(x * _int64(factor), _LOW)
-    return tf.bitwise.bitwise_xor(x, _right(x, 16))
+    x = tf.bitwise.bitwise_xor(x, _right(x, 15))
+    return _and(x * _int64(0x846CA68B), _LOW)
 
 
 def _mix(z: tf.Tensor) -> tf.Tensor:

@@ -329,8 +329,8 @@ struct Buckets::Scratch {
       most_gradients = std::max(most_gradients, n);
       most_rows = std::max(most_rows, std::min(n, bucket.rows));
     }
-    words = std::max(Heads(most_rows) + most_gradients + 2 * most_rows + 2 * dim,
-                     buckets.small_tables_.empty() ? 0 : 3 * kSmallTable);
+    words = std::max(Heads(most_rows) + most_gradients + 2 * most_rows + dim,
+                     buckets.small_tables_.empty() ? 0 : 2 * kSmallTable);
   }
 
   // The size of the hash table that finds so many rows.
@@ -347,7 +347,6 @@ struct Buckets::Scratch {
     groups.first = groups.next + most_gradients;
     groups.last = groups.first + most_rows;
     groups.sum = reinterpret_cast<float*>(groups.last + most_rows);
-    groups.row = groups.sum + dim;
     return groups;
   }
 };
@@ -377,8 +376,7 @@ void Buckets::Update(OpKernelContext* ctx, const TfrsLoops& loops,
         float* sums = reinterpret_cast<float*>(memory.get());
         loops.update_all(&tables[small->table], small->features.data(),
                          small->features.size(), small->rows, sums,
-                         sums + kSmallTable,
-                         reinterpret_cast<uint8_t*>(sums + 2 * kSmallTable));
+                         reinterpret_cast<uint8_t*>(sums + kSmallTable));
         continue;
       }
       const Bucket& bucket = *work[w].bucket;

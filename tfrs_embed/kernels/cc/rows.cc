@@ -16,11 +16,13 @@
 
 namespace {
 
-// Rows are prefetched: up to kBytesAhead bytes of them, which leaves most of
-// the first cache to other data, and no more rows than one of the limits below.
-constexpr int64_t kBytesAhead = 10 * 1024;
+// Rows are prefetched into the second cache: the first can wait for few lines at
+// once, and then the loops wait, too. Up to kBytesAhead bytes of them, which
+// leaves most of that cache to other data, and no more rows than one of the
+// limits below.
+constexpr int64_t kBytesAhead = 40 * 1024;
 constexpr int64_t kLookupsAhead = 128;
-constexpr int64_t kRowsAhead = 16;
+constexpr int64_t kRowsAhead = 32;
 constexpr int kGradientsAhead = 4;
 constexpr int64_t kLine = 64;
 
@@ -50,14 +52,14 @@ template <typename T>
 TFRS_INLINE void PrefetchRead(const T* row, int64_t dim) {
   const char* bytes = reinterpret_cast<const char*>(row);
   const int64_t n = dim * sizeof(T);
-  for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(bytes + i, 0, 3);
+  for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(bytes + i, 0, 2);
 }
 
 template <typename T>
 TFRS_INLINE void PrefetchWrite(const T* row, int64_t dim) {
   const char* bytes = reinterpret_cast<const char*>(row);
   const int64_t n = dim * sizeof(T);
-  for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(bytes + i, 1, 3);
+  for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(bytes + i, 1, 2);
 }
 
 // Calls f with the width as a Number; 0 if the width isn't a common one.
@@ -419,27 +421,78 @@ TFRS_INLINE float SumSquares(const float* g, int64_t dim) {
   return s[0];
 }
 
+// The random bits of a number of a row: the higher, the better. They are uniform
+// as the row's key is, since no two keys become one. The steps are there so that
+// columns beside each other are not rounded alike. More of them would cost as
+// much as all the rest of rounding.
+TFRS_INLINE uint32_t RandomBits(uint32_t row, uint32_t column) {
+  const uint32_t x = row + column * 0x9E3779B9u;
+  return (x ^ x >> 15) * 0x846CA68Bu;
+}
+
+// Rounds to one of the two nearest numbers, to each with the probability that
+// makes the value the mean. Beyond the largest number, as to the nearest.
+TFRS_INLINE uint16_t Round(float value, uint32_t random, Bfloat16) {
+  const uint32_t bits = Bits(value);
+  const uint32_t nearest = 0x7FFF + (bits >> 16 & 1);
+  const uint32_t up =
+      (bits & 0x7FFFFFFF) > 0x7F7F0000 ? nearest : random >> 16;
+  const uint32_t rounded = (bits + up) >> 16;
+  return value != value ? 0x7FC0 | (bits >> 16 & 0x8000) : rounded;
+}
+
+TFRS_INLINE uint16_t Round(float value, uint32_t random, Float16) {
+  const uint32_t bits = Bits(value);
+  const uint32_t magnitude = bits & 0x7FFFFFFF;
+  const uint32_t normal = (magnitude - 0x38000000 + (random >> 19)) >> 13;
+  // Below 2^-14 the steps are of 2^-24 each, of which 21 bits are kept.
+  const uint32_t most = 0x387FFFFF;
+  const float steps = FromBits(magnitude < most ? magnitude : most) * 0x1p45f;
+  const uint32_t small =
+      (static_cast<uint32_t>(static_cast<int32_t>(steps)) + (random >> 11)) >>
+      21;
+  // Computed: of choices GCC would make jumps here, and no vectors of the loop.
+  const uint32_t is_infinite = magnitude >= 0x477FF000;
+  const uint32_t is_nan = magnitude > 0x7F800000;
+  const uint32_t large = 0x7BFF + is_infinite + (is_nan << 9);
+  const uint32_t is_small = 0u - (magnitude <= most);
+  const uint32_t is_large = 0u - (magnitude > 0x477FE000);
+  const uint32_t half = (small & is_small) | (large & is_large) |
+                        (normal & ~is_small & ~is_large);
+  return (bits >> 16 & 0x8000) | half;
+}
+
+TFRS_INLINE uint16_t Nearest(float value, Bfloat16) {
+  return ToBfloat16(value);
+}
+TFRS_INLINE uint16_t Nearest(float value, Float16) { return ToFloat16(value); }
+
 // The update rules, as in tfrs_embed/optimizers/rules.py.
 
-// Updates a row, w, and its slots, which are those of row `row` of the table.
-template <int kDim>
-inline void ApplyRule(const TfrsTable& t, int64_t row, float* __restrict w,
-                      const float* __restrict g) {
+// Updates a row and its slots by its gradient, g. New values are rounded by
+// round(value, column), one by one rather than as a row: what is between would
+// go through memory.
+template <int kDim, typename Row, typename Rounded>
+TFRS_INLINE void ApplyRule(const TfrsTable& t, int64_t row,
+                           const float* __restrict g, Rounded round) {
   const int64_t dim = Width(kDim, t.dim);
+  Row* __restrict w = static_cast<Row*>(t.parameters) + row * dim;
   const float rate = t.rate;
   const float* s = t.settings;
   switch (t.rule) {
     case kSum:
-      for (int64_t j = 0; j < dim; ++j) w[j] += g[j];
+      for (int64_t j = 0; j < dim; ++j) w[j] = round(Widen(w[j]) + g[j], j);
       return;
     case kSgd:
-      for (int64_t j = 0; j < dim; ++j) w[j] -= rate * g[j];
+      for (int64_t j = 0; j < dim; ++j) {
+        w[j] = round(Widen(w[j]) - rate * g[j], j);
+      }
       return;
     case kAdagrad: {
       float* __restrict a = t.slots[0] + row * dim;
       for (int64_t j = 0; j < dim; ++j) {
         a[j] += g[j] * g[j];
-        w[j] -= rate * g[j] / sqrtf(a[j]);
+        w[j] = round(Widen(w[j]) - rate * g[j] / sqrtf(a[j]), j);
       }
       return;
     }
@@ -455,7 +508,8 @@ inline void ApplyRule(const TfrsTable& t, int64_t row, float* __restrict w,
                                  ? g[j] / sqrtf(a[j] + epsilon)
                                  : powf(a[j] + epsilon, power) * g[j];
         m[j] = momentum * m[j] + scaled;
-        w[j] -= rate * (nesterov ? momentum * m[j] + scaled : m[j]);
+        const float moved = nesterov ? momentum * m[j] + scaled : m[j];
+        w[j] = round(Widen(w[j]) - rate * moved, j);
       }
       return;
     }
@@ -469,13 +523,15 @@ inline void ApplyRule(const TfrsTable& t, int64_t row, float* __restrict w,
           m[j] = beta1 * m[j] + rest1 * g[j];
           v[j] = beta2 * v[j] + rest2 * (g[j] * g[j]);
           const float root = sqrtf(v[j] + epsilon);
-          w[j] -= rate * (root == 0 ? 0 : m[j] / root);
+          const float moved = root == 0 ? 0 : m[j] / root;
+          w[j] = round(Widen(w[j]) - rate * moved, j);
         }
       } else {
         for (int64_t j = 0; j < dim; ++j) {
           m[j] = beta1 * m[j] + rest1 * g[j];
           v[j] = beta2 * v[j] + rest2 * (g[j] * g[j]);
-          w[j] -= rate * (m[j] / (sqrtf(v[j]) + epsilon));
+          const float moved = m[j] / (sqrtf(v[j]) + epsilon);
+          w[j] = round(Widen(w[j]) - rate * moved, j);
         }
       }
       return;
@@ -494,15 +550,15 @@ inline void ApplyRule(const TfrsTable& t, int64_t row, float* __restrict w,
           const float d = root - before;
           float denominator;
           if (multiply) {
-            l[j] = l[j] + rate * g[j] - d * w[j];
+            l[j] = l[j] + rate * g[j] - d * Widen(w[j]);
             denominator = root + 2 * rate * l2 + beta;
           } else {
-            l[j] = l[j] + g[j] - d * w[j] / rate;
+            l[j] = l[j] + g[j] - d * Widen(w[j]) / rate;
             denominator = (root + beta) / rate + 2 * l2;
           }
           float clipped = l[j] < bound ? l[j] : bound;
           clipped = clipped > -bound ? clipped : -bound;
-          w[j] = (clipped - l[j]) / denominator;
+          w[j] = round((clipped - l[j]) / denominator, j);
         }
       };
       // Only the root is computed for several columns at once.
@@ -520,7 +576,8 @@ inline void ApplyRule(const TfrsTable& t, int64_t row, float* __restrict w,
       for (int64_t j = 0; j < dim; ++j) {
         const float scaled = rate * g[j];
         m[j] = momentum * m[j] - scaled;
-        w[j] += nesterov ? momentum * m[j] - scaled : m[j];
+        const float moved = nesterov ? momentum * m[j] - scaled : m[j];
+        w[j] = round(Widen(w[j]) + moved, j);
       }
       return;
     }
@@ -529,7 +586,7 @@ inline void ApplyRule(const TfrsTable& t, int64_t row, float* __restrict w,
       float* __restrict v = t.slots[0] + row * dim;
       for (int64_t j = 0; j < dim; ++j) {
         v[j] = rho * v[j] + rest * (g[j] * g[j]);
-        w[j] -= rate * g[j] / sqrtf(v[j] + epsilon);
+        w[j] = round(Widen(w[j]) - rate * g[j] / sqrtf(v[j] + epsilon), j);
       }
       return;
     }
@@ -537,91 +594,44 @@ inline void ApplyRule(const TfrsTable& t, int64_t row, float* __restrict w,
       float* a = t.slots[0] + row;
       *a += SumSquares(g, dim) / dim;
       const float scale = rate / (sqrtf(*a) + s[0]);
-      for (int64_t j = 0; j < dim; ++j) w[j] -= scale * g[j];
+      for (int64_t j = 0; j < dim; ++j) {
+        w[j] = round(Widen(w[j]) - scale * g[j], j);
+      }
       return;
     }
   }
 }
 
-// The random bits of a number of a row.
-TFRS_INLINE uint32_t RandomBits(uint32_t row, uint32_t column) {
-  uint32_t x = row + column * 0x9E3779B9u;
-  x = (x ^ x >> 16) * 0x7FEB352Du;
-  x = (x ^ x >> 15) * 0x846CA68Bu;
-  return x ^ x >> 16;
-}
-
-// Rounds to one of the two nearest numbers, to each with the probability that
-// makes the value the mean. Beyond the largest number, as to the nearest.
-TFRS_INLINE uint16_t Round(float value, uint32_t random, Bfloat16) {
-  const uint32_t bits = Bits(value);
-  const uint32_t rounded = (bits + (random & 0xFFFF)) >> 16;
-  return (bits & 0x7FFFFFFF) > 0x7F7F0000 ? ToBfloat16(value) : rounded;
-}
-
-TFRS_INLINE uint16_t Round(float value, uint32_t random, Float16) {
-  const uint32_t bits = Bits(value);
-  const uint32_t magnitude = bits & 0x7FFFFFFF;
-  const uint32_t normal = (magnitude - 0x38000000 + (random & 0x1FFF)) >> 13;
-  // Below 2^-14 the steps are of 2^-24 each: a value of exponent e has
-  // 2^(126 - e) parts in a step, of which 31 bits are kept.
-  const uint32_t exponent = magnitude >> 23;
-  const uint32_t most = 126 - (exponent < 113 ? exponent : 112);
-  const uint32_t cut = most > 31 ? 31 : most;
-  const uint32_t lost = most - cut > 31 ? 31 : most - cut;
-  const uint32_t parts = ((magnitude & 0x7FFFFF) | 0x800000) >> lost;
-  const uint32_t small = (parts + (random & ((1u << cut) - 1))) >> cut;
-  const uint32_t half = exponent == 0    ? 0
-                        : exponent < 113 ? small
-                                         : normal;
-  return magnitude > 0x477FE000 ? ToFloat16(value)
-                                : (bits >> 16 & 0x8000) | half;
-}
-
-TFRS_INLINE uint16_t Nearest(float value, Bfloat16) {
-  return ToBfloat16(value);
-}
-TFRS_INLINE uint16_t Nearest(float value, Float16) { return ToFloat16(value); }
-
-// Updates a row of a type that isn't float32, with memory for it as float32.
+// Updates a row of a type that isn't float32.
 template <int kDim, typename Row>
 TFRS_INLINE void ApplyToHalves(const TfrsTable& t, int64_t row,
-                               float* __restrict wide, const float* g) {
-  const int64_t dim = Width(kDim, t.dim);
-  Row* __restrict halves = static_cast<Row*>(t.parameters) + row * dim;
-  auto widen = [&](const auto& vectors, int64_t at) TFRS_INLINED {
-    auto values = vectors;
-    values.Load(halves + at);
-    values.Store(wide + at);
-  };
-  for (int64_t j = InVectors(dim, widen); j < dim; ++j) {
-    wide[j] = Widen(halves[j]);
-  }
-  ApplyRule<kDim>(t, row, wide, g);
+                               const float* g) {
   const TfrsRounding& r = t.rounding;
-  if (!r.stochastic) {
-    for (int64_t j = 0; j < dim; ++j) halves[j].bits = Nearest(wide[j], Row());
-    return;
-  }
-  const uint64_t number = r.first_row + row * r.row_stride;
-  const uint32_t key = tfrs_mix(r.stream ^ number) >> 32;
-  const uint32_t first = r.first_column;
-  for (int64_t j = 0; j < dim; ++j) {
-    const uint32_t random = RandomBits(key, first + static_cast<uint32_t>(j));
-    halves[j].bits = Round(wide[j], random, Row());
+  if (r.stochastic) {
+    const uint64_t number = r.first_row + row * r.row_stride;
+    const uint32_t key = tfrs_mix(r.stream ^ number) >> 32;
+    const uint32_t first = r.first_column;
+    ApplyRule<kDim, Row>(t, row, g, [=](float value, int64_t j) TFRS_INLINED {
+      const uint32_t column = first + static_cast<uint32_t>(j);
+      return Row{Round(value, RandomBits(key, column), Row())};
+    });
+  } else {
+    ApplyRule<kDim, Row>(t, row, g, [](float value, int64_t) TFRS_INLINED {
+      return Row{Nearest(value, Row())};
+    });
   }
 }
 
 template <int kDim>
-inline void Apply(const TfrsTable& t, int64_t row, float* wide,
-                  const float* g) {
-  const int64_t dim = Width(kDim, t.dim);
+inline void Apply(const TfrsTable& t, int64_t row, const float* g) {
   switch (t.type) {
-    case kBfloat16: return ApplyToHalves<kDim, Bfloat16>(t, row, wide, g);
-    case kFloat16: return ApplyToHalves<kDim, Float16>(t, row, wide, g);
+    case kBfloat16: return ApplyToHalves<kDim, Bfloat16>(t, row, g);
+    case kFloat16: return ApplyToHalves<kDim, Float16>(t, row, g);
     default:
-      ApplyRule<kDim>(t, row, static_cast<float*>(t.parameters) + row * dim,
-                      g);
+      ApplyRule<kDim, float>(t, row, g,
+                             [](float value, int64_t) TFRS_INLINED {
+                               return value;
+                             });
   }
 }
 
@@ -729,7 +739,7 @@ void UpdateRows(const TfrsTable& t, const TfrsGradientRef* refs,
       SumGradients(chain, dim, sum);
       g = sum;
     }
-    Apply<kDim>(t, refs[first[r]].row, groups->row, g);
+    Apply<kDim>(t, refs[first[r]].row, g);
   }
 }
 
@@ -743,7 +753,7 @@ void Update(const TfrsTable* table, const TfrsGradientRef* refs,
 template <int kDim>
 void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
                    int64_t num_features, int64_t rows, float* sums,
-                   float* wide, uint8_t* used) {
+                   uint8_t* used) {
   const int64_t dim = Width(kDim, t.dim);
   memset(used, 0, rows);
   for (int64_t f = 0; f < num_features; ++f) {
@@ -778,16 +788,15 @@ void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
     }
   }
   for (int64_t row = 0; row < rows; ++row) {
-    if (used[row]) Apply<kDim>(t, row, wide, sums + row * dim);
+    if (used[row]) Apply<kDim>(t, row, sums + row * dim);
   }
 }
 
 void UpdateAll(const TfrsTable* table, const TfrsGradients* features,
-               int64_t num_features, int64_t rows, float* sums, float* row,
+               int64_t num_features, int64_t rows, float* sums,
                uint8_t* used) {
   ByWidth(table->dim, [=](auto width) {
-    UpdateAllRows<width()>(*table, features, num_features, rows, sums, row,
-                           used);
+    UpdateAllRows<width()>(*table, features, num_features, rows, sums, used);
   });
 }
 

@@ -133,7 +133,6 @@ struct TfrsGroups {
   uint32_t* first;  // One for each row.
   uint32_t* last;   // One for each row.
   float* sum;       // [dim]
-  float* row;       // [dim]: a row as float32, if the table isn't.
   uint32_t mask;    // A power of two, less 1.
   // If shares > 1, several threads share a bucket: this one updates the rows
   // whose hash is in share `share`.
@@ -154,11 +153,11 @@ struct TfrsLoops {
   void (*update)(const TfrsTable* table, const TfrsGradientRef* refs,
                  const float* factors, int64_t n, const TfrsGroups* groups);
   // The same for all features of a small table, with a sum for each row.
-  // `sums` is memory for [rows, dim], `row` for [dim], and `used` for [rows]:
-  // whether a row has a gradient.
+  // `sums` is memory for [rows, dim], and `used` for [rows]: whether a row has a
+  // gradient.
   void (*update_all)(const TfrsTable* table,
                      const TfrsGradients* features, int64_t num_features,
-                     int64_t rows, float* sums, float* row, uint8_t* used);
+                     int64_t rows, float* sums, uint8_t* used);
 };
 
 extern "C" {
