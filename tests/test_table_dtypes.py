@@ -90,6 +90,32 @@ def test_training_is_that_of_the_reference_to_the_bit(dtype, how, pipelined):
     np.testing.assert_array_equal(rows_of(layer), rows)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_values_at_the_ends_of_a_type_are_rounded_as_the_reference_does(dtype):
+    _, least, largest = HALVES[dtype]
+    # Processors that compute steps flush float32's own denormal numbers.
+    small = 2.0**-14 if dtype == "float16" else 2.0 ** (least + 1)
+    values = np.float32(
+        [
+            *(largest, np.nextafter(np.float32(largest), np.float32(np.inf))),
+            *(largest * (1 + 2.0**-13), np.inf, np.nan, 0.0, 2.0**least),
+            *(small * (1 - 2.0**-20), 2.0**-24, 0.3 * 2.0**-24, 2.0**-40),
+            *(1e-30, 1.999999),
+        ]
+    )
+    values = np.stack([values, -values])
+    layer = make_layer(dtype, optimizer=tpu.SGD(1.0))
+    layer.load_tables({"t": np.zeros((ROWS, DIM), np.float32)})
+    for step in range(3):
+        ids = np.arange(2) + 2 * step
+        train(layer, ids, -values)
+        expected = np.zeros_like(values)
+        for i, j in np.ndindex(*values.shape):
+            bits = random_bits("t", step, int(ids[i]), j)
+            expected[i, j] = round_stochastically(values[i, j], dtype, bits)
+        np.testing.assert_array_equal(rows_of(layer)[ids], expected)
+
+
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam", "rowwise_adagrad"])
 def test_slots_are_float32_and_results_near_those_of_float32(optimizer):
     if optimizer == "rowwise_adagrad":
@@ -164,6 +190,24 @@ def test_rounding_is_unbiased_and_keeps_what_has_no_number(dtype):
     np.testing.assert_array_equal(
         tf.cast(kept, tf.float32), tf.cast(nearest, tf.float32)
     )
+
+
+def test_columns_and_rows_are_not_rounded_alike():
+    """Their random bits, 16 of which bfloat16 takes, don't go together."""
+    number, dim = 20_000, 48
+    bits = rounding.random_bits(
+        rounding.Rounding(True, 5),
+        tf.constant(3, tf.int64),
+        tf.range(number),
+        dim,
+    )
+    shares = bits.numpy() // 2**16 / 2**16
+    assert abs(shares.mean() - 0.5) < 5 / np.sqrt(12 * shares.size)
+    # By chance, a correlation deviates from 0 by number^-1/2.
+    for table in (shares, shares.reshape(-1, 50 * dim).T):
+        together = np.corrcoef(table, rowvar=False)
+        np.fill_diagonal(together, 0.0)
+        assert np.abs(together).max() < 6 / np.sqrt(len(table))
 
 
 def test_training_again_gives_the_same_table_and_another_name_another():

@@ -1,5 +1,7 @@
 """Tables of any name, in every format that layers are saved in."""
 
+import re
+
 import h5py
 import numpy as np
 import pytest
@@ -8,10 +10,12 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import export, keras, layers, of_keras_2
 from helpers import assert_same, state
-from tfrs_embed.checkpoint.names import escape
+from tfrs_embed.checkpoint.names import escape, in_graphs
 
 # What is stored beside tables, or in them; paths; what paths are made of.
 NAMES = [
+    "two words",
+    "電影",
     "a.b",
     "parameters",
     "tables",
@@ -40,7 +44,7 @@ def partial_tpu_embedding(names):
         },
         "adagrad",
         pipeline_execution_with_tensor_core=True,
-        size_threshold=12,
+        size_threshold=14,
     )
 
 
@@ -131,3 +135,6 @@ def test_escaped_names_differ():
     assert len(set(escaped)) == len(names)
     assert not any("." in name for name in escaped)
     assert escape("50% / é", ".") == "50% / é"
+    names += ["a b", "a>20b", "a>b", "é", "€", " AC", ">E9"]
+    assert len({in_graphs(name) for name in names}) == len(names)
+    assert all(re.fullmatch("[ -~]+", in_graphs(name)) for name in names)

@@ -15,6 +15,7 @@ import tensorflow as tf
 import tf_keras
 
 from tfrs_embed.checkpoint import slot_order
+from tfrs_embed.checkpoint.names import in_graphs
 from tfrs_embed.layers import (
     all2all_dense_embedding,
     distributed_embedding,
@@ -171,7 +172,7 @@ _FRONT = Front(
     embedding=Embedding,
     engine_layer=EngineLayer,
     variable=lambda weight: weight,
-    layer_name=lambda table: table,
+    layer_name=in_graphs,
     creating=contextlib.nullcontext,
     install=_install,
 )

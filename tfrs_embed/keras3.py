@@ -46,7 +46,7 @@ from tfrs_embed._keras_3 import (
     traces_shapes,
 )
 from tfrs_embed.checkpoint import slot_order
-from tfrs_embed.checkpoint.names import escape
+from tfrs_embed.checkpoint.names import escape, in_graphs
 from tfrs_embed.layers import (
     all2all_dense_embedding,
     distributed_embedding,
@@ -201,7 +201,7 @@ class _TableVariable(keras.Variable):
             dtype=variable.dtype.name,
             trainable=False,
             autocast=False,
-            name=_without_slash(name),
+            name=_name_of(name),
         )
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
@@ -289,9 +289,10 @@ def _as_integers(ids: Any) -> Any:
     return tf.cast(ids, tf.int64) if floats else ids
 
 
-def _without_slash(name: str) -> str:
-    """A name as Keras 3 allows it, and graphs in its variables' names."""
-    return escape(name, "/.%>").replace("%", ">")
+def _name_of(table: str) -> str:
+    """A table's name as Keras 3 allows it, and graphs in names of their own."""
+    parts = escape(table, "/.%>").split("%")
+    return ">".join(in_graphs(part) for part in parts)
 
 
 def _to_tensor(value: Any) -> Any:
@@ -448,7 +449,7 @@ _FRONT = Front(
     embedding=Embedding,
     engine_layer=EngineLayer,
     variable=kerases.variable,
-    layer_name=_without_slash,
+    layer_name=_name_of,
     creating=creating_variables,
     install=_install,
 )

@@ -33,7 +33,8 @@ int64_t Touch(char* table, int64_t row_bytes, const int64_t* rows,
     const char* next = table + rows[std::min(i + ahead, end - 1)] * row_bytes;
     char* row = table + rows[i] * row_bytes;
     for (int64_t at = 0; at < row_bytes; at += kLine) {
-      __builtin_prefetch(next + at, write, 3);
+      // Into the second cache: the first can wait for fewer lines at once.
+      __builtin_prefetch(next + at, write, 2);
       int64_t& word = *reinterpret_cast<int64_t*>(row + at);
       sum += word;
       if (write) word = sum;

@@ -28,3 +28,15 @@ def escape(name: str, characters: str) -> str:
 def in_saved_model(name: str) -> str:
     """A table's name in a SavedModel, where Keras takes a dot for a path."""
     return escape(name, ".")
+
+
+def in_graphs(name: str) -> str:
+    """A table's name where graphs have it among their own: in ASCII.
+
+    No two names become one.
+    """
+    return re.sub(
+        r"[^A-Za-z0-9_.\\/>-]|>(?=[0-9A-F]{2})",
+        lambda match: "".join(f">{byte:02X}" for byte in match[0].encode()),
+        name,
+    )

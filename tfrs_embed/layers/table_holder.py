@@ -16,7 +16,7 @@ from tfrs_embed import (
     strategies,
 )
 from tfrs_embed.checkpoint import slot_order
-from tfrs_embed.checkpoint.names import in_saved_model
+from tfrs_embed.checkpoint.names import in_graphs, in_saved_model
 from tfrs_embed.configs import EmbeddingSpec
 from tfrs_embed.distribution import handshake
 from tfrs_embed.engines import factory
@@ -235,7 +235,7 @@ class TableHolder(Layer):
                 if layer is None:
                     continue
                 if not layer.built:
-                    with tf.name_scope(table.name):
+                    with tf.name_scope(in_graphs(table.name)):
                         keras_tables.build(layer, table)
                 variable = self._front.variable(layer.embeddings)
                 self.tables[table.name].add("parameters", variable)

@@ -9,13 +9,16 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.ops import exported_lookup, kernel_calls, xla
-from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.bags import BaggedIds, number_evenly
 from tfrs_embed.ops.rounding import widen
 from tfrs_embed.weak_gradients import custom_gradient
 
 # Up to this width a product with a sparse matrix was the fastest sum of rows,
 # two to ten times as fast as others at 8 and 16.
 _NARROW = 32
+
+# What bags of equal size have in common, by their count and size.
+_Alike = dict[tuple[int, int | None], tuple[tf.Tensor, tf.Tensor]]
 
 
 def lookup(
@@ -46,8 +49,9 @@ def lookup(
     module = kernels.portable_operations(device)
     if module and bags:
         return exported_lookup.lookup(module, tables, table_of, bags, combine)
+    alike: _Alike = {}
     return [
-        combine(widen(tf.gather(tables[t], b.ids)), None, b)
+        combine(widen(tf.gather(tables[t], b.ids)), None, b, alike)
         for t, b in zip(table_of, bags, strict=True)
     ]
 
@@ -79,7 +83,10 @@ def combine_all(
 
 
 def combine(
-    rows: tf.Tensor, index: tf.Tensor | None, bags: BaggedIds
+    rows: tf.Tensor,
+    index: tf.Tensor | None,
+    bags: BaggedIds,
+    alike: _Alike | None = None,
 ) -> tf.Tensor:
     """Combines rows into the bags' vectors.
 
@@ -87,6 +94,7 @@ def combine(
         rows: [m, dim] float32 or float64.
         index: [n] int32, the row of each id; None: row i is id i's.
         bags: the bags of the n ids.
+        alike: what earlier calls, whose bags still exist, have computed.
 
     Returns:
         [count, dim] of that dtype; a bag without ids is zero.
@@ -96,22 +104,32 @@ def combine(
     if bags.weights is not None:
         if index is not None:
             rows, index = tf.gather(rows, index), None
-        rows *= tf.cast(bags.weights, rows.dtype)[:, None]
+        rows *= tf.expand_dims(tf.cast(bags.weights, rows.dtype), 1)
     if bags.bag_size == 1:
         if index is not None:
             rows = tf.gather(rows, index)
     else:
-        if index is None:
-            index = tf.range(tf.shape(rows)[0])
+        number, bag = _number_ids(bags, {} if alike is None else alike)
         rows = tf.raw_ops.SparseSegmentSumWithNumSegments(
             data=rows,
-            indices=index,
-            segment_ids=bags.bag_of_id(),
+            indices=number if index is None else index,
+            segment_ids=bag,
             num_segments=bags.count,
         )
     if bags.scale is not None:
-        rows *= tf.cast(bags.scale, rows.dtype)[:, None]
+        rows *= tf.expand_dims(tf.cast(bags.scale, rows.dtype), 1)
     return rows
+
+
+def _number_ids(bags: BaggedIds, alike: _Alike) -> tuple[tf.Tensor, tf.Tensor]:
+    """Each id's number and its bag's, [n] int32, once for all bags alike."""
+    key = (id(bags.count), bags.bag_size)
+    found = alike.get(key) if bags.even else None
+    if found is None:
+        found = tf.range(tf.size(bags.ids)), bags.bag_of_id()
+    if bags.even:
+        alike[key] = found
+    return found
 
 
 def gather_densely(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
@@ -166,7 +184,9 @@ def spread(
         places = [index] if len(bags) == 1 else tf.split(index, sizes)
         return kernel_calls.spread(module, gradients, places, bags, num_rows)
     scaled = [
-        g if b.scale is None else g * tf.cast(b.scale, g.dtype)[:, None]
+        g
+        if b.scale is None
+        else g * tf.expand_dims(tf.cast(b.scale, g.dtype), 1)
         for g, b in zip(gradients, bags, strict=True)
     ]
     gradient = _concat(scaled)
@@ -175,7 +195,7 @@ def spread(
     one_each = all(b.bag_size == 1 for b in bags)
     if not narrow and unweighted and one_each:
         return tf.math.unsorted_segment_sum(gradient, index, num_rows)
-    bag = tf.range(tf.size(index)) if one_each else _number(bags)
+    bag = _number(bags, tf.size(index))
     if not narrow and unweighted:
         return _spread_unweighted(gradient, index, bag, num_rows)
     weights = tf.ones(tf.shape(index), tf.float32)
@@ -206,8 +226,16 @@ def spread(
     return tf.math.unsorted_segment_sum(per_id, index, num_rows)
 
 
-def _number(bags: Sequence[BaggedIds]) -> tf.Tensor:
-    """The bag of each id, the bags of all features numbered in one row."""
+def _number(bags: Sequence[BaggedIds], ids: tf.Tensor) -> tf.Tensor:
+    """The bag of each id, the bags of all features numbered in one row.
+
+    Args:
+        bags: each feature's.
+        ids: the number of their ids.
+    """
+    [size, *others] = {b.bag_size for b in bags}
+    if size is not None and not others:
+        return number_evenly(ids // size, size)
     numbers = []
     first = tf.constant(0)
     for b in bags:
