@@ -109,10 +109,13 @@ def combine(
         if index is not None:
             rows = tf.gather(rows, index)
     else:
-        number, bag = _number_ids(bags, {} if alike is None else alike)
+        if index is None:
+            index, bag = _number_ids(bags, {} if alike is None else alike)
+        else:
+            bag = bags.bag_of_id()
         rows = tf.raw_ops.SparseSegmentSumWithNumSegments(
             data=rows,
-            indices=number if index is None else index,
+            indices=index,
             segment_ids=bag,
             num_segments=bags.count,
         )
