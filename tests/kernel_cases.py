@@ -208,7 +208,7 @@ def combine(rows, features):
     return kernel_calls.combine(module(), tf.constant(rows), places, bags)
 
 
-def spread(gradients, num_rows, features):
+def spread(gradients, num_rows, features, dtype=tf.float32):
     places = [tf.constant(f.ids.astype(np.int32)) for f in features]
     return kernel_calls.spread(
         module(),
@@ -216,6 +216,7 @@ def spread(gradients, num_rows, features):
         places,
         [f.bags() for f in features],
         tf.constant(num_rows),
+        dtype,
     )
 
 
@@ -249,7 +250,10 @@ def update(variables, rules, features, gradients, rate=0.3, stochastic=True):
         rules,
         [tf.constant(rate)] * len(variables),
         [[features[i].bags() for i in mine] for mine in by_table],
-        [[tf.constant(gradients[i]) for i in mine] for mine in by_table],
+        [
+            [tf.convert_to_tensor(gradients[i]) for i in mine]
+            for mine in by_table
+        ],
         [Rounding(stochastic, 7, 3, 2, 5)] * len(variables),
         STEP,
     )
@@ -285,9 +289,9 @@ def results():
             for stochastic in (False, True):
                 rules = [RULES["adagrad"]] * len(tables)
                 variables = make_variables(tables, rules, dtype)
-                update(
-                    variables, rules, features, gradients, stochastic=stochastic
-                )
+                sent = dtype if stochastic else tf.float32
+                given = [tf.cast(g, sent) for g in gradients]
+                update(variables, rules, features, given, stochastic=stochastic)
                 parameters = [v["parameters"] for v in variables]
                 for t, value in enumerate(parameters):
                     key = f"{name}/{dtype.name}/{stochastic}/{t}"

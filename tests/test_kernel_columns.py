@@ -198,3 +198,42 @@ def test_activations_that_a_control_dependency_parts_are_not_fused():
     ids = [tf.range(BATCH), tf.range(BATCH)]
     assert "TfrsEmbedLookup" in operations_run(step, ids)
     np.testing.assert_array_equal(step(ids)[:, DIM], [2.0] * BATCH)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "read"),
+    [
+        (["bfloat16", "bfloat16"], "bfloat16"),
+        (["float16", "float16"], "float16"),
+        # An operation reads gradients of one type.
+        (["bfloat16", "float16"], "float32"),
+        (["float32", "bfloat16"], "float32"),
+    ],
+)
+def test_gradients_are_read_before_they_are_cast_to_float32(dtypes, read):
+    factors = [tf.constant(0.1, dtype) for dtype in dtypes]
+    ids = [tf.constant([3, 5, 3])] * len(dtypes)
+
+    def step(layer):
+        with tf.GradientTape() as tape:
+            outputs = layer(ids, training=True)
+            parts = [
+                tf.cast(output, factor.dtype) * factor
+                for output, factor in zip(outputs, factors, strict=True)
+            ]
+            loss = tf.add_n(
+                [tf.reduce_sum(tf.cast(part, tf.float32)) for part in parts]
+            )
+        differentiate(tape, loss, layer.trainable_variables)
+
+    layer, other = make_layer(len(dtypes)), make_layer(len(dtypes))
+    function = tf.function(lambda: step(layer))
+    function()
+    graph = function.get_concrete_function().graph
+    [update] = [
+        op for op in graph.get_operations() if op.type == "TfrsEmbedUpdate"
+    ]
+    assert update.get_attr("T") == tf.as_dtype(read)
+    step(other)
+    for table, values in layer.embedding_tables.items():
+        np.testing.assert_array_equal(values, other.embedding_tables[table])

@@ -141,6 +141,31 @@ def test_combine_and_spread(dim):
         expected[row] = gradient
     sums = cases.spread(gradients, 60, features)
     np.testing.assert_allclose(sums, expected, rtol=1e-5, atol=1e-5)
+    for half in (tf.bfloat16, tf.float16):
+        rounded = cases.spread(gradients, 60, features, half)
+        assert rounded.dtype == half
+        np.testing.assert_array_equal(rounded, tf.cast(sums, half))
+
+
+@pytest.mark.parametrize("half", [tf.bfloat16, tf.float16], ids=str)
+@pytest.mark.parametrize(("rows", "size"), [(50, 40), (3000, 9000)])
+def test_gradients_of_fewer_bits_are_read_as_they_are(rows, size, half):
+    rng = np.random.default_rng(2)
+    tables = cases.make_tables(rng, DIMS, rows)
+    rules = [RULES["adagrad"]] * len(tables)
+    features = cases.make_features(rng, tables, size)
+    narrow = [
+        tf.cast(g, half) for g in cases.make_gradients(rng, features, tables)
+    ]
+    wide = [tf.cast(g, tf.float32) for g in narrow]
+    trained = []
+    for gradients in (narrow, wide):
+        variables = cases.make_variables(tables, rules)
+        cases.update(variables, rules, features, gradients)
+        trained.append(variables)
+    for found, expected in zip(*trained, strict=True):
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value)
 
 
 @BOTH_WIDTHS

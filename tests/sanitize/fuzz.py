@@ -107,6 +107,9 @@ def try_one_table(rng, tables, features, gradients):
         assert_close(vectors, expected_vectors(tables[table], feature))
     sums = cases.spread(gradients, len(tables[table]), features)
     assert_close(sums, expected_sums(tables[table], features, gradients))
+    half = [tf.bfloat16, tf.float16][rng.integers(2)]
+    rounded = cases.spread(gradients, len(tables[table]), features, half)
+    np.testing.assert_array_equal(rounded, tf.cast(sums, half))
 
 
 def pack_some(rng, variables):
@@ -128,10 +131,13 @@ def try_update(rng, tables, features, gradients):
     # Rows as the table holds them; then any of the numbers beside a new row.
     tables = [tf.cast(tf.cast(t, dtype), tf.float32).numpy() for t in tables]
     rtol = 2e-3 if dtype == tf.float32 else 1e-2
+    sent = [tf.float32, tf.bfloat16, tf.float16][rng.integers(3)]
+    given = [tf.cast(g, sent) for g in gradients]
+    gradients = [tf.cast(g, tf.float32).numpy() for g in given]
     variables = cases.make_variables(tables, rules, dtype)
     kept = pack_some(rng, variables)
     stochastic = bool(rng.integers(2))
-    cases.update(variables, rules, features, gradients, stochastic=stochastic)
+    cases.update(variables, rules, features, given, stochastic=stochastic)
     del kept
     for number, (table, rule) in enumerate(zip(tables, rules, strict=True)):
         mine = [i for i, f in enumerate(features) if f.table == number]

@@ -111,7 +111,7 @@ class RowExchange(abc.ABC):
             replica: the local replica that calls.
             number: the group.
             received: what `send_keys` returned.
-            gradients: [`num_rows`, dim] float32.
+            gradients: [`num_rows`, dim] float32, or of the wire's dtype.
             device: where the shard is.
 
         Returns:
@@ -382,6 +382,7 @@ class TwoStages(RowExchange):
             index,
             self._outer.world * received.capacity,
             device,
+            wire.dtype,
         )
         return wire.decode(
             self._second[number].send_gradients(

@@ -182,7 +182,7 @@ class MirroredEngine(ReplicasEngine):
 
         Returns:
             The group's rows that the replica looked up, [n] int64 and unique,
-            and their gradients, [n, dim] float32.
+            and their gradients, [n, dim] of the wire's dtype.
         """
         device = self._shards[replica].device
         routed = exchange.route(group.keys(bags), 1, device, training=True)
@@ -192,6 +192,7 @@ class MirroredEngine(ReplicasEngine):
             routed.index,
             tf.size(routed.row),
             device,
+            self._wire.dtype,
         )
 
     def _gather_all(
@@ -209,7 +210,7 @@ class MirroredEngine(ReplicasEngine):
             channel: the first of the group's channels.
             longest: scalar int64, the most rows that any replica has.
             rows: [n] int64, this replica's rows, unique.
-            gradients: [n, dim] float32.
+            gradients: [n, dim] of the wire's dtype.
 
         Returns:
             Those of all replicas, rank after rank.

@@ -533,6 +533,8 @@ class ShardedEngine(ReplicasEngine):
                 tf.concat(positions, 0),
                 count + copies,
                 device,
+                # Those of copies are added up as float32.
+                tf.float32 if i in kept.hot else self._wire.dtype,
             )
             if i in kept.hot:
                 of_copies[i] = kept.hot[i], sent[count:]

@@ -165,6 +165,7 @@ def spread(
     places: Sequence[tf.Tensor],
     bags: Sequence[BaggedIds],
     num_rows: tf.Tensor,
+    dtype: tf.DType = tf.float32,
 ) -> tf.Tensor:
     """Sums gradients of features' bags into rows.
 
@@ -174,13 +175,15 @@ def spread(
         places: each feature's [n] int32, the rows of its ids.
         bags: each feature's bags.
         num_rows: scalar int32.
+        dtype: the rows', float32, bfloat16 or float16.
 
     Returns:
-        [num_rows, dim] float32.
+        [num_rows, dim] of the dtype.
     """
     return module.tfrs_embed_spread(
         num_rows=num_rows,
         gradients=list(gradients),
+        T=dtype,
         dim=gradients[0].shape[1],
         **_features(places, bags, [0] * len(bags)),
     )
@@ -223,7 +226,7 @@ def update(
         states=states,
         places=places,
         rates=tf.stack(rates),
-        gradients=found.matrices,
+        gradients=concat_gradients.before_casts(found.matrices),
         gradient_of=found.matrix_of,
         columns=found.first,
         rules=[rule.loop for rule in rules],

@@ -646,9 +646,13 @@ struct Chain {
   uint32_t first;
 };
 
-// Sums the gradients of a row.
+// Sums the gradients of a row, numbers of the type.
+template <typename Number>
 TFRS_INLINE void SumGradients(const Chain& chain, int64_t dim,
                               float* __restrict sum) {
+  auto gradient = [&](uint32_t i) TFRS_INLINED {
+    return static_cast<const Number*>(chain.refs[i].gradient);
+  };
   auto sum_vectors = [&](const auto& vectors, int64_t at) TFRS_INLINED {
     auto sums = vectors, values = vectors;
     uint32_t prefetched = chain.first;
@@ -657,10 +661,10 @@ TFRS_INLINE void SumGradients(const Chain& chain, int64_t dim,
     }
     for (uint32_t i = chain.first; i != kNone; i = chain.next[i]) {
       if (prefetched != kNone) {
-        PrefetchRead(chain.refs[prefetched].gradient + at, sums.kColumns);
+        PrefetchRead(gradient(prefetched) + at, sums.kColumns);
         prefetched = chain.next[prefetched];
       }
-      values.Load(chain.refs[i].gradient + at);
+      values.Load(gradient(i) + at);
       if (chain.factors) values.Multiply(chain.factors[i]);
       if (i == chain.first) {
         sums = values;
@@ -672,7 +676,7 @@ TFRS_INLINE void SumGradients(const Chain& chain, int64_t dim,
   };
   for (int64_t j = InVectors(dim, sum_vectors); j < dim; ++j) {
     for (uint32_t i = chain.first; i != kNone; i = chain.next[i]) {
-      float value = chain.refs[i].gradient[j];
+      float value = Widen(gradient(i)[j]);
       if (chain.factors) value *= chain.factors[i];
       sum[j] = i == chain.first ? value : sum[j] + value;
     }
@@ -685,17 +689,18 @@ void UpdateRows(const TfrsTable& t, const TfrsGradientRef* refs,
   const int64_t dim = Width(kDim, t.dim);
   const int states = tfrs_states(t.rule);
   const int64_t row_bytes = dim * tfrs_size(t.type);
+  const int64_t gradient_bytes = dim * tfrs_size(t.gradients);
   // The width of the slots' rows.
   const int64_t width = tfrs_by_row(t.rule) ? 1 : dim;
   const uint32_t rows_ahead =
       Ahead(kRowsAhead,
-            row_bytes + (dim + (states - 1) * width) * sizeof(float));
+            row_bytes + gradient_bytes + (states - 1) * width * sizeof(float));
   auto prefetch = [&](const TfrsGradientRef& ref) TFRS_INLINED {
     PrefetchWrite(static_cast<char*>(t.parameters) + ref.row * row_bytes,
                   row_bytes);
     if (states > 1) PrefetchWrite(t.slots[0] + ref.row * width, width);
     if (states > 2) PrefetchWrite(t.slots[1] + ref.row * width, width);
-    PrefetchRead(ref.gradient, dim);
+    PrefetchRead(static_cast<const char*>(ref.gradient), gradient_bytes);
   };
   const uint32_t mask = groups->mask, shares = groups->shares;
   uint32_t* heads = groups->heads;
@@ -733,11 +738,14 @@ void UpdateRows(const TfrsTable& t, const TfrsGradientRef* refs,
     const uint32_t ahead = r + rows_ahead;
     if (r > 0 && ahead < rows) prefetch(refs[first[ahead]]);
     const uint32_t i = first[r];
-    const float* g = refs[i].gradient;
-    if (next[i] != kNone || factors) {
+    const float* g = sum;
+    if (next[i] != kNone || factors || t.gradients != kFloat32) {
       const Chain chain = {refs, factors, next, i};
-      SumGradients(chain, dim, sum);
-      g = sum;
+      ByType(t.gradients, [&](auto number) TFRS_INLINED {
+        SumGradients<decltype(number)>(chain, dim, sum);
+      });
+    } else {
+      g = static_cast<const float*>(refs[i].gradient);
     }
     Apply<kDim>(t, refs[first[r]].row, g);
   }
@@ -750,6 +758,42 @@ void Update(const TfrsTable* table, const TfrsGradientRef* refs,
   });
 }
 
+// Adds a feature's gradients, numbers of the type, to the sums of their rows.
+template <int kDim, typename Number>
+void AddGradients(const TfrsGradients& ids, int64_t any, float* sums,
+                  uint8_t* used) {
+  const int64_t dim = Width(kDim, any);
+  int64_t bag = -1, stop = 0;
+  for (int64_t i = 0; i < ids.n; ++i) {
+    while (i >= stop) stop = tfrs_first_id(&ids, ++bag + 1);
+    const char* from = ids.gradient + bag * ids.stride;
+    const Number* g = reinterpret_cast<const Number*>(from);
+    if (i + kGradientsAhead < ids.n) {
+      PrefetchRead(from + kGradientsAhead * ids.stride, dim * sizeof(Number));
+    }
+    const int64_t row = IdAt(ids, i);
+    float* __restrict sum = sums + row * dim;
+    const bool scaled = ids.weights || ids.scale;
+    const float c = (ids.weights ? ids.weights[i] : 1.0f) *
+                    (ids.scale ? ids.scale[bag] : 1.0f);
+    auto add = [&](const auto& vectors, int64_t at) TFRS_INLINED {
+      auto values = vectors, before = vectors;
+      values.Load(g + at);
+      if (scaled) values.Multiply(c);
+      if (used[row]) {
+        before.Load(sum + at);
+        values.Add(before);
+      }
+      values.Store(sum + at);
+    };
+    for (int64_t j = InVectors(dim, add); j < dim; ++j) {
+      const float value = scaled ? c * Widen(g[j]) : Widen(g[j]);
+      sum[j] = used[row] ? sum[j] + value : value;
+    }
+    used[row] = 1;
+  }
+}
+
 template <int kDim>
 void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
                    int64_t num_features, int64_t rows, float* sums,
@@ -757,35 +801,9 @@ void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
   const int64_t dim = Width(kDim, t.dim);
   memset(used, 0, rows);
   for (int64_t f = 0; f < num_features; ++f) {
-    const TfrsGradients& ids = features[f];
-    int64_t bag = -1, stop = 0;
-    for (int64_t i = 0; i < ids.n; ++i) {
-      while (i >= stop) stop = tfrs_first_id(&ids, ++bag + 1);
-      const float* g = ids.gradient + bag * ids.stride;
-      if (i + kGradientsAhead < ids.n) {
-        PrefetchRead(g + kGradientsAhead * ids.stride, dim);
-      }
-      const int64_t row = IdAt(ids, i);
-      float* __restrict sum = sums + row * dim;
-      const bool scaled = ids.weights || ids.scale;
-      const float c = (ids.weights ? ids.weights[i] : 1.0f) *
-                      (ids.scale ? ids.scale[bag] : 1.0f);
-      auto add = [&](const auto& vectors, int64_t at) TFRS_INLINED {
-        auto values = vectors, before = vectors;
-        values.Load(g + at);
-        if (scaled) values.Multiply(c);
-        if (used[row]) {
-          before.Load(sum + at);
-          values.Add(before);
-        }
-        values.Store(sum + at);
-      };
-      for (int64_t j = InVectors(dim, add); j < dim; ++j) {
-        const float value = scaled ? c * g[j] : g[j];
-        sum[j] = used[row] ? sum[j] + value : value;
-      }
-      used[row] = 1;
-    }
+    ByType(t.gradients, [&](auto number) {
+      AddGradients<kDim, decltype(number)>(features[f], dim, sums, used);
+    });
   }
   for (int64_t row = 0; row < rows; ++row) {
     if (used[row]) Apply<kDim>(t, row, sums + row * dim);

@@ -51,7 +51,7 @@ struct TfrsLookup : TfrsIds {
 
 // A feature's ids with the gradients of its bags.
 struct TfrsGradients : TfrsIds {
-  const float* gradient = nullptr;  // [count, dim], rows `stride` apart.
+  const char* gradient = nullptr;  // [count, dim], rows `stride` bytes apart.
   int64_t stride = 0;
 };
 
@@ -59,7 +59,7 @@ struct TfrsGradients : TfrsIds {
 // has the row's id.
 struct TfrsGradientRef {
   int64_t row;
-  const float* gradient;
+  const void* gradient;
 };
 
 // The update rules of tfrs_embed/optimizers/rules.py, by their names and numbers
@@ -119,8 +119,9 @@ struct TfrsTable {
   // As many as the rule has; each [rows, dim] or [rows].
   float* slots[2];
   int64_t dim;
-  int32_t type;      // TfrsType
-  int32_t rule;      // TfrsRule
+  int32_t type;       // TfrsType
+  int32_t gradients;  // TfrsType of the gradients of its rows.
+  int32_t rule;       // TfrsRule
   float rate;
   float settings[6];
   TfrsRounding rounding;

@@ -37,9 +37,9 @@ using tensorflow::shape_inference::InferenceContext;
 
 namespace {
 
-// Reads the features' gradients. Feature f has dim columns of a matrix with a
-// row for each bag, from column columns[f] on (null: 0). A gradient of one
-// feature alone may have any shape with as many values.
+// Reads the features' gradients, all of one type. Feature f has dim columns of a
+// matrix with a row for each bag, from column columns[f] on (null: 0). A
+// gradient of one feature alone may have any shape with as many values.
 absl::Status ReadGradients(OpKernelContext* ctx,
                            const std::vector<TableShape>& tables,
                            const std::vector<int>& gradient_of,
@@ -68,18 +68,28 @@ absl::Status ReadGradients(OpKernelContext* ctx,
                              column, " for ", feature.count, " bags of dim ",
                              dim);
     }
-    feature.gradient = gradient.flat<float>().data() + column;
-    feature.stride = alone ? dim : gradient.dim_size(1);
+    int32_t type;
+    if (!ReadType(gradient.dtype(), &type)) {
+      return InvalidArgument("gradients of ",
+                             tensorflow::DataTypeString(gradient.dtype()));
+    }
+    const int64_t size = tfrs_size(type);
+    feature.gradient =
+        static_cast<const char*>(gradient.data()) + column * size;
+    feature.stride = (alone ? dim : gradient.dim_size(1)) * size;
   }
   return absl::OkStatus();
 }
 
-// Sums gradients by row, into new rows.
+// Sums gradients by row, into new rows, rounded to the nearest of their type.
 class SpreadOp : public OpKernel {
  public:
   explicit SpreadOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, layout_.Read(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    tensorflow::DataType dtype;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype));
+    OP_REQUIRES(ctx, ReadType(dtype, &type_), InvalidArgument("T"));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -87,7 +97,8 @@ class SpreadOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input("num_rows", &size));
     OP_REQUIRES(ctx, size->NumElements() == 1,
                 InvalidArgument("num_rows must be a scalar"));
-    const std::vector<TableShape> shapes = {{size->flat<int32_t>()(0), dim_}};
+    const std::vector<TableShape> shapes = {
+        {size->flat<int32_t>()(0), dim_, type_}};
     const int64_t rows = shapes[0].rows;
     OP_REQUIRES(ctx, rows >= 0, InvalidArgument("num_rows < 0"));
     std::vector<Feature> features;
@@ -101,14 +112,15 @@ class SpreadOp : public OpKernel {
                    ctx->allocate_output(0, TensorShape({rows, dim_}), &out));
     Buckets buckets;
     OP_REQUIRES_OK(ctx, buckets.Sort(ctx, features, shapes));
-    float* sums = out->flat<float>().data();
+    char* const sums = static_cast<char*>(out->data());
+    const int64_t row = dim_ * tfrs_size(type_);
     ParallelFor(ctx, rows, dim_, [&](int64_t begin, int64_t end) {
-      std::memset(sums + begin * dim_, 0,
-                  (end - begin) * dim_ * sizeof(float));
+      std::memset(sums + begin * row, 0, (end - begin) * row);
     });
     TfrsTable table = {};
     table.parameters = sums;
     table.dim = dim_;
+    table.type = type_;
     table.rule = kSum;
     buckets.Update(ctx, Loops(), {table});
   }
@@ -116,6 +128,7 @@ class SpreadOp : public OpKernel {
  private:
   FeatureLayout layout_;
   int64_t dim_;
+  int32_t type_;  // TfrsType
 };
 
 // Updates the variables of tables and their slots by a rule.
@@ -146,6 +159,9 @@ class UpdateOp : public OpKernel {
                 InvalidArgument("stochastic, seeds, first_rows, row_strides "
                                 "and first_columns must have an entry for each "
                                 "table."));
+    tensorflow::DataType gradients;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &gradients));
+    OP_REQUIRES(ctx, ReadType(gradients, &gradients_), InvalidArgument("T"));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("gradient_of", &gradient_of_));
     OP_REQUIRES(ctx, gradient_of_.size() == layout_.table_of.size(),
                 InvalidArgument("gradient_of must have an entry for each "
@@ -206,6 +222,7 @@ class UpdateOp : public OpKernel {
       TableShape& table_shape = (*shapes)[t];
       table = {};
       table.rule = rules_[t];
+      table.gradients = gradients_;
       table.rate = rates->flat<float>()(t);
       std::copy_n(settings_.begin() + kSettings * t, kSettings,
                   table.settings);
@@ -247,6 +264,7 @@ class UpdateOp : public OpKernel {
 
   FeatureLayout layout_;
   std::vector<int> places_, rules_, gradient_of_;
+  int32_t gradients_;  // TfrsType
   std::vector<bool> stochastic_;
   std::vector<int64_t> seeds_, first_rows_, row_strides_, first_columns_;
   std::vector<float> settings_;
@@ -257,7 +275,8 @@ class UpdateOp : public OpKernel {
 
 TFRS_FEATURES(REGISTER_OP("TfrsEmbedSpread").Input("num_rows: int32"))
     .Input("gradients: M * float")
-    .Output("rows: float")
+    .Output("rows: T")
+    .Attr("T: {float, bfloat16, half} = DT_FLOAT")
     .Attr("dim: int")
     .SetShapeFn([](InferenceContext* c) {
       int dim;
@@ -270,10 +289,11 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
                   .Input("states: N * resource")
                   .Input("rates: float")
                   .Input("step: int64"))
-    .Input("gradients: G * float")
+    .Input("gradients: G * T")
     .Input("columns: int32")
     .Attr("N: int >= 1")
     .Attr("G: int >= 1")
+    .Attr("T: {float, bfloat16, half} = DT_FLOAT")
     .Attr("places: list(int) = []")
     .Attr("gradient_of: list(int)")
     .Attr("rules: list(int)")
