@@ -343,6 +343,7 @@ def fit(jit_compile, optimizer, policy):
     }
 
 
+@pytest.mark.nightly("mixed")
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_keras_models(policy):
     def optimizer():

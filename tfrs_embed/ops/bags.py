@@ -26,7 +26,13 @@ from tfrs_embed.ops.id_range import (
     valid,
 )
 from tfrs_embed.ops.input_shapes import InputShape
-from tfrs_embed.ops.parsed_ids import ParsedIds, bag_of_id, parse_ids
+from tfrs_embed.ops.parsed_ids import (
+    Constants,
+    ParsedIds,
+    bag_of_id,
+    bag_sizes,
+    parse_ids,
+)
 from tfrs_embed.ops.validity import Validity, make_validities
 from tfrs_embed.strategies import in_xla
 
@@ -250,6 +256,15 @@ def to_bags(
                 # and no row of a hashed id is read.
                 with tf.control_dependencies(valid_ids):
                     each.ids = tf.reshape(each.ids, [-1])
+    layouts.prepare_scales(
+        [
+            (each.splits, feature.table.combiner)
+            for feature, each in zip(features, parsed, strict=True)
+            if each.splits is not None
+            and each.weights is None
+            and not _drops(each, invalid_ids)
+        ]
+    )
     return [
         _finish(feature, each, layouts, invalid_ids)
         for feature, each in zip(features, parsed, strict=True)
@@ -345,11 +360,19 @@ def _guard(
 
 
 class _Layouts:
-    """The shapes that bags are laid out in, as tensors, each made once."""
+    """The shapes that bags are laid out in, as tensors, each made once.
+
+    On TPUs each use has its own, as of constants.
+
+    Attributes:
+        constants: those of the call.
+    """
 
     def __init__(self) -> None:
+        self.constants = Constants()
         self._known: dict[tuple[int, ...], tuple[tf.Tensor, tf.Tensor]] = {}
         self._scales: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
+        self._scales_of_splits: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
 
     def of(self, shape: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """A shape, [rank] int32, and the number of its bags, a scalar.
@@ -363,7 +386,7 @@ class _Layouts:
                 return shape, tf.squeeze(shape)
             return shape, tf.reduce_prod(shape)
         key = tuple(shape)
-        if key not in self._known:
+        if key not in self._known or not self.constants.shared:
             self._known[key] = (
                 tf.constant(shape, tf.int32, [len(shape)]),
                 tf.constant(math.prod(shape)),
@@ -375,13 +398,54 @@ class _Layouts:
     ) -> tf.Tensor:
         """The scales, [count] float32, of bags of so many ids of weight 1."""
         key = (id(count), bag_size, combiner)
-        if key not in self._scales:
+        if key not in self._scales or not self.constants.shared:
             total = np.float32(bag_size)
             total = np.sqrt(total) if combiner == "sqrtn" else total
             scale = tf.fill([count], np.float32(1.0) / total)
             # With its count, whose identity is then no other tensor's.
             self._scales[key] = count, scale
         return self._scales[key][1]
+
+    def prepare_scales(self, features: Sequence[tuple[tf.Tensor, str]]) -> None:
+        """Computes the scales of several features' bags at once.
+
+        Each operation takes some microseconds, whatever it does, and a model
+        may have hundreds of ragged features.
+
+        Args:
+            features: each one's splits, [count + 1] int32, and its combiner.
+        """
+        if not self.constants.shared:
+            return
+        for combiner in ("mean", "sqrtn"):
+            splits = [each for each, c in features if c == combiner]
+            if len(splits) < 2:
+                continue
+            sizes = tf.concat(tf.shape_n(splits), 0)
+            between = tf.ones_like(sizes)
+            pieces = tf.reshape(tf.stack([sizes - 1, between], 1), [-1])[:-1]
+            joined = tf.concat(splits, 0)
+            # From one feature to the next it is negative, and of no bag.
+            of_bags = tf.maximum(joined[1:] - joined[:-1], 0)
+            scales = _inverse(combiner, tf.cast(of_bags, tf.float32))
+            found = tf.split(scales, pieces, num=2 * len(splits) - 1)[::2]
+            for each, scale in zip(splits, found, strict=True):
+                static = each.shape[0]
+                scale.set_shape([None if static is None else static - 1])
+                self._scales_of_splits[id(each), combiner] = each, scale
+
+    def scale_of_splits(self, splits: tf.Tensor, combiner: str) -> tf.Tensor:
+        """The scales, [count] float32, of bags of ids of weight 1."""
+        known = self._scales_of_splits.get((id(splits), combiner))
+        if known is not None:
+            return known[1]
+        sizes = tf.cast(bag_sizes(splits, self.constants), tf.float32)
+        return _inverse(combiner, sizes)
+
+
+def _drops(parsed: ParsedIds, invalid_ids: str) -> bool:
+    """Whether ids may be left out of their bags."""
+    return invalid_ids == "zero" if parsed.drops is None else parsed.drops
 
 
 def _finish(
@@ -400,7 +464,7 @@ def _finish(
     combiner = feature.table.combiner
     vocabulary_size = feature.table.vocabulary_size
     combine = parsed.combine
-    drops = invalid_ids == "zero" if parsed.drops is None else parsed.drops
+    drops = _drops(parsed, invalid_ids)
     if feature.table.keys is not None or not drops:
         pass  # Every key, and every hashed id, is one.
     elif validity is not None:
@@ -419,20 +483,25 @@ def _finish(
         weights = None if weights is None else tf.gather(weights, kept)
     in_kernels = kernels.operations(None, training=True)
     if splits is not None and (not in_kernels or weights is not None):
-        bag = bag_of_id(splits)  # Once for all that needs it.
+        # Once for all that needs it.
+        bag = bag_of_id(splits, tf.size(ids), layouts.constants)
     if ids.dtype != tf.int64 or not in_kernels:
         # TensorFlow's operations are faster on int32.
         ids = tf.cast(ids, id_dtype(feature.table))
     if validity is not None:
         beyond = 0 if parsed.places else vocabulary_size
         ids = tf.where(validity.mask, ids, beyond)
-    if weights is None and (not combine or bag_size == 1):
+    if combiner == "sum" or (
         # One id of weight 1: every combiner gives the row itself.
+        weights is None and (not combine or bag_size == 1)
+    ):
         scale = None
-    elif weights is None and bag_size is not None and combiner != "sum":
+    elif weights is None and bag_size is not None:
         scale = layouts.scale(count, bag_size, combiner)
+    elif weights is None and splits is not None:
+        scale = layouts.scale_of_splits(splits, combiner)
     else:
-        scale = _scale(combiner, bag, splits, bag_size, weights, count)
+        scale = _scale(combiner, bag, bag_size, weights, count)
     return BaggedIds(
         ids,
         bag,
@@ -451,26 +520,25 @@ def _finish(
 def _scale(
     combiner: str,
     bag: tf.Tensor | None,
-    splits: tf.Tensor | None,
     bag_size: int | None,
     weights: tf.Tensor | None,
     count: tf.Tensor,
-) -> tf.Tensor | None:
+) -> tf.Tensor:
     """The factor of a bag's weighted sum; 0 for a zero total."""
-    if combiner == "sum":
-        return None
-    if weights is None and splits is not None:
-        total = tf.cast(splits[1:] - splits[:-1], tf.float32)
+    if weights is not None:
+        terms = weights if combiner == "mean" else tf.square(weights)
     else:
-        if weights is not None:
-            terms = weights if combiner == "mean" else tf.square(weights)
-        else:
-            terms = tf.ones(tf.shape(bag), tf.float32)
-        total = (
-            tf.reduce_sum(tf.reshape(terms, [count, bag_size]), 1)
-            if bag is None
-            else tf.math.unsorted_segment_sum(terms, bag, count)
-        )
+        terms = tf.ones(tf.shape(bag), tf.float32)
+    total = (
+        tf.reduce_sum(tf.reshape(terms, [count, bag_size]), 1)
+        if bag is None
+        else tf.math.unsorted_segment_sum(terms, bag, count)
+    )
+    return _inverse(combiner, total)
+
+
+def _inverse(combiner: str, total: tf.Tensor) -> tf.Tensor:
+    """The factor of sums whose (squared) weights have these totals."""
     if combiner == "sqrtn":
         total = tf.sqrt(total)
     return tf.math.divide_no_nan(1.0, total)

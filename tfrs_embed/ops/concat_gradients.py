@@ -2,7 +2,8 @@
 
 A model concatenates its activations. The gradient of that is a matrix, which
 TensorFlow cuts into one tensor for each activation: a copy of them all. The
-kernels need no copy; they read the columns of the matrix.
+kernels need no copy; they read the columns of the matrix. Nor do they need the
+copies in float32 of gradients that came in fewer bits.
 """
 
 from __future__ import annotations
@@ -50,12 +51,10 @@ class _Finder:
 
     def find(self, gradient: tf.Tensor) -> tuple[_Cut, int] | None:
         """The cut that made a gradient, and which part it is; None: no cut."""
-        if tf.executing_eagerly() or isinstance(gradient, EagerTensor):
+        source = _source(gradient)
+        if source is None:
             return None
-        op = gradient.op
-        while op.type == "Identity":
-            gradient = op.inputs[0]
-            op = gradient.op
+        gradient, op = source, source.op
         if op.type == "SplitV" and _constant(op.inputs[2]) == 1:
             return self._of(op, self._by_sizes), gradient.value_index
         if (
@@ -148,6 +147,40 @@ def find(gradients: Sequence[tf.Tensor]) -> ConcatGradients:
     return ConcatGradients(
         matrices, matrix_of, tf.gather(tf.concat(firsts, 0), places)
     )
+
+
+def before_casts(gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Gradients as they were before they were cast to float32.
+
+    Args:
+        gradients: float32 tensors.
+
+    Returns:
+        What they were cast from, if that was bfloat16 for all or float16 for
+        all; else themselves.
+    """
+    found = [_before_cast(gradient) for gradient in gradients]
+    dtypes = {None if source is None else source.dtype for source in found}
+    if dtypes in ({tf.bfloat16}, {tf.float16}):
+        return found
+    return list(gradients)
+
+
+def _before_cast(gradient: tf.Tensor) -> tf.Tensor | None:
+    """What a gradient was cast from; None: it wasn't."""
+    source = _source(gradient)
+    if source is None or source.op.type != "Cast":
+        return None
+    return source.op.inputs[0]
+
+
+def _source(tensor: tf.Tensor) -> tf.Tensor | None:
+    """The tensor that identities hand on; None: it is not of a graph."""
+    if tf.executing_eagerly() or isinstance(tensor, EagerTensor):
+        return None
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 # Shapes that are known when tracing are read from the graph: a gradient that

@@ -164,6 +164,7 @@ def spread(
     index: tf.Tensor,
     num_rows: tf.Tensor,
     device: str | None = None,
+    dtype: tf.DType | None = None,
 ) -> tf.Tensor:
     """Sums the gradients of several features' bags into rows.
 
@@ -175,17 +176,32 @@ def spread(
         index: [sum of n] int32, the row of each id, feature after feature.
         num_rows: scalar int32.
         device: where the rows are.
+        dtype: float32, or bfloat16 or float16, to which sums are rounded; None:
+            that of the gradients.
 
     Returns:
-        [num_rows, dim] float32.
+        [num_rows, dim] of the dtype.
     """
+    dtype = dtype or gradients[0].dtype
     if bags[0].validity is not None:
-        return xla.spread(gradients, bags, index, num_rows)
+        return tf.cast(xla.spread(gradients, bags, index, num_rows), dtype)
     module = kernels.operations(device, training=True)
     if module and gradients[0].dtype == tf.float32:
         sizes = [tf.size(b.ids) for b in bags]
         places = [index] if len(bags) == 1 else tf.split(index, sizes)
-        return kernel_calls.spread(module, gradients, places, bags, num_rows)
+        return kernel_calls.spread(
+            module, gradients, places, bags, num_rows, dtype
+        )
+    return tf.cast(_spread(gradients, bags, index, num_rows), dtype)
+
+
+def _spread(
+    gradients: Sequence[tf.Tensor],
+    bags: Sequence[BaggedIds],
+    index: tf.Tensor,
+    num_rows: tf.Tensor,
+) -> tf.Tensor:
+    """`spread` by TensorFlow's operations."""
     scaled = [
         g
         if b.scale is None

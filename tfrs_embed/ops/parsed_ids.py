@@ -25,7 +25,7 @@ from tfrs_embed.ops.input_checks import (
     to_tensor,
 )
 from tfrs_embed.ops.key_inputs import as_int64
-from tfrs_embed.strategies import refuse_in_xla
+from tfrs_embed.strategies import is_tpu, refuse_in_xla
 
 
 @dataclasses.dataclass
@@ -452,22 +452,83 @@ def _is_sequence(
     return static_rows != wanted[0] * wanted[1] or wanted[1] == 1
 
 
-def bag_of_id(splits: tf.Tensor) -> tf.Tensor:
+class Constants:
+    """int32 constants, each made once.
+
+    Half of the operations that ragged features are traced to would be such. On
+    TPUs each use has its own: the bridge cuts a pipelined loop into parts, and
+    refuses it if two of them have a constant in common.
+
+    Attributes:
+        shared: whether features share them, and may share other operations.
+    """
+
+    def __init__(self) -> None:
+        self.shared = not is_tpu(tf.distribute.get_strategy())
+        self._known: dict[int, tf.Tensor] = {}
+        self._vectors: dict[int, tf.Tensor] = {}
+
+    def scalar(self, value: int) -> tf.Tensor:
+        """A number, []."""
+        if value not in self._known or not self.shared:
+            self._known[value] = tf.constant(value, tf.int32)
+        return self._known[value]
+
+    def vector(self, value: int) -> tf.Tensor:
+        """A number, [1]."""
+        if value not in self._vectors or not self.shared:
+            self._vectors[value] = tf.constant([value], tf.int32)
+        return self._vectors[value]
+
+
+def bag_of_id(
+    splits: tf.Tensor,
+    num_ids: tf.Tensor | None = None,
+    constants: Constants | None = None,
+) -> tf.Tensor:
     """The bag of each id, [n] int32.
 
     Args:
         splits: [count + 1] int32, where each bag begins and the last ends.
+        num_ids: scalar int32, n; None: the last of the splits.
+        constants: those of the call; None: this needs its own.
     """
-    # Each place that a bag begins at counts one more. `tf.repeat` takes the
-    # memory of all bags being as long as the longest, and traces for longer.
-    begins, size = splits[1:-1], splits[-1:]
+    constants = constants or Constants()
+    num_ids = splits[-1] if num_ids is None else num_ids
+    # Each place that a bag ends at counts one more; those at the end of all ids
+    # are behind them. `tf.repeat` takes the memory of all bags being as long as
+    # the longest, and traces for longer.
+    ends = _bag_ends(splits, constants)
     counts = tf.raw_ops.UnsortedSegmentSum(
-        data=tf.ones_like(begins),
-        segment_ids=begins,
-        num_segments=tf.reshape(size + 1, []),
+        data=tf.raw_ops.OnesLike(x=ends),
+        segment_ids=ends,
+        num_segments=num_ids + constants.scalar(1),
     )
     return tf.raw_ops.Slice(
-        input=tf.raw_ops.Cumsum(x=counts, axis=0), begin=[0], size=size
+        input=tf.raw_ops.Cumsum(x=counts, axis=constants.scalar(0)),
+        begin=constants.vector(0),
+        size=tf.expand_dims(num_ids, constants.scalar(0)),
+    )
+
+
+def bag_sizes(splits: tf.Tensor, constants: Constants) -> tf.Tensor:
+    """The number of each bag's ids, [count] int32.
+
+    Args:
+        splits: [count + 1] int32, where each bag begins and the last ends.
+        constants: those of the call; None: this needs its own.
+    """
+    ends = _bag_ends(splits, constants)
+    begins = tf.raw_ops.Slice(
+        input=splits, begin=constants.vector(0), size=tf.shape(ends)
+    )
+    return ends - begins
+
+
+def _bag_ends(splits: tf.Tensor, constants: Constants) -> tf.Tensor:
+    # Its size is "all that follow".
+    return tf.raw_ops.Slice(
+        input=splits, begin=constants.vector(1), size=constants.vector(-1)
     )
 
 
