@@ -299,6 +299,37 @@ def test_a_wrong_shape_or_dtype_is_an_error_that_names_the_table(
         blocks(spec(initializer, rows))
 
 
+@pytest.mark.parametrize("rows", [2, 10])
+@pytest.mark.parametrize(
+    ("dtype", "most", "more", "limit"),
+    [
+        ("float16", 65519.0, 65520.0, "65504"),
+        ("bfloat16", 3.39e38, 3.4e38, r"3.38953e\+38"),
+    ],
+)
+def test_a_number_that_becomes_infinite_is_an_error(
+    dtype, most, more, limit, rows
+):
+    def rows_of(initializer):
+        config = TableConfig("user", rows, 4, initializer, dtype=dtype)
+        features = {"id": FeatureConfig("id", config)}
+        return values(configs.parse(features).tables[0])
+
+    def initializer_with(last):
+        found = np.zeros((rows, 4), "f")
+        found[0] = np.inf, np.nan, -most, most
+        found[-1, 2] = last
+        return lambda shape, dtype=None: tf.constant(found)
+
+    assert np.isfinite(rows_of(initializer_with(-most))[-1]).all()
+    message = (
+        rf"^Table 'user': its initializer returned -.* for row {rows - 1}, "
+        rf"beyond {dtype}'s largest number, {limit}\.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        rows_of(initializer_with(-more))
+
+
 def test_a_wrong_block_is_an_error_that_names_the_table_and_rows():
     def initializer(shape, dtype, partition_shape, partition_offset):
         whole = tf.zeros(shape, dtype)

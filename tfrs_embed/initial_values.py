@@ -67,13 +67,14 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
         table's dtype, to which float32 values are rounded to the nearest.
 
     Raises:
-        ValueError: the initializer returned something else.
+        ValueError: the initializer returned something else, or numbers that
+            the table's dtype has no room for.
     """
     shape = (table.vocabulary_size, table.dim)
     with building([table], nests=False) as task:
         if math.prod(shape) <= BLOCK_ELEMENTS:
             rows = _call(table.initializer, shape)
-            yield 0, tf.cast(_checked(table, rows, 0, shape), table.dtype)
+            yield 0, _rounded(table, _checked(table, rows, 0, shape), 0)
             task.advance(_bytes_of_rows(table, shape[0]))
             return
         make = _block_maker(table, shape)
@@ -81,7 +82,7 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
         for first in range(0, table.vocabulary_size, size):
             block = (min(size, table.vocabulary_size - first), table.dim)
             rows = _checked(table, make(first, block), first, block)
-            yield first, tf.cast(rows, table.dtype)
+            yield first, _rounded(table, rows, first)
             # The caller has put the rows where they are to be.
             task.advance(_bytes_of_rows(table, block[0]))
 
@@ -241,3 +242,19 @@ def _checked(
             f"shape {shape}{part}."
         )
     return rows
+
+
+def _rounded(table: TableSpec, rows: tf.Tensor, first: int) -> tf.Tensor:
+    """Returns rows in the table's dtype; raises if one would be infinite."""
+    rounded = tf.cast(rows, table.dtype)
+    if rounded.dtype == rows.dtype or tf.is_symbolic_tensor(rows):
+        return rounded
+    lost = tf.math.is_finite(rows) & ~tf.math.is_finite(rounded)
+    if tf.reduce_any(lost):
+        row, column = tf.where(lost)[0].numpy()
+        raise ValueError(
+            f"Table '{table.name}': its initializer returned "
+            f"{rows[row, column].numpy():g} for row {first + row}, beyond "
+            f"{table.dtype}'s largest number, {rounded.dtype.max:g}."
+        )
+    return rounded
