@@ -931,6 +931,10 @@ def test_the_fitted_times_on_a_cpu():
     for place, a_byte, an_id, a_table in (
         (Place("row"), 6.15e-11, 4.69e-8, 1.26e-4),
         (Place("table", (0,)), 3.85e-11, 3.31e-8, 2.52e-4),
+        # Columns that cannot be cut are a whole table.
+        (Place("column", (0,)), 3.85e-11, 3.31e-8, 2.52e-4),
+        # Either slice is half a row, and finds the id for itself.
+        (Place("column", (0, 1)), 5e-11, 8.62e-8, 7e-4),
     ):
         predicted = cost.predict([demand], [place], hardware("cpu"))
         # Eight passes.

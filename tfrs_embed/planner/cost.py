@@ -134,6 +134,14 @@ class Prediction:
         return float(self.work.max()) / mean if mean else 1.0
 
 
+def _kind(slices: int) -> str:
+    """The placement whose weights count: one slice is a whole table.
+
+    Columns of a table that is too narrow to be cut are one slice.
+    """
+    return "table" if slices == 1 else "column"
+
+
 def piece_work(demand: Demand, slices: int, replicas: int) -> float:
     """Weighted bytes that the owner of a slice reads and writes in a step.
 
@@ -147,8 +155,9 @@ def piece_work(demand: Demand, slices: int, replicas: int) -> float:
     """
     ids = demand.usage.ids * replicas
     passes = _LOOKUP_PASSES + _GRADIENT_PASSES + _update_passes(demand)
-    moved = _WEIGHTS["table"] * passes * demand.row_bytes / slices
-    return ids * (moved + _ID_BYTES["table"])
+    kind = _kind(slices)
+    moved = _WEIGHTS[kind] * passes * demand.row_bytes / slices
+    return ids * (moved + _ID_BYTES[kind])
 
 
 def hot_work(demand: Demand) -> float:
@@ -311,7 +320,7 @@ def predict(
             lookups[ranks] += ids * replicas
             work[ranks] += piece_work(demand, len(ranks), replicas)
             # Each replica writes a message to each owner.
-            operations += len(ranks) * _OPERATIONS[name]
+            operations += len(ranks) * _OPERATIONS[_kind(len(ranks))]
             continue
         if name == "row":
             of_row = demand.state_bytes
