@@ -19,7 +19,7 @@ export TF_USE_LEGACY_KERAS := 1
 .DEFAULT_GOAL := help
 .PHONY: help setup kernels demo distributed keras3 multi-worker dlrm tpu streaming serve test docs
 .PHONY: notebooks
-.PHONY: nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
+.PHONY: test-more nightly faults mutation test-oldest test-clusters test-tpu-wheel test-tpu-compile tpu-support sanitize upstream lint format bench wheel
 .PHONY: wheels bazel clean
 
 help: ## List the targets
@@ -99,11 +99,15 @@ streaming: ## Train on MovieLens-100K day by day, with ids that come and go
 serve: $(VENV)/.ready-examples $(VENV)/.movielens ## Serve it from C++
 	$(RUN) examples/serve.py $(ARGS)
 
+PYTEST := $(RUN) -m pytest -n 2 --dist loadgroup
 test: $(VENV)/.ready-test ## Run the tests; ARGS="-k ragged" picks some
-	$(RUN) -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(PYTEST) -m "not more" $(ARGS)
 
-nightly: $(VENV)/.ready-test ## Run the tests, with all that make test leaves out
-	TFRS_EMBED_NIGHTLY=1 $(RUN) -m pytest -n 2 --dist loadgroup $(ARGS)
+test-more: $(VENV)/.ready-test ## Run those that make test has no time for
+	$(PYTEST) -m more $(ARGS)
+
+nightly: $(VENV)/.ready-test ## Run all tests, in all variants
+	TFRS_EMBED_NIGHTLY=1 $(PYTEST) $(ARGS)
 
 # Slurm's daemons, and hosts with names; tests/clusters says what that takes.
 test-clusters: $(VENV)/.ready-test ## Run the recipes of docs/clusters.md
@@ -139,12 +143,13 @@ $(TPU_VENV)/.installed: $(wildcard tests/tpu_wheel/*.txt) setup.py pyproject.tom
 		--editable .
 	@touch $@
 
+# On slices of all sizes: TFRS_EMBED_NIGHTLY=1 make test-tpu-wheel
 test-tpu-wheel: $(TPU_VENV)/.installed ## Test against SparseCore's own kernels
 	rm -f $(TIERS)
-	TFRS_EMBED_NIGHTLY=1 TFRS_EMBED_TIERS=$(TIERS) \
+	TFRS_EMBED_TIERS=$(TIERS) \
 		$(TPU_VENV)/bin/python -m pytest -n 2 $(ARGS) \
 		tests/tpu_wheel \
-		"tests/test_tpu_strategies.py::test_slices[tpu:4x4]"
+		"tests/test_tpu_strategies.py::test_more_slices[tpu:4x4]"
 
 # libtpu's compiler works without a TPU too; an older one beside the newest.
 $(COMPILER_VENV)/.installed: tests/tpu_wheel/compiler_requirements.txt

@@ -8,9 +8,12 @@ them runs the same tests in the same order, and asserts about its own replicas.
 
 import gc
 import os
+import re
 import sys
 
 import pytest
+
+from nightly import ALL
 
 if os.environ.get("TFRS_EMBED_TEST_KERAS", "2") == "3":
     os.environ["TF_USE_LEGACY_KERAS"] = "0"
@@ -59,15 +62,43 @@ LONG = (
 NO_LEGACY_OPTIMIZERS = "`keras.optimizers.legacy` is not supported in Keras 3"
 
 
-def pytest_collection_modifyitems(items):
-    """Begins with what takes longest, which no worker waits for at the end."""
+def _is_nightly(item):
+    """Whether `pytest.mark.nightly` is of this variant of a test."""
+    variant = item.callspec.id if hasattr(item, "callspec") else ""
+    marked = any(
+        re.search(mark.args[0] if mark.args else "", variant)
+        for mark in item.iter_markers("nightly")
+    )
+    if marked and "tensorflow" in variant:
+        from tfrs_embed import kernels
+
+        # Without the kernels it repeats no other variant.
+        return kernels.status().loaded
+    return marked
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what is nightly, and begins with what takes longest.
+
+    What is asked for by its full name runs anyhow. No worker waits at the end
+    for what has begun first.
+    """
+    if not ALL and not any("::" in arg for arg in config.args):
+        nightly = [item for item in items if _is_nightly(item)]
+        config.hook.pytest_deselected(items=nightly)
+        left_out = set(nightly)
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def pytest_collection_finish():
-    """Keeps TensorFlow's modules out of all later searches for garbage."""
+    """Searches for garbage seldom, and never among TensorFlow's modules.
+
+    Tracing makes many objects, most of which stay.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def _skip_what_is_not_there(error):

@@ -8,8 +8,6 @@ import sys
 import tfrs_embed
 from tfrs_embed.testing import LocalCluster
 
-#: Whether to run what finds little that the rest does not: `make nightly`.
-ALL = bool(os.environ.get("TFRS_EMBED_NIGHTLY"))
 TESTS = pathlib.Path(__file__).parent
 
 

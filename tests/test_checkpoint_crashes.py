@@ -26,11 +26,12 @@ import tf_keras
 from crashes.job import EPOCHS, PLACEMENTS, ROWS, Job
 from faults.kills import MODULES
 from forks import ForkServer
-from processes import ALL, TESTS, ForkedCluster, environment
+from nightly import ALL
+from processes import TESTS, ForkedCluster, environment
 from tfrs_embed.checkpoint import bundle, session
 from tfrs_embed.kernels import build
 
-pytestmark = pytest.mark.xdist_group("crashes")
+pytestmark = [pytest.mark.more, pytest.mark.xdist_group("crashes")]
 
 CRASHES = TESTS / "crashes"
 #: Seconds within which a worker notices that another has ended.
@@ -193,9 +194,6 @@ def copies(run, epoch, folder="."):
     assert number > 100  # Otherwise nobody was watching.
 
 
-nightly = pytest.mark.skipif(not ALL, reason="one of the nightly tests")
-
-
 @pytest.mark.parametrize(
     ("strategy", "placement", "save", "folder", "restore"),
     [
@@ -208,12 +206,12 @@ nightly = pytest.mark.skipif(not ALL, reason="one of the nightly tests")
                 # These three have all ways in which rows are saved.
                 marks=()
                 if placement in ("row", "mixed", "dynamic")
-                else nightly,
+                else pytest.mark.nightly,
             )
             for placement in PLACEMENTS
         ),
         *(
-            pytest.param(*other, marks=nightly)
+            pytest.param(*other, marks=pytest.mark.nightly)
             for other in (
                 ("one", "dynamic", "manager", ".", restore_checkpoint),
                 ("mirrored", "row", "manager", ".", restore_checkpoint),
@@ -308,7 +306,7 @@ AT_ITS_END = "fwrite worker-1-1"
         ("row", 1, AT_ITS_END),
         ("mixed", 1, "fwrite worker-1-0"),
         *(
-            pytest.param(*other, marks=nightly)
+            pytest.param(*other, marks=pytest.mark.nightly)
             for other in (
                 ("row", 1, "fwrite worker-1-0"),
                 ("row", 0, "rename .index"),
@@ -349,7 +347,9 @@ def test_a_killed_worker_ends_the_others_and_the_job_goes_on(
     assert equal(resumed.state(EPOCHS), expected)
 
 
-@pytest.mark.parametrize("worker", [pytest.param(0, marks=nightly), 1])
+@pytest.mark.parametrize(
+    "worker", [pytest.param(0, marks=pytest.mark.nightly), 1]
+)
 def test_a_worker_that_cannot_write_tells_the_others(server, tmp_path, worker):
     run = Run(
         tmp_path,

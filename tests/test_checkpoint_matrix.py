@@ -3,7 +3,8 @@
 `make nightly` takes all placements; otherwise those that differ in kind.
 """
 
-from processes import ALL, run
+from nightly import ALL
+from processes import run
 from tfrs_embed.strategies import has_sparse_core_api
 
 SLICES = ["v5p-4", *(["v6e-4"] if ALL else [])]

@@ -536,6 +536,7 @@ def train_model(model, seed):
     return model.train_on_batch(ids, labels)
 
 
+@pytest.mark.nightly("weights")
 @pytest.mark.parametrize(
     "how", ["keras", *of_keras_2("tf"), "weights", "checkpoint"]
 )

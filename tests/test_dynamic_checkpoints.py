@@ -406,6 +406,7 @@ def test_what_does_not_fit_together_changes_nothing(
         later.build(None)
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.usefixtures("both_implementations")
 @pytest.mark.parametrize("rule", ["lru", "lfu"])
 def test_a_stream_with_saves_and_restores(tmp_path, rule):

@@ -95,6 +95,7 @@ BAD = {
 }
 
 
+@pytest.mark.nightly("tensorflow")
 @MODES
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_feature_leaves_all_tables_as_they_are(bad, graph):
@@ -109,6 +110,7 @@ def test_a_bad_feature_leaves_all_tables_as_they_are(bad, graph):
     assert layer.step.numpy() == before["step"] + 1
 
 
+@pytest.mark.nightly("tensorflow")
 @MODES
 def test_a_step_whose_loss_fails_leaves_all_tables_as_they_are(graph):
     layer = trained()
@@ -128,6 +130,7 @@ def test_a_step_whose_loss_fails_leaves_all_tables_as_they_are(graph):
     assert_same(everything(layer), before)
 
 
+@pytest.mark.nightly("tensorflow")
 @MODES
 def test_only_a_gradient_that_is_taken_is_a_step(graph):
     layer = trained()
@@ -220,6 +223,7 @@ def data(size=24):
     return inputs, tf.constant(rng.normal(size=size), tf.float32)
 
 
+@pytest.mark.nightly("tensorflow")
 def test_evaluate_and_predict_change_nothing():
     layer = make()
     model = model_of(layer)
@@ -234,6 +238,7 @@ def test_evaluate_and_predict_change_nothing():
     assert_same(everything(layer), before)
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.parametrize("options", [{"steps_per_execution": 3}, {"eager": 1}])
 def test_fit_trains_as_plain_steps_do(options):
     if options.pop("eager", False):
@@ -264,6 +269,7 @@ def test_fit_trains_as_plain_steps_do(options):
             np.testing.assert_array_equal(found[name], value, name)
 
 
+@pytest.mark.nightly("tensorflow")
 def test_an_overflow_of_the_loss_scale_leaves_all_tables_as_they_are():
     layer = make(dtype="mixed_float16")
     model = model_of(layer)
@@ -287,6 +293,7 @@ def test_an_overflow_of_the_loss_scale_leaves_all_tables_as_they_are():
     assert layer(inputs)["a"].dtype == tf.float16
 
 
+@pytest.mark.nightly("tensorflow")
 @MODES
 def test_two_calls_in_one_step_are_two_steps_of_their_keys(graph):
     layer = make(optimizer="sgd")
@@ -369,6 +376,7 @@ def test_layers_share_nothing():
     np.testing.assert_array_equal(second.tables["numbers"].keys(), [2, 3, 7, 8])
 
 
+@pytest.mark.nightly("tensorflow")
 def test_two_layers_train_in_one_step():
     both = [make(), make(optimizer="adam")]
     alone = [make(), make(optimizer="adam")]
@@ -432,6 +440,7 @@ def test_threads_lose_no_key(graph):
     assert layer.step.numpy() == 40 + graph
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.parametrize("how", ["eager", "function", "fit"])
 def test_tables_end_with_their_model(how):
     def use():

@@ -145,6 +145,7 @@ def look_up(tables, layer, ids, weights):
     assert_same(state(layer), before)
 
 
+@pytest.mark.nightly("tensorflow-[^l]")
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_stream_of_calls(name):
     tables = make_tables(name)
@@ -181,6 +182,7 @@ def test_a_stream_of_calls(name):
         assert evicted > 0 or keys.rules.policy == "none"
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.parametrize("name", ["lru", "ttl_grow", "ttl_error"])
 def test_a_stream_of_steps_in_a_function(name):
     tables = make_tables(name)

@@ -11,7 +11,8 @@ from faults.job import PLACEMENTS
 from faults.kills import MODULES, WITHIN_S, phases
 from faults.orders import FAULTS
 from forks import ForkServer
-from processes import ALL, TESTS, ForkedCluster, environment
+from nightly import ALL
+from processes import TESTS, ForkedCluster, environment
 
 pytestmark = pytest.mark.xdist_group("faults")
 
@@ -58,6 +59,7 @@ def undisturbed(start, tmp_path_factory):
         return found
 
 
+@pytest.mark.nightly("stopped")
 @pytest.mark.parametrize("fault", ["killed", "stopped", "raised"])
 def test_the_others_end_and_the_job_resumes(
     start, tmp_path, fault, undisturbed
@@ -163,7 +165,7 @@ DIFFERENT = {
 }
 # Each fault with some placement, and each placement with some fault.
 ORDERS = [
-    (fault, placement, 2 + i % 2)
+    (fault, placement, (2 + i % 2) if ALL else 2)
     for i, fault in enumerate(FAULTS)
     for placement in (PLACEMENTS if ALL else [PLACEMENTS[i % len(PLACEMENTS)]])
 ]

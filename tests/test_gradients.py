@@ -23,20 +23,10 @@ from gradient_scenarios import (
     train,
 )
 from helpers import tables_of
-from processes import ALL
+
+pytestmark = pytest.mark.usefixtures("both_implementations")
 
 MODES = ["eager", "function", "nested", "nested_in_function", "compiled"]
-# Without the kernels, which only the update sees, these find what others do.
-REPEATED = ("nested", "nested_in_function", "compiled")
-
-
-@pytest.fixture(autouse=True)
-def implementation(both_implementations, request):
-    """With the kernels, then without."""
-    mode = request.node.callspec.params.get("mode")
-    without = request.node.callspec.params["both_implementations"] != "kernels"
-    if without and not ALL and mode in REPEATED:
-        pytest.skip("make nightly has it")
 
 
 def make_layer(kind=None, **kwargs):
@@ -77,6 +67,8 @@ def table_of(layer):
     return layer.embedding_tables["table"].numpy()
 
 
+# Without the kernels, which only the update sees, these find what others do.
+@pytest.mark.nightly("tensorflow.*(eager|nested|compiled)")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
 def test_a_table_is_as_a_variable_of_keras(scenario, mode):

@@ -96,6 +96,7 @@ def test_vectors_are_those_of_tfrss_unified_embedding():
         np.testing.assert_array_equal(found, other)
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.parametrize(
     ("form", "combiner", "table"),
     [

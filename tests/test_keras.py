@@ -350,6 +350,7 @@ def float64_by_default():
         keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.nightly("float64")
 @pytest.mark.parametrize("threshold", [50, None])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 def test_small_tables_are_of_the_layers_dtype(tmp_path, dtype, threshold):
@@ -464,6 +465,7 @@ def predictions_and_next_steps(model, inputs, labels):
     return before, model.predict(inputs, verbose=0)
 
 
+@pytest.mark.nightly("^(keras|tf|ckpt)-False|h5-True")
 @pytest.mark.parametrize("pipelined", [False, True])
 @pytest.mark.parametrize(
     "format", ["keras", "weights.h5", *of_keras_2("h5", "tf", "ckpt")]
@@ -639,6 +641,7 @@ def test_shared_objects_are_shared_after_a_round_trip():
     assert str(rates["a"]) == "SGD"
 
 
+@pytest.mark.nightly("one_device")
 @only_keras_2("under a strategy it traces models with dense inputs")
 @pytest.mark.parametrize(
     "make_strategy",
@@ -866,6 +869,7 @@ IN_RAGGED = [[True, True, False], [True, False, False], [True] * 3]
 IN_SPARSE = [[True, False, True], [False, True, False], [False] * 3]
 
 
+@pytest.mark.nightly("True-(small|distributed)|False-large")
 @pytest.mark.parametrize("kind", ROUTES)
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_sequences_mask_is_true_where_it_has_ids(kind, graph):
@@ -889,6 +893,7 @@ def test_a_sequences_mask_is_true_where_it_has_ids(kind, graph):
         assert found["genres"].numpy().tolist() == IN_SPARSE
 
 
+@pytest.mark.nightly("small|distributed")
 @pytest.mark.parametrize("kind", ROUTES)
 def test_layers_behind_a_sequence_get_its_mask(kind, tmp_path):
     layer = sequences(kind)

@@ -156,6 +156,9 @@ LOOPS = {
 }
 
 
+@pytest.mark.nightly(
+    "functional-eager|Subclassed-(graph|several)|OwnStep-compiled|functional-compiled"
+)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("model_of", [functional, Subclassed, OwnStep])
 def test_fit_trains_dense_ragged_and_sparse_ids(model_of, loop):

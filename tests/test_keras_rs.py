@@ -337,6 +337,9 @@ def test_its_tables_go_to_layers_of_both_kerases(front, tmp_path):
     assert_tables(layer, {"films": tables["movies"], "users": tables["users"]})
 
 
+@pytest.mark.nightly(
+    "(Adam|Ftrl|SGD)-.*SavedModel|(Adagrad|RMSprop)-.*checkpoint"
+)
 @pytest.mark.parametrize("kind", ["checkpoint", "SavedModel"])
 @pytest.mark.parametrize(
     "optimizer, settings, slots",

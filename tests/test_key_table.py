@@ -112,6 +112,7 @@ def test_random_sizes(capacity):
 
 
 # So many rows that the order of eviction is looked for in parts.
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.parametrize("admission", ADMISSIONS, ids=str)
 @pytest.mark.parametrize("policy", POLICIES[1:], ids=str)
 def test_long_streams(policy, admission):

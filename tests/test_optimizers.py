@@ -320,6 +320,7 @@ def assert_trains_as(original, make, graph=False):
     )
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_a_keras_optimizer_trains_a_table_as_it_trains_a_variable(name):
     make = ORIGINALS[name]

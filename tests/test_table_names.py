@@ -86,6 +86,7 @@ def state_of(model):
     return state(layer)
 
 
+@pytest.mark.nightly("^(keras|tf|ckpt)-dist|^(weights.h5|h5|saved_model)-part")
 @pytest.mark.parametrize("make_layer", LAYERS)
 @pytest.mark.parametrize("form", FORMATS)
 def test_tables_of_any_name_are_saved(make_layer, form, tmp_path):

@@ -263,6 +263,7 @@ def test_eager_steps_equal_the_reference(topology):
     model.check_tables()
 
 
+@pytest.mark.nightly(r"^\([14].*-False|^\(2.*-True")
 @pytest.mark.parametrize("pipelined", [False, True])
 @pytest.mark.parametrize(
     ("topology", "features"),

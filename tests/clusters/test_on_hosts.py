@@ -23,7 +23,8 @@ import documentation
 import movielens_files
 import pods
 from documentation import ROOT
-from processes import ALL, environment
+from nightly import ALL
+from processes import environment
 
 pytestmark = [
     pytest.mark.skipif(not ALL, reason="make test-clusters runs it"),

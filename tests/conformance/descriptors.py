@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from fronts import NUMBER, layers
+from nightly import ALL
 from reference import Table
 from tfrs_embed import DynamicKeys, TableConfig
 from tfrs_embed.optimizers import RowWiseAdagrad
@@ -304,6 +305,12 @@ def _one_width(dim):
     )
 
 
+def _kinds_of(i):
+    """Kinds of ids of table number i: all at night, else each pair has one."""
+    kinds = ("dense", "ragged")
+    return kinds if ALL else (kinds[i // 2 % 2],)
+
+
 _COMBINERS = ("sum", "mean", "sqrtn")
 
 #: Tables that have optimizers of their own.
@@ -319,7 +326,7 @@ TABLES = {
                 20 + i,
                 (3, 5)[i % 2],
                 _COMBINERS[i % 3],
-                kinds=("dense", "ragged"),
+                kinds=_kinds_of(i),
             )
             for i in range(len(OPTIMIZERS))
         ),
@@ -332,7 +339,7 @@ TABLES = {
                 20 + i,
                 (16, 32, 5)[i % 3],
                 _COMBINERS[i % 3],
-                kinds=("dense", "ragged"),
+                kinds=_kinds_of(i),
             )
             for i in range(len(OPTIMIZERS))
         ),

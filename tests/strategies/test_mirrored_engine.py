@@ -215,6 +215,7 @@ def workers(strategy):
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
+@pytest.mark.nightly("without")
 @pytest.mark.parametrize("kernel", [True, False], ids=["kernels", "without"])
 def test_training(strategy, monkeypatch, kernel):
     if not kernel:

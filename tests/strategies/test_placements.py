@@ -223,6 +223,7 @@ def test_checkpoints_move_between_all_places(strategy, place):
         assert_equal(values(fresh), expected)
 
 
+@pytest.mark.nightly("table")
 @pytest.mark.parametrize("place", ["table", "column"])
 def test_exported_models_have_the_whole_table(strategy, place):
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):

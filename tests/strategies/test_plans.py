@@ -83,6 +83,7 @@ def draw(rng, name):
     return rng.integers(0, rows, [BATCH, HOTNESS[name]])
 
 
+@pytest.mark.nightly("mixed-float32|rows-bfloat16")
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -51,17 +51,9 @@ def make_hashed(strategy):
     return layer
 
 
-def train(strategy, layer, seed):
-    """A step, each replica with other ids."""
-    rng = np.random.default_rng(seed)
+def trainer(strategy, layer):
+    """A function of a seed: a step, each replica with other ids."""
     hashed = isinstance(layer, tfrs_embed.All2AllDenseEmbedding)
-    count = strategy.num_replicas_in_sync
-    batches = [
-        tf.constant(rng.integers(0, ROWS, (5, 1, 1)))
-        if hashed
-        else [rng.integers(0, ROWS, 5) for _ in PLACES]
-        for _ in range(count)
-    ]
 
     def step(ids):
         with tf.GradientTape() as tape:
@@ -74,14 +66,26 @@ def train(strategy, layer, seed):
         differentiate(tape, loss, layer.trainable_variables)
 
     function = tf.function(lambda ids: strategy.run(step, (ids,)))
-    function(distribute(strategy, batches))
+
+    def train(seed):
+        rng = np.random.default_rng(seed)
+        batches = [
+            tf.constant(rng.integers(0, ROWS, (5, 1, 1)))
+            if hashed
+            else [tf.constant(rng.integers(0, ROWS, 5)) for _ in PLACES]
+            for _ in range(strategy.num_replicas_in_sync)
+        ]
+        function(distribute(strategy, batches))
+
+    return train
 
 
 @pytest.mark.parametrize("make", [make_partial, make_hashed])
 def test_a_checkpoint_has_them(strategy, make, tmp_path):
     layer = make(strategy)
+    train = trainer(strategy, layer)
     for seed in range(3):
-        train(strategy, layer, seed)
+        train(seed)
     before = state(layer)
     slots = {k: v for k, v in before.items() if "accumulators" in k}
     assert [v.ndim for v in slots.values()] == [1] * len(slots)
@@ -90,11 +94,12 @@ def test_a_checkpoint_has_them(strategy, make, tmp_path):
     tf.train.Checkpoint(layer=layer).write(str(tmp_path / "checkpoint"))
     path = str(of_chief(strategy, tmp_path) / "checkpoint")
     again = make(strategy)
-    train(strategy, again, 7)  # Of which nothing is left.
+    train_again = trainer(strategy, again)
+    train_again(7)  # Of which nothing is left.
     tf.train.Checkpoint(layer=again).read(path).assert_consumed()
     assert_same(state(again), before)
-    for each in (layer, again):
-        train(strategy, each, 0)  # Ids that it has seen.
+    for step in (train, train_again):
+        step(0)  # Ids that it has seen.
     assert_same(state(again), state(layer))
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return  # Keys would have to be written before.

@@ -61,6 +61,7 @@ BAD = {
 }
 
 
+@pytest.mark.nightly("False-id|True-order")
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_bad_input_of_one_replica_is_an_error_on_all(strategy, kind, pipelined):
@@ -271,6 +272,7 @@ def test_layers_called_in_another_order_are_an_error(strategy):
     assert [i.tpu_embedding.step.numpy() for i in layers.values()] == [2, 2]
 
 
+@pytest.mark.nightly("size|weights")
 @pytest.mark.parametrize(
     ("size", "weighted", "said"),
     [

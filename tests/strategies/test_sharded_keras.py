@@ -52,6 +52,7 @@ def fit(model, strategy, steps):
         model.fit(distribute(strategy, steps), steps_per_epoch=4, verbose=0)
 
 
+@pytest.mark.nightly("Embedding-1|Distributed")
 @pytest.mark.parametrize(
     ("make", "steps_per_execution"),
     [
@@ -125,6 +126,7 @@ class _large:
         }
 
 
+@pytest.mark.nightly("False")
 @pytest.mark.parametrize("scaled", [False, True])
 def test_mixed_float16(strategy, steps, alone, scaled):
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):

@@ -77,6 +77,7 @@ class Rating(tfrs.Model):
         return self.task(labels, self.dense(vectors["user"] * vectors["item"]))
 
 
+@pytest.mark.nightly("Rating")
 @pytest.mark.parametrize("kind", [TwoTower, Rating])
 def test_tfrs_tasks_learn(strategy, kind):
     number = 4 * PER_REPLICA * strategy.num_replicas_in_sync
@@ -136,6 +137,7 @@ def test_saved_weights_are_whole_tables(strategy, form):
         assert_equal_tables(again, layer, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.nightly
 def test_keras_saved_model_format_is_refused(strategy):
     with strategy.scope():
         model, _ = make_model()
@@ -146,6 +148,7 @@ def test_keras_saved_model_format_is_refused(strategy):
         model.save(folder(strategy, "model"), save_format="tf")
 
 
+@pytest.mark.nightly
 def test_early_stopping_restores_the_tables(strategy):
     samples = make_samples(PER_REPLICA * strategy.num_replicas_in_sync)
     with strategy.scope():

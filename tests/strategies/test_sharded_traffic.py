@@ -139,6 +139,7 @@ def feature_ids(rng, table, size, weighted, bags):
     return Ragged(ids), FeatureIds(table, flat, bags, True, weighted)
 
 
+@pytest.mark.nightly("rows_of_(one|two)")
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [*((name, "float32") for name in FEATURES), ("rows_of_all", "float16")],

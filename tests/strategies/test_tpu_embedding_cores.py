@@ -28,6 +28,7 @@ def build_on(strategy, optimizer, kinds=("dense",)):
         return build("cores", large_and_small("mean", optimizer, kinds))
 
 
+@pytest.mark.nightly("sgd|adam$")
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 def test_training(strategy, cores, optimizer):
     layer, reference = build_on(strategy, optimizer, FEW)

@@ -57,6 +57,7 @@ def distribute(strategy, samples):
     )
 
 
+@pytest.mark.nightly("^1-")
 @pytest.mark.parametrize(
     "hardware", [Hardware.V2, Hardware.UNSUPPORTED], ids=lambda h: h.name
 )

@@ -8,7 +8,7 @@ from tensorflow.python.distribute.distribute_utils import regroup
 from conformance.descriptors import BATCH, TABLES
 from conformance.harness import assert_outputs, assert_tables, build
 from helpers import differentiate
-from processes import ALL
+from nightly import ALL
 from strategies.replicas import add
 from tfrs_embed.testing import EmulatedTPUStrategy
 

@@ -68,6 +68,7 @@ def by_owner(keys, number):
     ]
 
 
+@pytest.mark.nightly("float16")
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 2)])
 def test_bytes_are_those_of_the_formula(strategy, dtype, size):
     """A key that both replicas of a group look up leaves the group once."""

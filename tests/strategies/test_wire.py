@@ -211,6 +211,7 @@ def test_what_is_not_finite_is_not_hidden(strategy, dtype):
         assert np.isfinite(row[3]) == (dtype == "bfloat16"), name
 
 
+@pytest.mark.nightly("hashed")
 @pytest.mark.parametrize("kind", ["hashed", "rows", "dynamic"])
 def test_layers_of_keys(strategy, kind):
     """Rows are within 2^-8, sums of gradients within 2^-8 of their terms."""

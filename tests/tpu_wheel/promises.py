@@ -543,7 +543,7 @@ PROMISES = [
     Promise(
         "the same, pipelined",
         keras(
-            ["dense", "ragged"],
+            ["dense", "ragged", "matrix"],
             ["big", "small"],
             steps_per_execution=10,
             pipelined=True,

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tiers
 from promises import PROMISES, Hardware, keras, tpu
 
-from processes import ALL
+from nightly import ALL
 from tfrs_embed import tpu_check
 from tfrs_embed.sparsecore.host_kernels import has_kernels
 
