@@ -466,6 +466,72 @@ def test_a_scaled_loss_inside_of_a_function_of_its_own():
         np.testing.assert_allclose(table, table_of(alone), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_scaled_loss_of_a_function_updates_what_is_asked_for(mode):
+    scaler = keras.mixed_precision.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=2.0**10
+    )
+    asked, other = make_layer(), make_layer()
+    factor = tf.Variable(1.0)
+
+    @tf.function
+    def scaled_loss():
+        vectors = asked(tf.constant([1, 2])) + other(tf.constant([1, 2]))
+        loss = tf.reduce_sum(factor * vectors**2)
+        return fronts.scale_loss(scaler, loss)
+
+    def differentiate_for(variables):
+        with tf.GradientTape() as tape:
+            loss = scaled_loss()
+        gradients = tape.gradient(loss, variables)
+        return [tf.identity(g) for g in gradients]
+
+    def step():
+        return differentiate_for([factor]), differentiate_for(
+            asked.trainable_variables
+        )
+
+    [alone], _ = run(mode, step)
+    np.testing.assert_array_equal(table_of(other), initial())
+    changed = np.any(table_of(asked) != initial(), axis=1)
+    np.testing.assert_array_equal(np.where(changed)[0], [1, 2])
+    vectors = 2 * initial()[[1, 2]]
+    np.testing.assert_allclose(alone, 2.0**10 * (vectors**2).sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["one", "nested"])
+def test_a_training_function_is_saved_beside_other_models(nested, tmp_path):
+    ids = tf.constant([1, 3])
+    other = training_function(make_layer(), nested=True)
+    other(ids)
+    module = tf.Module()
+    module.layer = make_layer()
+    module.step = training_function(module.layer, nested)
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    losses = [[float(m.step(ids)) for _ in range(3)] for m in (module, loaded)]
+    assert losses[0][0] > losses[0][1] > losses[0][2]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+def training_function(layer, nested):
+    def predict(ids):
+        return layer(ids, training=True)
+
+    if nested:
+        predict = tf.function(predict)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(predict(ids) ** 2)
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        with tf.control_dependencies(gradients):
+            return tf.identity(loss)
+
+    return step
+
+
 @pytest.mark.parametrize("mode", ["eager", "function", "nested", "fit"])
 def test_tables_end_with_their_model(mode):
     def use():

@@ -31,6 +31,8 @@ from tfrs_embed.unmirrored import UnmirroredVariable
 OFF = 0.0
 # The attribute of a replica's thread that says what its maker's thread had.
 _UPDATES = "_tfrs_embed_updates"
+# The attribute that marks graphs which tell of the switches that they get.
+_NOTICES = "_tfrs_embed_notices_switches"
 
 
 class _Thread(threading.local):
@@ -78,14 +80,22 @@ class Pass:
     def begin(self) -> None:
         """Sets the switches of the tables that it is not to update.
 
+        In a graph it waits for the functions that read one: other models have
+        switches, too, which the graph is not to refer to.
+
         Raises:
             RuntimeError: a pass of the same tape was to update it before.
         """
+        if self.graph != "eager":
+            _notice_switches(self.graph)
+            return
         for switch in _members(_in_use):
             self._begin_with(switch)
 
     def adopt(self, switch: Switch) -> None:
         """Sets a switch that comes into use during the pass; see `begin`."""
+        if switch in self._switches:
+            return
         eager = self.graph == "eager"
         with tf.init_scope() if eager else self.graph.as_default():
             self._begin_with(switch)
@@ -175,6 +185,8 @@ class Switch:
             ]
         with _lock:
             _all.add(self)
+            for variable in self.variables:
+                _of_handle[id(variable.handle)] = self
 
     def variable(self) -> tf.Variable:
         """The variable of the current replica."""
@@ -190,11 +202,16 @@ class Switch:
                 _in_use.add(self)
             # Some functions' gradients are only traced in a pass.
             for running in _thread.passes:
-                running.adopt(self)
+                if running.graph == "eager":
+                    running.adopt(self)
         return tf.convert_to_tensor(self.variable())
 
 
 _all: weakref.WeakSet[Switch] = weakref.WeakSet()
+# By the ids of their variables' handles, which they keep.
+_of_handle: weakref.WeakValueDictionary[int, Switch] = (
+    weakref.WeakValueDictionary()
+)
 # The switches that a function's backward pass reads.
 _in_use: weakref.WeakSet[Switch] = weakref.WeakSet()
 # Other threads add to them.
@@ -206,6 +223,32 @@ _functions_scale = False
 def _members(switches: weakref.WeakSet[Switch]) -> list[Switch]:
     with _lock:
         return list(switches)
+
+
+def _notice_switches(graph: Any) -> None:
+    """Tells passes in a graph of the switches that its operations get.
+
+    Args:
+        graph: a graph that is being traced.
+    """
+    # One of TensorFlow 1 gets none.
+    if hasattr(graph, _NOTICES) or not hasattr(graph, "capture"):
+        return
+    setattr(graph, _NOTICES, True)
+    of_graph = weakref.ref(graph)
+    capture = type(graph).capture
+
+    # TensorFlow asks for it before it makes the operation.
+    def noticing(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        graph = of_graph()
+        switch = _of_handle.get(id(tensor))
+        if switch is not None and switch in _in_use:
+            for running in list(_thread.passes):
+                if running.graph is graph:
+                    running.adopt(switch)
+        return capture(graph, tensor, *args, **kwargs)
+
+    graph.capture = noticing
 
 
 def set_scale(gradient: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
@@ -222,11 +265,14 @@ def set_scale(gradient: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     _functions_scale = True
     for switch in _members(_all):
         variable = switch.variable()
-        assigned = variable.assign(scale, read_value=False)
+        # What the pass doesn't ask for stays off.
+        factor = tf.where(tf.equal(variable, OFF), OFF, scale)
+        assigned = variable.assign(factor, read_value=False)
         with tf.control_dependencies([assigned]):
             # Not a constant: TensorFlow's graph optimizer may pass constants to
             # functions without waiting for their control inputs.
-            one = variable.read_value() / scale
+            read = variable.read_value()
+            one = tf.where(tf.equal(read, OFF), 1.0, read / scale)
         gradient *= tf.cast(one, gradient.dtype)
     return gradient
 

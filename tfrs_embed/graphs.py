@@ -1,4 +1,4 @@
-"""Walks through graphs and the functions that they call."""
+"""Graphs, the functions that they call, and tensors of others."""
 
 from __future__ import annotations
 
@@ -40,6 +40,25 @@ def with_called(roots: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
             if inner is not None and name not in seen:
                 seen.add(name)
                 pending.extend(inner.graph.get_operations())
+
+
+def here(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+    """Tensors as the graph that is being traced gets them.
+
+    A function may compute with tensors of the graph around it as they are, and
+    may wait for them, too; but then TensorFlow calls it only where it finds
+    these tensors, which a SavedModel hasn't got.
+
+    Args:
+        tensors: those of this graph or of one around it.
+
+    Returns:
+        This graph's own.
+    """
+    if tf.executing_eagerly():
+        return list(tensors)
+    graph = tf.compat.v1.get_default_graph()
+    return [t if t.graph is graph else graph.capture(t) for t in tensors]
 
 
 def _names(op: tf.Operation) -> Iterator[str]:

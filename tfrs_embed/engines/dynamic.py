@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed import graphs
 from tfrs_embed._tensorflow import save_context
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.distribution import replicas
@@ -185,7 +186,7 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         found = [each.rows for each in planned.values()]
         # Not in a step whose loss, or its gradient, fails, nor where there is
         # no room for another table's keys.
-        with tf.control_dependencies([*made.matrices, *found]):
+        with tf.control_dependencies(graphs.here([*made.matrices, *found])):
             committed = commit(
                 [requests[n] for n in planned], list(planned.values())
             )

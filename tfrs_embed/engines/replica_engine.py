@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed import descriptions
+from tfrs_embed import descriptions, graphs
 from tfrs_embed._tensorflow import save_context
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import handshake, replicas
@@ -374,7 +374,7 @@ class ReplicasEngine(Engine):
         self._compare(_UPDATE)
         # No table is trained in a step that finds no room for another's keys.
         with tf.control_dependencies(
-            residuals.after if self.gives_rows else []
+            graphs.here(residuals.after if self.gives_rows else [])
         ):
             contributions = self._contributions(residuals, gradients)
             shard = self._shards[residuals.replica]

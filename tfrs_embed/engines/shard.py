@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed import graphs
 from tfrs_embed._tensorflow import AutoTrackable
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import TableSpec
@@ -250,7 +251,9 @@ class Shard:
         gradients = concat_gradients.find(
             [g for c in contributions.values() for g in c.gradients]
         )
-        with tf.control_dependencies([*after, *gradients.matrices]):
+        with tf.control_dependencies(
+            graphs.here([*after, *gradients.matrices])
+        ):
             bags = (
                 b for of_table in contributions.values() for b in of_table.bags
             )

@@ -87,7 +87,10 @@ class EngineGradient:
             and all(p.asks_for(self._trigger) for p in passes)
         ):
             return tf.zeros_like(trigger)
-        if save_context.in_save_context() and not self._is_saved():
+        if save_context.in_save_context() and not (
+            # It is traced for a training step that is saved.
+            backward_passes.all_passes() or self._is_saved()
+        ):
             # Keras's `model.export` brings what the forward pass reads.
             text = f"Layer '{self._name}' was exported to serve, not to train."
             with tf.control_dependencies([tf.debugging.Assert(False, [text])]):

@@ -84,13 +84,15 @@ def _remaining(
     made: set[int] = set()
     for update in getattr(graph, _ATTRIBUTE):
         assert update.signal is not None
+        own = operations[update.first : update.end]
         uses = _uses(update.signal)
-        if any(_keeps(op, outputs) for op in uses):
+        waits = set(update.signal.op._control_outputs).difference(own)
+        if waits or any(_keeps(op, outputs) for op in uses):
             if id(update.lookup) in made:
                 raise backward_passes.too_often(update.layer)
             made.add(id(update.lookup))
         else:
-            left_out.update(operations[update.first : update.end], uses)
+            left_out.update(own, uses)
     # What has a use elsewhere stays.
     for op in reversed(operations):
         if op in left_out and any(

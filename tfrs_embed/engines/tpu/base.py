@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import strategies
+from tfrs_embed import graphs, strategies
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.options import EngineOptions
@@ -257,7 +257,7 @@ class TPUEngine(Engine):
         self._apply_gradients(inner, padded)
         # One replica counts for all, and must not if another's ids are bad.
         replicas = tf.distribute.get_replica_context()
-        with tf.control_dependencies([valid]):
+        with tf.control_dependencies(graphs.here([valid])):
             # TPUs sum no int64 over replicas.
             one = tf.identity(tf.constant(1, tf.int32))
         done = replicas.all_reduce(tf.distribute.ReduceOp.SUM, one)
