@@ -6,3 +6,16 @@ import os
 #: Whole tests and variants of them are marked, as pytest.mark.nightly; this is
 #: for lists of what to run.
 ALL = bool(os.environ.get("TFRS_EMBED_NIGHTLY"))
+
+
+def by_day(expression: str | None, nightly: str | None = None) -> str | None:
+    """What to run of a file: one of pytest's expressions, or None, for all.
+
+    Args:
+        expression: that of `make test` and `make test-more`.
+        nightly: that of `make nightly`.
+
+    Returns:
+        The one of this run.
+    """
+    return nightly if ALL else expression
