@@ -13,11 +13,8 @@ import tensorflow as tf
 
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution import bag_exchange, handshake
-from tfrs_embed.distribution.bag_exchange import (
-    BagExchange,
-    BagsReceived,
-    Piece,
-)
+from tfrs_embed.distribution.bag_exchange import BagExchange, BagsReceived
+from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.engines import column_slices
 from tfrs_embed.engines.replica_engine import ReplicasEngine, Residuals

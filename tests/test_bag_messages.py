@@ -1,0 +1,113 @@
+"""Messages of bags, written by several sources and read by each owner."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrs_embed.distribution import bag_messages
+from tfrs_embed.distribution.bag_messages import Piece
+from tfrs_embed.ops.bags import BaggedIds
+
+WORLD = 3
+#: Feature 0 is on two replicas, feature 2 has ids of 64 bits and weights, and
+#: no replica has the rank 1.
+PIECES = [
+    Piece(0, "a", 0, 4, False),
+    Piece(1, "b", 0, 4, False),
+    Piece(2, "c", 0, 2, True),
+    Piece(0, "a", 2, 4, False),
+    Piece(3, "d", 2, 8, False),
+    Piece(4, "e", 2, 8, True),
+]
+WEIGHTED = (2, 3)
+KINDS = ("even", "splits", "bag_ids")
+
+
+def make_bags(rng, feature, kind, dtype):
+    """A feature's bags, and the same as lists of ids and of weights."""
+    count = int(rng.integers(0, 5))
+    even = int(rng.integers(1, 4))
+    lengths = [
+        even if kind == "even" else int(n) for n in rng.integers(0, 4, count)
+    ]
+    wide = any(p.wide for p in PIECES if p.feature == feature)
+    ids = rng.integers(0, 2**40 if wide else 2**31, sum(lengths))
+    weights = rng.random(len(ids), np.float32) if feature in WEIGHTED else None
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    bags = BaggedIds(
+        tf.constant(ids, tf.int64 if wide else dtype),
+        tf.constant(np.repeat(np.arange(count), lengths), tf.int32)
+        if kind == "bag_ids"
+        else None,
+        None if weights is None else tf.constant(weights),
+        None,
+        tf.constant(count),
+        tf.constant([count]),
+        tf.TensorShape([None]),
+        tf.TensorShape([even if kind == "even" else None]),
+        splits=tf.constant(ends) if kind == "splits" else None,
+    )
+    return bags, (lengths, ids, weights)
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64], ids=lambda d: d.name)
+@pytest.mark.parametrize("seed", range(4))
+def test_each_owner_reads_what_all_sources_wrote(seed, dtype):
+    rng = np.random.default_rng(seed)
+    made = [
+        [
+            make_bags(rng, feature, KINDS[(source + feature + seed) % 3], dtype)
+            for feature in range(5)
+        ]
+        for source in range(WORLD)
+    ]
+    sent, sizes = [], []
+    for source in range(WORLD):
+        bags = [b for b, _ in made[source]]
+        heads = bag_messages.Heads(PIECES, bags)
+        words = bag_messages.write(PIECES, bags, heads)
+        of_rank = [
+            int(
+                tf.reduce_sum(
+                    heads.sizes.numpy()[[p.rank == r for p in PIECES]]
+                )
+            )
+            for r in range(WORLD)
+        ]
+        assert sum(of_rank) == words.shape[0]
+        sizes.append(of_rank)
+        sent.append(np.split(words.numpy(), np.cumsum(of_rank)[:-1]))
+    capacity = max(map(max, sizes)) + 3
+    for rank in range(WORLD):
+        mine = [p for p in PIECES if p.rank == rank]
+        message = bag_messages.pad(
+            tf.concat([sent[s][rank] for s in range(WORLD)], 0),
+            tf.constant([sizes[s][rank] for s in range(WORLD)]),
+            tf.constant(capacity),
+        )
+        found, counts = bag_messages.read(
+            mine,
+            [b for b, _ in made[rank]],
+            tf.ensure_shape(message, [WORLD, None]),
+            tf.constant(capacity),
+        )
+        assert len(found) == len(mine)
+        for i, (piece, bags) in enumerate(zip(mine, found, strict=True)):
+            wanted = [made[s][piece.feature][1] for s in range(WORLD)]
+            lengths = [n for each in wanted for n in each[0]]
+            np.testing.assert_array_equal(
+                counts[i], [len(each[0]) for each in wanted]
+            )
+            assert int(bags.count) == len(lengths) == int(bags.shape[0])
+            np.testing.assert_array_equal(
+                bags.splits, np.concatenate([[0], np.cumsum(lengths)])
+            )
+            np.testing.assert_array_equal(
+                bags.ids, np.concatenate([each[1] for each in wanted])
+            )
+            if piece.feature in WEIGHTED:
+                np.testing.assert_array_equal(
+                    bags.weights, np.concatenate([each[2] for each in wanted])
+                )
+            else:
+                assert bags.weights is None

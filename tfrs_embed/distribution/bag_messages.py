@@ -1,0 +1,343 @@
+"""Messages of bags: what a replica sends to one that holds pieces of tables.
+
+A message begins with a head for each piece. Then come, of all pieces in turn,
+the lengths of the bags where they differ, the ids of 32 bits, those of 64, and
+the weights. So a reader finds with a few operations what all pieces have of a
+kind, however many features there are.
+
+All of it is float32 words, which GPUs move and send as they do rows; int32 they
+don't.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.parsed_ids import bag_of_id
+
+#: The words of a head: whether there are the bags' lengths, how many bags and
+#: how many ids there are, and one to spare.
+HEAD = 4
+
+
+class Piece(NamedTuple):
+    """A feature's share on one replica.
+
+    Attributes:
+        feature: the feature's place among all.
+        table: its table's name.
+        rank: the rank of the replica that holds these columns.
+        width: their number.
+        wide: whether ids take 64 bits.
+    """
+
+    feature: int
+    table: str
+    rank: int
+    width: int
+    wide: bool
+
+
+class Heads:
+    """What the messages of pieces begin with, and how long they are.
+
+    Args:
+        pieces: the pieces of all features on all replicas.
+        bags: each feature's bags.
+
+    Attributes:
+        words: [pieces * HEAD] float32, the heads, piece after piece.
+        counts: [pieces] int32, the bags of each one.
+        sizes: [pieces] int32, the words of each one's message with its head.
+    """
+
+    def __init__(
+        self, pieces: Sequence[Piece], bags: Sequence[BaggedIds]
+    ) -> None:
+        used = sorted({p.feature for p in pieces})
+        wide = {p.feature for p in pieces if p.wide}
+        # Of features first: a feature may have several pieces.
+        has_lengths = tf.constant([int(not bags[i].even) for i in used])
+        counts = tf.stack([bags[i].count for i in used])
+        numbers = tf.stack([tf.size(bags[i].ids) for i in used])
+        of_id = [1 + (i in wide) + (bags[i].weights is not None) for i in used]
+        sizes = HEAD + has_lengths * counts + numbers * tf.constant(of_id)
+        heads = [has_lengths, counts, numbers, tf.zeros_like(counts)]
+        of_piece = tf.constant([used.index(p.feature) for p in pieces])
+        self.counts = tf.gather(counts, of_piece)
+        self.sizes = tf.gather(sizes, of_piece)
+        self.words = tf.bitcast(
+            tf.reshape(tf.gather(tf.stack(heads, 1), of_piece), [-1]),
+            tf.float32,
+        )
+
+
+def write(
+    pieces: Sequence[Piece], bags: Sequence[BaggedIds], heads: Heads
+) -> tf.Tensor:
+    """Writes messages.
+
+    Args:
+        pieces: the pieces of all features on all replicas, by rank.
+        bags: each feature's bags.
+        heads: theirs.
+
+    Returns:
+        [n] float32 words, rank after rank.
+    """
+    used = {p.feature: bags[p.feature] for p in pieces}
+    wide = {p.feature for p in pieces if p.wide}
+    ids = {i: b.ids for i, b in used.items()}
+    parts = [
+        _lengths_as_words(used),
+        _ids_as_words({i: ids[i] for i in ids if i not in wide}, False),
+        _ids_as_words({i: ids[i] for i in ids if i in wide}, True),
+        {
+            i: tf.cast(b.weights, tf.float32)
+            for i, b in used.items()
+            if b.weights is not None
+        },
+    ]
+    of_rank: dict[int, list[int]] = {}
+    for piece in pieces:
+        of_rank.setdefault(piece.rank, []).append(piece.feature)
+    values = []
+    for head, features in zip(
+        tf.split(heads.words, [HEAD * len(each) for each in of_rank.values()]),
+        of_rank.values(),
+        strict=True,
+    ):
+        values.append(head)
+        values += [part[i] for part in parts for i in features if i in part]
+    return tf.concat(values, 0)
+
+
+def read(
+    mine: Sequence[Piece],
+    bags: Sequence[BaggedIds],
+    message: tf.Tensor,
+    words: tf.Tensor,
+) -> tuple[list[BaggedIds], tf.Tensor]:
+    """Reads messages.
+
+    Args:
+        mine: the pieces that they are for, those of one replica.
+        bags: each feature's bags here: those that have weights have them in
+            messages, too.
+        message: [world, words] float32, the messages of all replicas.
+        words: scalar int32.
+
+    Returns:
+        Each piece's bags, and [pieces, world] int32, how many came from whom.
+    """
+    world = message.shape[0]
+    if not mine:
+        return [], tf.zeros([0, world], tf.int32)
+    heads = tf.bitcast(message[:, : HEAD * len(mine)], tf.int32)
+    heads = tf.reshape(heads, [world, len(mine), HEAD])
+    # Each [pieces here, world].
+    has_lengths, counts, numbers, _ = tf.unstack(tf.transpose(heads, [2, 1, 0]))
+    places = range(len(mine))
+    narrow = [i for i in places if not mine[i].wide]
+    wide = [i for i in places if mine[i].wide]
+    weighted = [i for i in places if bags[mine[i].feature].weights is not None]
+    of_narrow, of_wide, of_weights = (
+        tf.gather(numbers, tf.constant(part, tf.int32))
+        for part in (narrow, wide, weighted)
+    )
+    sizes = [has_lengths * counts, of_narrow, 2 * of_wide, of_weights]
+    # As `write` has them.
+    starts = tf.cumsum(tf.concat(sizes, 0), 0, exclusive=True)
+    starts += tf.range(world) * words + HEAD * len(mine)
+    starts = tf.split(
+        starts, [len(mine), len(narrow), len(wide), len(weighted)]
+    )
+    flat = tf.reshape(message, [-1])
+    lengths = _lengths(flat, starts[0], has_lengths, counts, numbers)
+    ids = {}
+    for i, each in zip(narrow, _runs(flat, starts[1], sizes[1]), strict=True):
+        ids[i] = tf.bitcast(each, tf.int32)
+    for i, each in zip(wide, _runs(flat, starts[2], sizes[2]), strict=True):
+        ids[i] = tf.bitcast(tf.reshape(each, [-1, 2]), tf.int64)
+    weights = dict(zip(weighted, _runs(flat, starts[3], sizes[3]), strict=True))
+    totals = tf.reduce_sum(counts, 1)
+    found = [
+        BaggedIds(
+            ids[i],
+            None,
+            weights.get(i),
+            None,
+            count,
+            shape,
+            tf.TensorShape([None]),
+            tf.TensorShape([None]),
+            splits=splits,
+        )
+        for i, (count, shape, splits) in enumerate(
+            zip(
+                tf.unstack(totals),
+                tf.split(totals, len(mine)),
+                _splits(lengths, totals),
+                strict=True,
+            )
+        )
+    ]
+    return found, counts
+
+
+def pad(
+    values: tf.Tensor, lengths: tf.Tensor, capacity: tf.Tensor
+) -> tf.Tensor:
+    """Lays values out in rows of one length.
+
+    Args:
+        values: [n, ...], row after row.
+        lengths: [rows] int32, how many each row has; they sum up to n.
+        capacity: scalar int32, the length of a row.
+
+    Returns:
+        [rows, capacity, ...]; the rest of a row is zeros.
+    """
+    # A gather and no scatter, which takes four times as long for single words;
+    # and no RaggedTensor, which GPUs have no operation for.
+    place = tf.range(capacity)
+    first = tf.cumsum(lengths, exclusive=True)
+    index = tf.where(
+        place < lengths[:, None], first[:, None] + place, tf.shape(values)[0]
+    )
+    missing = tf.zeros([1, *values.shape[1:]], values.dtype)
+    return tf.gather(tf.concat([values, missing], 0), index)
+
+
+def _lengths_as_words(bags: dict[int, BaggedIds]) -> dict[int, tf.Tensor]:
+    """Features' bags' lengths as float32 words, [count], where they differ."""
+    splits = {i: b.splits for i, b in bags.items() if b.splits is not None}
+    found = {}
+    if splits:
+        sizes = tf.stack([tf.size(each) for each in splits.values()])
+        joined = tf.concat([tf.cast(s, tf.int32) for s in splits.values()], 0)
+        # Between two features it is the length of no bag.
+        lengths = tf.bitcast(joined[1:] - joined[:-1], tf.float32)
+        pieces = tf.stack([sizes - 1, tf.ones_like(sizes)], 1)
+        pieces = tf.reshape(pieces, [-1])[:-1]
+        parts = tf.split(lengths, pieces, num=2 * len(splits) - 1)
+        found = dict(zip(splits, parts[::2], strict=True))
+    for i, b in bags.items():
+        if b.splits is None and b.bag_ids is not None:
+            ones = tf.ones_like(b.bag_ids)
+            lengths = tf.math.unsorted_segment_sum(ones, b.bag_ids, b.count)
+            found[i] = tf.bitcast(lengths, tf.float32)
+    return found
+
+
+def _ids_as_words(
+    ids: dict[int, tf.Tensor], wide: bool
+) -> dict[int, tf.Tensor]:
+    """Features' ids as float32 words, one for each, or two if wide."""
+    found = {
+        i: tf.bitcast(each, tf.float32)
+        for i, each in ids.items()
+        if each.dtype == tf.int32 and not wide
+    }
+    rest = {i: each for i, each in ids.items() if i not in found}
+    if not rest:
+        return found
+    words = 2 if wide else 1
+    joined = tf.concat([tf.cast(each, tf.int64) for each in rest.values()], 0)
+    joined = joined if wide else tf.cast(joined, tf.int32)
+    sizes = tf.stack([words * tf.size(each) for each in rest.values()])
+    flat = tf.reshape(tf.bitcast(joined, tf.float32), [-1])
+    found.update(zip(rest, tf.split(flat, sizes), strict=True))
+    return found
+
+
+def places_of_runs(starts: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+    """The places of runs, one run after the other: [n] int32.
+
+    Args:
+        starts: int32 of any shape, the first place of each run.
+        sizes: int32 of that shape, the runs' lengths; they sum up to n.
+    """
+    starts, sizes = tf.reshape(starts, [-1]), tf.reshape(sizes, [-1])
+    run = _repeat(tf.range(tf.size(sizes)), sizes)
+    shift = starts - tf.cumsum(sizes, exclusive=True)
+    return tf.gather(shift, run) + tf.range(tf.size(run))
+
+
+def _repeat(values: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """Each value as often as its count says, as `tf.repeat` has it."""
+    # That takes the memory of all counts being the largest.
+    splits = tf.concat([[0], tf.cumsum(counts)], 0)
+    return tf.gather(values, bag_of_id(splits))
+
+
+def _runs(
+    flat: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
+) -> list[tf.Tensor]:
+    """Pieces' words, from all sources.
+
+    Args:
+        flat: the words of all messages.
+        starts: [pieces, world] int32, where those of each source begin.
+        sizes: [pieces, world] int32, how many they are.
+
+    Returns:
+        Each piece's words, source after source.
+    """
+    if sizes.shape[0] == 0:
+        return []
+    words = tf.gather(flat, places_of_runs(starts, sizes))
+    found: list[tf.Tensor] = tf.split(words, tf.reduce_sum(sizes, 1))
+    return found
+
+
+def _lengths(
+    flat: tf.Tensor,
+    starts: tf.Tensor,
+    has_lengths: tf.Tensor,
+    counts: tf.Tensor,
+    numbers: tf.Tensor,
+) -> tf.Tensor:
+    """The lengths of all pieces' bags, piece after piece: [n] int32.
+
+    Args:
+        flat: the words of all messages.
+        starts: [pieces, world] int32, where each source's lengths are.
+        has_lengths: [pieces, world] int32, 0 where all bags have one length.
+        counts: [pieces, world] int32, the bags.
+        numbers: [pieces, world] int32, the ids.
+    """
+    flattened = (
+        tf.reshape(each, [-1]) for each in (has_lengths, counts, numbers)
+    )
+    has_lengths, counts, numbers = flattened
+    equal = _repeat(numbers // tf.maximum(counts, 1), counts)
+    given = _repeat(tf.cast(has_lengths, tf.bool), counts)
+    # Where there are none, what is there instead is not used.
+    places = tf.minimum(places_of_runs(starts, counts), tf.size(flat) - 1)
+    words = tf.bitcast(tf.gather(flat, places), tf.int32)
+    return tf.where(given, words, equal)
+
+
+def _splits(lengths: tf.Tensor, counts: tf.Tensor) -> list[tf.Tensor]:
+    """Where bags begin and end among the ids of their piece.
+
+    Args:
+        lengths: [n] int32, those of all pieces' bags, piece after piece.
+        counts: [pieces] int32, the bags of each piece.
+
+    Returns:
+        Each piece's [count + 1] int32, from 0 on.
+    """
+    ends = tf.concat([[0], tf.cumsum(lengths)], 0)
+    first = tf.cumsum(counts, exclusive=True)
+    sizes = counts + 1
+    before = _repeat(tf.gather(ends, first), sizes)
+    found: list[tf.Tensor] = tf.split(
+        tf.gather(ends, places_of_runs(first, sizes)) - before, sizes
+    )
+    return found
