@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrs_embed.distribution import bag_messages
+from tfrs_embed import kernels
+from tfrs_embed.distribution import bag_messages, runs
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.ops.bags import BaggedIds
 
@@ -52,8 +53,10 @@ def make_bags(rng, feature, kind, dtype):
 
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64], ids=lambda d: d.name)
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.usefixtures("both_implementations")
 def test_each_owner_reads_what_all_sources_wrote(seed, dtype):
     rng = np.random.default_rng(seed)
+    module = kernels.operations("CPU:0", training=True)
     made = [
         [
             make_bags(rng, feature, KINDS[(source + feature + seed) % 3], dtype)
@@ -80,12 +83,14 @@ def test_each_owner_reads_what_all_sources_wrote(seed, dtype):
     capacity = max(map(max, sizes)) + 3
     for rank in range(WORLD):
         mine = [p for p in PIECES if p.rank == rank]
-        message = bag_messages.pad(
+        message = runs.pad(
+            module,
             tf.concat([sent[s][rank] for s in range(WORLD)], 0),
             tf.constant([sizes[s][rank] for s in range(WORLD)]),
             tf.constant(capacity),
         )
         found, counts = bag_messages.read(
+            module,
             mine,
             [b for b, _ in made[rank]],
             tf.ensure_shape(message, [WORLD, None]),

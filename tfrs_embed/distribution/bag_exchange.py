@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.distribution import alike, bag_messages
+from tfrs_embed import kernels
+from tfrs_embed.distribution import alike, bag_messages, runs
 from tfrs_embed.distribution.alike import Facts, longest_if_alike
-from tfrs_embed.distribution.bag_messages import Piece, pad, places_of_runs
+from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops.bags import BaggedIds
@@ -89,13 +90,14 @@ class BagExchange:
         return [p for p in self.pieces if p.rank == rank]
 
     def send_bags(
-        self, replica: int, bags: Sequence[BaggedIds]
+        self, replica: int, bags: Sequence[BaggedIds], training: bool
     ) -> BagsReceived:
         """Sends bags to the replicas that hold their tables' columns.
 
         Args:
             replica: the local replica that calls.
             bags: each feature's bags.
+            training: whether this is part of a training step.
 
         Returns:
             What the others asked of this one.
@@ -126,12 +128,13 @@ class BagExchange:
         words, number = bucket_of(longest[0])
         capacity, bucket = bucket_of(longest[1])
         values = bag_messages.write(self.pieces, bags, heads)
-        message = pad(values, words_to, words)
+        module = self._kernels(replica, training)
+        message = runs.pad(module, values, words_to, words)
         message = self._replicas.all_to_all(
             replica, message, self._channel + 2, number
         )
         received, counts = bag_messages.read(
-            self.here(replica), bags, message, words
+            module, self.here(replica), bags, message, words
         )
         return BagsReceived(
             received,
@@ -173,7 +176,11 @@ class BagExchange:
         )
 
     def send_vectors(
-        self, replica: int, received: BagsReceived, vectors: list[tf.Tensor]
+        self,
+        replica: int,
+        received: BagsReceived,
+        vectors: list[tf.Tensor],
+        training: bool,
     ) -> list[tf.Tensor]:
         """Answers with vectors.
 
@@ -182,21 +189,24 @@ class BagExchange:
             received: what `send_bags` returned.
             vectors: of each piece that this replica holds, [count, width],
                 float32 or of the wire's dtype.
+            training: whether this is part of a training step.
 
         Returns:
             Of each of `pieces`, those of this replica's bags, [count, width]
             float32. Its own pieces' are rounded as the others' are.
         """
         world = self._replicas.world
+        module = self._kernels(replica, training)
         units = self._units(replica, received)
         values = self._in_units(vectors)
         if len(vectors) > 1:
             # From piece after piece to replica after replica.
             starts = tf.cumsum(tf.reshape(units, [-1]), exclusive=True)
             starts = tf.transpose(tf.reshape(starts, [-1, world]))
-            places = places_of_runs(starts, tf.transpose(units))
-            values = tf.gather(values, places)
-        message = pad(values, tf.reduce_sum(units, 0), received.capacity)
+            values = runs.copy(module, values, starts, tf.transpose(units))
+        message = runs.pad(
+            module, values, tf.reduce_sum(units, 0), received.capacity
+        )
         message = self._replicas.all_to_all(
             replica, message, self._channel + 3, received.bucket
         )
@@ -240,7 +250,9 @@ class BagExchange:
             Of each piece that this replica holds, those of all replicas' bags,
             [count, width].
         """
-        message = pad(
+        module = self._kernels(replica, training=True)
+        message = runs.pad(
+            module,
             self._in_units(gradients),
             self._by_rank(received.floats),
             received.capacity,
@@ -255,12 +267,16 @@ class BagExchange:
         flat = tf.reshape(self._wire.decode(message), [-1, self.unit])
         first = tf.range(self._replicas.world) * received.capacity
         starts = tf.cumsum(units, 0, exclusive=True) + first
-        values = tf.gather(flat, places_of_runs(starts, units))
+        values = runs.copy(module, flat, starts, units)
         parts = tf.split(values, tf.reduce_sum(units, 1))
         return [
             _of_width(part, piece.width)
             for part, piece in zip(parts, mine, strict=True)
         ]
+
+    def _kernels(self, replica: int, training: bool) -> Any:
+        """The kernels' operations where a local replica is, or None."""
+        return kernels.operations(self._replicas.devices[replica], training)
 
     def _units(self, replica: int, received: BagsReceived) -> tf.Tensor:
         """The units that each replica's vectors take, [pieces here, world]."""

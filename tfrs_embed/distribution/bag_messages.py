@@ -12,12 +12,12 @@ don't.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed.distribution import runs
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.parsed_ids import bag_of_id
 
 #: The words of a head: whether there are the bags' lengths, how many bags and
 #: how many ids there are, and one to spare.
@@ -117,6 +117,7 @@ def write(
 
 
 def read(
+    module: Any,
     mine: Sequence[Piece],
     bags: Sequence[BaggedIds],
     message: tf.Tensor,
@@ -125,6 +126,7 @@ def read(
     """Reads messages.
 
     Args:
+        module: the kernels' operations, or None.
         mine: the pieces that they are for, those of one replica.
         bags: each feature's bags here: those that have weights have them in
             messages, too.
@@ -157,13 +159,21 @@ def read(
         starts, [len(mine), len(narrow), len(wide), len(weighted)]
     )
     flat = tf.reshape(message, [-1])
-    lengths = _lengths(flat, starts[0], has_lengths, counts, numbers)
+    splits = runs.read_splits(
+        module, flat, starts[0], has_lengths, counts, numbers
+    )
     ids = {}
-    for i, each in zip(narrow, _runs(flat, starts[1], sizes[1]), strict=True):
+    for i, each in zip(
+        narrow, _words(module, flat, starts[1], sizes[1]), strict=True
+    ):
         ids[i] = tf.bitcast(each, tf.int32)
-    for i, each in zip(wide, _runs(flat, starts[2], sizes[2]), strict=True):
+    for i, each in zip(
+        wide, _words(module, flat, starts[2], sizes[2]), strict=True
+    ):
         ids[i] = tf.bitcast(tf.reshape(each, [-1, 2]), tf.int64)
-    weights = dict(zip(weighted, _runs(flat, starts[3], sizes[3]), strict=True))
+    weights = dict(
+        zip(weighted, _words(module, flat, starts[3], sizes[3]), strict=True)
+    )
     totals = tf.reduce_sum(counts, 1)
     found = [
         BaggedIds(
@@ -175,42 +185,18 @@ def read(
             shape,
             tf.TensorShape([None]),
             tf.TensorShape([None]),
-            splits=splits,
+            splits=of_piece,
         )
-        for i, (count, shape, splits) in enumerate(
+        for i, (count, shape, of_piece) in enumerate(
             zip(
                 tf.unstack(totals),
                 tf.split(totals, len(mine)),
-                _splits(lengths, totals),
+                tf.split(splits, totals + 1),
                 strict=True,
             )
         )
     ]
     return found, counts
-
-
-def pad(
-    values: tf.Tensor, lengths: tf.Tensor, capacity: tf.Tensor
-) -> tf.Tensor:
-    """Lays values out in rows of one length.
-
-    Args:
-        values: [n, ...], row after row.
-        lengths: [rows] int32, how many each row has; they sum up to n.
-        capacity: scalar int32, the length of a row.
-
-    Returns:
-        [rows, capacity, ...]; the rest of a row is zeros.
-    """
-    # A gather and no scatter, which takes four times as long for single words;
-    # and no RaggedTensor, which GPUs have no operation for.
-    place = tf.range(capacity)
-    first = tf.cumsum(lengths, exclusive=True)
-    index = tf.where(
-        place < lengths[:, None], first[:, None] + place, tf.shape(values)[0]
-    )
-    missing = tf.zeros([1, *values.shape[1:]], values.dtype)
-    return tf.gather(tf.concat([values, missing], 0), index)
 
 
 def _lengths_as_words(bags: dict[int, BaggedIds]) -> dict[int, tf.Tensor]:
@@ -255,32 +241,13 @@ def _ids_as_words(
     return found
 
 
-def places_of_runs(starts: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
-    """The places of runs, one run after the other: [n] int32.
-
-    Args:
-        starts: int32 of any shape, the first place of each run.
-        sizes: int32 of that shape, the runs' lengths; they sum up to n.
-    """
-    starts, sizes = tf.reshape(starts, [-1]), tf.reshape(sizes, [-1])
-    run = _repeat(tf.range(tf.size(sizes)), sizes)
-    shift = starts - tf.cumsum(sizes, exclusive=True)
-    return tf.gather(shift, run) + tf.range(tf.size(run))
-
-
-def _repeat(values: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Each value as often as its count says, as `tf.repeat` has it."""
-    # That takes the memory of all counts being the largest.
-    splits = tf.concat([[0], tf.cumsum(counts)], 0)
-    return tf.gather(values, bag_of_id(splits))
-
-
-def _runs(
-    flat: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
+def _words(
+    module: Any, flat: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
 ) -> list[tf.Tensor]:
     """Pieces' words, from all sources.
 
     Args:
+        module: the kernels' operations, or None.
         flat: the words of all messages.
         starts: [pieces, world] int32, where those of each source begin.
         sizes: [pieces, world] int32, how many they are.
@@ -290,54 +257,6 @@ def _runs(
     """
     if sizes.shape[0] == 0:
         return []
-    words = tf.gather(flat, places_of_runs(starts, sizes))
+    words = runs.copy(module, flat, starts, sizes)
     found: list[tf.Tensor] = tf.split(words, tf.reduce_sum(sizes, 1))
-    return found
-
-
-def _lengths(
-    flat: tf.Tensor,
-    starts: tf.Tensor,
-    has_lengths: tf.Tensor,
-    counts: tf.Tensor,
-    numbers: tf.Tensor,
-) -> tf.Tensor:
-    """The lengths of all pieces' bags, piece after piece: [n] int32.
-
-    Args:
-        flat: the words of all messages.
-        starts: [pieces, world] int32, where each source's lengths are.
-        has_lengths: [pieces, world] int32, 0 where all bags have one length.
-        counts: [pieces, world] int32, the bags.
-        numbers: [pieces, world] int32, the ids.
-    """
-    flattened = (
-        tf.reshape(each, [-1]) for each in (has_lengths, counts, numbers)
-    )
-    has_lengths, counts, numbers = flattened
-    equal = _repeat(numbers // tf.maximum(counts, 1), counts)
-    given = _repeat(tf.cast(has_lengths, tf.bool), counts)
-    # Where there are none, what is there instead is not used.
-    places = tf.minimum(places_of_runs(starts, counts), tf.size(flat) - 1)
-    words = tf.bitcast(tf.gather(flat, places), tf.int32)
-    return tf.where(given, words, equal)
-
-
-def _splits(lengths: tf.Tensor, counts: tf.Tensor) -> list[tf.Tensor]:
-    """Where bags begin and end among the ids of their piece.
-
-    Args:
-        lengths: [n] int32, those of all pieces' bags, piece after piece.
-        counts: [pieces] int32, the bags of each piece.
-
-    Returns:
-        Each piece's [count + 1] int32, from 0 on.
-    """
-    ends = tf.concat([[0], tf.cumsum(lengths)], 0)
-    first = tf.cumsum(counts, exclusive=True)
-    sizes = counts + 1
-    before = _repeat(tf.gather(ends, first), sizes)
-    found: list[tf.Tensor] = tf.split(
-        tf.gather(ends, places_of_runs(first, sizes)) - before, sizes
-    )
     return found

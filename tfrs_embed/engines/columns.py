@@ -156,12 +156,14 @@ class ColumnsEngine(ReplicasEngine):
         training: bool,
         dtype: tf.DType,
     ) -> tuple[list[tf.Tensor], Residuals]:
-        received = self._exchange.send_bags(replica, bags)
+        received = self._exchange.send_bags(replica, bags, training)
         mine = self._exchange.here(replica)
         vectors = self._shards[replica].lookup(
             [p.table for p in mine], received.bags, training, self._wire.dtype
         )
-        found = self._exchange.send_vectors(replica, received, vectors)
+        found = self._exchange.send_vectors(
+            replica, received, vectors, training
+        )
         self._count_lookup(replica, bags, received)
         # They come in the order of the ranks, which need not be the columns'.
         by_piece = {
