@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrs_embed import kernels
+import kernel_cases as cases
 from tfrs_embed.distribution import bag_messages, runs
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.ops.bags import BaggedIds
@@ -53,10 +53,15 @@ def make_bags(rng, feature, kind, dtype):
 
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64], ids=lambda d: d.name)
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.usefixtures("both_implementations")
-def test_each_owner_reads_what_all_sources_wrote(seed, dtype):
+@pytest.mark.parametrize("implementation", ["kernels", "tensorflow"])
+def test_each_owner_reads_what_all_sources_wrote(
+    implementation, seed, dtype, request
+):
     rng = np.random.default_rng(seed)
-    module = kernels.operations("CPU:0", training=True)
+    module = None
+    if implementation == "kernels":
+        request.getfixturevalue("needs_kernels")
+        module = cases.module()
     made = [
         [
             make_bags(rng, feature, KINDS[(source + feature + seed) % 3], dtype)
@@ -116,3 +121,66 @@ def test_each_owner_reads_what_all_sources_wrote(seed, dtype):
                 )
             else:
                 assert bags.weights is None
+
+
+RUNS = {"values": np.ones((4, 2), np.float32), "capacity": 3, "padded": False}
+
+
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"starts": [0, 2], "sizes": [1]}, "2 starts and 1 sizes"),
+        (
+            {"starts": [0, 2], "sizes": [4, 3]},
+            "Run 1 has 3 rows from 2 on, of 4",
+        ),
+        ({"starts": [-1], "sizes": [1]}, "Run 0 has 1 rows from -1 on"),
+        ({"starts": [0], "sizes": [-1]}, "Run 0 has -1 rows"),
+        ({"starts": [0], "sizes": [4], "padded": True}, "there is room for 3"),
+        (
+            {"starts": [0], "sizes": [1], "capacity": -1, "padded": True},
+            "is -1",
+        ),
+        ({"starts": [], "sizes": [], "values": np.float32(1)}, "scalar"),
+    ],
+    ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
+)
+def test_runs_that_are_not_there_are_errors(given, message):
+    module = cases.module()
+    with pytest.raises(
+        (tf.errors.InvalidArgumentError, ValueError), match=message
+    ):
+        module.tfrs_embed_copy_runs(
+            **{
+                **RUNS,
+                **given,
+                "starts": tf.constant(given["starts"], tf.int32),
+                "sizes": tf.constant(given["sizes"], tf.int32),
+            }
+        )
+
+
+@pytest.mark.usefixtures("needs_kernels")
+@pytest.mark.parametrize(
+    ("lengths", "counts", "numbers", "message"),
+    [
+        ([2, 1], [[2]], [[4]], "1 ids too few"),
+        ([2, 3], [[2]], [[4]], "Bag 1 of source 0 has 3 ids of 2"),
+        ([2, -1], [[2]], [[1]], "Bag 0 of source 0 has 2 ids of 1"),
+        ([2, 1], [[3]], [[4]], "3 bags of 4 ids at 0 of 2"),
+        ([2, 1], [[2, 0]], [[3, 0]], r"must be \[1,1\], got \[1,2\]"),
+    ],
+)
+def test_lengths_that_do_not_add_up_are_errors(
+    lengths, counts, numbers, message
+):
+    module = cases.module()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        module.tfrs_embed_read_splits(
+            words=np.array(lengths, np.int32).view(np.float32),
+            starts=[[0]],
+            has_lengths=[[1]],
+            counts=counts,
+            numbers=numbers,
+        )

@@ -929,12 +929,12 @@ def test_the_fitted_times_on_a_cpu():
     [demand] = demands_of([(100_000, 32, 1)], 2)
     ids = 2 * demand.usage.ids  # Of both replicas.
     for place, a_byte, an_id, a_table in (
-        (Place("row"), 6.15e-11, 4.69e-8, 1.26e-4),
-        (Place("table", (0,)), 3.85e-11, 3.31e-8, 2.52e-4),
+        (Place("row"), 3.46e-11, 5.15e-8, 7.7e-5),
+        (Place("table", (0,)), 1.92e-11, 7.69e-9, 6.3e-5),
         # Columns that cannot be cut are a whole table.
-        (Place("column", (0,)), 3.85e-11, 3.31e-8, 2.52e-4),
+        (Place("column", (0,)), 1.92e-11, 7.69e-9, 6.3e-5),
         # Either slice is half a row, and finds the id for itself.
-        (Place("column", (0, 1)), 5e-11, 8.62e-8, 7e-4),
+        (Place("column", (0, 1)), 1.92e-11, 2.31e-8, 8.4e-5),
     ):
         predicted = cost.predict([demand], [place], hardware("cpu"))
         # Eight passes.
@@ -947,24 +947,24 @@ def test_the_fitted_times_on_a_cpu():
             sent * 2.95e-11, rel=0.01
         )
         assert predicted.time.latency == pytest.approx(
-            predicted.exchange.collectives * 5e-4
+            predicted.exchange.collectives * 8e-4
         )
     [many] = demands_of([(100_000, 32, 12)], 2)
     predicted = cost.predict([many], [Place("row")], hardware("cpu"))
     # Eight passes over rows; on both replicas eight over vectors of all bags.
     assert predicted.time.memory == pytest.approx(
-        2 * many.usage.ids * (8 * 32 * 4 * 1.15e-11 + 1.69e-8)
+        2 * many.usage.ids * (8 * 32 * 4 * 3.85e-12 + 1.69e-8)
         + 2 * 2 * 256 * 8 * 32 * 4 * 7.69e-11,
         rel=0.01,
     )
-    assert predicted.time.operations == pytest.approx(2.24e-4)
+    assert predicted.time.operations == pytest.approx(1.75e-4)
     predicted = cost.predict([demand], [Place("replicated")], hardware("cpu"))
     # Four passes over a replica's own ids, four over the unique ids of both.
     moved = 4 * (ids + 2 * 2 * demand.usage.unique) * 32 * 4
     assert predicted.time.memory == pytest.approx(
-        moved * 6.54e-11 + ids * 5.46e-8, rel=0.01
+        moved * 3.46e-11 + ids * 6.92e-8, rel=0.01
     )
-    assert predicted.time.operations == pytest.approx(1.12e-4)
+    assert predicted.time.operations == pytest.approx(9.1e-5)
 
 
 @pytest.mark.parametrize(("dim", "replicas"), [(5, 4), (64, 1)])

@@ -282,6 +282,68 @@ def try_messages(rng):
     assert total == np.sum(ids.view(np.int64 if wide else np.int32) >= 0)
 
 
+def try_runs(rng):
+    """Runs of rows, some of which aren't there, and the lengths of bags."""
+    ops = cases.module()
+    dtype = [tf.float32, tf.bfloat16, tf.float16][rng.integers(3)]
+    rows = int(2 ** rng.uniform(0, 12)) - 1
+    values = tf.cast(rng.normal(size=(rows, rng.integers(0, 9))), dtype)
+    starts = rng.integers(0, rows + 1, rng.integers(0, 30))
+    sizes = rng.integers(0, rows - starts + 1)
+    parts = [values[a : a + n] for a, n in zip(starts, sizes, strict=True)]
+    found = ops.tfrs_embed_copy_runs(
+        values=values, starts=starts, sizes=sizes, capacity=0, padded=False
+    )
+    np.testing.assert_array_equal(found, tf.concat([values[:0], *parts], 0))
+    capacity = int(sizes.max(initial=0)) + int(rng.integers(0, 4))
+    found = ops.tfrs_embed_copy_runs(
+        values=values,
+        starts=starts,
+        sizes=sizes,
+        capacity=capacity,
+        padded=True,
+    )
+    for block, part in zip(found, parts, strict=True):
+        assert len(block) == capacity and not np.any(block[len(part) :])
+        np.testing.assert_array_equal(block[: len(part)], part)
+    shape = rng.integers(1, 5, 2)
+    counts = rng.integers(0, 6, shape)
+    has_lengths = rng.integers(0, 2, shape)
+    lengths = [
+        rng.integers(0, 5, n) if has else np.full(n, rng.integers(0, 5))
+        for n, has in zip(counts.flat, has_lengths.flat, strict=True)
+    ]
+    numbers = np.reshape([each.sum() for each in lengths], shape)
+    firsts = np.cumsum(counts).reshape(shape) - counts
+    inputs = {
+        "words": np.concatenate(lengths).astype(np.int32).view(np.float32),
+        "starts": firsts,
+        "has_lengths": has_lengths,
+        "counts": counts,
+        "numbers": numbers,
+    }
+    found = ops.tfrs_embed_read_splits(**inputs)
+    expected = [
+        np.cumsum([0, *np.concatenate(lengths[p : p + shape[1]])])
+        for p in range(0, len(lengths), shape[1])
+    ]
+    np.testing.assert_array_equal(found, np.concatenate(expected))
+    broken = dict(inputs)
+    name = str(rng.choice(["starts", "counts", "numbers"]))
+    place = tuple(rng.integers(0, shape))
+    broken[name] = inputs[name].copy()
+    has = has_lengths[place]
+    broken[name][place] = 2**30 if has and rng.random() < 0.5 else -1
+    # Where there are no lengths, no place of theirs is wrong.
+    if name != "starts" or has:
+        try:
+            ops.tfrs_embed_read_splits(**broken)
+        except tf.errors.InvalidArgumentError:
+            pass
+        else:
+            raise AssertionError(f"no error: {name} of {place}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", type=pathlib.Path)
@@ -302,6 +364,7 @@ def main():
             try_wrong(rng, *case)
             try_keys(rng)
             try_messages(rng)
+            try_runs(rng)
         except BaseException:
             print(f"Failed with --seed {seed}", file=sys.stderr)
             raise

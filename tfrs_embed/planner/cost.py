@@ -55,28 +55,28 @@ _ALL_REDUCE_PASSES = 4
 
 #: Time of a byte in memory, beside one at the memory's bandwidth.
 _WEIGHTS = {
-    "row": 0.8,
-    "vectors": 0.15,
-    "table": 0.5,
-    "column": 0.65,
-    "replicated": 0.85,
+    "row": 0.45,
+    "vectors": 0.05,
+    "table": 0.25,
+    "column": 0.25,
+    "replicated": 0.45,
 }
 #: As many bytes take the time that an id itself takes, whatever its row's
 #: width: to be found among others, routed, sorted and summed.
 _ID_BYTES = {
-    "row": 610,
+    "row": 670,
     "vectors": 220,
-    "table": 430,
-    "column": 560,
-    "replicated": 710,
+    "table": 100,
+    "column": 150,
+    "replicated": 900,
 }
 #: Operations of a table, of a slice of one, or of a feature by vectors.
 _OPERATIONS = {
-    "row": 9,
-    "vectors": 16,
-    "table": 18,
-    "column": 25,
-    "replicated": 8,
+    "row": 5.5,
+    "vectors": 12.5,
+    "table": 4.5,
+    "column": 3.0,
+    "replicated": 6.5,
 }
 
 

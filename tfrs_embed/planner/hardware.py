@@ -180,7 +180,7 @@ def hardware(topology: str | Hardware) -> Hardware:
             memory_bandwidth=13e9,
             inside_bandwidth=34e9,
             outside_bandwidth=1.25e9,
-            latency=5e-4,
+            latency=8e-4,
             message=0.0,
             operation=7e-6,
             shared=True,
