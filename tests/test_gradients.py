@@ -499,6 +499,65 @@ def test_a_scaled_loss_of_a_function_updates_what_is_asked_for(mode):
     np.testing.assert_allclose(alone, 2.0**10 * (vectors**2).sum(), rtol=1e-4)
 
 
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_scale_ends_with_its_step(mode):
+    scaler = keras.mixed_precision.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=2.0**10
+    )
+    scaled, first_used_later = make_layer(), make_layer()
+
+    def make_step(layer, scale):
+        @tf.function
+        def loss():
+            return scale(tf.reduce_sum(layer(tf.constant([1, 2]))))
+
+        def step():
+            with tf.GradientTape() as tape:
+                target = loss()
+            gradients = tape.gradient(target, layer.trainable_variables)
+            return [tf.identity(g) for g in gradients]
+
+        return step
+
+    run(mode, make_step(scaled, lambda loss: fronts.scale_loss(scaler, loss)))
+    run(mode, make_step(first_used_later, tf.identity))
+    assert np.any(table_of(scaled) != initial())
+    np.testing.assert_allclose(
+        table_of(first_used_later), table_of(scaled), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_threads_train_models_of_their_own(mode):
+    number, threads = 40, 3
+    layers_of = [make_layer(keras.optimizers.SGD(0.1)) for _ in range(threads)]
+
+    def work(layer):
+        predict = tf.function(lambda: tf.reduce_sum(layer(tf.constant([1, 2]))))
+
+        def step():
+            with tf.GradientTape() as tape:
+                loss = predict()
+            gradients = tape.gradient(loss, layer.trainable_variables)
+            return [tf.identity(g) for g in gradients]
+
+        step = tf.function(step) if mode == "function" else step
+        for _ in range(number):
+            step()
+
+    running = [
+        threading.Thread(target=work, args=(each,)) for each in layers_of
+    ]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    for layer in layers_of:
+        assert int(layer.step) == number
+        moved = initial()[[1, 2]] - table_of(layer)[[1, 2]]
+        np.testing.assert_allclose(moved, 0.1 * number, rtol=1e-4)
+
+
 @pytest.mark.parametrize("nested", [False, True], ids=["one", "nested"])
 def test_a_training_function_is_saved_beside_other_models(nested, tmp_path):
     ids = tf.constant([1, 3])

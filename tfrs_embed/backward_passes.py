@@ -24,7 +24,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import strategies, weak_gradients
-from tfrs_embed._tensorflow import imperative_grad, mirrored_run
+from tfrs_embed._tensorflow import (
+    concrete_function,
+    imperative_grad,
+    mirrored_run,
+)
 from tfrs_embed.unmirrored import UnmirroredVariable
 
 #: A `Switch`'s value where the tables are not to be updated.
@@ -72,39 +76,35 @@ class Pass:
         # A TPU's program has no access to a host's variables.
         self._in_tpu = strategies.in_tpu_replica()
         self._switches: list[Switch] = []
+        self._given: set[Switch] = set()
 
     def asks_for(self, variable: tf.Variable) -> bool:
         """Whether it was asked for a variable's gradient."""
         return id(variable.handle) in self._sources
 
-    def begin(self) -> None:
-        """Sets the switches of the tables that it is not to update.
+    def adopt(self, switch: Switch) -> None:
+        """Sets a switch that a function gets, which the pass calls.
 
-        In a graph it waits for the functions that read one: other models have
-        switches, too, which the graph is not to refer to.
+        Those of other functions it leaves alone: other threads' passes may be
+        about to call them, and a graph is not to refer to other models.
 
         Raises:
-            RuntimeError: a pass of the same tape was to update it before.
+            RuntimeError: a pass of the same tape was to update the tables, too.
         """
-        if self.graph != "eager":
-            _notice_switches(self.graph)
-            return
-        for switch in _members(_in_use):
-            self._begin_with(switch)
-
-    def adopt(self, switch: Switch) -> None:
-        """Sets a switch that comes into use during the pass; see `begin`."""
-        if switch in self._switches:
-            return
-        eager = self.graph == "eager"
-        with tf.init_scope() if eager else self.graph.as_default():
-            self._begin_with(switch)
-            for optimizer in self.scales:
-                self._scale(switch, optimizer)
-
-    def _begin_with(self, switch: Switch) -> None:
         if self._in_tpu:
             return
+        if switch not in _in_use:
+            # Nothing reads it, but a function that sets a scale does so for
+            # all there are.
+            self._given.add(switch)
+        elif switch not in self._switches:
+            eager = self.graph == "eager"
+            with tf.init_scope() if eager else self.graph.as_default():
+                self._begin_with(switch)
+                for optimizer in self.scales:
+                    self._scale(switch, optimizer)
+
+    def _begin_with(self, switch: Switch) -> None:
         self._switches.append(switch)
         if self.graph != "eager":
             # The graph calls a function that reads the layer's tables. A
@@ -133,7 +133,7 @@ class Pass:
     def end(self) -> None:
         """Resets the switches that it, or a function that it called, set."""
         around = [p for p in here() if p is not self]
-        for switch in self._switches:
+        for switch in self._given.union(self._switches):
             if _functions_scale or switch in self._values:
                 values = [p._values for p in around if switch in p._values]
                 before = values[-1][switch] if values else 1.0
@@ -200,10 +200,6 @@ class Switch:
         if self not in _in_use:
             with _lock:
                 _in_use.add(self)
-            # Some functions' gradients are only traced in a pass.
-            for running in _thread.passes:
-                if running.graph == "eager":
-                    running.adopt(self)
         return tf.convert_to_tensor(self.variable())
 
 
@@ -225,6 +221,13 @@ def _members(switches: weakref.WeakSet[Switch]) -> list[Switch]:
         return list(switches)
 
 
+def _adopt(switch: Switch, graph: Any) -> None:
+    """Tells this thread's passes in a graph of a switch; see `Pass.adopt`."""
+    for running in list(_thread.passes):
+        if running.graph is graph:
+            running.adopt(switch)
+
+
 def _notice_switches(graph: Any) -> None:
     """Tells passes in a graph of the switches that its operations get.
 
@@ -242,10 +245,8 @@ def _notice_switches(graph: Any) -> None:
     def noticing(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         graph = of_graph()
         switch = _of_handle.get(id(tensor))
-        if switch is not None and switch in _in_use:
-            for running in list(_thread.passes):
-                if running.graph is graph:
-                    running.adopt(switch)
+        if switch is not None:
+            _adopt(switch, graph)
         return capture(graph, tensor, *args, **kwargs)
 
     graph.capture = noticing
@@ -352,6 +353,7 @@ def no_updates() -> Iterator[None]:
 def install() -> None:
     """Makes TensorFlow's tapes note what they are asked for; idempotent.
 
+    Functions that they call tell them of the switches that they are given.
     The threads of replicas are made to take part in `no_updates`, too.
     """
     gradient = imperative_grad.imperative_grad
@@ -369,8 +371,9 @@ def install() -> None:
             owner = None
         this = Pass(owner, tape, sources)
         _thread.passes.append(this)
+        if this.graph != "eager":
+            _notice_switches(this.graph)
         try:
-            this.begin()
             return gradient(tape, target, sources, *args, **kwargs)
         finally:
             _thread.passes.remove(this)
@@ -378,6 +381,19 @@ def install() -> None:
 
     noting.notes_passes = True  # type: ignore[attr-defined]
     imperative_grad.imperative_grad = noting
+
+    call_flat = concrete_function.ConcreteFunction._call_flat
+
+    @functools.wraps(call_flat)
+    def calling(function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
+        if _thread.passes and tf.executing_eagerly():
+            for tensor in captured_inputs:
+                switch = _of_handle.get(id(tensor))
+                if switch is not None:
+                    _adopt(switch, "eager")
+        return call_flat(function, tensor_inputs, captured_inputs)
+
+    concrete_function.ConcreteFunction._call_flat = calling
 
     kind = mirrored_run._MirroredReplicaThread
     make = kind.__init__
