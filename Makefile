@@ -34,9 +34,9 @@ $(VENV)/.created:
 	$(PIP) install --upgrade pip
 	@touch $@
 
-# One stamp per extra of setup.py.
+# One stamp per extra of setup.py. What recbole lacks, below, is no conflict.
 $(VENV)/.installed-%: $(VENV)/.created setup.py pyproject.toml
-	$(PIP) install --editable '.[$*]'
+	$(PIP) install --no-warn-conflicts --editable '.[$*]'
 	@touch $@
 
 # Only MovieLens-100K's files are read from it, so it comes without PyTorch.
