@@ -52,14 +52,14 @@ def make_layer(strategy, place, rows=ROWS, dim=DIM, **options):
         )
 
 
-def draw(rng, batch):
+def draw(rng, batch, rows=ROWS):
     """One replica's ids."""
     return {
-        "user": rng.integers(0, ROWS, batch),
+        "user": rng.integers(0, rows, batch),
         "friends": Ragged(
-            [rng.integers(0, ROWS, n).tolist() for n in range(batch)]
+            [rng.integers(0, rows, n).tolist() for n in range(batch)]
         ),
-        "item": rng.integers(0, ROWS, batch),
+        "item": rng.integers(0, rows, batch),
     }
 
 
@@ -80,10 +80,10 @@ def trained_by(layer, strategy):
     )
 
 
-def batches_of(strategy, seed, sizes=(5,)):
+def batches_of(strategy, seed, sizes=(5,), rows=ROWS):
     rng = np.random.default_rng(seed)
     return [
-        draw(rng, sizes[i % len(sizes)])
+        draw(rng, sizes[i % len(sizes)], rows)
         for i in range(strategy.num_replicas_in_sync)
     ]
 
@@ -119,6 +119,20 @@ def test_all_places_train_alike(strategy):
             step(batches)
         found[place] = values(layer)
     for place in PLACES[1:]:
+        assert_equal(found[place], found["table"], rtol=1e-5, atol=1e-6)
+
+
+def test_places_of_tables_with_fewer_rows_than_replicas_train_alike(strategy):
+    batches = batches_of(strategy, 0, (3, 0), rows=1)
+    found = {}
+    for place in PLACES[:-1]:  # All rows can't be hot.
+        layer = make_layer(strategy, place, rows=1)
+        trained_by(layer, strategy)(batches)
+        found[place] = values(layer)
+        table = layer.tables["item"].variables["parameters"]
+        table.assign([range(5)])
+        np.testing.assert_array_equal(table, [range(5)])
+    for place in PLACES[1:-1]:
         assert_equal(found[place], found["table"], rtol=1e-5, atol=1e-6)
 
 

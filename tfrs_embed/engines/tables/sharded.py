@@ -235,6 +235,8 @@ def write_shards(
     """
     for position, shard in by_position:
         first = (position - start) % world
+        if first >= rows.shape[0]:
+            continue  # There are fewer rows than shards.
         # A gather takes a sixth of a strided slice's time.
         with tf.device("CPU:0"):
             mine = tf.gather(rows, tf.range(first, rows.shape[0], world))
