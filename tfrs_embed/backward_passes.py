@@ -76,7 +76,7 @@ class Pass:
         # A TPU's program has no access to a host's variables.
         self._in_tpu = strategies.in_tpu_replica()
         self._switches: list[Switch] = []
-        self._given: set[Switch] = set()
+        self._given: list[Switch] = []
 
     def asks_for(self, variable: tf.Variable) -> bool:
         """Whether it was asked for a variable's gradient."""
@@ -96,7 +96,7 @@ class Pass:
         if switch not in _in_use:
             # Nothing reads it, but a function that sets a scale does so for
             # all there are.
-            self._given.add(switch)
+            self._given.append(switch)
         elif switch not in self._switches:
             eager = self.graph == "eager"
             with tf.init_scope() if eager else self.graph.as_default():
@@ -133,7 +133,7 @@ class Pass:
     def end(self) -> None:
         """Resets the switches that it, or a function that it called, set."""
         around = [p for p in here() if p is not self]
-        for switch in self._given.union(self._switches):
+        for switch in dict.fromkeys([*self._switches, *self._given]):
             if _functions_scale or switch in self._values:
                 values = [p._values for p in around if switch in p._values]
                 before = values[-1][switch] if values else 1.0
