@@ -227,9 +227,9 @@ WHEEL_CHECK := import sys, tfrs_embed; \
 KERNELS_CHECK := from tfrs_embed.kernels import build, status; \
 	print(status()); assert status().loaded or not build.find_compiler()
 
-# .build goes first: modules since removed would still be taken from it.
+# The build goes first: modules since removed would still be taken from it.
 wheel: $(VENV)/.created ## Build dist/*.whl and try it in an empty venv
-	rm -rf .build dist
+	rm -rf .build/wheel dist
 	$(PIP) wheel --no-deps --wheel-dir dist .
 	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && \
 	$(RUN) -m venv "$$tmp/venv" && \

@@ -88,7 +88,7 @@ setup(
     ],
     extras_require=EXTRAS,
     # setuptools' own choice, build/, is Bazel's BUILD where case is ignored.
-    options={"build": {"build_base": ".build"}},
+    options={"build": {"build_base": ".build/wheel"}},
     keywords="tensorflow keras recommender embedding tpu sparsecore",
     classifiers=[
         "Development Status :: 3 - Alpha",
