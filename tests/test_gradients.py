@@ -558,6 +558,28 @@ def test_threads_train_models_of_their_own(mode):
         np.testing.assert_allclose(moved, 0.1 * number, rtol=1e-4)
 
 
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_persistent_tape_may_differentiate_each_model_once(mode):
+    several = [make_layer(), make_layer()]
+    variables = [v for layer in several for v in layer.trainable_variables]
+
+    def make_loss(layer):
+        return tf.function(lambda: tf.reduce_sum(layer(tf.constant([1, 2]))))
+
+    losses = [make_loss(layer) for layer in several]
+
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            targets = [loss() for loss in losses]
+        gradients = [tape.gradient(target, variables) for target in targets]
+        return [
+            tf.identity(g) for g in tf.nest.flatten(gradients) if g is not None
+        ]
+
+    run(mode, step)
+    assert [int(layer.step) for layer in several] == [1, 1]
+
+
 @pytest.mark.parametrize("nested", [False, True], ids=["one", "nested"])
 def test_a_training_function_is_saved_beside_other_models(nested, tmp_path):
     ids = tf.constant([1, 3])

@@ -76,6 +76,7 @@ class Pass:
         # A TPU's program has no access to a host's variables.
         self._in_tpu = strategies.in_tpu_replica()
         self._switches: list[Switch] = []
+        # What functions got that nothing reads, but a scale may be left in.
         self._given: list[Switch] = []
 
     def asks_for(self, variable: tf.Variable) -> bool:
@@ -83,19 +84,21 @@ class Pass:
         return id(variable.handle) in self._sources
 
     def adopt(self, switch: Switch) -> None:
-        """Sets a switch that a function gets, which the pass calls.
+        """Sets the switch that a function reads which the pass is to call.
 
-        Those of other functions it leaves alone: other threads' passes may be
-        about to call them, and a graph is not to refer to other models.
+        Switches of other functions are left alone: other threads' passes may
+        be about to call these, and a graph is not to refer to other models.
+
+        Args:
+            switch: one of the variables that the function is given.
 
         Raises:
-            RuntimeError: a pass of the same tape was to update the tables, too.
+            RuntimeError: a pass of the same tape has updated the tables.
         """
         if self._in_tpu:
             return
         if switch not in _in_use:
-            # Nothing reads it, but a function that sets a scale does so for
-            # all there are.
+            # A function that sets a scale is given all there are.
             self._given.append(switch)
         elif switch not in self._switches:
             eager = self.graph == "eager"

@@ -218,14 +218,11 @@ class BagExchange:
             ],
             0,
         )
-        order = sorted(
-            [*range(len(self.pieces) + world)],
-            key=lambda i: (
-                self.pieces[i].rank
-                if i < len(self.pieces)
-                else i - len(self.pieces)
-            ),
-        )
+        number = len(self.pieces)
+        order: list[int] = []
+        for rank in range(world):
+            order += [i for i, p in enumerate(self.pieces) if p.rank == rank]
+            order.append(number + rank)
         parts = tf.split(
             tf.reshape(self._wire.decode(message), [-1, self.unit]),
             tf.gather(sizes, order),
@@ -233,7 +230,7 @@ class BagExchange:
         return [
             _of_width(part, self.pieces[i].width)
             for i, part in zip(order, parts, strict=True)
-            if i < len(self.pieces)
+            if i < number
         ]
 
     def send_gradients(

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfrs_embed.distribution import runs
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.parsed_ids import map_bag_sizes
 
 #: The words of a head: whether there are the bags' lengths, how many bags and
 #: how many ids there are, and one to spare.
@@ -204,14 +205,10 @@ def _lengths_as_words(bags: dict[int, BaggedIds]) -> dict[int, tf.Tensor]:
     splits = {i: b.splits for i, b in bags.items() if b.splits is not None}
     found = {}
     if splits:
-        sizes = tf.stack([tf.size(each) for each in splits.values()])
-        joined = tf.concat([tf.cast(s, tf.int32) for s in splits.values()], 0)
-        # Between two features it is the length of no bag.
-        lengths = tf.bitcast(joined[1:] - joined[:-1], tf.float32)
-        pieces = tf.stack([sizes - 1, tf.ones_like(sizes)], 1)
-        pieces = tf.reshape(pieces, [-1])[:-1]
-        parts = tf.split(lengths, pieces, num=2 * len(splits) - 1)
-        found = dict(zip(splits, parts[::2], strict=True))
+        lengths = map_bag_sizes(
+            lambda sizes: tf.bitcast(sizes, tf.float32), [*splits.values()]
+        )
+        found = dict(zip(splits, lengths, strict=True))
     for i, b in bags.items():
         if b.splits is None and b.bag_ids is not None:
             ones = tf.ones_like(b.bag_ids)

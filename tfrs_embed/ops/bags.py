@@ -7,6 +7,7 @@ a bag of one id or none.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from tfrs_embed.ops.parsed_ids import (
     ParsedIds,
     bag_of_id,
     bag_sizes,
+    map_bag_sizes,
     parse_ids,
 )
 from tfrs_embed.ops.validity import Validity, make_validities
@@ -409,9 +411,6 @@ class _Layouts:
     def prepare_scales(self, features: Sequence[tuple[tf.Tensor, str]]) -> None:
         """Computes the scales of several features' bags at once.
 
-        Each operation takes some microseconds, whatever it does, and a model
-        may have hundreds of ragged features.
-
         Args:
             features: each one's splits, [count + 1] int32, and its combiner.
         """
@@ -421,14 +420,9 @@ class _Layouts:
             splits = [each for each, c in features if c == combiner]
             if len(splits) < 2:
                 continue
-            sizes = tf.concat(tf.shape_n(splits), 0)
-            between = tf.ones_like(sizes)
-            pieces = tf.reshape(tf.stack([sizes - 1, between], 1), [-1])[:-1]
-            joined = tf.concat(splits, 0)
-            # From one feature to the next it is negative, and of no bag.
-            of_bags = tf.maximum(joined[1:] - joined[:-1], 0)
-            scales = _inverse(combiner, tf.cast(of_bags, tf.float32))
-            found = tf.split(scales, pieces, num=2 * len(splits) - 1)[::2]
+            found = map_bag_sizes(
+                functools.partial(_scale_of_sizes, combiner), splits
+            )
             for each, scale in zip(splits, found, strict=True):
                 static = each.shape[0]
                 scale.set_shape([None if static is None else static - 1])
@@ -535,6 +529,11 @@ def _scale(
         else tf.math.unsorted_segment_sum(terms, bag, count)
     )
     return _inverse(combiner, total)
+
+
+def _scale_of_sizes(combiner: str, sizes: tf.Tensor) -> tf.Tensor:
+    """The factor of bags of so many ids of weight 1."""
+    return _inverse(combiner, tf.cast(tf.maximum(sizes, 0), tf.float32))
 
 
 def _inverse(combiner: str, total: tf.Tensor) -> tf.Tensor:
