@@ -120,13 +120,20 @@ class TableCase:
         return normal(self.seed, fingerprint(self.universe[place]), self.dim)
 
     def reference(self):
-        _, rule, settings = OPTIMIZERS[self.optimizer]
+        _, rule, settings, options = OPTIMIZERS[self.optimizer]
         shape = (len(self.universe), self.dim)
         rows = np.zeros(shape)
         if self.keys is None:
             initial = keras.initializers.RandomNormal(seed=self.seed)
             rows = initial(shape).numpy()
-        return Table(rows, self.combiner, rule, settings, lambda step: RATE)
+        return Table(
+            rows,
+            self.combiner,
+            rule,
+            settings,
+            lambda step: RATE,
+            options=options,
+        )
 
     def given(self, ids):
         """Ids of the reference as the layer takes them."""

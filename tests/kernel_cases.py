@@ -17,6 +17,7 @@ from tfrs_embed.kernels import handle_packs
 from tfrs_embed.ops import kernel_calls
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding
+from tfrs_embed.optimizers.options import UpdateOptions
 from tfrs_embed.optimizers.rules import (
     FTRL,
     SGD,
@@ -49,6 +50,16 @@ RULES = {
     "momentum_nesterov": Momentum(0.8, use_nesterov=True),
     "rmsprop": RMSprop(0.8, epsilon=1e-3),
     "row_wise_adagrad": RowWiseAdagrad(0.1, epsilon=1e-3),
+}
+
+#: What may come before a rule in the kernels. A norm is of a row's gradient.
+OPTIONS = {
+    "none": UpdateOptions(),
+    "clipvalue": UpdateOptions((-0.5, 0.25)),
+    "clipvalue_below": UpdateOptions((-0.5, None)),
+    "row_clipnorm": UpdateOptions(row_clipnorm=0.75),
+    "weight_decay": UpdateOptions(weight_decay=0.5),
+    "both": UpdateOptions((None, 0.25), weight_decay=0.5),
 }
 
 
@@ -238,8 +249,17 @@ def make_variables(tables, rules, dtype=tf.float32):
     ]
 
 
-def update(variables, rules, features, gradients, rate=0.3, stochastic=True):
+def update(
+    variables,
+    rules,
+    features,
+    gradients,
+    rate=0.3,
+    stochastic=True,
+    options=None,
+):
     """Updates; the features are in the order of their tables."""
+    options = options or [OPTIONS["none"]] * len(variables)
     numbers = range(len(variables))
     by_table = [
         [i for i, f in enumerate(features) if f.table == t] for t in numbers
@@ -256,6 +276,11 @@ def update(variables, rules, features, gradients, rate=0.3, stochastic=True):
         ],
         [Rounding(stochastic, 7, 3, 2, 5)] * len(variables),
         STEP,
+        options,
+        [
+            tf.constant(rate * o.weight_decay) if o.weight_decay else None
+            for o in options
+        ],
     )
 
 
@@ -285,6 +310,19 @@ def results():
             for t, of_table in enumerate(variables):
                 for slot, value in of_table.items():
                     found[f"{name}/{rule_name}/{t}/{slot}"] = value.numpy()
+        rules = [RULES["adagrad"]] * len(tables)
+        for option_name, options in OPTIONS.items():
+            variables = make_variables(tables, rules)
+            update(
+                variables,
+                rules,
+                features,
+                gradients,
+                options=[options] * len(tables),
+            )
+            for t, of_table in enumerate(variables):
+                value = of_table["parameters"]
+                found[f"{name}/{option_name}/{t}"] = value.numpy()
         for dtype in (tf.bfloat16, tf.float16):
             for stochastic in (False, True):
                 rules = [RULES["adagrad"]] * len(tables)

@@ -42,11 +42,18 @@ class Keyed:
     """
 
     def __init__(self, name, hashed=True, world=1, rows=CAPACITY, begin=None):
-        self.optimizer, rule, settings = OPTIMIZERS[name]
+        self.optimizer, rule, settings, options = OPTIMIZERS[name]
         self.world = world
         self.initial = (begin or initializer())((rows, DIM)).numpy()
         self.row = {} if hashed else {k: k for k in range(rows)}
-        table = Table(self.initial, "sum", rule, settings, lambda step: 0.3)
+        table = Table(
+            self.initial,
+            "sum",
+            rule,
+            settings,
+            lambda step: 0.3,
+            options=options,
+        )
         self.reference = Reference({"keys": Feature("x")}, {"x": table})
 
     def add(self, keys):

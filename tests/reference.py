@@ -69,7 +69,8 @@ class Table:
     """A table: rows, slots, and what trains it.
 
     `rate(step)` is the learning rate, `step` the number of updates made. New
-    rows are rounded to the nearest of the dtype's numbers.
+    rows are rounded to the nearest of the dtype's numbers. `options` are what
+    comes before the rule, by name; those with the same `optimizer` share one.
     """
 
     rows: np.ndarray
@@ -79,6 +80,8 @@ class Table:
     rate: object = lambda step: 0.01
     slots: dict = dataclasses.field(default_factory=dict)
     dtype: str = "float32"
+    options: dict = dataclasses.field(default_factory=dict)
+    optimizer: str | None = None
 
     def __post_init__(self):
         self.rows = np.array(self.rows, np.float64)
@@ -226,16 +229,50 @@ class Reference:
 
     def update(self, sums, step=None):
         """Updates each row that was looked up, once."""
-        for name, rows in sums.items():
+        for name, rows in self.clipped(sums).items():
             table = self.tables[name]
             rate = table.rate(self.step if step is None else step)
             for i, g in rows.items():
+                decay = table.options.get("weight_decay", 0.0)
+                table.rows[i] -= rate * decay * table.rows[i]
                 UPDATES[table.rule](table, i, g, rate, **table.settings)
                 if table.dtype != "float32":
                     dtype = tf.as_dtype(table.dtype).as_numpy_dtype
                     row = table.rows[i].astype(np.float32)
                     table.rows[i] = row.astype(dtype).astype(np.float64)
         self.step += 1
+
+    def clipped(self, sums):
+        """Rows' gradients, clipped as their tables' options say."""
+        squares = {
+            name: sum(np.sum(g**2) for g in rows.values())
+            for name, rows in sums.items()
+        }
+        return {
+            name: {
+                i: self._clipped_row(name, g, squares) for i, g in rows.items()
+            }
+            for name, rows in sums.items()
+        }
+
+    def _clipped_row(self, name, g, squares):
+        options = self.tables[name].options
+        low, high = options.get("clipvalue", (-math.inf, math.inf))
+        g = np.clip(g, low, high)
+        of_all = sum(
+            square
+            for other, square in squares.items()
+            if self.tables[other].optimizer == self.tables[name].optimizer
+        )
+        for option, square in {
+            "row_clipnorm": np.sum(g**2),
+            "clipnorm": squares[name],
+            "global_clipnorm": of_all,
+        }.items():
+            limit = options.get(option, math.inf)
+            if math.sqrt(square) > limit:
+                g = g * limit / math.sqrt(square)
+        return g
 
     def copy(self):
         """An independent copy."""

@@ -41,12 +41,17 @@ def expected_sums(features, gradients):
     return sums
 
 
-def make_reference(tables, rules):
+def make_reference(tables, rules, options=cases.OPTIONS["none"]):
     """Tables by number, trained by the same rules at a rate of 0.3."""
     by_name = {}
     for number, (table, rule) in enumerate(zip(tables, rules, strict=True)):
         by_name[number] = Table(
-            table, "sum", rule.name, vars(rule), lambda step: 0.3
+            table,
+            "sum",
+            rule.name,
+            vars(rule),
+            lambda step: 0.3,
+            options=options.given(),
         )
     return Reference({}, by_name)
 
@@ -182,6 +187,75 @@ def test_update(name, dtype):
         cases.update(variables, rules, features, gradients)
         reference.update(expected_sums(features, gradients))
     assert_tables(variables, reference)
+
+
+@pytest.mark.parametrize("rows", [50, 3000], ids=["few", "many"])
+@pytest.mark.parametrize("name", [n for n in cases.OPTIONS if n != "none"])
+def test_what_comes_before_a_rule(name, rows):
+    rng = np.random.default_rng(1)
+    tables = cases.make_tables(rng, [3, 64, 300], rows)
+    rules = [RULES["adam"], RULES["adagrad"], RULES["ftrl"]]
+    options = [cases.OPTIONS[name]] * len(tables)
+    variables = cases.make_variables(tables, rules)
+    reference = make_reference(tables, rules, cases.OPTIONS[name])
+    for _ in range(2):
+        features = cases.make_features(rng, tables, 400)
+        gradients = cases.make_gradients(rng, features, tables)
+        cases.update(variables, rules, features, gradients, options=options)
+        reference.update(expected_sums(features, gradients))
+    assert_tables(variables, reference)
+
+
+def test_options_of_one_table_leave_another_alone():
+    rng = np.random.default_rng(4)
+    tables = cases.make_tables(rng, [8, 8])
+    rules = [RULES["sgd"]] * 2
+    features = cases.make_features(rng, tables, 30)
+    gradients = cases.make_gradients(rng, features, tables)
+    with_options = cases.make_variables(tables, rules)
+    without = cases.make_variables(tables, rules)
+    options = [cases.OPTIONS["both"], cases.OPTIONS["none"]]
+    cases.update(with_options, rules, features, gradients, options=options)
+    cases.update(without, rules, features, gradients)
+    differ = [
+        not np.array_equal(a["parameters"], b["parameters"])
+        for a, b in zip(with_options, without, strict=True)
+    ]
+    assert differ == [True, False]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["clipvalue", "row_clipnorm"])
+def test_clips_of_a_bad_gradient_are_those_of_tensorflows_operations(bad, name):
+    gradient = np.array([[1.0, bad, -2.0]], np.float32)
+    options = cases.OPTIONS[name]
+    table = np.zeros((1, 3), np.float32)
+    variables = cases.make_variables([table], [SGD()])
+    cases.update(
+        variables,
+        [SGD()],
+        [Feature(0, np.array([0]), 1)],
+        [gradient],
+        rate=-1.0,
+        options=[options],
+    )
+    expected = options.clip_rows(tf.constant(gradient))
+    np.testing.assert_array_equal(variables[0]["parameters"], expected)
+
+
+def test_rows_of_two_bytes_that_decay_are_an_error():
+    table = np.ones((1, 3), np.float32)
+    variables = cases.make_variables([table], [SGD()], tf.bfloat16)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="only rows of float32 can decay"
+    ):
+        cases.update(
+            variables,
+            [SGD()],
+            [Feature(0, np.array([0]), 1)],
+            [table],
+            options=[cases.OPTIONS["weight_decay"]],
+        )
 
 
 def test_tables_of_one_update_may_have_different_rules():

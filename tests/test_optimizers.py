@@ -13,9 +13,10 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import NUMBER, keras, layers, of_keras_2
 from helpers import assert_unchanged, state, train
-from tfrs_embed.optimizers import RowWiseAdagrad, conversion
+from tfrs_embed.optimizers import Regularized, RowWiseAdagrad, conversion
 from tfrs_embed.optimizers import rules as rules
 from tfrs_embed.optimizers.conversion import convert
+from tfrs_embed.optimizers.options import UpdateOptions
 
 pytestmark = pytest.mark.usefixtures("both_implementations")
 
@@ -96,6 +97,11 @@ FORMS = {
     "tpu_adagrad": (
         lambda: tpu.Adagrad(0.3, initial_accumulator_value=0.2),
         rules.Adagrad(0.2),
+        0.3,
+    ),
+    "new_adamw": (
+        lambda: new.AdamW(0.3),
+        rules.Adam(sum_inside_sqrt=False),
         0.3,
     ),
     "tpu_adagrad_momentum": (
@@ -211,6 +217,247 @@ def test_a_form_stored_as_json_becomes_the_same_rule_and_rate(form):
     assert optimizer.learning_rate == pytest.approx(rate)
 
 
+# What comes before a rule.
+
+OPTIONS = {
+    "new_clipvalue": (
+        lambda: new.Adam(0.1, clipvalue=0.5),
+        UpdateOptions((-0.5, 0.5)),
+    ),
+    "new_clipnorm": (
+        lambda: new.Ftrl(0.1, clipnorm=0.5),
+        UpdateOptions(clipnorm=0.5),
+    ),
+    "new_global_clipnorm": (
+        lambda: new.RMSprop(0.1, global_clipnorm=0.5),
+        UpdateOptions(global_clipnorm=0.5),
+    ),
+    "new_weight_decay": (
+        lambda: new.SGD(0.1, weight_decay=0.5),
+        UpdateOptions(weight_decay=0.5),
+    ),
+    "new_adamw": (lambda: new.AdamW(0.1), UpdateOptions(weight_decay=0.004)),
+    "legacy_clipnorm": (
+        lambda: legacy.SGD(0.1, clipnorm=0.5),
+        UpdateOptions(clipnorm=0.5),
+    ),
+    "loss_scaled_clipnorm": (
+        lambda: keras.mixed_precision.LossScaleOptimizer(
+            new.SGD(0.1, clipnorm=0.5)
+        ),
+        UpdateOptions(clipnorm=0.5),
+    ),
+    **{
+        f"tpu_{kind.__name__}_clipvalue": (
+            lambda kind=kind: kind(0.1, clipvalue=0.5),
+            UpdateOptions((-0.5, 0.5)),
+        )
+        for kind in (
+            tpu.SGD,
+            tpu.Adagrad,
+            tpu.AdagradMomentum,
+            tpu.Adam,
+            tpu.FTRL,
+        )
+    },
+    "tpu_one_sided_clipvalue": (
+        lambda: tpu.SGD(0.1, clipvalue=(None, 0.5)),
+        UpdateOptions((None, 0.5)),
+    ),
+    "regularized_name": (
+        lambda: Regularized("adam", row_clipnorm=0.5),
+        UpdateOptions(row_clipnorm=0.5),
+    ),
+    "regularized_keras": (
+        lambda: Regularized(new.Adam(0.1, clipnorm=0.5), weight_decay=0.25),
+        UpdateOptions(clipnorm=0.5, weight_decay=0.25),
+    ),
+    "regularized_ours": (
+        lambda: Regularized(
+            RowWiseAdagrad(0.1), clipvalue=(-0.5, 0.25), weight_decay=0.25
+        ),
+        UpdateOptions((-0.5, 0.25), weight_decay=0.25),
+    ),
+    "regularized_regularized": (
+        lambda: Regularized(
+            Regularized("sgd", weight_decay=0.25), global_clipnorm=2
+        ),
+        UpdateOptions(global_clipnorm=2.0, weight_decay=0.25),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", OPTIONS)
+def test_options_are_taken_and_are_part_of_the_config(form):
+    make, options = OPTIONS[form]
+    layer = make_layer(make())
+    assert layer.table_optimizers["t"].options == options
+    layer.table_optimizers["t"].learning_rate = 0.0625
+    config = json.loads(json.dumps(layer.get_config()))
+    again = layers.PartialTPUEmbedding.from_config(config)
+    optimizer = again.table_optimizers["t"]
+    assert optimizer.options == options
+    assert optimizer.rule == layer.table_optimizers["t"].rule
+    assert optimizer.learning_rate == 0.0625
+    assert again.get_config() == config
+
+
+BAD_OPTIONS = {
+    "two_clips": (
+        lambda: Regularized("sgd", clipvalue=1.0, clipnorm=2.0),
+        ValueError,
+        r"clipvalue=1\.0 and clipnorm=2\.0 can't be combined",
+    ),
+    "two_clips_of_two": (
+        lambda: Regularized(new.SGD(0.1, clipnorm=2.0), row_clipnorm=1.0),
+        ValueError,
+        r"row_clipnorm=1\.0 and clipnorm=2\.0 can't be combined",
+    ),
+    "twice": (
+        lambda: Regularized(new.SGD(0.1, clipnorm=2.0), clipnorm=1.0),
+        ValueError,
+        r"clipnorm is given twice, as 2\.0 and as 1\.0",
+    ),
+    "zero": (
+        lambda: Regularized("sgd", row_clipnorm=0),
+        ValueError,
+        "row_clipnorm must be above 0, got 0",
+    ),
+    "negative": (
+        lambda: Regularized("sgd", weight_decay=-0.5),
+        ValueError,
+        r"weight_decay must be at least 0, got -0\.5",
+    ),
+    "negative_of_keras": (
+        lambda: new.SGD(0.1, clipnorm=-1.0),
+        ValueError,
+        r"SGD: clipnorm must be above 0, got -1\.0",
+    ),
+    "infinite": (
+        lambda: Regularized("sgd", clipnorm=math.inf),
+        ValueError,
+        "clipnorm must be finite, got inf",
+    ),
+    "wrong_order": (
+        lambda: Regularized("sgd", clipvalue=(1.0, -1.0)),
+        ValueError,
+        "clipvalue's low must not be above its high",
+    ),
+    "no_limit": (
+        lambda: Regularized("sgd", clipvalue=(None, None)),
+        ValueError,
+        r"clipvalue must be a number or a pair \(low, high\)",
+    ),
+    "no_number": (
+        lambda: Regularized("sgd", clipnorm="1"),
+        TypeError,
+        "clipnorm must be a number, got '1'",
+    ),
+    "no_option": (
+        lambda: Regularized("sgd"),
+        ValueError,
+        "give one of .*'row_clipnorm'",
+    ),
+    "no_optimizer": (
+        lambda: Regularized(None, clipnorm=1.0),
+        TypeError,
+        "must be an optimizer or its name, got None",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_a_bad_option_is_an_error_that_shows_it(name):
+    make, error, message = BAD_OPTIONS[name]
+    with pytest.raises(error, match=message):
+        make_layer(make())
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("pipelined", [False, True], ids=["plain", "pipelined"])
+def test_a_global_norm_is_of_all_tables_that_share_the_optimizer(
+    graph, pipelined
+):
+    optimizer = Regularized(tpu.SGD(1.0), global_clipnorm=1.0)
+    tables = [
+        tfrs_embed.TableConfig(
+            name, 4, 2, initializer="zeros", optimizer=own, combiner="sum"
+        )
+        for name, own in {
+            "a": optimizer,
+            "b": optimizer,
+            "c": Regularized(tpu.SGD(1.0), clipnorm=1.0),
+            "d": tpu.SGD(1.0),
+        }.items()
+    ]
+    layer = layers.PartialTPUEmbedding(
+        [tfrs_embed.FeatureConfig(t.name, t) for t in tables],
+        None,
+        size_threshold=0,
+        pipeline_execution_with_tensor_core=pipelined,
+    )
+    ids = [tf.constant([1, 1]), tf.constant([2, 0]), *[tf.constant([0, 3])] * 2]
+    gradients = [
+        # Row 1 has the sum, [3, 0].
+        tf.constant([[1.0, 0.0], [2.0, 0.0]]),
+        tf.constant([[0.0, 4.0], [0.0, 0.0]]),
+        tf.constant([[6.0, 0.0], [0.0, 8.0]]),
+        tf.constant([[6.0, 0.0], [0.0, 8.0]]),
+    ]
+    step = tf.function(train) if graph else train
+    step(layer, ids, gradients)
+    found = {k: v.numpy() for k, v in layer.embedding_tables.items()}
+    expected = {name: np.zeros([4, 2]) for name in "abcd"}
+    expected["a"][1] = [-0.6, 0]
+    expected["b"][2] = [0, -0.8]
+    expected["c"][[0, 3]] = [[-0.6, 0], [0, -0.8]]
+    expected["d"][[0, 3]] = [[-6, 0], [0, -8]]
+    for name, rows in expected.items():
+        np.testing.assert_allclose(found[name], rows, atol=1e-6, err_msg=name)
+
+
+def test_only_rows_of_the_step_decay_whatever_their_gradient():
+    layer = make_layer(Regularized(tpu.SGD(0.5), weight_decay=0.5))
+    before = layer.embedding_tables["t"].numpy()
+    train(layer, tf.constant([1, 3]), tf.zeros([2, 3]))
+    expected = before * [[1], [0.75], [1], [0.75]]
+    np.testing.assert_allclose(layer.embedding_tables["t"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_of_two_bytes_decay_and_round_once(dtype):
+    table = tfrs_embed.TableConfig(
+        "t",
+        4,
+        3,
+        initializer=keras.initializers.RandomNormal(seed=1),
+        dtype=dtype,
+        rounding="nearest",
+    )
+    layer = layers.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("f", table),
+        Regularized(tpu.SGD(0.5), weight_decay=0.25, clipvalue=0.5),
+        size_threshold=0,
+    )
+    before = tf.cast(layer.embedding_tables["t"], tf.float32)
+    train(layer, tf.range(4), tf.fill([4, 3], 2.0))
+    expected = tf.cast(before - 0.125 * before - 0.25, dtype)
+    np.testing.assert_array_equal(
+        tf.cast(layer.embedding_tables["t"], tf.float32),
+        tf.cast(expected, tf.float32),
+    )
+
+
+def test_a_norm_of_many_rows_is_an_error_inside_xla():
+    layer = make_layer(new.SGD(0.1, clipnorm=1.0))
+    layer.build(None)
+    before = state(layer)
+    step = tf.function(train, jit_compile=True)
+    with pytest.raises(NotImplementedError, match=r"clipnorm .* jit_compile"):
+        step(layer, tf.constant([0, 1]), tf.ones([2, 3]))
+    assert_unchanged(layer, before)
+
+
 @pytest.mark.parametrize(
     "make", [lambda: new.Adam(SCHEDULE), lambda: legacy.SGD(0.3, decay=0.5)]
 )
@@ -289,6 +536,20 @@ ORIGINALS = {
     "new_rmsprop": lambda: new.RMSprop(0.3),
     "new_rmsprop_settings": lambda: new.RMSprop(0.3, rho=0.8, epsilon=0.1),
     "new_rmsprop_scheduled": lambda: new.RMSprop(SCHEDULE),
+    **{
+        f"{name}_{setting}": (
+            lambda m=m, kind=kind, given=given: getattr(m, kind)(0.3, **given)
+        )
+        for name, m in MODULES.items()
+        for setting, (kind, given) in {
+            "clipvalue": ("Adagrad", {"clipvalue": 0.25}),
+            "clipnorm": ("SGD", {"momentum": 0.8, "clipnorm": 0.5}),
+            "global_clipnorm": ("Adam", {"global_clipnorm": 0.5}),
+        }.items()
+    },
+    "new_weight_decay": lambda: new.Adam(0.3, weight_decay=0.5),
+    "new_weight_decay_scheduled": lambda: new.SGD(SCHEDULE, weight_decay=0.5),
+    "new_adamw": lambda: new.AdamW(0.3, weight_decay=0.5, clipnorm=0.5),
     "legacy_sgd_decay": lambda: legacy.SGD(0.3, decay=0.5),
     "legacy_adagrad_decay": lambda: legacy.Adagrad(0.3, decay=0.5),
     "legacy_adam_decay": lambda: legacy.Adam(0.3, decay=0.5),
@@ -378,6 +639,11 @@ def test_momentum_is_that_of_keras_legacy_sgd_with_sparse_gradients(nesterov):
 # What is refused.
 
 
+def _excluding(optimizer):
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
 class OwnSGD(new.SGD):
     """A subclass, whose update could be anything."""
 
@@ -390,17 +656,14 @@ REFUSED_SETTINGS = {
             "amsgrad": lambda m=m: m.Adam(0.1, amsgrad=True),
             "momentum": lambda m=m: m.RMSprop(0.1, momentum=0.9),
             "centered": lambda m=m: m.RMSprop(0.1, centered=True),
-            "clipnorm": lambda m=m: m.SGD(0.1, clipnorm=1.0),
-            "clipvalue": lambda m=m: m.Adagrad(0.1, clipvalue=1.0),
-            "global_clipnorm": lambda m=m: m.Adam(0.1, global_clipnorm=1.0),
             "l2_shrinkage_regularization_strength": lambda m=m: m.Ftrl(
                 0.1, l2_shrinkage_regularization_strength=0.1
             ),
         }.items()
     },
-    "new_weight_decay": (
-        lambda: new.Adam(0.1, weight_decay=0.01),
-        "weight_decay",
+    "excluded_from_weight_decay": (
+        lambda: _excluding(new.Adam(0.1, weight_decay=0.01)),
+        "exclude_from_weight_decay",
     ),
     "new_use_ema": (lambda: new.SGD(0.1, use_ema=True), "use_ema"),
     "legacy_epsilon": (lambda: legacy.Adagrad(0.1, epsilon=1e-3), "epsilon"),
@@ -410,15 +673,15 @@ REFUSED_SETTINGS = {
         lambda: legacy.SGD(0.1, gradient_transformers=[lambda pairs: pairs]),
         "gradient_transformers",
     ),
-    "loss_scaled_clipnorm": (
+    "loss_scaled_use_ema": (
         lambda: keras.mixed_precision.LossScaleOptimizer(
-            new.SGD(0.1, clipnorm=1.0)
+            new.SGD(0.1, use_ema=True)
         ),
-        "clipnorm",
+        "use_ema",
     ),
-    "momentum_with_clipnorm": (
-        lambda: new.SGD(0.1, momentum=0.9, clipnorm=1.0),
-        "clipnorm",
+    "momentum_with_use_ema": (
+        lambda: new.SGD(0.1, momentum=0.9, use_ema=True),
+        "use_ema",
     ),
     **{
         f"tpu_{kind.__name__}_{setting}": (
@@ -438,13 +701,8 @@ REFUSED_SETTINGS = {
             "clip_weight_min": -1.0,
             "clip_weight_max": 1.0,
             "weight_decay_factor": 0.01,
-            "clipvalue": 1.0,
         }.items()
     },
-    "tpu_one_sided_clipvalue": (
-        lambda: tpu.SGD(0.1, clipvalue=(None, 1.0)),
-        "clipvalue",
-    ),
     "tpu_lazy_adam": (lambda: tpu.Adam(0.1, lazy_adam=False), "lazy_adam"),
     **{
         f"tpu_{kind.__name__}_{setting}": (
@@ -474,14 +732,13 @@ def test_a_setting_that_no_rule_honours_is_an_error_that_names_it(name):
 
 
 def test_one_of_several_such_settings_is_named_with_its_own_value():
-    optimizer = new.SGD(0.1, clipnorm=1.5, use_ema=True)
-    with pytest.raises(ValueError, match=r"clipnorm=1\.5|use_ema=True"):
+    optimizer = new.Adam(0.1, amsgrad=True, use_ema=True)
+    with pytest.raises(ValueError, match=r"amsgrad=True|use_ema=True"):
         make_layer(None, table_optimizer=optimizer)
 
 
 REFUSED_KINDS = {
     "Adamax": lambda: new.Adamax(0.1),
-    "AdamW": lambda: new.AdamW(0.1),
     "Nadam": lambda: (legacy if NUMBER == 2 else new).Nadam(0.1),
     "OwnSGD": lambda: OwnSGD(0.1),
     "OwnAdagrad": lambda: type("OwnAdagrad", (tpu.Adagrad,), {})(0.1),

@@ -1,5 +1,7 @@
 """What the conformance tests go through: ids, optimizers, engines."""
 
+import types
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -8,7 +10,7 @@ from fronts import NUMBER, layers
 from nightly import ALL
 from reference import Table
 from tfrs_embed import DynamicKeys, TableConfig
-from tfrs_embed.optimizers import RowWiseAdagrad
+from tfrs_embed.optimizers import Regularized, RowWiseAdagrad
 
 tpu = tf.tpu.experimental.embedding
 Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
@@ -52,6 +54,7 @@ class Optimizer(NamedTuple):
     optimizer: Any
     rule: str
     settings: dict[str, Any]
+    options: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def _optimizer(rule, **settings):
@@ -84,6 +87,11 @@ def _row_wise_adagrad(**settings):
     return Optimizer(
         RowWiseAdagrad(RATE, **settings), "RowWiseAdagrad", settings
     )
+
+
+def _regularized(given, **options):
+    made = Regularized(given.optimizer, **options)
+    return given._replace(optimizer=made, options=made.options.given())
 
 
 OPTIMIZERS = {
@@ -123,7 +131,22 @@ OPTIMIZERS = {
     "row_wise_adagrad": _row_wise_adagrad(
         initial_accumulator_value=0.2, epsilon=1e-3
     ),
+    "sgd_clipvalue_decay": _regularized(
+        _optimizer("SGD"),
+        clipvalue=(-0.5, 0.25),
+        weight_decay=0.5,
+    ),
+    "adagrad_clipnorm_decay": _regularized(
+        _optimizer("Adagrad"), clipnorm=0.5, weight_decay=0.5
+    ),
+    "ftrl_row_clipnorm": _regularized(
+        _optimizer("FTRL", beta=0.1), row_clipnorm=0.25
+    ),
 }
+#: Those that XLA compiles: not where a norm is of many rows.
+COMPILED = tuple(
+    name for name, o in OPTIMIZERS.items() if "clipnorm" not in o.options
+)
 #: One setting of each update rule that TPUs have.
 RULES = ("sgd", "adagrad", "adagrad_momentum", "adam_outside", "ftrl_linear")
 
@@ -264,9 +287,9 @@ class TableCase(NamedTuple):
 
     def reference(self, rows, trained=True):
         """The numpy table, of these rows; `trained` by the optimizer or not."""
-        rule, settings = None, {}
+        rule, settings, options = None, {}, {}
         if trained and self.optimizer:
-            _, rule, settings = OPTIMIZERS[self.optimizer]
+            _, rule, settings, options = OPTIMIZERS[self.optimizer]
         return Table(
             rows,
             self.combiner,
@@ -274,6 +297,8 @@ class TableCase(NamedTuple):
             settings,
             lambda step: RATE,
             dtype=self.dtype,
+            options=options,
+            optimizer=self.optimizer,
         )
 
 

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from conformance.descriptors import (
+    COMPILED,
     DENSE,
     ENGINES,
     FEW,
@@ -226,7 +227,7 @@ def test_lookup(case, strategy):
                 "compiled",
                 3,
             )
-            for optimizer in OPTIMIZERS
+            for optimizer in COMPILED
         ),
         Case(
             "distributed",

@@ -149,6 +149,11 @@ class EmbeddingCores:
                 tf.concat(rows, 0), index, tf.size(unique)
             )
             rule = table.optimization_parameters
+            limits = rule.gradient_clipping_limits
+            if limits.HasField("lower"):
+                g = tf.maximum(g, limits.lower.value)
+            if limits.HasField("upper"):
+                g = tf.minimum(g, limits.upper.value)
             self._apply(
                 self.tables[table.name],
                 rule,

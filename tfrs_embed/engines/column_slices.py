@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tfrs_embed.configs import TableSpec
-from tfrs_embed.optimizers.rules import UpdateRule
+from tfrs_embed.optimizers.rules import TableOptimizer
 
 #: A narrower slice costs as much to look up as one of so many columns.
 NARROWEST = 8
@@ -99,21 +99,24 @@ def assign(tables: Sequence[TableSpec], world: int) -> list[ColumnSlices]:
     return [found[table.name] for table in tables]
 
 
-def require_uncut(table: TableSpec, count: int, rule: UpdateRule) -> None:
-    """Requires that a table is one slice, if its rule needs whole rows.
+def require_uncut(
+    table: TableSpec, count: int, optimizer: TableOptimizer
+) -> None:
+    """Requires that a table is one slice, if its optimizer needs whole rows.
 
     Args:
         table: the table.
         count: the number of its slices.
-        rule: its update rule.
+        optimizer: its optimizer.
 
     Raises:
         ValueError: it is cut.
     """
-    if count > 1 and rule.needs_whole_rows:
+    needs = optimizer.needs_whole_rows
+    if count > 1 and needs:
         raise ValueError(
             f"Table '{table.name}': placement='{table.placement}' cuts its "
-            f"{table.dim} columns into {count} slices, and {rule.name} needs "
+            f"{table.dim} columns into {count} slices, and {needs} needs "
             "all columns of a row to update it; use placement='table' or 'row'."
         )
 

@@ -51,9 +51,7 @@ class ColumnsEngine(ReplicasEngine):
         for s in self.slices:
             optimizer = self.optimizers[s.table.name]
             if optimizer is not None:
-                column_slices.require_uncut(
-                    s.table, len(s.ranks), optimizer.rule
-                )
+                column_slices.require_uncut(s.table, len(s.ranks), optimizer)
         self._of_table = {s.table.name: s for s in self.slices}
         # Which replica has which rank is known once all workers are there.
         return []

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.norms import require_together
 from tfrs_embed.engines.tables.composite_step import CompositeStep
 from tfrs_embed.engines.traffic import Traffic
 from tfrs_embed.ops.bags import BaggedIds
@@ -24,11 +25,15 @@ class CompositeEngine(Engine):
         engines: the engines. Each table is held by one, which was made with
             those of the features that are looked up in its tables, in this
             order.
+
+    Raises:
+        ValueError: tables that share a `global_clipnorm` are of two engines.
     """
 
     def __init__(
         self, features: Sequence[FeatureSpec], engines: Sequence[Engine]
     ) -> None:
+        require_together([e.optimizers for e in engines])
         optimizers = {k: o for e in engines for k, o in e.optimizers.items()}
         super().__init__(features, optimizers)
         for engine in engines:

@@ -198,7 +198,9 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
                 [bags[i]._replace(ids=parts[i]) for i in mine],
                 [gradients[i] for i in mine],
             )
-        self._shard.update(contributions, after=[*found, *committed])
+        self._shard.update(
+            contributions, [*found, *committed], self._norms.factors()
+        )
 
     def _places(self) -> dict[str, list[int]]:
         """The places of each table's features among all."""

@@ -150,6 +150,13 @@ class MirroredEngine(ReplicasEngine):
             of_all = [self._sum_all(rows) for rows in of_all]
         return self._as_contributions(of_all)
 
+    def _total(self, replica: int, values: tf.Tensor) -> tf.Tensor:
+        # All have all rows. Sums of many terms may differ in their last bits
+        # between machines, and copies must not.
+        if self._replicas.world > 1:
+            self._count_traffic(replica, 1, 0)
+        return self._replicas.max(replica, values, self._norms_channel)
+
     def _as_contributions(
         self, of_groups: Sequence[_Rows]
     ) -> dict[str, GradientContributions]:

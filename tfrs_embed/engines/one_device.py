@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.norms import Norms
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import DeferredUpdate, Shard
 from tfrs_embed.initial_values import initial_blocks
@@ -40,6 +41,7 @@ class OneDeviceEngine(Engine):
             options.pipelined,
             options.device,
         )
+        self._norms = Norms(optimizers)
 
     def build(self) -> None:
         """See the base class."""
@@ -86,7 +88,9 @@ class OneDeviceEngine(Engine):
             contributions[name] = GradientContributions(
                 [residuals[i] for i in mine], [gradients[i] for i in mine]
             )
-        self._shard.update(contributions, after=[b.ids for b in residuals])
+        self._shard.update(
+            contributions, [b.ids for b in residuals], self._norms.factors()
+        )
 
     @property
     def deferred(self) -> DeferredUpdate | None:

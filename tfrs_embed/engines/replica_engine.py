@@ -20,6 +20,7 @@ from tfrs_embed.distribution.consensus import (
 )
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.norms import Norms
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import DeferredUpdate, Shard
 from tfrs_embed.engines.table_group import TableGroup
@@ -85,6 +86,7 @@ class ReplicasEngine(Engine):
         self._strategy = options.strategy
         self._replicas = replicas.of(options.strategy)
         self._pipelined = options.pipelined
+        self._norms = Norms(optimizers)
         # One replica sends nothing, and rounds nothing.
         alone = self._replicas.world == 1
         self._wire = Wire() if alone else Wire(options.communication_dtype)
@@ -127,6 +129,7 @@ class ReplicasEngine(Engine):
     def _build(self) -> None:
         """Creates the variables, now that all workers are to."""
         self._number = self._replicas.count_layer()
+        self._norms_channel = self._replicas.allocate(1)
         for rank, shard in zip(self._replicas.ranks, self._shards, strict=True):
             shard.build(
                 self._rows_on_shard,
@@ -383,7 +386,19 @@ class ReplicasEngine(Engine):
                 for name, of_table in contributions.items()
                 if shard.trains(name)
             }
-            shard.update(trained, residuals.after)
+            shard.update(
+                trained,
+                residuals.after,
+                self._norms.factors(
+                    functools.partial(self._total, residuals.replica)
+                ),
+            )
+
+    def _total(self, replica: int, values: tf.Tensor) -> tf.Tensor:
+        """Sums numbers, float32 of a fixed shape, over all shards."""
+        if self._replicas.world > 1:
+            self._count_traffic(replica, 1, 0)
+        return self._replicas.sum(replica, values, self._norms_channel)
 
     @abc.abstractmethod
     def _contributions(

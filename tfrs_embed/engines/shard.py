@@ -12,6 +12,7 @@ from tfrs_embed import graphs
 from tfrs_embed._tensorflow import AutoTrackable
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import TableSpec
+from tfrs_embed.engines.norms import Factors
 from tfrs_embed.kernels import handle_packs
 from tfrs_embed.ops import concat_gradients, rounding, xla
 from tfrs_embed.ops import lookup as lookup_ops
@@ -45,13 +46,18 @@ class DeferredUpdate(AutoTrackable):
     Args:
         tables: the tables.
         num_rates: the number of optimizers.
+        decays: whether rows decay.
     """
 
-    def __init__(self, tables: Iterable[TableSpec], num_rates: int) -> None:
+    def __init__(
+        self, tables: Iterable[TableSpec], num_rates: int, decays: bool
+    ) -> None:
         super().__init__()
         # The names are in SavedModels.
         self.exists = make_variable(tf.constant(False), "pending")
         self.rates = make_variable(tf.zeros([num_rates]), "pending_rates")
+        if decays:
+            self.decays = make_variable(tf.zeros([num_rates]), "pending_decays")
         self.ids = {}
         self.gradients = {}
         for table in tables:
@@ -103,6 +109,7 @@ class Shard:
         self._pipelined = pipelined
         # Tables that share an optimizer share its rate.
         self._distinct = distinct(optimizers)
+        self._decays = any(o.options.weight_decay for o in self._distinct)
         self._owned: dict[str, tuple[str, tf.Tensor]] = {}
 
     def build(
@@ -149,7 +156,7 @@ class Shard:
             )
             if self._pipelined:
                 self.deferred = DeferredUpdate(
-                    self._tables, len(self._distinct)
+                    self._tables, len(self._distinct), self._decays
                 )
                 self.step.deferred = self.deferred
 
@@ -225,6 +232,7 @@ class Shard:
         self,
         contributions: dict[str, GradientContributions],
         after: Sequence[tf.Tensor],
+        factors: Factors | None = None,
     ) -> None:
         """Updates the tables, or defers the update if pipelined.
 
@@ -232,12 +240,17 @@ class Shard:
             contributions: for each trained table the ids of rows held here and
                 their gradients.
             after: tensors that do not exist if the step is to change nothing.
+            factors: what clips gradients by norms over many rows; None: no
+                table has such a norm.
         """
+        if factors is not None:
+            contributions = self._clip_norms(contributions, factors)
         step = tf.convert_to_tensor(self.step)
         rates = [o.rate.at(step) for o in self._distinct]
+        decays = [o.decay(step) for o in self._distinct]
         deferred = self.deferred
         if deferred is None:
-            self._apply(contributions, rates, step)
+            self._apply(contributions, rates, decays, step)
         else:
             # That of another call in the same step, if there was one.
             self.apply_deferred()
@@ -261,6 +274,10 @@ class Shard:
             if deferred is not None:
                 # A replica may hold no table.
                 deferred.rates.assign(tf.stack(rates) if rates else [])
+                if self._decays:
+                    deferred.decays.assign(
+                        tf.stack([0.0 if d is None else d for d in decays])
+                    )
                 deferred.exists.assign(True)
 
     def drop_deferred(self) -> None:
@@ -277,6 +294,10 @@ class Shard:
 
         def apply() -> tf.Operation:
             rates = [deferred.rates[i] for i in range(len(self._distinct))]
+            decays = [
+                deferred.decays[i] if o.options.weight_decay else None
+                for i, o in enumerate(self._distinct)
+            ]
             contributions = {}
             for name, optimizer in self._optimizers.items():
                 if optimizer is not None:
@@ -292,7 +313,7 @@ class Shard:
                     )
             # That of the step which deferred it, which has been counted.
             step = tf.convert_to_tensor(self.step) - 1
-            self._apply(contributions, rates, step)
+            self._apply(contributions, rates, decays, step)
             deferred.exists.assign(False)
             return tf.no_op()
 
@@ -303,6 +324,7 @@ class Shard:
         self,
         contributions: dict[str, GradientContributions],
         rates: Sequence[tf.Tensor],
+        decays: Sequence[tf.Tensor | None],
         step: tf.Tensor,
     ) -> None:
         """Updates tables.
@@ -310,22 +332,24 @@ class Shard:
         Args:
             contributions: as in `update`.
             rates: those of the distinct optimizers.
+            decays: the shares that their tables' rows lose; None: nothing.
             step: the number of updates made before this one.
         """
         updates = []
         for name, of_table in contributions.items():
             optimizer = self._optimizers[name]
             assert optimizer is not None
-            rate = rates[[o is optimizer for o in self._distinct].index(True)]
-            variables = self.variables[name]
+            place = [o is optimizer for o in self._distinct].index(True)
             updates.append(
                 TableUpdate(
-                    variables,
+                    self.variables[name],
                     optimizer.rule,
-                    rate,
+                    rates[place],
                     of_table,
                     step,
                     self._roundings[name],
+                    optimizer.options,
+                    decays[place],
                 )
             )
         update_ops.update(updates, self.device)
@@ -333,6 +357,45 @@ class Shard:
             if copies in contributions:
                 [bags] = contributions[copies].bags
                 self._take_over(copies, table, bags.ids, rows)
+
+    def _clip_norms(
+        self, contributions: dict[str, GradientContributions], factors: Factors
+    ) -> dict[str, GradientContributions]:
+        """Clips gradients by norms over many rows.
+
+        Args:
+            contributions: as in `update`.
+            factors: as in `update`.
+
+        Returns:
+            The contributions, those of clipped tables summed by row.
+        """
+        refuse_in_xla("clipnorm and global_clipnorm of tables")
+        squares: dict[str, tf.Tensor] = {}
+        sums = {}
+        for name, of_table in contributions.items():
+            optimizer = self._optimizers[name]
+            if optimizer is None or optimizer.options.norm is None:
+                continue
+            ids, rows = update_ops.row_gradients(of_table, self.device)
+            table, counted = name, rows
+            if name in self._owned:
+                # All replicas have the copies' gradients; one has the row.
+                table, owned = self._owned[name]
+                mine = tf.where(tf.gather(owned, ids) >= 0)[:, 0]
+                counted = tf.gather(rows, mine)
+            square = tf.reduce_sum(tf.square(counted))
+            squares[table] = squares.get(table, 0.0) + square
+            sums[name] = table, ids, rows
+        found = factors(squares)
+        return contributions | {
+            name: GradientContributions(
+                [BaggedIds.of_rows(ids, None, tf.size(ids))],
+                [rows * found[table]],
+                single=True,
+            )
+            for name, (table, ids, rows) in sums.items()
+        }
 
     def _take_over(
         self, copies: str, table: str, updated: tf.Tensor, rows: tf.Tensor

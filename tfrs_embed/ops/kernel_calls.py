@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from tfrs_embed.ops import concat_gradients
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.parsed_ids import of_one_dtype
 from tfrs_embed.ops.rounding import Rounding
+from tfrs_embed.optimizers.options import UpdateOptions
 from tfrs_embed.optimizers.rules import RULES, UpdateRule
 
 # Room for a rule's settings in cc/rows.h.
@@ -198,6 +200,8 @@ def update(
     gradients: Sequence[Sequence[tf.Tensor]],
     roundings: Sequence[Rounding],
     step: tf.Tensor | int,
+    options: Sequence[UpdateOptions],
+    decays: Sequence[tf.Tensor | None],
 ) -> None:
     """Sums the gradients of each row of each table, and updates the rows.
 
@@ -210,6 +214,9 @@ def update(
         gradients: their gradients, [count, dim] float32.
         roundings: how each table's new rows are rounded.
         step: the number of updates made before this one, a scalar int64.
+        options: how each table's rows' gradients are clipped.
+        decays: the share that each table's rows lose, a scalar float32; None:
+            none. Rows of two bytes can't decay here.
     """
     settings: list[float] = []
     for rule in rules:
@@ -226,11 +233,15 @@ def update(
         states=states,
         places=places,
         rates=tf.stack(rates),
+        decays=_decays(decays),
         gradients=concat_gradients.before_casts(found.matrices),
         gradient_of=found.matrix_of,
         columns=found.first,
         rules=[rule.loop for rule in rules],
         settings=settings,
+        clip_lows=[o.limits[0] for o in options],
+        clip_highs=[o.limits[1] for o in options],
+        row_norms=[o.row_clipnorm or math.inf for o in options],
         step=tf.convert_to_tensor(step, tf.int64),
         stochastic=[r.stochastic for r in roundings],
         seeds=[r.seed for r in roundings],
@@ -243,6 +254,13 @@ def update(
             [t for t, of_table in enumerate(bags) for _ in of_table],
         ),
     )
+
+
+def _decays(decays: Sequence[tf.Tensor | None]) -> tf.Tensor:
+    """The share that each table's rows lose, [tables] or [0] if none does."""
+    if all(decay is None for decay in decays):
+        return tf.zeros([0])
+    return tf.stack([0.0 if decay is None else decay for decay in decays])
 
 
 def ids_of_shard(

@@ -13,7 +13,8 @@ from tfrs_embed.ops import kernel_calls, lookup, rounding, xla
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.parsed_ids import of_one_dtype
 from tfrs_embed.ops.rounding import Rounding
-from tfrs_embed.optimizers.rules import UpdateRule
+from tfrs_embed.optimizers.options import NO_OPTIONS, UpdateOptions
+from tfrs_embed.optimizers.rules import Slots, UpdateRule
 
 PARAMETERS = "parameters"
 
@@ -42,6 +43,9 @@ class TableUpdate(NamedTuple):
         contributions: the contributions to its rows' gradients.
         step: the number of updates made before this one, a scalar int64.
         rounding: how its new rows are rounded, if they aren't float32.
+        options: what is done to gradients and rows before the rule; norms over
+            many rows are clipped before.
+        decay: the share that each row loses, a scalar float32; None: none.
     """
 
     variables: dict[str, tf.Variable]
@@ -50,6 +54,28 @@ class TableUpdate(NamedTuple):
     contributions: GradientContributions
     step: tf.Tensor | int = 0
     rounding: Rounding = Rounding()
+    options: UpdateOptions = NO_OPTIONS
+    decay: tf.Tensor | None = None
+
+    def new_rows(
+        self, gradients: tf.Tensor, old: dict[str, tf.Tensor]
+    ) -> Slots:
+        """Rows and slots after the update.
+
+        Args:
+            gradients: the rows' gradients, [rows, dim] float32.
+            old: the rows, as "parameters", and their slots, float32.
+
+        Returns:
+            The new ones by the same names.
+        """
+        slots = {k: v for k, v in old.items() if k != PARAMETERS}
+        rows = old[PARAMETERS]
+        if self.decay is not None:
+            rows -= self.decay * rows
+        gradients = self.options.clip_rows(gradients)
+        rows, slots = self.rule.update(self.rate, gradients, rows, slots)
+        return {PARAMETERS: rows, **slots}
 
 
 def row_gradients(
@@ -127,22 +153,11 @@ def update(updates: Sequence[TableUpdate], device: str | None) -> None:
             )
         return
     module = kernels.operations(device, training=True)
-    if (
-        module
-        and updates
-        and all(kernel_calls.has_rule(u.rule) for u in updates)
-    ):
-        kernel_calls.update(
-            module,
-            [_in_order(u) for u in updates],
-            [u.rule for u in updates],
-            [u.rate for u in updates],
-            [u.contributions.bags for u in updates],
-            [u.contributions.gradients for u in updates],
-            [u.rounding for u in updates],
-            updates[0].step,
-        )
-        return
+    if module:
+        able = [u for u in updates if _has_kernel(u)]
+        if able:
+            _update_by_kernel(module, able)
+        updates = [u for u in updates if not _has_kernel(u)]
     for group in _alike(updates):
         if len(group) == 1:
             [table_update] = group
@@ -152,12 +167,40 @@ def update(updates: Sequence[TableUpdate], device: str | None) -> None:
             _update_together(group, device)
 
 
+def _has_kernel(table_update: TableUpdate) -> bool:
+    """Whether the kernels can make an update."""
+    parameters = table_update.variables[PARAMETERS]
+    # They would round rows of two bytes twice: decayed, and updated.
+    decays = table_update.decay is not None and parameters.dtype != tf.float32
+    return kernel_calls.has_rule(table_update.rule) and not decays
+
+
+def _update_by_kernel(module: Any, updates: Sequence[TableUpdate]) -> None:
+    kernel_calls.update(
+        module,
+        [_in_order(u) for u in updates],
+        [u.rule for u in updates],
+        [u.rate for u in updates],
+        [u.contributions.bags for u in updates],
+        [u.contributions.gradients for u in updates],
+        [u.rounding for u in updates],
+        updates[0].step,
+        [u.options for u in updates],
+        [u.decay for u in updates],
+    )
+
+
 def _alike(updates: Sequence[TableUpdate]) -> list[list[TableUpdate]]:
-    """Groups tables of one width, rule and rate."""
+    """Groups tables of one width and optimizer."""
     groups: dict[Any, list[TableUpdate]] = {}
     for number, table_update in enumerate(updates):
         rows, dim = table_update.variables[PARAMETERS].shape
-        key = (dim, table_update.rule, id(table_update.rate))
+        key = (
+            dim,
+            table_update.rule,
+            id(table_update.rate),
+            table_update.options,
+        )
         # Exchanged gradients are those of a group of tables already, and rows
         # can only be numbered if it is known how many there are.
         alone = table_update.contributions.single or rows is None
@@ -168,7 +211,7 @@ def _alike(updates: Sequence[TableUpdate]) -> list[list[TableUpdate]]:
 def _update_together(
     updates: Sequence[TableUpdate], device: str | None
 ) -> None:
-    """Updates tables of one width, rule and rate.
+    """Updates tables of one width and optimizer.
 
     Their rows are numbered one table after the other, so that many small tables
     cost little more than one: TensorFlow's operations cost some microseconds
@@ -209,11 +252,7 @@ def _update_together(
         )
         for name in first.variables
     }
-    slots = {k: v for k, v in old.items() if k != PARAMETERS}
-    parameters, slots = first.rule.update(
-        first.rate, sums, old[PARAMETERS], slots
-    )
-    for name, new in {PARAMETERS: parameters, **slots}.items():
+    for name, new in first.new_rows(sums, old).items():
         for table_update, r, each in zip(
             updates, rows, tf.split(new, counts, num=count), strict=True
         ):
@@ -241,11 +280,7 @@ def update_unique(
     """
     variables = table_update.variables
     old = {k: rounding.widen(tf.gather(v, ids)) for k, v in variables.items()}
-    slots = {k: v for k, v in old.items() if k != PARAMETERS}
-    parameters, slots = table_update.rule.update(
-        table_update.rate, gradients, old[PARAMETERS], slots
-    )
-    for name, new in {PARAMETERS: parameters, **slots}.items():
+    for name, new in table_update.new_rows(gradients, old).items():
         rows = new if made is None else tf.where(made, new, old[name])
         _write(table_update, name, ids, rows)
 

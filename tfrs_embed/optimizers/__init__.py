@@ -2,8 +2,9 @@
 
 `declared` has the optimizers that this package adds to TensorFlow's and
 Keras's, which users make. A module per idea: `rules` has the formulas, and a
-new rule is a class there; `learning_rate` has what may change between steps,
-`conversion` what users give for an optimizer.
+new rule is a class there; `options` clips gradients and decays rows before a
+rule; `learning_rate` has what may change between steps, `conversion` what users
+give for an optimizer.
 
 Example:
     >>> table = tfrs_embed.TableConfig(
@@ -13,6 +14,6 @@ Example:
     0.01
 """
 
-from tfrs_embed.optimizers.declared import RowWiseAdagrad
+from tfrs_embed.optimizers.declared import Regularized, RowWiseAdagrad
 
-__all__ = ["RowWiseAdagrad"]
+__all__ = ["Regularized", "RowWiseAdagrad"]

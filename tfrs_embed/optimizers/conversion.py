@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import kerases
+from tfrs_embed.optimizers.declared import Regularized
 from tfrs_embed.optimizers.learning_rate import (
     LearningRate,
     call,
@@ -27,9 +28,11 @@ from tfrs_embed.optimizers.learning_rate import (
     restored,
     stored,
 )
+from tfrs_embed.optimizers.options import NO_OPTIONS, Limits, UpdateOptions
 from tfrs_embed.optimizers.rules import (
     RULES,
     SGD,
+    Adam,
     TableOptimizer,
     UpdateRule,
 )
@@ -47,6 +50,8 @@ _OF_KERAS: dict[str, list[type[UpdateRule]]] = {
     for kind in dict.fromkeys(rule.keras for rule in RULES)
     if kind is not None
 }
+# Adam, whose weight decay has a default.
+_OF_KERAS["AdamW"] = [Adam]
 
 
 def convert(
@@ -58,9 +63,10 @@ def convert(
         optimizer: None; "sgd", "adagrad", "adagrad_momentum", "adam" or "ftrl"
             (the `tf.tpu.experimental.embedding` optimizer with its defaults),
             or "row_wise_adagrad" (that of `tfrs_embed.optimizers`); such an
-            object; a Keras SGD, Adagrad, Adam, Ftrl or RMSprop, of
-            tf_keras, new or legacy (RMSprop only new), or of Keras 3, possibly
-            wrapped in a LossScaleOptimizer; or a dict as `serialize`, or
+            object; a Keras SGD, Adagrad, Adam, AdamW, Ftrl or RMSprop, of
+            tf_keras, new or legacy (AdamW and RMSprop only new), or of Keras 3,
+            possibly wrapped in a LossScaleOptimizer; any of these in a
+            `tfrs_embed.optimizers.Regularized`; or a dict as `serialize`, or
             `keras.optimizers.serialize`, makes it.
         where: what the optimizer is for, in error messages: "Table 'user'".
         keras: the Keras of the layer that has the table; None: not known.
@@ -76,7 +82,7 @@ def convert(
     if optimizer is None or isinstance(optimizer, TableOptimizer):
         return optimizer
     found = _find(optimizer, where, keras)
-    return TableOptimizer(found.rule, found.rate(), found.source)
+    return TableOptimizer(found.rule, found.rate(), found.source, found.options)
 
 
 def check(optimizer: Any, where: str) -> None:
@@ -102,6 +108,7 @@ class _Found:
     rule: UpdateRule
     rate: Callable[[], LearningRate]
     source: Any
+    options: UpdateOptions = NO_OPTIONS
 
 
 def _find(optimizer: Any, where: str, keras: Any) -> _Found:
@@ -111,6 +118,10 @@ def _find(optimizer: Any, where: str, keras: Any) -> _Found:
     source = optimizer
     if isinstance(optimizer, str):
         optimizer = _by_name(optimizer, where)
+    if isinstance(optimizer, Regularized):
+        found = _find(optimizer.optimizer, where, keras)
+        options = found.options.joined(optimizer.options, where)
+        return dataclasses.replace(found, source=source, options=options)
     if type(optimizer) in _OF_TPU:
         return _from_tpu(optimizer, where, source)
     if type(optimizer) in _DECLARED:
@@ -184,9 +195,7 @@ def _from_tpu(optimizer: Any, where: str, source: Any) -> _Found:
         value = getattr(optimizer, setting, neutral[0])
         if value not in neutral:
             _refuse(where, setting, value)
-    low, high = optimizer.clip_gradient_min, optimizer.clip_gradient_max
-    if low is not None or high is not None:
-        _refuse(where, "clipvalue", (low, high))
+    limits = _tpu_clipvalue(optimizer)
     kind = _OF_TPU[type(optimizer)]
     rule = _make(
         kind,
@@ -200,7 +209,14 @@ def _from_tpu(optimizer: Any, where: str, source: Any) -> _Found:
         rule,
         lambda: LearningRate.of(optimizer.learning_rate, where),
         source,
+        UpdateOptions.of(where, clipvalue=limits),
     )
+
+
+def _tpu_clipvalue(optimizer: Any) -> Any:
+    """The limits of gradients of one of TF's optimizers; None: without."""
+    limits = optimizer.clip_gradient_min, optimizer.clip_gradient_max
+    return None if limits == (None, None) else limits
 
 
 def _from_declared(optimizer: Any, where: str, source: Any) -> _Found:
@@ -233,13 +249,38 @@ def tpu_class(rule: UpdateRule, where: str) -> Any:
     return rule.tpu
 
 
-def to_tpu(rule: UpdateRule, rate: Any, where: str) -> Any:
+def require_tpu(
+    optimizer: TableOptimizer, where: str, options: Sequence[str] = ()
+) -> None:
+    """Requires that TPUs have what an optimizer does.
+
+    Args:
+        optimizer: the optimizer.
+        where: what it is for, in error messages: "Table 'user'".
+        options: the names of the `UpdateOptions` that these TPUs have.
+
+    Raises:
+        ValueError: they don't have its rule, or one of its options.
+    """
+    tpu_class(optimizer.rule, where)
+    for name, value in optimizer.options.given().items():
+        if name not in options:
+            raise ValueError(
+                f"{where}: {name}={value!r} can't be honoured on these TPUs; "
+                "leave it out."
+            )
+
+
+def to_tpu(
+    rule: UpdateRule, rate: Any, where: str, clipvalue: Limits | None = None
+) -> Any:
     """Returns TensorFlow's optimizer of an update rule.
 
     Args:
         rule: the rule.
         rate: its learning rate: a number, or a callable.
         where: what the optimizer is for, in error messages: "Table 'user'".
+        clipvalue: the limits of each number of a row's gradient; None: any.
 
     Returns:
         A `tf.tpu.experimental.embedding` optimizer.
@@ -247,7 +288,9 @@ def to_tpu(rule: UpdateRule, rate: Any, where: str) -> Any:
     Raises:
         ValueError: TPUs don't have the rule.
     """
-    optimizer = tpu_class(rule, where)(rate, **dataclasses.asdict(rule))
+    optimizer = tpu_class(rule, where)(
+        rate, **dataclasses.asdict(rule), clipvalue=clipvalue
+    )
     # TensorFlow's default is False, which recent versions of protobuf refuse
     # where an enumeration's number belongs.
     if getattr(optimizer, "low_dimensional_packing_status", None) is False:
@@ -269,11 +312,16 @@ _KERAS_FOREIGN = (
     "amsgrad",
     "adaptive_epsilon",
     "l2_shrinkage_regularization_strength",
-    "weight_decay",
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
     "use_ema",
+    "gradient_accumulation_steps",
+)
+# Those that every table's optimizer can have.
+_KERAS_OPTIONS = ("clipvalue", "clipnorm", "global_clipnorm", "weight_decay")
+# What leaves variables out of the weight decay, in either Keras.
+_KERAS_EXCLUDED = (
+    "_exclude_from_weight_decay",
+    "_exclude_from_weight_decay_names",
+    "_exclude_from_weight_decay_pattern",
 )
 
 
@@ -282,7 +330,7 @@ def _keras_classes(keras: Any, kind: str) -> list[type]:
     if keras.__name__ == kerases.TF_KERAS:
         # Those of Keras 3 only say that they are gone.
         modules.append(keras.optimizers.legacy)
-    return [getattr(module, kind) for module in modules]
+    return [getattr(m, kind) for m in modules if hasattr(m, kind)]
 
 
 def _is_legacy(optimizer: Any) -> bool:
@@ -296,13 +344,7 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> _Found:
     where = f"{where}: Keras {kind}"
     legacy = _is_legacy(optimizer)
     config = optimizer.get_config()
-    asked = {}
-    for foreign in _KERAS_FOREIGN:
-        value = config.get(foreign, getattr(optimizer, foreign, None))
-        if callable(value):  # A method that happens to have that name.
-            continue
-        if value is not None and np.any(value):
-            asked[foreign] = value
+    asked = _keras_asked(optimizer, config, _KERAS_FOREIGN)
     for of_keras in _OF_KERAS[kind]:
         names = _keras_names(of_keras)
         refused = [setting for setting in asked if setting not in names]
@@ -311,6 +353,13 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> _Found:
     else:
         _refuse(where, refused[0], asked[refused[0]])
 
+    options = UpdateOptions.of(
+        where, **_keras_asked(optimizer, config, _KERAS_OPTIONS)
+    )
+    for excluded in _KERAS_EXCLUDED:
+        value = getattr(optimizer, excluded, None)
+        if value and options.weight_decay:
+            _refuse(where, "exclude_from_weight_decay", value)
     transformers = getattr(optimizer, "gradient_transformers", None)
     if transformers:
         _refuse(where, "gradient_transformers", transformers)
@@ -339,7 +388,21 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> _Found:
             made = made.times(factor, formula)
         return made
 
-    return _Found(rule, rate, optimizer)
+    return _Found(rule, rate, optimizer, options)
+
+
+def _keras_asked(
+    optimizer: Any, config: Mapping[str, Any], names: Sequence[str]
+) -> dict[str, Any]:
+    """The settings of a Keras optimizer, among some, that ask for something."""
+    asked = {}
+    for name in names:
+        value = config.get(name, getattr(optimizer, name, None))
+        if callable(value):  # A method that happens to have that name.
+            continue
+        if value is not None and np.any(value):
+            asked[name] = value
+    return asked
 
 
 def _keras_names(rule: type[UpdateRule]) -> dict[str, str]:
@@ -399,6 +462,17 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
         if _assigned_rate(made, trained_by) is None:
             return optimizer
         optimizer = made
+    if isinstance(optimizer, Regularized):
+        config = {
+            k: list(v) if isinstance(v, tuple) else v
+            for k, v in optimizer.options.given().items()
+        }
+        config["optimizer"] = serialize(optimizer.optimizer, trained_by)
+        return {
+            "kind": "tfrs_embed",
+            "class_name": Regularized.__name__,
+            "config": config,
+        }
     if type(optimizer) in _DECLARED:
         assigned = _assigned_rate(optimizer, trained_by)
         if assigned is not None:
@@ -418,6 +492,8 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
         for name in _TPU_ARGUMENTS
         if hasattr(optimizer, name)
     }
+    if (limits := _tpu_clipvalue(optimizer)) is not None:
+        arguments["clipvalue"] = list(limits)  # As JSON gives it back.
     assigned = _assigned_rate(optimizer, trained_by)
     arguments["learning_rate"] = stored(
         arguments["learning_rate"] if assigned is None else assigned,
@@ -464,6 +540,11 @@ def deserialize(config: Any, keras: Any) -> Any:
     if config["kind"] == "keras":
         return keras.optimizers.deserialize(config["config"])
     arguments = config["config"]
+    if config["class_name"] == Regularized.__name__:
+        arguments["optimizer"] = deserialize(arguments["optimizer"], keras)
+        return Regularized(**arguments)
+    if "clipvalue" in arguments:
+        arguments["clipvalue"] = tuple(arguments["clipvalue"])
     arguments["learning_rate"] = restored(arguments["learning_rate"], keras)
     known = _DECLARED if config["kind"] == "tfrs_embed" else _OF_TPU
     kinds: dict[str, Any] = {kind.__name__: kind for kind in known}

@@ -12,6 +12,97 @@ import numpy as np
 
 from tfrs_embed import kerases
 from tfrs_embed.optimizers import learning_rate as rates
+from tfrs_embed.optimizers.options import NO_OPTIONS, Limits, UpdateOptions
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Regularized:
+    """An optimizer of tables with clipped gradients, or rows that decay.
+
+    The optimizer's update of a row w begins with these, by the row's gradient
+    g, summed over the global batch. Each of the first four excludes the others:
+
+        clipvalue:       g = clip(g, -clipvalue, clipvalue)
+        row_clipnorm:    g *= c / max(c, norm(g))
+        clipnorm:        g *= c / max(c, norm(gradient of the table))
+        global_clipnorm: g *= c / max(c, norm(gradients of all tables that
+                         share the optimizer in this layer))
+        weight_decay:    w -= learning_rate * weight_decay * w
+
+    Norms are L2 norms, of the rows that the step looked up: the others have no
+    gradient. Only these rows decay, too. Adam's bias correction is no part of
+    the learning rate there. `clipvalue`, `clipnorm`, `global_clipnorm` and
+    `weight_decay` have the formulas of Keras's optimizers, and those that a
+    Keras optimizer has itself need no `Regularized`.
+
+    It is given wherever a table's optimizer is. TPUs don't have it.
+
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", table),
+        ...     tfrs_embed.optimizers.Regularized(
+        ...         tfrs_embed.optimizers.RowWiseAdagrad(0.05),
+        ...         row_clipnorm=1.0,
+        ...         weight_decay=1e-4,
+        ...     ),
+        ... )
+        >>> layer.table_optimizers["movie"].options.row_clipnorm
+        1.0
+
+    Attributes:
+        optimizer: a table's optimizer, or its name; no dict.
+        clipvalue: the largest magnitude of each number of a row's gradient, or
+            a pair of limits, (low, high), of which one may be None.
+        row_clipnorm: the largest norm of a row's gradient.
+        clipnorm: the largest norm of a table's gradient.
+        global_clipnorm: the largest norm of the gradient of all tables that
+            share the optimizer.
+        weight_decay: the share of a row, times the learning rate, that each of
+            its updates takes away.
+
+    Raises:
+        ValueError: a value is out of its range, several clips are given, or no
+            option is.
+        TypeError: a value is of the wrong kind.
+    """
+
+    optimizer: Any
+    _: dataclasses.KW_ONLY
+    clipvalue: float | Limits | None = None
+    row_clipnorm: float | None = None
+    clipnorm: float | None = None
+    global_clipnorm: float | None = None
+    weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if self.optimizer is None or isinstance(self.optimizer, Mapping):
+            raise TypeError(
+                f"{name}: the optimizer must be an optimizer or its name, got "
+                f"{self.optimizer!r}."
+            )
+        if self.options == NO_OPTIONS:
+            raise ValueError(
+                f"{name}: give one of {[*self._given()]}, or the optimizer "
+                "alone."
+            )
+
+    def _given(self) -> dict[str, Any]:
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(UpdateOptions)
+        }
+
+    @property
+    def options(self) -> UpdateOptions:
+        """The options, checked."""
+        return UpdateOptions.of(type(self).__name__, **self._given())
+
+    @property
+    def learning_rate(self) -> Any:
+        """The optimizer's learning rate; None: that of a name."""
+        return getattr(self.optimizer, "learning_rate", None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfrs_embed.optimizers import declared
 from tfrs_embed.optimizers.learning_rate import LearningRate
+from tfrs_embed.optimizers.options import NO_OPTIONS, UpdateOptions
 
 Slots = dict[str, tf.Tensor]
 
@@ -541,25 +542,49 @@ RULES: tuple[type[UpdateRule], ...] = (
 
 
 class TableOptimizer:
-    """An update rule with its learning rate.
+    """An update rule with its learning rate, clipping and weight decay.
 
     Attributes:
         rule: the update rule.
         source: what the user gave.
+        options: what is done to gradients and rows before the rule.
 
     Args:
         rule: the update rule.
         rate: its learning rate.
         source: what the user gave.
+        options: what is done to gradients and rows before the rule.
     """
 
     def __init__(
-        self, rule: UpdateRule, rate: LearningRate, source: Any
+        self,
+        rule: UpdateRule,
+        rate: LearningRate,
+        source: Any,
+        options: UpdateOptions = NO_OPTIONS,
     ) -> None:
         self.rule = rule
         self.rate = rate
         self.source = source
+        self.options = options
         self._step: Callable[[], Any] = lambda: 0
+
+    @property
+    def needs_whole_rows(self) -> str | None:
+        """What can't update some columns of a row without the others."""
+        if self.rule.needs_whole_rows:
+            return self.rule.name
+        return None if self.options.row_clipnorm is None else "row_clipnorm"
+
+    def decay(self, step: tf.Tensor) -> tf.Tensor | None:
+        """The share that a row loses after `step` updates, a scalar float32.
+
+        Keras takes the learning rate for it without Adam's bias correction.
+        None: rows don't decay.
+        """
+        if not self.options.weight_decay:
+            return None
+        return self.rate.base(step) * self.options.weight_decay
 
     def follow(self, step: Callable[[], Any]) -> None:
         """Reads the number of updates from `step()`, as an engine counts."""
@@ -573,6 +598,7 @@ class TableOptimizer:
         """
         return (
             self.rule == other.rule
+            and self.options == other.options
             and self.rate.owned
             and other.rate.owned
             and self.rate.formulas == other.rate.formulas

@@ -168,10 +168,10 @@ def _demand(
                 "on CPUs and GPUs."
             )
     rule = trained_by.rule if trained_by else None
-    if kept == "column" and rule is not None:
+    if kept == "column" and trained_by is not None:
         world = len(usage.owned)
         slices = column_slices.most_slices(table.dim, world)
-        column_slices.require_uncut(table, slices, rule)
+        column_slices.require_uncut(table, slices, trained_by)
     return Demand(
         name=table.name,
         rows=table.vocabulary_size,
@@ -182,7 +182,7 @@ def _demand(
         reason=reason,
         keyed=table.keys is not None,
         element=element,
-        uncut=rule is not None and rule.needs_whole_rows,
+        uncut=bool(trained_by and trained_by.needs_whole_rows),
         number=bytes_of(table),
     )
 

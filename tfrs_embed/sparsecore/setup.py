@@ -26,7 +26,11 @@ from tfrs_embed.configs import (
     parse,
     require_float32,
 )
-from tfrs_embed.optimizers.conversion import TPU_OPTIMIZERS, convert
+from tfrs_embed.optimizers.conversion import (
+    TPU_OPTIMIZERS,
+    convert,
+    require_tpu,
+)
 from tfrs_embed.optimizers.learning_rate import is_schedule
 from tfrs_embed.optimizers.rules import UpdateRule
 from tfrs_embed.sparsecore.layout import Layout
@@ -241,6 +245,7 @@ def _rule(table: Any) -> UpdateRule | None:
         )
     converted = convert(optimizer, where)
     assert converted is not None
+    require_tpu(converted, f"{where}: {type(optimizer).__name__}")
     return converted.rule
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfrs_embed._tensorflow import tpu_embedding_v2_utils
 from tfrs_embed.configs import FeatureConfig, FeatureSpec, TableSpec
-from tfrs_embed.optimizers.conversion import convert, to_tpu
+from tfrs_embed.optimizers.conversion import convert, require_tpu, to_tpu
 from tfrs_embed.optimizers.rules import SGD, TableOptimizer
 from tfrs_embed.sparsecore.stacking import Stacking
 
@@ -94,7 +94,10 @@ def _optimizer(
     # Tables of two optimizers must not become one stack, not even if these
     # are equal now. TensorFlow compares callables by identity.
     return to_tpu(
-        optimizer.rule, lambda: rate(optimizer) if rate else 0.0, where
+        optimizer.rule,
+        lambda: rate(optimizer) if rate else 0.0,
+        where,
+        optimizer.options.clipvalue,
     )
 
 
@@ -172,4 +175,5 @@ def _chip_optimizer(given: Any, where: str) -> Any:
         return None
     # TF does not stack tables whose learning rates are different callables,
     # and each optimizer gets its own when it trains.
+    require_tpu(converted, where)
     return to_tpu(converted.rule, lambda: 0.0, where)

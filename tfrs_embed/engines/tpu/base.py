@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -15,7 +15,7 @@ from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.optimizers.conversion import tpu_class
+from tfrs_embed.optimizers.conversion import require_tpu
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore import tf_configs
 from tfrs_embed.sparsecore.stacking import Stacking
@@ -38,9 +38,12 @@ class TPUEngine(Engine):
         options: the other arguments.
 
     Raises:
-        ValueError: a table has more rows than a TPU can number, or an update
-            rule that TPUs don't have.
+        ValueError: a table has more rows than a TPU can number, or an optimizer
+            that these TPUs don't have.
     """
+
+    #: The names of the `UpdateOptions` that these TPUs have.
+    _options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class TPUEngine(Engine):
         self._step: Any = None
         for table, optimizer in optimizers.items():
             if optimizer is not None:
-                tpu_class(optimizer.rule, f"Table '{table}'")
+                require_tpu(optimizer, f"Table '{table}'", self._options)
         for state in self.states.values():
             if state.spec.vocabulary_size > tf.int32.max:
                 raise ValueError(

@@ -43,6 +43,8 @@ class EmbeddingCoreEngine(TPUEngine):
         ValueError: a table has more rows than a TPU can number.
     """
 
+    _options = ("clipvalue",)
+
     def __init__(
         self,
         features: Sequence[FeatureSpec],

@@ -29,6 +29,8 @@ class ReplicatedEngine(TPUEngine):
     over the replicas: only tables that a TensorCore can hold belong here.
     """
 
+    _options = ("clipvalue",)
+
     def _build(self) -> None:
         with tf.variable_creator_scope(_equal_on_all_replicas):
             self._embedding = _Tables(
@@ -89,7 +91,10 @@ class ReplicatedEngine(TPUEngine):
             old = {k: tf.convert_to_tensor(v) for k, v in state.slots.items()}
             table = tf.convert_to_tensor(state.table)
             new_table, new = optimizer.rule.update(
-                self._rates[id(optimizer)], total, table, old
+                self._rates[id(optimizer)],
+                optimizer.options.clip_rows(total),
+                table,
+                old,
             )
             used = uses[:, None] > 0.0
             for key, value in {PARAMETERS: new_table, **new}.items():

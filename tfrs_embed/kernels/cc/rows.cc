@@ -622,8 +622,33 @@ TFRS_INLINE void ApplyToHalves(const TfrsTable& t, int64_t row,
   }
 }
 
+// Returns the gradient of a row as it is after its table's clips: g, or `clipped`,
+// which has as many numbers, and may be g.
+template <int kDim>
+inline const float* Clip(const TfrsTable& t, const float* g, float* clipped) {
+  if (!t.clips) return g;
+  const int64_t dim = Width(kDim, t.dim);
+  const float low = t.clip_low, high = t.clip_high;
+  float scale = 1.0f;
+  if (t.row_norm < INFINITY) {
+    const float norm = sqrtf(SumSquares(g, dim));
+    // Not of max(): a norm that is NaN makes all of the gradient NaN.
+    scale = t.row_norm / (norm < t.row_norm ? t.row_norm : norm);
+  }
+  for (int64_t j = 0; j < dim; ++j) {
+    const float above = g[j] < low ? low : g[j];
+    clipped[j] = (above > high ? high : above) * scale;
+  }
+  return clipped;
+}
+
 template <int kDim>
 inline void Apply(const TfrsTable& t, int64_t row, const float* g) {
+  if (t.decay != 0) {
+    const int64_t dim = Width(kDim, t.dim);
+    float* w = static_cast<float*>(t.parameters) + row * dim;
+    for (int64_t j = 0; j < dim; ++j) w[j] -= t.decay * w[j];
+  }
   switch (t.type) {
     case kBfloat16: return ApplyToHalves<kDim, Bfloat16>(t, row, g);
     case kFloat16: return ApplyToHalves<kDim, Float16>(t, row, g);
@@ -747,7 +772,7 @@ void UpdateRows(const TfrsTable& t, const TfrsGradientRef* refs,
     } else {
       g = static_cast<const float*>(refs[i].gradient);
     }
-    Apply<kDim>(t, refs[first[r]].row, g);
+    Apply<kDim>(t, refs[first[r]].row, Clip<kDim>(t, g, sum));
   }
 }
 
@@ -806,7 +831,8 @@ void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
     });
   }
   for (int64_t row = 0; row < rows; ++row) {
-    if (used[row]) Apply<kDim>(t, row, sums + row * dim);
+    float* const sum = sums + row * dim;
+    if (used[row]) Apply<kDim>(t, row, Clip<kDim>(t, sum, sum));
   }
 }
 

@@ -125,6 +125,12 @@ struct TfrsTable {
   float rate;
   float settings[6];
   TfrsRounding rounding;
+  // Before the rule: each number of a row's gradient is clipped to the limits,
+  // and its norm to row_norm, if it has clips; the row loses this share of
+  // itself, if it is float32.
+  int32_t clips;
+  float clip_low, clip_high, row_norm;
+  float decay;
 };
 
 // Memory to group a bucket's gradients by row, and the rows to update.

@@ -1,6 +1,7 @@
 // Sums of gradients by row: into new rows, or into variables by a rule.
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -151,7 +152,15 @@ class UpdateOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("first_rows", &first_rows_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("row_strides", &row_strides_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("first_columns", &first_columns_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("clip_lows", &clip_lows_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("clip_highs", &clip_highs_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("row_norms", &row_norms_));
     const size_t n = rules_.size();
+    OP_REQUIRES(ctx,
+                clip_lows_.size() == n && clip_highs_.size() == n &&
+                    row_norms_.size() == n,
+                InvalidArgument("clip_lows, clip_highs and row_norms must have "
+                                "an entry for each table."));
     OP_REQUIRES(ctx,
                 stochastic_.size() == n && seeds_.size() == n &&
                     first_rows_.size() == n && row_strides_.size() == n &&
@@ -208,6 +217,13 @@ class UpdateOp : public OpKernel {
       return InvalidArgument(rates->NumElements(), " rates for ", num_tables,
                              " tables");
     }
+    const Tensor* decays;
+    TF_RETURN_IF_ERROR(ctx->input("decays", &decays));
+    const bool decaying = decays->NumElements() > 0;
+    if (decaying && decays->NumElements() != num_tables) {
+      return InvalidArgument(decays->NumElements(), " decays for ", num_tables,
+                             " tables");
+    }
     const Tensor* step;
     TF_RETURN_IF_ERROR(ctx->input("step", &step));
     if (step->NumElements() != 1) {
@@ -226,6 +242,12 @@ class UpdateOp : public OpKernel {
       table.rate = rates->flat<float>()(t);
       std::copy_n(settings_.begin() + kSettings * t, kSettings,
                   table.settings);
+      table.clip_low = clip_lows_[t];
+      table.clip_high = clip_highs_[t];
+      table.row_norm = row_norms_[t];
+      table.clips = table.clip_low > -INFINITY || table.clip_high < INFINITY ||
+                    table.row_norm < INFINITY;
+      if (decaying) table.decay = decays->flat<float>()(t);
       const int states = tfrs_states(rules_[t]);
       for (int k = 0; k < states; ++k, ++v) {
         if (v >= variables.size()) {
@@ -252,6 +274,9 @@ class UpdateOp : public OpKernel {
       }
       table.dim = table_shape.dim;
       table.type = table_shape.type;
+      if (table.decay != 0 && table.type != kFloat32) {
+        return InvalidArgument("table ", t, ": only rows of float32 can decay");
+      }
       const uint64_t seed = seeds_[t];
       table.rounding = {stochastic_[t], tfrs_mix(tfrs_mix(seed) ^ number),
                         first_rows_[t], row_strides_[t], first_columns_[t]};
@@ -267,7 +292,7 @@ class UpdateOp : public OpKernel {
   int32_t gradients_;  // TfrsType
   std::vector<bool> stochastic_;
   std::vector<int64_t> seeds_, first_rows_, row_strides_, first_columns_;
-  std::vector<float> settings_;
+  std::vector<float> settings_, clip_lows_, clip_highs_, row_norms_;
   Variables::Cache cache_;
 };
 
@@ -288,6 +313,7 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedSpread").Input("num_rows: int32"))
 TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
                   .Input("states: N * resource")
                   .Input("rates: float")
+                  .Input("decays: float")
                   .Input("step: int64"))
     .Input("gradients: G * T")
     .Input("columns: int32")
@@ -298,6 +324,9 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
     .Attr("gradient_of: list(int)")
     .Attr("rules: list(int)")
     .Attr("settings: list(float)")
+    .Attr("clip_lows: list(float)")
+    .Attr("clip_highs: list(float)")
+    .Attr("row_norms: list(float)")
     .Attr("stochastic: list(bool)")
     .Attr("seeds: list(int)")
     .Attr("first_rows: list(int)")
