@@ -20,6 +20,7 @@ REPLICAS = {
         CONFORMANCE: by_day(f"{KERNELS} and ({STEPS})", nightly=STEPS),
         "strategies/test_hashed_features.py": by_day("not (concat or ragged)"),
         "strategies/test_wire.py": by_day("not (rows or hidden and bfloat16)"),
+        "strategies/test_norms.py": None,
         "strategies/test_sharded_keras.py": None,
         "strategies/test_small_tables.py": None,
         "strategies/test_sharded_models.py": by_day(
@@ -42,6 +43,7 @@ REPLICAS = {
             "mult-combined or multiplex-ragged"
         ),
         "strategies/test_hot_rows.py": by_day("copies_stay and pipelined"),
+        "strategies/test_norms.py": by_day("plain and mirrored or copies"),
         "strategies/test_wire.py": by_day("reference and half"),
         "strategies/test_dynamic_replicas.py": by_day("lfu or evicted"),
         "strategies/test_serving_export.py": "partial or keys",

@@ -95,7 +95,8 @@ STREAMS = {
     "error": (
         DynamicKeys(admission=FrequencyAdmission(4), eviction=None),
         DynamicKeys("string", tfrs_embed.ProbabilisticAdmission(0.2), None),
-        ("momentum_nesterov", "adam_outside"),
+        # A norm is of the keys that have rows.
+        ("adagrad_clipnorm_decay", "adam_outside"),
     ),
 }
 

@@ -23,6 +23,7 @@ from tfrs_embed.engines.tables.dynamic_rows import (
     plan,
     rows_at_first,
 )
+from tfrs_embed.engines.tables.key_rules import TRASH
 from tfrs_embed.ops import concat_gradients
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import GradientContributions
@@ -102,6 +103,7 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
     ) -> None:
         refuse_pipelining(options)
         super().__init__(features, optimizers, options)
+        self._shard.trash = TRASH
         self._name = options.name
         self._strategy = options.strategy
         self._device = options.device

@@ -91,7 +91,11 @@ class Shard:
             "parameters" or the slot's name.
         step: the number of updates made.
         deferred: the deferred update, if pipelined.
+        trash: the row that takes the gradients of ids without a row; None: all
+            have one.
     """
+
+    trash: int | None = None
 
     def __init__(
         self,
@@ -378,13 +382,20 @@ class Shard:
             if optimizer is None or optimizer.options.norm is None:
                 continue
             ids, rows = update_ops.row_gradients(of_table, self.device)
-            table, counted = name, rows
+            table, counted = name, None
             if name in self._owned:
                 # All replicas have the copies' gradients; one has the row.
                 table, owned = self._owned[name]
-                mine = tf.where(tf.gather(owned, ids) >= 0)[:, 0]
-                counted = tf.gather(rows, mine)
-            square = tf.reduce_sum(tf.square(counted))
+                counted = tf.gather(owned, ids) >= 0
+            elif self.trash is not None:
+                counted = ids != self.trash
+            square = tf.reduce_sum(
+                tf.square(
+                    rows
+                    if counted is None
+                    else tf.gather(rows, tf.where(counted)[:, 0])
+                )
+            )
             squares[table] = squares.get(table, 0.0) + square
             sums[name] = table, ids, rows
         found = factors(squares)
