@@ -151,6 +151,7 @@ KERAS_3 = {
             " not tensorflow"
         ),
         "test_keras_3_layers.py": None,
+        "test_model_optimizer.py": None,
         "test_keras.py": by_day(
             "not (dtype or float64 or dense_ids or one_replica or"
             " mask or served or deep_copy or fill or whatever or loss_scale)"

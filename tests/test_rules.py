@@ -32,7 +32,7 @@ EVERY = pytest.mark.parametrize("rule", RULES, ids=name_of)
 
 def test_this_packages_optimizers_have_the_defaults_of_their_rules():
     declared = {r.declared.__name__: r for r in RULES if r.declared}
-    assert ["Regularized", *declared] == optimizers.__all__
+    assert set(declared) < set(optimizers.__all__)
     for name, rule in declared.items():
         optimizer = getattr(optimizers, name)()
         assert conversion.convert(optimizer, "Table 't'").rule == rule()

@@ -201,11 +201,14 @@ WRONG = {
     ),
     "t3.PartialTPUEmbedding(feature, keras.optimizers.Lion())": (
         "TypeError",
-        ("Lion can't train a table", "SGD, Adagrad, Adam, Ftrl or RMSprop"),
+        (
+            "Lion can't train a table",
+            "SGD, Adagrad, Adam, Ftrl, RMSprop or AdamW",
+        ),
     ),
-    "t3.PartialTPUEmbedding(feature, keras.optimizers.Adam(clipnorm=1.0))": (
+    "t3.PartialTPUEmbedding(feature, keras.optimizers.Adam(use_ema=True))": (
         "ValueError",
-        ("Keras Adam", "clipnorm=1.0"),
+        ("Keras Adam", "use_ema=True"),
     ),
     "t3.PartialTPUEmbedding(feature, 'sgd', size_treshold=9)": (
         "TypeError",

@@ -90,6 +90,32 @@ def spec(symbolic: Any) -> tf.TypeSpec:
     return tf.TensorSpec(shape, dtype, symbolic.name)
 
 
+class Hooks:
+    """A callback that either Keras takes, and that does nothing."""
+
+    # Neither Keras shall wait for the step's logs for its sake.
+    async_safe = True
+    _supports_tf_logs = True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("on_", "set_")):
+            return _nothing
+        raise AttributeError(name)
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
 def when_imported(name: str, then: Callable[[], Any]) -> None:
     """Calls a function after a module is imported; at once if it has been.
 

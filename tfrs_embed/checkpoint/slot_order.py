@@ -23,6 +23,7 @@ from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.optimizers import unreached
 
 _ATTRIBUTE = "_tfrs_embed_slots_of"
 _CHILD = "tfrs_embed_order"
@@ -121,6 +122,8 @@ def _text(places: dict[str, Any]) -> str:
 def install(keras: Any) -> None:
     """Has a Keras's new optimizers save the order that they are built with.
 
+    As they are built, they warn of settings that don't reach tables.
+
     Args:
         keras: tf_keras or Keras 3.
     """
@@ -136,6 +139,7 @@ def install(keras: Any) -> None:
     @functools.wraps(build)
     def build_and_track(self: Any, var_list: Sequence[Any]) -> None:
         build(self, var_list)
+        unreached.warn(self, var_list)
         # A build that was refused has one already.
         order = self._lookup_dependency(_CHILD) or SavedOrder(self)
         order.places = {

@@ -22,6 +22,7 @@ from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.engine_gradient import EngineGradient, ForwardPass
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import reshape_output
+from tfrs_embed.optimizers import unreached
 from tfrs_embed.weak_gradients import custom_gradient
 
 # The names that are stored beside the tables'.
@@ -121,6 +122,9 @@ class EngineLayer(Layer):
                 "gradient_trigger", shape=(), initializer="zeros"
             )
             slot_order.mark(self.gradient_trigger, "gradient_trigger")
+            unreached.mark(
+                self.gradient_trigger, self.name, self._engine.optimizers
+            )
             self._gradient = EngineGradient(
                 self.name,
                 self._engine,

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tfrs_embed import kerases
 from tfrs_embed.configs import as_int
 from tfrs_embed.monitoring.log import (
     StatisticsLog,
@@ -22,33 +23,7 @@ from tfrs_embed.monitoring.monitor import (
 from tfrs_embed.monitoring.reports import StatisticsReport
 
 
-class _Hooks:
-    """A callback that either Keras takes, and that does nothing."""
-
-    # Neither Keras shall wait for the step's logs for its sake.
-    async_safe = True
-    _supports_tf_logs = True
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("on_"):
-            return _nothing
-        raise AttributeError(name)
-
-    def _implements_train_batch_hooks(self) -> bool:
-        return True
-
-    def _implements_test_batch_hooks(self) -> bool:
-        return False
-
-    def _implements_predict_batch_hooks(self) -> bool:
-        return False
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    pass
-
-
-class TableStatistics(_Hooks):
+class TableStatistics(kerases.Hooks):
     """Writes statistics of a model's tables while Keras trains it.
 
     It is a callback of tf_keras and of Keras 3. Before the first step, every

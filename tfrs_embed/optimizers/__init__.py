@@ -4,7 +4,8 @@
 Keras's, which users make. A module per idea: `rules` has the formulas, and a
 new rule is a class there; `options` clips gradients and decays rows before a
 rule; `learning_rate` has what may change between steps, `conversion` what users
-give for an optimizer.
+give for an optimizer. `following` has tables follow a model's optimizer, and
+`unreached` says what of it doesn't reach them.
 
 Example:
     >>> table = tfrs_embed.TableConfig(
@@ -15,5 +16,6 @@ Example:
 """
 
 from tfrs_embed.optimizers.declared import Regularized, RowWiseAdagrad
+from tfrs_embed.optimizers.following import FollowLearningRate
 
-__all__ = ["Regularized", "RowWiseAdagrad"]
+__all__ = ["FollowLearningRate", "Regularized", "RowWiseAdagrad"]

@@ -364,29 +364,16 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> _Found:
     if transformers:
         _refuse(where, "gradient_transformers", transformers)
 
-    factors = []
-    decay = float(config.get("decay") or 0.0)
-    if decay:
-        factors.append(
-            (
-                lambda step: 1.0 / (1.0 + decay * tf.cast(step, tf.float32)),
-                f"1 / (1 + {decay} step)",
-            )
-        )
     settings = of_keras.settings_of_keras(config, legacy, where)
     rule = _make(
         of_keras,
         {names[k]: value for k, value in settings.items() if k in names},
     )
     factor = rule.keras_factor()
-    if factor is not None:
-        factors.append(factor)
 
     def rate() -> LearningRate:
         made = _keras_rate(optimizer, legacy, where)
-        for factor, formula in factors:
-            made = made.times(factor, formula)
-        return made
+        return made if factor is None else made.times(*factor)
 
     return _Found(rule, rate, optimizer, options)
 
@@ -433,7 +420,23 @@ def _keras_rate(optimizer: Any, legacy: bool, where: str) -> LearningRate:
     if rate.variable is not None:
         with tf.init_scope():
             check_rate(float(rate.variable.numpy()), where)
-    return rate
+    decay = float(optimizer.get_config().get("decay") or 0.0)
+    if not decay:
+        return rate
+    return rate.times(
+        lambda step: 1.0 / (1.0 + decay * tf.cast(step, tf.float32)),
+        f"1 / (1 + {decay} step)",
+    )
+
+
+def rate_of_keras(optimizer: Any) -> LearningRate:
+    """Returns the learning rate of a Keras optimizer of any kind.
+
+    Args:
+        optimizer: the optimizer, possibly wrapped in a LossScaleOptimizer.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    return _keras_rate(optimizer, _is_legacy(optimizer), "The optimizer")
 
 
 def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:

@@ -81,7 +81,7 @@ class UpdateOptions:
         made: dict[str, Any] = {
             name: _limits(value, where)
             if name == "clipvalue"
-            else _number(name, value, where, name != "weight_decay")
+            else number(name, value, where, name != "weight_decay")
             for name, value in asked.items()
         }
         return cls(**made)
@@ -160,7 +160,7 @@ def factor(squares: tf.Tensor, limit: float) -> tf.Tensor:
 
 def _limits(value: Any, where: str) -> Limits:
     if not isinstance(value, (tuple, list)):
-        most = _number("clipvalue", value, where, True)
+        most = number("clipvalue", value, where)
         return -most, most
     if len(value) != 2 or all(limit is None for limit in value):
         raise ValueError(
@@ -179,21 +179,35 @@ def _limits(value: Any, where: str) -> Limits:
     return low, high
 
 
-def _number(name: str, value: Any, where: str, positive: bool) -> float:
-    number = _finite(name, value, where)
-    if number < 0 or (positive and number == 0):
+def number(name: str, value: Any, where: str, positive: bool = True) -> float:
+    """Checks a number that can't be negative.
+
+    Args:
+        name: what it is called, in error messages.
+        value: the number.
+        where: what it is for, in error messages.
+        positive: whether it must be above 0.
+
+    Returns:
+        The number.
+
+    Raises:
+        ValueError: it is out of its range.
+        TypeError: it is no number.
+    """
+    checked = _finite(name, value, where)
+    if checked < 0 or (positive and checked == 0):
         raise ValueError(
             f"{where}: {name} must be {'above' if positive else 'at least'} 0, "
             f"got {value!r}."
         )
-    return number
+    return checked
 
 
 def _finite(name: str, value: Any, where: str) -> float:
     is_number = isinstance(value, (numbers.Real, np.ndarray, np.generic))
     if isinstance(value, bool) or not is_number or np.ndim(value):
         raise TypeError(f"{where}: {name} must be a number, got {value!r}.")
-    number = float(value)
-    if not math.isfinite(number):
+    if not math.isfinite(float(value)):
         raise ValueError(f"{where}: {name} must be finite, got {value!r}.")
-    return number
+    return float(value)

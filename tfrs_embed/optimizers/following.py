@@ -1,0 +1,140 @@
+"""A callback by which the rate of a model's optimizer drives tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed import kerases
+from tfrs_embed.optimizers.conversion import rate_of_keras
+from tfrs_embed.optimizers.learning_rate import LearningRate
+from tfrs_embed.optimizers.options import number
+from tfrs_embed.optimizers.rules import TableOptimizer
+
+
+class FollowLearningRate(kerases.Hooks):
+    """Sets tables' learning rates to that of the model's optimizer.
+
+    It is a callback of tf_keras and of Keras 3. Before each batch it gives the
+    tables of all layers the rate that `model.optimizer` has then, times
+    `factor`: what `ReduceLROnPlateau`, `LearningRateScheduler` or an assignment
+    set it to, or what its schedule gives for the step. Put it behind callbacks
+    that set the rate before each batch.
+
+    With `steps_per_execution` Keras calls it once for so many steps, in which
+    the tables' rates stay the same. Where a schedule is to change them in each
+    of these, give the schedule to the tables' optimizer as well.
+
+    Example:
+        >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", movies), "adagrad"
+        ... )
+        >>> model = tf_keras.Sequential([layer, tf_keras.layers.Dense(1)])
+        >>> model.compile(tf_keras.optimizers.Adam(0.25), "mse")
+        >>> history = model.fit(
+        ...     np.array([3, 7]),
+        ...     np.array([0.0, 1.0]),
+        ...     callbacks=[tfrs_embed.optimizers.FollowLearningRate(2.0)],
+        ...     verbose=0,
+        ... )
+        >>> layer.table_optimizers["movies"].learning_rate
+        0.5
+
+    Args:
+        factor: a table's rate divided by that of the model's optimizer.
+
+    Raises:
+        ValueError: the factor is not above 0, or not finite.
+        TypeError: it is no number.
+    """
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self._factor = number("factor", factor, type(self).__name__)
+        self._model: Any = None
+        self._rate: LearningRate | None = None
+        self._optimizers: list[TableOptimizer] = []
+        self._given: float | None = None
+
+    def set_model(self, model: Any) -> None:
+        """Takes the model that is trained.
+
+        Args:
+            model: the model, of either Keras.
+        """
+        self._model = model
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Finds the tables.
+
+        Args:
+            logs: not read.
+
+        Raises:
+            ValueError: the model has no table with an optimizer, or one whose
+                rate can't be set.
+        """
+        self._given = None
+        self._rate = rate_of_keras(self._model.optimizer)
+        trained = [
+            (f"Layer '{layer.name}', table '{table}'", optimizer)
+            for layer in self._model._flatten_layers()
+            for table, optimizer in _optimizers(layer).items()
+            if optimizer is not None
+        ]
+        if not trained:
+            raise ValueError(
+                f"Model '{self._model.name}' has no layer with tables that an "
+                "optimizer trains."
+            )
+        found = {
+            id(optimizer): optimizer
+            for where, optimizer in trained
+            if not self._follows(where, optimizer)
+        }
+        self._optimizers = list(found.values())
+
+    def _follows(self, where: str, optimizer: TableOptimizer) -> bool:
+        """Whether a table has the rate of the model's optimizer anyway.
+
+        Raises:
+            ValueError: its rate can't be set.
+        """
+        assert self._rate is not None
+        if optimizer.rate.given is self._rate.given:
+            if self._factor != 1:
+                raise ValueError(
+                    f"{where}: it has the learning rate of the model's "
+                    f"optimizer itself, which can't be {self._factor} times "
+                    "itself. Give the table an optimizer of its own."
+                )
+            return True
+        if optimizer.rate.variable is None:
+            raise ValueError(
+                f"{where}: a schedule or a callable computes its learning "
+                "rate, so FollowLearningRate can't set it. Give the table's "
+                "optimizer a number."
+            )
+        return False
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Sets the tables' rates.
+
+        Args:
+            batch: not read.
+            logs: not read.
+        """
+        assert self._rate is not None
+        step = kerases.variable(self._model.optimizer.iterations)
+        rate = self._factor * float(self._rate.at(tf.cast(step, tf.int64)))
+        if rate != self._given:
+            for optimizer in self._optimizers:
+                optimizer.learning_rate = rate
+            self._given = rate
+
+
+def _optimizers(layer: Any) -> Mapping[str, TableOptimizer | None]:
+    """The optimizers of the tables of a layer around an engine; else none."""
+    return getattr(getattr(layer, "engine", None), "optimizers", {})

@@ -1,0 +1,82 @@
+"""Warns of settings of a model's optimizer that don't reach tables.
+
+Tables are trained by optimizers of their own. What `model.compile` gets to clip
+gradients or to decay weights says nothing to them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfrs_embed.optimizers.options import CLIPS
+from tfrs_embed.optimizers.rules import TableOptimizer
+
+# Of a layer's scalar weight: the layer's name and its tables' options.
+_ATTRIBUTE = "_tfrs_embed_table_options"
+
+_SETTINGS = (*CLIPS, "weight_decay", "use_ema", "gradient_accumulation_steps")
+
+
+def mark(
+    variable: Any,
+    layer: str,
+    optimizers: Mapping[str, TableOptimizer | None],
+) -> None:
+    """Has `warn` know the tables that a variable stands for.
+
+    Args:
+        variable: the layer's scalar weight.
+        layer: the layer's name.
+        optimizers: each table's optimizer by name; None: it is not trained.
+    """
+    of_tables = {name: o.options for name, o in optimizers.items() if o}
+    setattr(variable, _ATTRIBUTE, (layer, of_tables))
+
+
+def warn(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Warns if an optimizer has settings that tables don't have.
+
+    Args:
+        optimizer: an optimizer of a Keras.
+        variables: what it trains, of which marked ones stand for tables.
+    """
+    asked = {
+        name: value
+        for name in _SETTINGS
+        if (value := getattr(optimizer, name, None)) is not None
+        and np.any(value)
+    }
+    if not asked:
+        return
+    for variable in variables:
+        layer, of_tables = getattr(variable, _ATTRIBUTE, ("", {}))
+        # Tables that lack the same settings are named together.
+        lacking: dict[tuple[str, ...], list[str]] = {}
+        for table, options in of_tables.items():
+            given = options.given()
+            clips = any(name in given for name in CLIPS)
+            missing = tuple(
+                name
+                for name in asked
+                if not (clips if name in CLIPS else name in given)
+            )
+            if missing:
+                lacking.setdefault(missing, []).append(table)
+        for missing, tables in lacking.items():
+            settings = " and ".join(
+                f"{name}={asked[name]!r}" for name in missing
+            )
+            warnings.warn(
+                f"Layer '{layer}': the tables {tables} are trained by "
+                f"optimizers of their own, without {settings} of the model's "
+                f"optimizer '{optimizer.name}'. clipvalue, clipnorm, "
+                "global_clipnorm and weight_decay can be given to the layer's "
+                "or the tables' optimizer, if it is Keras's, or by "
+                "tfrs_embed.optimizers.Regularized. Tables have no use_ema "
+                "and no gradient_accumulation_steps.",
+                stacklevel=2,
+            )
