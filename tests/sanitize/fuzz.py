@@ -137,9 +137,21 @@ def try_update(rng, tables, features, gradients):
     variables = cases.make_variables(tables, rules, dtype)
     kept = pack_some(rng, variables)
     stochastic = bool(rng.integers(2))
-    cases.update(variables, rules, features, given, stochastic=stochastic)
+    # Only rows of float32 can decay.
+    names = [n for n, o in cases.OPTIONS.items() if not o.weight_decay]
+    names = list(cases.OPTIONS) if dtype == tf.float32 else names
+    options = [cases.OPTIONS[rng.choice(names)] for _ in tables]
+    cases.update(
+        variables,
+        rules,
+        features,
+        given,
+        stochastic=stochastic,
+        options=options,
+    )
     del kept
     for number, (table, rule) in enumerate(zip(tables, rules, strict=True)):
+        before = options[number]
         mine = [i for i, f in enumerate(features) if f.table == number]
         sums = expected_sums(
             table, [features[i] for i in mine], [gradients[i] for i in mine]
@@ -152,7 +164,10 @@ def try_update(rng, tables, features, gradients):
             for name, slot in rule.slots().items()
         }
         after, slots = rule.update(
-            tf.constant(0.3), tf.constant(sums, tf.float32), table, slots
+            tf.constant(0.3),
+            before.clip_rows(tf.constant(sums, tf.float32)),
+            table - np.float32(0.3 * before.weight_decay) * table,
+            slots,
         )
         found = {
             k: tf.cast(v, tf.float32).numpy()

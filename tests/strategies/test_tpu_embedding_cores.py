@@ -5,7 +5,15 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from conformance.descriptors import FEW, large_and_small
+from conformance.descriptors import (
+    FEW,
+    OPTIMIZERS,
+    RATE,
+    Hardware,
+    Optimizer,
+    large_and_small,
+    tpu,
+)
 from conformance.harness import (
     assert_tables,
     build,
@@ -16,6 +24,7 @@ from conformance.harness import (
 )
 from strategies.embedding_cores import EmbeddingCores
 from tfrs_embed import initial_values
+from tfrs_embed.optimizers import Regularized
 
 
 @pytest.fixture
@@ -43,6 +52,47 @@ def test_training(strategy, cores, optimizer):
     # Evaluating must not wait for gradients.
     check_step(trainer(strategy, layer, training=False), reference, batches)
     assert not cores.training[-1]
+
+
+@pytest.mark.parametrize("engine", ["cores", "dense"])
+def test_gradients_are_clipped_by_value(strategy, cores, engine, monkeypatch):
+    limits = {"clipvalue": (-0.5, 0.25)}
+    made = Optimizer(tpu.Adagrad(RATE, **limits), "Adagrad", {}, limits)
+    monkeypatch.setitem(OPTIMIZERS, "clipped", made)
+    with strategy.scope():
+        tables = large_and_small("mean", "clipped", ("dense",))
+        layer, reference = build(engine, tables)
+    batches = make_steps(np.random.default_rng(0), reference, True, strategy)
+    step = trainer(strategy, layer)
+    reference.update(check_step(step, reference, batches))
+    assert_tables(layer, reference)
+
+
+@pytest.mark.parametrize(
+    ("feature", "options"),
+    [
+        (Hardware.V2, {"clipvalue": 0.5}),
+        (Hardware.V2, {"clipnorm": 0.5}),
+        (Hardware.UNSUPPORTED, {"row_clipnorm": 0.5}),
+        (Hardware.UNSUPPORTED, {"weight_decay": 0.5}),
+    ],
+    ids=str,
+)
+def test_what_these_tpus_cannot_do_before_a_rule_is_an_error(
+    strategy, feature, options
+):
+    table = tfrs_embed.TableConfig("t", 100, 8)
+    [(name, _)] = options.items()
+    with (
+        strategy.scope(),
+        pytest.raises(ValueError, match=rf"Table 't': {name}=.* these TPUs"),
+    ):
+        tfrs_embed.PartialTPUEmbedding(
+            tfrs_embed.FeatureConfig("f", table),
+            Regularized("adagrad", **options),
+            size_threshold=0,
+            embedding_feature=feature,
+        )
 
 
 def test_checkpoint_moves_to_one_device_and_back(strategy, cores, tmp_path):

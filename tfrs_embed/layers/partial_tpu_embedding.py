@@ -44,7 +44,7 @@ class PartialTPUEmbedding(TableLayer):
             `keras_rs.layers` or of `tf.tpu.experimental.embedding`, or any
             nesting of dicts, lists and tuples of them. Features that name the
             same table object share it.
-        optimizer: trains the large tables: a Keras SGD, Adagrad, Adam,
+        optimizer: trains the large tables: a Keras SGD, Adagrad, Adam, AdamW,
             Ftrl or RMSprop, whose learning rate is read at each step; a
             `tf.tpu.experimental.embedding` optimizer, or one of
             `tfrs_embed.optimizers`; or the name of one ("sgd", "adagrad",

@@ -117,7 +117,8 @@ class RowWiseAdagrad:
         w -= learning_rate * g / (sqrt(a) + epsilon)
 
     That is FBGEMM's `EXACT_ROWWISE_ADAGRAD` (torchrec's `RowWiseAdagrad`)
-    without weight decay, and the defaults are FBGEMM's. It is lazy: a row that
+    without weight decay, which `Regularized` adds, and the defaults are
+    FBGEMM's. It is lazy: a row that
     was not looked up keeps its values and its accumulator.
 
     It is given wherever a table's optimizer is, to a layer or to a table.
