@@ -163,6 +163,14 @@ def test_the_rates_of_several_steps_of_one_execution_are_the_firsts():
     assert seen.rates["a"] == [8.0, 2.0]
 
 
+def test_tables_follow_an_optimizer_that_scales_the_loss():
+    scaled = keras.mixed_precision.LossScaleOptimizer(new.SGD(SCHEDULE))
+    model, layer = make_model("sgd", scaled)
+    seen = Rates(layer)
+    fit(model, [FollowLearningRate(), seen])
+    assert seen.rates["a"] == [8.0, 4.0, 2.0, 1.0]
+
+
 @only_keras_2("Keras 3 has no legacy optimizers")
 def test_tables_follow_a_legacy_optimizer_that_decays():
     model, layer = make_model("sgd", new.legacy.SGD(1.0, decay=1.0))

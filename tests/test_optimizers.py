@@ -424,6 +424,21 @@ def test_only_rows_of_the_step_decay_whatever_their_gradient():
     np.testing.assert_allclose(layer.embedding_tables["t"], expected, rtol=1e-6)
 
 
+def test_rows_decay_by_the_rate_of_the_step_that_was_put_off():
+    halves = schedules.PiecewiseConstantDecay([0], [0.5, 0.25])
+    layer = make_layer(
+        Regularized(tpu.SGD(halves), weight_decay=0.5),
+        pipeline_execution_with_tensor_core=True,
+    )
+    before = layer.embedding_tables["t"].numpy()
+    step = tf.function(train)
+    for _ in range(2):
+        step(layer, tf.constant([1]), tf.zeros([1, 3]))
+    expected = before.copy()
+    expected[1] *= (1 - 0.5 * 0.5) * (1 - 0.25 * 0.5)
+    np.testing.assert_allclose(layer.embedding_tables["t"], expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_rows_of_two_bytes_decay_and_round_once(dtype):
     table = tfrs_embed.TableConfig(
@@ -718,6 +733,13 @@ REFUSED_SETTINGS = {
         }.items()
     },
 }
+
+
+if NUMBER == 3:
+    REFUSED_SETTINGS["accumulation"] = (
+        lambda: new.SGD(0.1, gradient_accumulation_steps=2),
+        "gradient_accumulation_steps",
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED_SETTINGS)

@@ -82,7 +82,7 @@ def _of_optimizer(optimizer: TableOptimizer | None) -> Any:
     rate = optimizer.rate
     return {
         "rule": of(optimizer.rule),
-        **optimizer.options.given(),
+        **of(optimizer.options.given()),
         "learning_rate": of(rate.given),
         "learning_rate is multiplied by": rate.formulas,
     }

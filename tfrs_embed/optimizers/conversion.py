@@ -433,9 +433,8 @@ def rate_of_keras(optimizer: Any) -> LearningRate:
     """Returns the learning rate of a Keras optimizer of any kind.
 
     Args:
-        optimizer: the optimizer, possibly wrapped in a LossScaleOptimizer.
+        optimizer: the optimizer, not wrapped in a LossScaleOptimizer.
     """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     return _keras_rate(optimizer, _is_legacy(optimizer), "The optimizer")
 
 

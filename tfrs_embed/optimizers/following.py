@@ -54,6 +54,7 @@ class FollowLearningRate(kerases.Hooks):
     def __init__(self, factor: float = 1.0) -> None:
         self._factor = number("factor", factor, type(self).__name__)
         self._model: Any = None
+        self._optimizer: Any = None
         self._rate: LearningRate | None = None
         self._optimizers: list[TableOptimizer] = []
         self._given: float | None = None
@@ -77,7 +78,10 @@ class FollowLearningRate(kerases.Hooks):
                 rate can't be set.
         """
         self._given = None
-        self._rate = rate_of_keras(self._model.optimizer)
+        optimizer = self._model.optimizer
+        # One that scales the loss leaves rates and steps to the one inside.
+        self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        self._rate = rate_of_keras(self._optimizer)
         trained = [
             (f"Layer '{layer.name}', table '{table}'", optimizer)
             for layer in self._model._flatten_layers()
@@ -127,7 +131,7 @@ class FollowLearningRate(kerases.Hooks):
             logs: not read.
         """
         assert self._rate is not None
-        step = kerases.variable(self._model.optimizer.iterations)
+        step = kerases.variable(self._optimizer.iterations)
         rate = self._factor * float(self._rate.at(tf.cast(step, tf.int64)))
         if rate != self._given:
             for optimizer in self._optimizers:
