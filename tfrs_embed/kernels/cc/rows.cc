@@ -622,33 +622,42 @@ TFRS_INLINE void ApplyToHalves(const TfrsTable& t, int64_t row,
   }
 }
 
-// Returns the gradient of a row as it is after its table's clips: g, or `clipped`,
-// which has as many numbers, and may be g.
-template <int kDim>
-inline const float* Clip(const TfrsTable& t, const float* g, float* clipped) {
-  if (!t.clips) return g;
-  const int64_t dim = Width(kDim, t.dim);
+// Few tables have what follows. It stays out of the loops over rows, which are
+// compiled for each width.
+
+// Writes a row's gradient after its table's clips to `clipped`, [dim], which may
+// be g.
+__attribute__((noinline)) void Clip(const TfrsTable& t, const float* g,
+                                    float* clipped) {
   const float low = t.clip_low, high = t.clip_high;
   float scale = 1.0f;
   if (t.row_norm < INFINITY) {
-    const float norm = sqrtf(SumSquares(g, dim));
-    // Not of max(): a norm that is NaN makes all of the gradient NaN.
+    const float norm = sqrtf(SumSquares(g, t.dim));
+    // A norm that is NaN makes all of the gradient NaN.
     scale = t.row_norm / (norm < t.row_norm ? t.row_norm : norm);
   }
-  for (int64_t j = 0; j < dim; ++j) {
+  for (int64_t j = 0; j < t.dim; ++j) {
     const float above = g[j] < low ? low : g[j];
     clipped[j] = (above > high ? high : above) * scale;
   }
-  return clipped;
 }
 
+// Takes its share away from a row of float32.
+__attribute__((noinline)) void Decay(const TfrsTable& t, int64_t row) {
+  const float decay = t.decay;
+  float* w = static_cast<float*>(t.parameters) + row * t.dim;
+  for (int64_t j = 0; j < t.dim; ++j) w[j] -= decay * w[j];
+}
+
+// Updates a row by its gradient, g; `sum` is memory for a gradient, or g.
 template <int kDim>
-inline void Apply(const TfrsTable& t, int64_t row, const float* g) {
-  if (t.decay != 0) {
-    const int64_t dim = Width(kDim, t.dim);
-    float* w = static_cast<float*>(t.parameters) + row * dim;
-    for (int64_t j = 0; j < dim; ++j) w[j] -= t.decay * w[j];
+inline void Apply(const TfrsTable& t, int64_t row, const float* g,
+                  float* sum) {
+  if (t.clips) {
+    Clip(t, g, sum);
+    g = sum;
   }
+  if (t.decay != 0) Decay(t, row);
   switch (t.type) {
     case kBfloat16: return ApplyToHalves<kDim, Bfloat16>(t, row, g);
     case kFloat16: return ApplyToHalves<kDim, Float16>(t, row, g);
@@ -772,7 +781,7 @@ void UpdateRows(const TfrsTable& t, const TfrsGradientRef* refs,
     } else {
       g = static_cast<const float*>(refs[i].gradient);
     }
-    Apply<kDim>(t, refs[first[r]].row, Clip<kDim>(t, g, sum));
+    Apply<kDim>(t, refs[first[r]].row, g, sum);
   }
 }
 
@@ -832,7 +841,7 @@ void UpdateAllRows(const TfrsTable& t, const TfrsGradients* features,
   }
   for (int64_t row = 0; row < rows; ++row) {
     float* const sum = sums + row * dim;
-    if (used[row]) Apply<kDim>(t, row, Clip<kDim>(t, sum, sum));
+    if (used[row]) Apply<kDim>(t, row, sum, sum);
   }
 }
 
