@@ -176,6 +176,7 @@ class EngineLayer(Layer):
             return self._outputs(vectors, bags), backward
 
         outputs = lookup(self._front.variable(self.gradient_trigger))
+        call.ended = True
         return (
             list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
         )
