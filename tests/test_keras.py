@@ -311,6 +311,36 @@ def test_overflowing_step_is_skipped_and_lowers_the_scale():
     np.testing.assert_array_equal(model.trainable_variables[-2], kernel)
 
 
+def test_tables_are_trained_if_only_another_gradient_overflows():
+    """Documented in docs/gradients.md."""
+    tables = []
+    for feature in (0.0, 3e38):
+        table = tfrs_embed.TableConfig("table", 20, 4, "ones")
+        layer = layers.PartialTPUEmbedding(
+            tfrs_embed.FeatureConfig("ids", table), "sgd", size_threshold=0
+        )
+        inputs = [keras.Input((), dtype="int32"), keras.Input((1,))]
+        joined = keras.layers.Concatenate()([layer(inputs[0]), inputs[1]])
+        model = keras.Model(inputs, keras.layers.Dense(1)(joined))
+        weights = [np.array([[0.5]] * 4 + [[0.0]]), np.zeros(1)]
+        model.layers[-1].set_weights(weights)
+        optimizer = keras.mixed_precision.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=16.0
+        )
+        model.compile(optimizer, "mse")
+        data = [np.arange(8), np.full([8, 1], feature)]
+        # The kernel's gradient has the feature as a factor, the table's hasn't.
+        model.fit(data, np.ones([8, 1]), verbose=0)
+        skipped = feature > 0
+        kernel, _ = model.layers[-1].get_weights()
+        assert np.array_equal(kernel, weights[0]) == skipped
+        assert float(fronts.loss_scale(optimizer)) == (8 if skipped else 16)
+        assert int(layer.step) == 1
+        tables.append(layer.embedding_tables["table"].numpy())
+    np.testing.assert_array_equal(*tables)
+    assert np.all(tables[0][:8] != 1)
+
+
 def test_custom_loop_with_loss_scale_in_a_function():
     inputs, labels = make_data()
     layer = make_layer("sgd")
