@@ -595,8 +595,8 @@ DIFFERENT = {
         {"size_threshold": 20, "by": None},
     ),
     "nothing to train": (
-        {"size_threshold": 2, "by": None},
         {"size_threshold": 20},
+        {"size_threshold": 2, "by": None},
     ),
     "rows": (
         {"size_threshold": 20},
@@ -627,6 +627,24 @@ def test_slots_by_position_do_not_go_to_another_variable(tmp_path, case):
     model = compiled(**other)
     with checkpoint.growing_tables(), pytest.raises(ValueError):
         tf.train.Checkpoint(model=model).restore(path)
+
+
+def test_other_models_of_the_process_save_no_order(tmp_path):
+    fit(compiled(20))
+    inputs = {name: keras.Input((), dtype="int64") for name in "abc"}
+    joined = keras.layers.Concatenate()(
+        [keras.layers.Reshape((1,))(each) for each in inputs.values()]
+    )
+    model = keras.Model(inputs, keras.layers.Dense(1)(joined))
+    model.compile("adam", "mse")
+    fit(model)
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))
+    # Nor the name of a saver, which other processes don't have.
+    graph = tf.train.load_checkpoint(path).get_tensor(
+        "_CHECKPOINTABLE_OBJECT_GRAPH"
+    )
+    assert b"_variables" in graph
+    assert b"tfrs_embed" not in graph
 
 
 def test_slots_by_position_go_to_their_variables(tmp_path):
