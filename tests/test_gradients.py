@@ -380,6 +380,35 @@ def test_a_step_in_and_of_an_accumulator_updates_once(mode, order):
     assert np.any(tables[0] != initial())
 
 
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_forward_derivative_of_a_scaled_loss_sets_no_scale(mode):
+    scaler = keras.mixed_precision.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=2.0**10
+    )
+    layer = make_layer(keras.optimizers.SGD(0.1))
+    program = make_program(layer, nested=True)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(program.vectors(tf.constant([1, 2])))
+        return tape.gradient(loss, program.embedding())
+
+    step()
+    x = tf.constant([1.0, 2.0])
+    found = run(
+        mode,
+        lambda: forward(
+            lambda: fronts.scale_loss(scaler, tf.reduce_sum(x**2)),
+            x,
+            lambda result: result,
+        ),
+    )
+    np.testing.assert_allclose(found, [5 * 2.0**10, 6 * 2.0**10])
+    step()
+    moved = initial()[[1, 2]] - table_of(layer)[[1, 2]]
+    np.testing.assert_allclose(moved, 0.2, rtol=1e-4)
+
+
 @pytest.mark.parametrize("product", [False, True])
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_a_forward_derivative_of_a_table_is_an_error(mode, product):
