@@ -68,6 +68,7 @@ class ColumnsEngine(ReplicasEngine):
 
     def _build(self) -> None:
         ranks = self._replicas.ranks
+        self._shards.clear()
         for device, rank in zip(self._replicas.devices, ranks, strict=True):
             mine = [t for s in self.slices if (t := s.on(rank)) is not None]
             optimizers = {t.name: self.optimizers[t.name] for t in mine}

@@ -61,6 +61,7 @@ class Layer:
         trainable: bool
         built: bool
         compute_dtype: str
+        variable_dtype: str
         activity_regularizer: Any
         supports_masking: bool
         _dtype_policy: Any
