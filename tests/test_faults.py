@@ -53,6 +53,7 @@ def undisturbed(start, tmp_path_factory):
     """The losses of a job in which nothing happens."""
     with start(tmp_path_factory.mktemp("undisturbed")) as cluster:
         assert cluster.wait(300) == [0, 0], cluster.output(0)
+        assert "has waited" not in cluster.output(0) + cluster.output(1)
         found = losses(cluster.output(0))
         assert found == losses(cluster.output(1))
         assert len(found) == 6
@@ -141,6 +142,38 @@ def test_workers_that_build_other_tables_are_noticed(
         assert cluster.processes[0].returncode == 1
         assert re.search(f"RuntimeError: .*{message}", cluster.output(0))
         assert "step 0" not in cluster.output(0)
+        waited = "Worker 0 has waited for 1 s to build Layer 'item'"
+        assert (waited in cluster.output(0)) == (fault == "missing")
+
+
+@pytest.mark.nightly("another")
+@pytest.mark.parametrize(
+    ("fault", "action", "other"),
+    [
+        ("saves alone", "save sharded tables", "has not come to it"),
+        ("reads alone", "read 'items/parameters'", "has not come to it"),
+        (
+            "reads another",
+            "read 'items/parameters'",
+            "waits to read 'users/parameters'",
+        ),
+    ],
+    ids=["saves", "reads", "another"],
+)
+def test_a_worker_that_others_let_wait_says_for_what(
+    start, tmp_path, fault, action, other
+):
+    text = (
+        f"Worker 0 has waited for 1 s to {action}, which all workers must do "
+        f"together: worker 1 (/job:worker/replica:0/task:1) {other}."
+    )
+    with start(tmp_path, fault) as cluster:
+        wait_for(lambda: "step 2 loss" in cluster.output(0), 120)
+        wait_for(lambda: text in cluster.output(0), 30)
+        time.sleep(2)
+        assert cluster.output(0).count("has waited") == 1
+        assert cluster.output(1).count("has waited") == (other[0] == "w")
+        assert cluster.processes[0].poll() is None
 
 
 # What each of the faults of worker 1 is told from: what worker 0 does then, and

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleWriter, message_of
-from tfrs_embed.distribution import key_value_store
+from tfrs_embed.distribution import key_value_store, waits
 from tfrs_embed.distribution.replicas import Replicas
 
 #: Seconds that workers wait for each other to save.
@@ -89,7 +89,8 @@ class _Shared:
         number = replicas.count_save()
         prefix = f"tfrs_embed/{replicas.group}/save"
         self._key = f"{prefix}/{number}"
-        folders = self._exchange("to", folder)
+        with waits.reported(replicas, "save sharded tables", f"{self._key}/to"):
+            folders = self._exchange("to", folder)
         for worker, theirs in enumerate(folders[1:], 1):
             # All raise it, as none may wait for another's rows.
             if theirs == folders[0]:
