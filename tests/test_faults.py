@@ -60,8 +60,10 @@ def undisturbed(start, tmp_path_factory):
         return found
 
 
-@pytest.mark.nightly("stopped")
-@pytest.mark.parametrize("fault", ["killed", "stopped", "raised"])
+@pytest.mark.nightly("stops")
+@pytest.mark.parametrize(
+    "fault", ["killed", "worker 1 stops in a step", "raised"]
+)
 def test_the_others_end_and_the_job_resumes(
     start, tmp_path, fault, undisturbed
 ):
@@ -100,20 +102,59 @@ def test_a_worker_may_stand_still_for_less_than_the_timeout(
     start, tmp_path, undisturbed
 ):
     # Longer than TensorFlow's own timeout.
-    with start(tmp_path, "stopped", heartbeat=60) as cluster:
+    with start(tmp_path, "worker 1 stops in a step", heartbeat=60) as cluster:
         stop_for(cluster, 20)
         assert cluster.wait(60) == [0, 0], cluster.output(0)
         assert losses(cluster.output(0)) == undisturbed
 
 
-def test_a_worker_that_stands_still_for_longer_ends_the_job(start, tmp_path):
-    with start(tmp_path, "stopped", heartbeat=3) as cluster:
-        wait_for(lambda: "step 2 loss" in cluster.output(1), 300)
+@pytest.mark.nightly("first_step")
+@pytest.mark.parametrize(
+    ("fault", "stopped", "message"),
+    [
+        ("worker 1 stops in a step", 1, r"unhealthy.*\s.*task:1"),
+        (
+            "worker 0 stops in a step",
+            0,
+            r"Worker 1 ends because worker 0 \(/job:worker/replica:0/task:0\) "
+            "has answered no heartbeat for 3 s",
+        ),
+        (
+            "worker 1 stops in a save",
+            1,
+            r"Worker 1 \(/job:worker/replica:0/task:1\) has not answered for "
+            "3 s, while this one waited",
+        ),
+        (
+            "worker 0 stops in a save",
+            0,
+            "Worker 0 has not answered for 3 s, while this one waited",
+        ),
+    ],
+    ids=["step", "first_step", "save", "first_save"],
+)
+def test_a_worker_that_stands_still_for_longer_ends_the_job(
+    start, tmp_path, fault, stopped, message
+):
+    other = 1 - stopped
+    with start(tmp_path, fault, heartbeat=3) as cluster:
+        wait_for(lambda: "step 2 loss" in cluster.output(stopped), 300)
         begin = time.monotonic()
-        wait_for(lambda: cluster.processes[0].poll() is not None, WITHIN_S)
-        assert time.monotonic() - begin < 10
-        output = cluster.output(0)
-        assert re.search(r"unhealthy.*\s.*task:1", output), output[-2000:]
+        wait_for(lambda: cluster.processes[other].poll() is not None, WITHIN_S)
+        if fault == "worker 1 stops in a step":
+            assert time.monotonic() - begin < 10
+        output = cluster.output(other)
+        assert re.search(message, output), output[-2000:]
+        cluster.signal(stopped, signal.SIGCONT)
+        wait_for(
+            lambda: cluster.processes[stopped].poll() is not None, WITHIN_S
+        )
+        text = (
+            rf"Worker {stopped} ends because it stood still for \d+ s: a "
+            "worker that sends no heartbeat for 3 s counts as dead"
+        )
+        output = cluster.output(stopped)
+        assert re.search(text, output), output[-2000:]
 
 
 @pytest.mark.parametrize("seconds", [0, -1, True, "5", float("inf"), None])

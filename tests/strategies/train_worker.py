@@ -124,17 +124,21 @@ def main():
         )
         return loss
 
+    def stop(fault):
+        if fault == args.fault:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
     @tf.function
     def train(ids):
         losses = strategy.run(step, (ids,))
         return strategy.reduce("SUM", losses, axis=None)
 
     for i in range(int(done.numpy()), args.steps):
+        if i == args.fault_step:
+            stop(f"worker {worker} stops in a step")
         if worker == 1 and i == args.fault_step:
             if args.fault == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if args.fault == "stopped":
-                os.kill(os.getpid(), signal.SIGSTOP)
             if args.fault == "raised":
                 raise RuntimeError("this worker's own error")
         if i == args.fault_step and args.fault in ALONE:
@@ -144,6 +148,8 @@ def main():
         ids = {k: tf.constant(rng.integers(0, ROWS, BATCH)) for k in layers}
         print(f"step {i} loss {float(train(ids)):.5f}", flush=True)
         done.assign(i + 1)
+        if i == args.fault_step:
+            stop(f"worker {worker} stops in a save")
         checkpoint.save(str(mine / "step"))
     print("done", flush=True)
 
