@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from faults.orders import FAULTS
 from forks import ForkServer
 from nightly import ALL
 from processes import TESTS, ForkedCluster, environment
+from tfrs_embed.testing import local_cluster
 
 pytestmark = pytest.mark.xdist_group("faults")
 
@@ -155,6 +157,28 @@ def test_a_worker_that_stands_still_for_longer_ends_the_job(
         )
         output = cluster.output(stopped)
         assert re.search(text, output), output[-2000:]
+
+
+def test_a_port_in_use_is_named(start, tmp_path, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        [free] = local_cluster._free_ports(1)
+        monkeypatch.setattr(
+            local_cluster, "_free_ports", lambda _: [port, free]
+        )
+        with start(tmp_path) as cluster:
+            wait_for(lambda: cluster.processes[0].poll() is not None, 120)
+            with pytest.raises(
+                TimeoutError,
+                match=(
+                    "(?s)Worker 1 still runs after 1 s.*Worker 0 has ended "
+                    rf"with exit code 1. Its address localhost:{port} was in "
+                    "use: start another cluster"
+                ),
+            ):
+                cluster.wait(1)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, True, "5", float("inf"), None])
