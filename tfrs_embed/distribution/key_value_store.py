@@ -6,18 +6,21 @@ The service is a part of the first worker's process.
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import context
 from tfrs_embed.distribution import heartbeats
-from tfrs_embed.distribution.peers import answers
+from tfrs_embed.distribution.peers import is_there
 from tfrs_embed.distribution.replicas import Replicas
+
+T = TypeVar("T")
 
 # A worker that is waited for is looked after this often, in seconds, and given
 # up when it has not been there so many times.
@@ -45,33 +48,49 @@ def remove(key: str) -> None:
     _ask(lambda: service.delete_config_key_value(key))
 
 
-def _ask(call: Callable[[], None]) -> None:
+def _ask(call: Callable[[], T]) -> T:
     """Calls the service. TensorFlow would wait for its answer forever."""
-    done: futures.Future[None] = futures.Future()
+    done: futures.Future[T] = futures.Future()
 
     def run() -> None:
         try:
-            call()
-            done.set_result(None)
+            done.set_result(call())
         except Exception as error:
             done.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
     seconds = heartbeats.timeout()
     try:
-        done.result(seconds)
+        return done.result(seconds)
     except futures.TimeoutError:
-        raise _unavailable("Worker 0", seconds) from None
+        raise tf.errors.UnavailableError(
+            None,
+            None,
+            f"Worker 0, which has the coordination service, has not answered "
+            f"for {seconds:g} s: it stands still, or can't be reached. "
+            "tfrs_embed.set_heartbeat_timeout sets that time.",
+        ) from None
 
 
-def _unavailable(worker: str, seconds: float) -> tf.errors.UnavailableError:
-    return tf.errors.UnavailableError(
-        None,
-        None,
-        f"{worker} has not answered for {seconds:g} s, while this one waited "
-        "for it: it stands still, or can't be reached. "
-        "tfrs_embed.set_heartbeat_timeout sets that time.",
-    )
+def _require_alive(replicas: Replicas, worker: int) -> None:
+    """Requires that a worker doesn't count as dead.
+
+    Raises:
+        tf.errors.UnavailableError: it does, or the service doesn't answer.
+    """
+    task = replicas.task(worker)
+    job, number = re.findall("/(?:job|task):([^/]*)", task)
+    service: Any = context.context()
+    # Those of the job's first tasks, up to this one.
+    jobs = [(job, int(number) + 1)]
+    *_, error = _ask(lambda: service.get_task_states(jobs))
+    if error is not None:
+        raise tf.errors.UnavailableError(
+            None,
+            None,
+            f"Worker {worker} ({task}) counts as dead, while this one waited "
+            f"for it: {error}",
+        )
 
 
 def has_timeouts() -> bool:
@@ -99,9 +118,6 @@ def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
     """
     service: Any = context.context()
     end, missed = time.monotonic() + timeout, 0
-    seconds = heartbeats.timeout()
-    # When each was last known not to stand still.
-    heard = dict.fromkeys({worker, 0} - {replicas.worker}, time.monotonic())
     while True:
         wait = min(_INTERVAL_S, max(0.001, end - time.monotonic()))
         try:
@@ -111,15 +127,8 @@ def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
         except tf.errors.DeadlineExceededError:
             if time.monotonic() >= end:
                 raise TimeoutError(key) from None
-        for other, last in heard.items():
-            name = f"Worker {other} ({replicas.task(other)})"
-            answered = answers(replicas.task(other))
-            if answered is not None:
-                heard[other] = time.monotonic()
-            elif time.monotonic() - last > seconds:
-                raise _unavailable(name, seconds)
-            if other == worker:
-                missed = missed + 1 if answered is False else 0
+        _require_alive(replicas, worker)
+        missed = 0 if is_there(replicas.task(worker)) else missed + 1
         if missed == _PATIENCE:
             raise tf.errors.UnavailableError(
                 None,

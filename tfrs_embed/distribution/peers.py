@@ -12,32 +12,21 @@ from tfrs_embed._tensorflow import context
 TIMEOUT_S = 2
 
 
-def answers(task: str) -> bool | None:
+def is_there(task: str) -> bool:
     """Asks a worker for a sign of life.
 
     Args:
         task: TensorFlow's name for the worker.
 
     Returns:
-        True: it gives one, or that can't be told. False: it has ended. None: it
-        has not answered in time; it is busy, or stands still.
+        Whether it gives one. Also True if that can't be told, as when it is
+        too busy to answer in time.
     """
     service: Any = context.context()
     try:
         service.check_collective_ops_peer_health(task, 1000 * TIMEOUT_S)
     except (tf.errors.UnavailableError, tf.errors.FailedPreconditionError):
         return False
-    except tf.errors.DeadlineExceededError:
-        return None
     except tf.errors.OpError:
         pass
     return True
-
-
-def is_there(task: str) -> bool:
-    """Whether a worker has not ended, as far as can be told.
-
-    Args:
-        task: TensorFlow's name for the worker.
-    """
-    return answers(task) is not False
