@@ -119,7 +119,7 @@ class LocalCluster:
             Each worker's exit code; negative: the signal that ended it.
 
         Raises:
-            TimeoutError: some still run.
+            TimeoutError: some still run; it names those that failed, too.
         """
         end = None if timeout is None else time.monotonic() + timeout
         for i, process in enumerate(self.processes):
