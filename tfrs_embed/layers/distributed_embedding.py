@@ -187,7 +187,7 @@ class DistributedEmbedding(TableLayer):
                 with_output_shape(f, replicas) for f in spec.features
             ),
         )
-        spec = with_plan(spec, plan, self._strategy)
+        spec = with_plan(spec, plan, self._strategy, optimizer)
         routes = placement.route_to_engines(
             spec, arguments.size_threshold, self._strategy, embedding_feature
         )

@@ -79,6 +79,24 @@ def convert(
     return TableOptimizer(found.rule, found.rate(), found.source)
 
 
+def rule(optimizer: Any, where: str) -> UpdateRule | None:
+    """Returns the update rule of what `convert` makes, and makes no variables.
+
+    Args:
+        optimizer: see `convert`.
+        where: see `convert`.
+
+    Raises:
+        ValueError: see `convert`.
+        TypeError: see `convert`.
+    """
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, TableOptimizer):
+        return optimizer.rule
+    return _find(optimizer, where, None).rule
+
+
 def check(optimizer: Any, where: str) -> None:
     """Raises what `convert` would, and makes no variables.
 
