@@ -78,7 +78,8 @@ class Pass:
         # A TPU's program has no access to a host's variables.
         self._in_tpu = strategies.in_tpu_replica()
         self._switches: list[Switch] = []
-        # What functions got that nothing reads, but a scale may be left in.
+        # Flags that functions captured and nothing reads; reset in case a loss
+        # scale remains.
         self._given: list[Switch] = []
 
     def asks_for(self, variable: tf.Variable) -> bool:

@@ -296,10 +296,7 @@ def _name_of(table: str) -> str:
 
 
 def _to_tensor(value: Any) -> Any:
-    """What Keras takes for a tensor, of an array or a number; others as are.
-
-    It takes no mixture of them.
-    """
+    """Converts arrays and numbers; Keras refuses mixtures."""
     if isinstance(value, np.ndarray) and value.dtype == object:
         return value
     if isinstance(value, (np.ndarray, np.number, float)) or (

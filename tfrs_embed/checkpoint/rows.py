@@ -304,7 +304,7 @@ def copy_for_saving(
 
 
 def run_in_place(function: Callable[[], None]) -> None:
-    """Calls a Python function, now or where the traced function comes by."""
+    """Calls a function now, or through `tf.py_function` while tracing."""
     if tf.executing_eagerly():
         function()
     else:

@@ -43,7 +43,7 @@ def mark(variable: Any, saved: Saved) -> None:
 def _tell_exports(variable: Any, saved: Saved) -> None:
     """Has a variable note that a SavedModel holds it.
 
-    Keras's `model.export` holds the variables, and nothing that they are of.
+    Keras's `model.export` exports variables without their owners.
     """
     children_of = variable._trackable_children
 

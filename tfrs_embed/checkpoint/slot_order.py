@@ -43,8 +43,8 @@ class SavedOrder(Trackable, Saved):
 
     Attributes:
         places: by position, as JSON has it, a variable's name and shape.
-        tracked: whether the optimizer has it. What was restored before is
-            checked as it gets it, which it must come out of.
+        tracked: whether the optimizer has it. A pending restore is checked
+            when it is attached; attaching must not raise.
         refused: what was wrong with the last restore.
 
     Args:

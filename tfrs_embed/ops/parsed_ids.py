@@ -46,9 +46,8 @@ class ParsedIds:
         splits: [count + 1] int32, where each bag begins and the last ends, if
             that is how they were given.
         most: the most ids that a bag can have, if `combine` and if declared.
-        drops: of ids that hashing made, and that nobody has to check: whether
-            -1 is among them, which is none and is left out. None: the ids are
-            the user's.
+        drops: whether -1 (absent) may occur, of ids that hashing made and
+            nobody has to check. None: the ids are the user's.
         places: whether they are places among the ids, and not of a table.
     """
 

@@ -46,7 +46,7 @@ class Slot(NamedTuple):
     by_row: bool = False
 
     def row(self, dim: int) -> tuple[int, ...]:
-        """The shape of what it has for a row of a table of a width."""
+        """The slot's shape per row, for a table of width `dim`."""
         return () if self.by_row else (dim,)
 
 
