@@ -274,10 +274,10 @@ class Slices:
             ]
         )
         self.each = self.each.reshape(-1, len(Loads._fields)).T.copy()
-        #: That of all slices of a member, on each rank on average, and their
-        #: operations.
         # Each replica writes a message to each owner.
         operations = [cost.piece_operations(count) for _, count in tables]
+        #: The same of all slices of a member, on average over the ranks; and
+        #: their operations.
         self.mean = np.vstack([self.each * self.counts / world, operations])
         # Sums that are rounded differently must not be above others.
         self.mean[:-1] *= 1 - 1e-12

@@ -85,7 +85,7 @@ class Model:
             self.on_host = hardware.on_host(self.replicas)
         self._starts = range(0, self.replicas, self.on_host)
         self.slices = Slices(self.demands, slices)
-        self.kept = max(1000, _MOST_KEPT // self.replicas)
+        self.kept = max(1000, _MOST_KEPT // (3 * self.replicas))
         keep = functools.lru_cache(self.kept)
         self.rows: Callable[[tuple[int, ...]], Part]
         self.rows = keep(Rows(self.demands).part)

@@ -189,7 +189,8 @@ class Search:
                 mean = self.model.least_slices(slices).memory[0]
                 tight = 2 * mean > free
             for weights in (0, 1):
-                # Without a limit the same owners are found for many choices.
+                # Owners that fit are the same without a limit, and are then
+                # found once for many choices.
                 placed = self._placed(slices, weights, free if tight else None)
                 if free is not None and not tight and placed.most > free:
                     placed = self._placed(slices, weights, free)
@@ -215,7 +216,7 @@ class Search:
     def _without_slices(
         self, choice: Choice
     ) -> tuple[Part, Part, tuple[int, ...]]:
-        """The parts of rows and copies, and the slices' indices."""
+        """The parts of rows and of copies, and `Slices`' members."""
         members: tuple[list[int], ...] = [], [], []
         for of_table, i in zip(self._members, choice, strict=True):
             kind, member = of_table[i]
