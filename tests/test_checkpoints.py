@@ -120,6 +120,32 @@ def test_a_table_that_is_saved_by_itself(tmp_path):
     np.testing.assert_array_equal(table.numpy(), saved)
 
 
+def test_a_save_removes_what_a_killed_one_of_its_number_left(tmp_path):
+    layer = make()
+    train(layer)
+    manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(layer=layer), tmp_path, max_to_keep=None
+    )
+    mine, other = tmp_path / "ckpt-1_temp", tmp_path / "ckpt-2_temp"
+    tables = tmp_path / "ckpt-1-tfrs_embed.table_temp"
+    for folder in mine, other, tables:
+        folder.mkdir()
+        # Of a save with more parts, which was killed while it wrote one.
+        part = "part-00000-of-00009"
+        (folder / f"{part}.index").touch()
+        (folder / f"{part}.data-00000-of-00001.tempstate1").touch()
+    path = manager.save(1)
+    assert not mine.exists()
+    assert not tables.exists()
+    assert len(list(other.iterdir())) == 2
+    (other / "notes").touch()
+    manager.save(2)
+    assert [file.name for file in other.iterdir()] == ["notes"]
+    restored = make(seed=3)
+    tf.train.Checkpoint(layer=restored).restore(path).expect_partial()
+    assert_same(state(restored), state(layer))
+
+
 def test_a_checkpoint_after_an_export(tmp_path):
     layer = make()
     train(layer)

@@ -103,7 +103,7 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[str]:
         found = {key_of(n): _saved(t) for n, t in trackables.items()}
         total = sum(saved.nbytes for saved in found.values())
         with progress.Task("Saving", _what(prefix), total) as task:
-            session = Session(prefix, task.advance)
+            session = Session(prefix, _checkpoint_of(prefix), task.advance)
             for key, saved in found.items():
                 saved.save(key, session)
             return [tf.constant(part) for part in session.finish()]
@@ -139,8 +139,12 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
 
 def _what(prefix: str) -> str:
     """What progress calls a checkpoint's tables."""
-    name = os.path.basename(prefix).removesuffix(f"-{_PACKAGE}.{_NAME}")
-    return f"tables of '{name}'"
+    return f"tables of '{os.path.basename(_checkpoint_of(prefix))}'"
+
+
+def _checkpoint_of(prefix: str) -> str:
+    """The path of the checkpoint whose tables have a path of their own."""
+    return prefix.removesuffix(f"-{_PACKAGE}.{_NAME}")
 
 
 def _saved(trackable: Any) -> Saved:
