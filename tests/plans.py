@@ -151,7 +151,8 @@ KERAS_3 = {
         "test_keras_3_layers.py": None,
         "test_keras.py": by_day(
             "not (dtype or float64 or dense_ids or one_replica or"
-            " mask or served or deep_copy or fill or whatever or loss_scale)"
+            " mask or served or deep_copy or fill or whatever or loss_scale or"
+            " empty_batch)"
         ),
         "test_embedding.py": by_day("layer"),
         "test_table_names.py": by_day("partial"),

@@ -1061,6 +1061,90 @@ def test_rows_fill_an_output_shape_or_are_its_sequences(
     assert_close(call(ids), expected.reshape([d or -1 for d in [*shape, 4]]))
 
 
+def rows_of_ids(kind, count):
+    """Ids below 9 for a batch, of 2 in a ragged or sparse row."""
+    if isinstance(kind, tuple):
+        return tf.cast(tf.fill([count, *kind], count), tf.int64)
+    ids = tf.RaggedTensor.from_uniform_row_length(
+        tf.range(2 * count, dtype=tf.int64) % 9, 2
+    )
+    ids = tf.RaggedTensor.from_row_splits(ids.flat_values, ids.row_splits)
+    return ids if kind == "ragged" else ids.to_sparse()
+
+
+def map_values(function, ids):
+    if isinstance(ids, tf.SparseTensor):
+        return ids.with_values(function(ids.values))
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(function(ids.flat_values))
+    return function(ids)
+
+
+ROWS = ("ragged", "sparse")
+# Each way to lay ids out, and the kinds of ids that it is for: dense ids by
+# their shapes behind the batch.
+LAYOUTS = {
+    "plain": ({}, [(), (4,), (2, 3), (0,), *ROWS]),
+    "sequence": ({"max_sequence_length": 3}, [(4,), (3,), (0,), *ROWS]),
+    "combined": ({"output_shape": (None, 4)}, [(), (4,), (0,), *ROWS]),
+    "matrix": ({"output_shape": (None, 1, 4)}, [(1,), (1, 3), *ROWS]),
+}
+
+
+def spec_of_rows(each):
+    if isinstance(each, tf.SparseTensor):
+        return tf.SparseTensorSpec([None, None], each.dtype)
+    if isinstance(each, tf.RaggedTensor):
+        return tf.RaggedTensorSpec([None, None], each.dtype)
+    return tf.TensorSpec([None, *each.shape[1:]], each.dtype)
+
+
+@pytest.mark.nightly("None-graph")
+@pytest.mark.parametrize("call", ["eager", "weighted", "graph"])
+@pytest.mark.parametrize("threshold", [0, None])
+def test_an_empty_batch_is_looked_up_and_trains_nothing(threshold, call):
+    table = TableConfig("t", 9, 4)
+    kinds = {
+        f"{name} {kind}": (options, kind)
+        for name, (options, of_layout) in LAYOUTS.items()
+        for kind in of_layout
+    }
+    layer = layers.PartialTPUEmbedding(
+        {k: FeatureConfig(k, table, **o) for k, (o, _) in kinds.items()},
+        "adagrad",
+        size_threshold=threshold,
+    )
+
+    def batch(count):
+        ids = {k: rows_of_ids(kind, count) for k, (_, kind) in kinds.items()}
+        if call == "eager":
+            return ids, None
+        return ids, {
+            k: map_values(lambda v: tf.cast(v, tf.float32), each)
+            for k, each in ids.items()
+        }
+
+    def lookup(ids, of_ids):
+        with tf.GradientTape() as tape:
+            outputs = layer(ids, of_ids)
+            loss = tf.add_n([tf.reduce_sum(o) for o in outputs.values()])
+        return outputs, tape.gradient(loss, layer.trainable_variables)
+
+    expected, _ = lookup(*batch(2))
+    before = tables_of(layer)["t"]
+    empty = batch(0)
+    if call == "graph":
+        specs = [
+            {k: spec_of_rows(v) for k, v in each.items()} for each in empty
+        ]
+        lookup = tf.function(lookup, input_signature=specs)
+    outputs, gradients = lookup(*empty)
+    for name, like in expected.items():
+        assert outputs[name].shape == [0, *like.shape[1:]], name
+    assert all(np.isfinite(tf.convert_to_tensor(g)).all() for g in gradients)
+    np.testing.assert_array_equal(tables_of(layer)["t"], before)
+
+
 def test_rows_of_unknown_number_are_sequences():
     layer = shaped([2, 3])
     spec = tf.RaggedTensorSpec([None, None], tf.int64)
