@@ -1,7 +1,9 @@
 """The layers inside Keras: models, loops, precision, saving."""
 
 import copy
+import pickle
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import fronts
 import tfrs_embed
 from fronts import keras, layers, of_keras_2, only_keras_2, only_keras_3
 from helpers import tables_of
-from tfrs_embed import FeatureConfig, TableConfig
+from tfrs_embed import DynamicKeys, FeatureConfig, TableConfig
 
 tpu = tf.tpu.experimental.embedding
 
@@ -1343,6 +1345,26 @@ def test_a_deep_copy_shares_nothing(kind, built):
         np.testing.assert_allclose(others, mine, rtol=1e-6)
 
 
+@pytest.mark.parametrize("made", ["not built", "loaded", "trained"])
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_a_pickled_layer_goes_on_as_the_layer_does(kind, made):
+    layer, inputs = PUBLIC[kind]()
+    if made == "loaded" and hasattr(layer, "load_tables"):
+        # Its tables are there before it is called.
+        name, table = next(iter(layer.embedding_tables.items()))
+        layer.load_tables({name: np.full(table.shape, 0.5)})
+    if made == "trained":
+        for _ in range(3):
+            step(layer, inputs)
+    restored = pickle.loads(pickle.dumps(layer))
+    assert type(restored) is type(layer)
+    assert restored.get_config() == layer.get_config()
+    for each in restored, layer:
+        step(each, inputs)
+    for mine, others in zip(weights(layer), weights(restored), strict=True):
+        np.testing.assert_allclose(others, mine, rtol=1e-6)
+
+
 def test_a_deep_copy_has_its_own_learning_rate():
     layer = make_layer(keras.optimizers.Adam(0.5))
     layer.build(None)
@@ -1353,3 +1375,169 @@ def test_a_deep_copy_has_its_own_learning_rate():
     assert optimizer.learning_rate == 0.25
     optimizer.learning_rate = 0.125
     assert layer.table_optimizers["big"].learning_rate == 0.25
+
+
+def features(**kwargs):
+    return {
+        name: FeatureConfig(name, TableConfig(name, 20, 4, **kwargs))
+        for name in ("a", "b")
+    }
+
+
+DENSE = tf.constant([3, 5, 7], tf.int64)
+RAGGED = tf.ragged.constant([[1, 2], [], [3]], dtype=tf.int64)
+KEYS = tf.constant([[[1, 2]], [[3, 4]], [[5, 6]]], tf.int64)
+
+
+def partial(**kwargs):
+    return layers.PartialTPUEmbedding(
+        features(**kwargs), "adagrad", size_threshold=0
+    )
+
+
+# A layer, and inputs that a model is called with.
+OF_SHAPES = {
+    "embedding": lambda: (layers.Embedding(20, 4), DENSE),
+    "combined": lambda: (layers.Embedding(20, 4, combiner="sum"), RAGGED),
+    "dense": lambda: (partial(), {"a": DENSE, "b": DENSE}),
+    "ragged": lambda: (partial(), {"a": DENSE, "b": RAGGED}),
+    "sparse": lambda: (partial(), {"a": DENSE, "b": RAGGED.to_sparse()}),
+    "small": lambda: (
+        layers.PartialTPUEmbedding(features(), "adagrad"),
+        {"a": RAGGED, "b": DENSE},
+    ),
+    "distributed": lambda: (
+        layers.DistributedEmbedding(features()),
+        {"a": DENSE, "b": RAGGED},
+    ),
+    "int32 keys": lambda: (
+        partial(keys=DynamicKeys(tf.int32)),
+        {"a": tf.cast(DENSE, tf.int32), "b": tf.cast(RAGGED, tf.int32)},
+    ),
+    "strings": lambda: (
+        layers.DynamicEmbedding(4, input_dim=20, key_dtype=tf.string),
+        tf.constant(["x", "y", "x"]),
+    ),
+    "keys": lambda: (
+        layers.All2AllDenseEmbedding(20, 4, 1, 2, key_dtype=tf.uint64),
+        tf.cast(KEYS, tf.uint64),
+    ),
+}
+
+
+@keras.saving.register_keras_serializable("test_keras")
+class Given(keras.Model):
+    """A model that is given its layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.embeddings = layer
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        outputs = tf.nest.flatten(self.embeddings(inputs))
+        return self.dense(tf.concat(outputs, -1))
+
+    def get_config(self):
+        layer = keras.saving.serialize_keras_object(self.embeddings)
+        return {"layer": layer}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config["layer"]))
+
+
+@keras.saving.register_keras_serializable("test_keras")
+class Own(Given):
+    """A model that makes its layer."""
+
+    def __init__(self, kind="ragged"):
+        super().__init__(OF_SHAPES[kind]()[0])
+        self.kind = kind
+
+    def get_config(self):
+        return {"kind": self.kind}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
+def require_loaded(model, inputs, path):
+    """Requires that a model is loaded as it was saved."""
+    step(model.embeddings, inputs)
+    expected = model(inputs)
+    model.save(path)
+    with warnings.catch_warnings():
+        # Keras 3 only warns of what it can't build or load.
+        warnings.simplefilter("error")
+        loaded = keras.models.load_model(path)
+    np.testing.assert_array_equal(loaded(inputs), expected)
+    for mine, others in zip(
+        weights(model.embeddings), weights(loaded.embeddings), strict=True
+    ):
+        np.testing.assert_array_equal(others, mine)
+
+
+@keras.saving.register_keras_serializable("test_keras")
+class Weighted(Given):
+    """A model that is given ids and weights."""
+
+    def call(self, inputs):
+        ids, of_ids = inputs["ids"], inputs["weights"]
+        outputs = self.embeddings(
+            {"a": ids, "b": ids}, {"a": of_ids, "b": None}
+        )
+        return self.dense(tf.concat([outputs["a"], outputs["b"]], -1))
+
+
+@pytest.mark.parametrize("ids", [DENSE, RAGGED], ids=["dense", "ragged"])
+def test_a_models_own_class_with_weights_is_loaded(ids, tmp_path):
+    model = Weighted(partial())
+    inputs = {"ids": ids, "weights": tf.cast(ids, tf.float32) / 2}
+    expected = model(inputs)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(inputs), expected)
+
+
+@pytest.mark.parametrize("kind", OF_SHAPES)
+def test_a_models_own_class_is_loaded(kind, tmp_path):
+    layer, inputs = OF_SHAPES[kind]()
+    require_loaded(Given(layer), inputs, tmp_path / "model.keras")
+
+
+@pytest.mark.parametrize("kind", ["dense", "ragged", "distributed", "strings"])
+def test_a_model_that_makes_its_layer_is_loaded(kind, tmp_path):
+    _, inputs = OF_SHAPES[kind]()
+    require_loaded(Own(kind), inputs, tmp_path / "model.keras")
+
+
+def test_what_a_models_shapes_do_not_tell_is_loaded_by_a_call(tmp_path):
+    # A layer that its model makes isn't told that ids were sparse.
+    _, inputs = OF_SHAPES["sparse"]()
+    model, path = Own("sparse"), str(tmp_path / "model.keras")
+    expected = model(inputs)
+    model.save(path)
+    if fronts.NUMBER == 2:
+        with pytest.raises(
+            ValueError,
+            match=r"ranks of all inputs should match|Shape must be rank",
+        ):
+            keras.models.load_model(path)
+    else:
+        with pytest.warns(UserWarning, match="cannot be built automatically"):
+            keras.models.load_model(path)
+    loaded = Own("sparse")
+    loaded(inputs)
+    loaded.load_weights(path)
+    np.testing.assert_array_equal(loaded(inputs), expected)
+
+
+def test_a_model_with_a_layer_is_pickled():
+    layer, inputs = OF_SHAPES["ragged"]()
+    model = Given(layer)
+    step(layer, inputs)
+    expected = model(inputs)
+    restored = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(restored(inputs), expected)
