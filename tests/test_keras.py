@@ -1385,7 +1385,6 @@ def features(**kwargs):
 
 
 DENSE = tf.constant([3, 5, 7], tf.int64)
-RAGGED = tf.ragged.constant([[1, 2], [], [3]], dtype=tf.int64)
 KEYS = tf.constant([[[1, 2]], [[3, 4]], [[5, 6]]], tf.int64)
 
 
