@@ -521,6 +521,8 @@ def test_saved_model_continues_training_equally(tmp_path, format, pipelined):
     if format in ("keras", "h5", "tf"):
         model.save(path, save_format=format)
         reloaded = keras.models.load_model(path)
+        names = [fronts.name_of(weight) for weight in reloaded.weights]
+        assert names == [fronts.name_of(weight) for weight in model.weights]
     else:
         model.save_weights(path)
         reloaded = make()
