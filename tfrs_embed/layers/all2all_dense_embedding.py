@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfrs_embed import configs, placement, strategies
 from tfrs_embed._tensorflow import record
 from tfrs_embed.arguments import named
+from tfrs_embed.checkpoint.index import check_files
 from tfrs_embed.checkpoint.names import in_graphs
 from tfrs_embed.distribution import handshake
 from tfrs_embed.engines import factory
@@ -437,6 +438,11 @@ class All2AllDenseEmbedding(Layer):
                 f"{self._where} needs one replica, a MirroredStrategy or a "
                 f"MultiWorkerMirroredStrategy, not {type(strategy).__name__}."
             )
+
+    def _checkpoint_adapter(self, path: str) -> Any:
+        # TensorFlow asks for it before it reads a value.
+        check_files(path)
+        return super()._checkpoint_adapter(path)  # type: ignore[misc]
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any

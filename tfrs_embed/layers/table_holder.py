@@ -16,6 +16,7 @@ from tfrs_embed import (
     strategies,
 )
 from tfrs_embed.checkpoint import slot_order
+from tfrs_embed.checkpoint.index import check_files
 from tfrs_embed.checkpoint.names import in_graphs, in_saved_model
 from tfrs_embed.configs import EmbeddingSpec
 from tfrs_embed.distribution import handshake
@@ -506,6 +507,11 @@ class TableHolder(Layer):
         self._ragged = None if ragged is None else set(ragged)
         with tf.name_scope(in_graphs(self.name)):  # As in a call.
             self.build(None)
+
+    def _checkpoint_adapter(self, path: str) -> Any:
+        # TensorFlow asks for it before it reads a value.
+        check_files(path)
+        return super()._checkpoint_adapter(path)  # type: ignore[misc]
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
