@@ -162,6 +162,9 @@ KERAS_3 = {
         ),
         "test_all2all.py": by_day("keras or weights or saved"),
         "test_bad_input.py": by_day("keras and graph and one_bad"),
+        "test_conversion_matrix.py": by_day(
+            "embedding or small or files_of_keras and dynamic"
+        ),
     },
 }
 

@@ -13,6 +13,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import report_sources
 import tfrs_embed
@@ -223,6 +224,24 @@ def test_an_exported_model(made, rows):
         [norm] = found.cells("norm", name)
         [expected] = before.cells("norm", name)
         assert float(norm) == pytest.approx(float(expected), rel=5e-3)
+
+
+@pytest.mark.parametrize("kind", [".keras", ".weights.h5", "SavedModel"])
+def test_models_that_keras_and_tensorflow_save(kind, tmp_path):
+    table = tfrs_embed.TableConfig("movies", 20, DIM)
+    layer = tfrs_embed.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("x", table), "adagrad", size_threshold=0
+    )
+    ids = tf_keras.Input([], dtype="int64")
+    model = tf_keras.Model(ids, layer(ids))
+    path = f"{tmp_path}/model{kind}"
+    if kind == "SavedModel":
+        tf.saved_model.save(model, path)
+    else:
+        (model.save if kind == ".keras" else model.save_weights)(path)
+    found = page(path)
+    assert found.cells("rows", "movies") == ["20"]
+    assert found.cells("slots", "movies") == ["accumulators"]
 
 
 def test_a_saved_model_of_others(tmp_path):

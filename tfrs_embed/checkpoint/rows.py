@@ -28,6 +28,8 @@ FREQUENCY = "frequency"
 LAST_USED = "last_used"
 #: The name of what is known of keys without rows.
 CANDIDATES = "candidates"
+#: The name of the factors of int8 rows in an exported model.
+SCALE = "scale"
 
 #: Makes initial rows from a row on: (first row's index, rows) block by block.
 Initial = Callable[[int], Iterable[tuple[int, tf.Tensor]]]

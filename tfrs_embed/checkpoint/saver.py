@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import progress
+from tfrs_embed import kerases, progress
 from tfrs_embed._tensorflow import registration, save_context
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.plain import PlainVariable
@@ -88,7 +88,7 @@ def _is_asked_to_restore() -> bool:
 
 
 def _check_can_hold_values(trackable: Any) -> None:
-    if not isinstance(trackable, tf.Variable):
+    if not isinstance(kerases.variable(trackable), tf.Variable):
         raise ValueError(
             "The checkpoint has values of a table of tfrs_embed where the "
             f"object to restore is a {type(trackable).__name__}; a table's "
@@ -148,7 +148,7 @@ def _checkpoint_of(prefix: str) -> str:
 
 
 def _saved(trackable: Any) -> Saved:
-    return marked(trackable) or PlainVariable(trackable)
+    return marked(trackable) or PlainVariable(kerases.variable(trackable))
 
 
 def _text(prefix: Any) -> str:
