@@ -366,11 +366,11 @@ def test_a_log_without_curves_has_the_top(made, tmp_path):
 
 def test_keys_of_a_checkpoint_have_a_curve(made):
     found = page(made / "keys")
-    assert found.cells("by", "keys/tables") == ["keys"]
-    assert found.cells("rows", "keys/tables") == ["4"]
+    assert found.cells("by", "keys/table") == ["keys"]
+    assert found.cells("rows", "keys/table") == ["4"]
     # Of ten lookups seven are of one key; a row is the least.
-    [half] = found.cells("top 50%", "keys/tables")
-    assert (found.cells("top 1%", "keys/tables"), half) == (["70%"], "80%")
+    [half] = found.cells("top 50%", "keys/table")
+    assert (found.cells("top 1%", "keys/table"), half) == (["70%"], "80%")
 
 
 @pytest.mark.parametrize("rows", [7, 50, 100_000])
