@@ -332,6 +332,26 @@ def test_keys_that_are_none_are_refused(target, tmp_path, capsys):
     assert not to.parent.exists()
 
 
+@pytest.mark.parametrize("kind", ["SavedModel", ".weights.h5"])
+def test_names_are_what_they_were(kind, tmp_path, capsys):
+    names = ["a.b", "c/d", "50%2E"]
+    layer = layers.PartialTPUEmbedding(
+        [FeatureConfig(n, TableConfig(n, ROWS, DIM)) for n in names],
+        "adagrad",
+        size_threshold=0,
+    )
+    inputs = [keras.Input([], dtype="int64") for _ in names]
+    model = keras.Model(inputs, layer(inputs))
+    path = f"{tmp_path}/model{kind}"
+    if kind == "SavedModel":
+        tf.saved_model.save(model, path)
+    else:
+        model.save_weights(path)
+    assert main(["inspect", path, "--json"]) == 0
+    tables = json.loads(capsys.readouterr().out)["tables"]
+    assert sorted(table["name"] for table in tables) == sorted(names)
+
+
 def test_variables_without_their_layers_are_refused(tmp_path, capsys):
     model, _ = model_of("partial-large")
     model.export(str(tmp_path / "model"))

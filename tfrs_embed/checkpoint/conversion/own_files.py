@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfrs_embed.checkpoint.conversion.contents import Column, Table
 from tfrs_embed.checkpoint.conversion.own import RANKS
+from tfrs_embed.checkpoint.names import unescape
 from tfrs_embed.checkpoint.rows import KEYS
 from tfrs_embed.configs import DTYPES
 from tfrs_embed.ops.update import PARAMETERS
@@ -84,7 +85,7 @@ class OwnTables:
                 of_table = found.setdefault((layer or "", engine, table), {})
                 of_table[name] = path
         for (layer, engine, table), paths in found.items():
-            name = re.sub("%([0-9A-F]{2})", lambda m: chr(int(m[1], 16)), table)
+            name = unescape(table)
             if name == _TABLE and self._is_by_key(layer, engine, paths):
                 name = ""
             self._add(layer, name, paths)

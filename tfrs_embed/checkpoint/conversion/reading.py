@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint import names
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.conversion import (
     exported,
@@ -75,6 +77,12 @@ def _read(path: str, prefix: str) -> Contents:
         )
     of_path = variables(reader)
     tables, steps, taken = own.find(reader, of_path)
+    is_model = bool(objects.nodes) and "signatures" in objects.nodes[0]
+    if is_model:
+        tables = [
+            dataclasses.replace(table, name=names.unescape(table.name))
+            for table in tables
+        ]
     formats = ["tfrs_embed"] if tables else []
     notes: list[str] = []
     for name, make in (
@@ -95,7 +103,6 @@ def _read(path: str, prefix: str) -> Contents:
         for name in objects.full_names.values()
         if name.endswith(f"/{PARAMETERS}")
     ]
-    is_model = bool(objects.nodes) and "signatures" in objects.nodes[0]
     if is_model and nameless and not tables:
         raise ValueError(
             f"'{path}' holds variables of tables, such as '{nameless[0]}', but "
