@@ -18,7 +18,7 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 #: Each command's module, whose `add_parser` adds it, and what it is for, as
@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Behind it are the arguments of a script that a command runs.
     end = given.index("--") if "--" in given else len(given)
     named = next((each for each in given[:end] if each[:1] != "-"), None)
-    try:
+
+    def work() -> int:
         if named in COMMANDS and _LOG_LEVEL not in environment:
             _import_quietly()
         parser = make_parser([named] if named in COMMANDS else [])
@@ -95,7 +96,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif end < len(given):
             parser.error(f"{named} runs no script that takes arguments.")
         args.environment = environment
-        status = int(args.run(args))
+        return int(args.run(args))
+
+    return finish(work)
+
+
+def finish(work: Callable[[], int]) -> int:
+    """Does a command's work, and says in a line what ends it early.
+
+    Args:
+        work: does it, and returns the process's exit status.
+
+    Returns:
+        The process's exit status.
+    """
+    try:
+        status = work()
         sys.stdout.flush()
         return status
     except ImportError as error:  # TensorFlow's, or of what a command needs.

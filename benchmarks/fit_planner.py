@@ -93,7 +93,8 @@ def build(strategy, kind, shape, batches=2):
     # The host's cores and memory are shared by all replicas.
     terms = [world * x / machine.memory_bandwidth for x in per_replica]
     terms[2] = world * count * slices * machine.operation
-    fixed = cost._transfer(exchange_of(plan, tables, seen), machine)
+    sent = cost.passed_bytes(exchange_of(plan, tables, seen))
+    fixed = cost.transfer_time(sent, world, machine)
     if kind == "vectors":
         fixed += (
             world * world * count * batch * cost._VECTOR_PASSES * 4 * dim

@@ -7,11 +7,10 @@ next ```python block runs:
     <!-- run on PLACE -->   one of PLACES
     <!-- run on PLACE, after the blocks above -->   all of the page's that run
         in any process
-    <!-- run first:
-    code that defines the names which the block takes for granted
-    -->
 
-Pages and examples may use the names in `IMPORTS` without importing them.
+Pages have no hidden code: a block runs after those that the page shows above
+it, with the names that these define. Examples in docstrings may use the names
+in `IMPORTS` without importing them.
 """
 
 import contextlib
@@ -74,7 +73,9 @@ _PARTS = re.compile(
     r"|^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-_FIRST = "run first:\n"
+_COMMENTS = re.compile(
+    r"not run: \S.*|run on [^:]*|\w+: (begin|end)", re.DOTALL
+)
 
 
 @dataclasses.dataclass
@@ -86,7 +87,7 @@ class Block:
         heading: the heading of the page's section.
         line: the line that the block begins in.
         code: the code.
-        first: code that runs before it.
+        first: code of the page that runs before it in the same process.
         place: where it runs.
         not_run: why it isn't run, or None.
         output: the text of the block without a language right behind it, which
@@ -106,7 +107,7 @@ class Block:
         """Runs the block; compares what it prints, if the page shows that."""
         printed = io.StringIO()
         where = ROOT / self.page
-        exec(compile(self.first, f"{where}: run first", "exec"), names)
+        exec(compile(self.first, f"{where}: blocks above", "exec"), names)
         # So that a traceback has the page's lines.
         padded = "\n" * (self.line - 1) + self.code
         with contextlib.redirect_stdout(printed):
@@ -157,8 +158,10 @@ def code(page, language):
 
 def _options(comment, page):
     """The options of the next block in a comment; {} if it has none."""
-    if comment.strip().startswith(_FIRST):
-        return {"first": comment.strip().removeprefix(_FIRST)}
+    assert _COMMENTS.fullmatch(comment.strip()), (
+        f"{page}: a comment may say where a block runs, or why it doesn't, and "
+        f"can't have code that readers don't see: {comment.strip()!r}"
+    )
     kind, _, rest = comment.strip().partition(": ")
     if kind == "not run":
         return {"not_run": " ".join(rest.split())}
@@ -174,7 +177,7 @@ def run_pages(place):
     """Runs the blocks of one place, each page's in names of their own."""
     ran = []
     for page in PAGES:
-        names = dict(IMPORTS)
+        names = {}
         for block in blocks(page):
             if block.place == place and block.not_run is None:
                 block.run(names)

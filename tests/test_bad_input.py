@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 from typing import Any
 
 import numpy as np
@@ -786,3 +787,87 @@ def test_a_vectorized_map_is_told_to_call_the_layer_once(threshold):
         tf.vectorized_map(layer, ids)
     mapped = tf.map_fn(layer, ids, fn_output_signature=tf.float32)
     np.testing.assert_array_equal(mapped, expected)
+
+
+# More bytes than an allocator can be asked for: it refuses them at once.
+HUGE = 2**60
+
+
+def huge(kind):
+    good, bad = (
+        tfrs_embed.TableConfig(name, rows, 4)
+        for name, rows in (("good", 10), ("bad", HUGE))
+    )
+    features = [tfrs_embed.FeatureConfig(t.name, t) for t in (good, bad)]
+    return {
+        "partial": lambda: layers.PartialTPUEmbedding(
+            features, "adagrad", size_threshold=0
+        ),
+        "keyed": lambda: layers.All2AllDenseEmbedding(HUGE, 4, 1, 1),
+        "plain": lambda: layers.Embedding(HUGE, 4, name="bad"),
+    }[kind]()
+
+
+@pytest.mark.parametrize(
+    ("kind", "owner", "slots"),
+    [
+        (
+            "partial",
+            "Table 'bad'",
+            ", and 16777216.0 TiB for the optimizer's slots",
+        ),
+        (
+            "keyed",
+            "Table 'table'",
+            ", and 16777216.0 TiB for the optimizer's slots",
+        ),
+        ("plain", "Layer 'bad'", ""),
+    ],
+)
+def test_a_table_that_memory_lacks_for_is_named(kind, owner, slots):
+    layer = huge(kind)
+    with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
+        layer.build(None)
+    assert str(caught.value).startswith(
+        f"{owner} can't be built: /job:localhost/replica:0/task:0/device:CPU:0 "
+        f"lacks memory. {HUGE:,} rows of 4 float32 take 16777216.0 TiB{slots}. "
+    )
+    assert "OOM when allocating" in str(caught.value.__cause__)
+    assert not layer.built
+    # The error's traceback is still held here; a variable that was not made has
+    # no name.
+    assert not [
+        name
+        for each in gc.get_objects()
+        if issubclass(type(each), tf.Variable)
+        and (name := getattr(each, "name", "")).startswith(("good/", "bad/"))
+    ]
+
+
+def test_a_keras_table_larger_than_all_memory_is_refused_at_once():
+    # Its rows would be made, and kept, block by block before they are joined.
+    table = tfrs_embed.TableConfig("bad", 2**56, 4)
+    layer = layers.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("bad", table), "adagrad", size_threshold=None
+    )
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="lacks memory"):
+        layer.build(None)
+
+
+def test_a_layer_that_memory_lacked_for_can_be_built_again():
+    tries = []
+
+    def initializer(shape, dtype=None):
+        tries.append(shape)
+        if len(tries) == 1:
+            raise MemoryError("no memory now")
+        return tf.ones(shape, dtype)
+
+    table = tfrs_embed.TableConfig("t", 10, 4, initializer=initializer)
+    layer = layers.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("t", table), "adagrad", size_threshold=0
+    )
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="Table 't'"):
+        layer.build(None)
+    layer.build(None)
+    np.testing.assert_array_equal(layer(tf.constant([3])), np.ones([1, 4]))

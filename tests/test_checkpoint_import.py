@@ -222,6 +222,56 @@ def test_weights_and_an_optimizer_of_the_table(tmp_path):
         np.testing.assert_array_equal(variable, variables[name])
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_saved_models_of_tfrs_are_restored(layer, tmp_path):
+    trained = train_tfrs(layer, tf_keras.optimizers.Adam(0.1), steps=1)
+    tf.saved_model.save(trained, str(tmp_path / "old"))
+    new = str(tmp_path / "new")
+    names = ["--table", "genre=genres"] if layer == "partial" else []
+    assert main(["convert", str(tmp_path / "old"), new, *names]) == 0
+    model = make_model(tf_keras.optimizers.Adam(0.1))
+    model(INPUTS)
+    embedding = model.embedding
+    tf.train.Checkpoint(embedding=embedding).restore(new).expect_partial()
+    assert int(embedding.step) == 1
+    for name in ("movies", "genres"):
+        table = tfrs_table(trained, name)
+        np.testing.assert_array_equal(embedding.embedding_tables[name], table)
+        for slot, value in embedding.tables[name].slots.items():
+            expected = keras_slot(trained.optimizer, table, slot)
+            np.testing.assert_array_equal(value, expected, err_msg=slot)
+
+
+@pytest.mark.parametrize("make", [tpu.TPUEmbedding, tpu.TPUEmbeddingForServing])
+@pytest.mark.parametrize("at_root", [False, True])
+def test_tables_of_the_mid_level_api_are_restored(make, at_root, tmp_path):
+    tables = [tpu.TableConfig(20, 4, name=n) for n in ("movies", "a/b.c")]
+    there = make([tpu.FeatureConfig(t) for t in tables], tpu.Adagrad(0.1))
+    there.build()
+    expected = {t.name: v for t, v in there.embedding_tables.items()}
+    # On TPUs it has slots, which go by these names beside the tables.
+    slots = {name: tf.Variable(v + 1.0) for name, v in expected.items()}
+    for name, slot in slots.items():
+        there._variables[name]["accumulators"] = slot
+    checkpoint = tf.train.Checkpoint(embedding=there)
+    if at_root:
+        checkpoint = tf.train.Checkpoint(there)
+    path = checkpoint.write(str(tmp_path / "old"))
+    new = str(tmp_path / "new")
+    assert main(["convert", path, new, "--layer", "emb"]) == 0
+    layer = tfrs_embed.PartialTPUEmbedding(
+        [tpu.FeatureConfig(t) for t in tables],
+        tpu.Adagrad(0.1),
+        size_threshold=0,
+    )
+    layer([tf.constant([0])] * 2)
+    tf.train.Checkpoint(emb=layer).restore(new).expect_partial()
+    for name, table in expected.items():
+        np.testing.assert_array_equal(layer.embedding_tables[name], table)
+        found = layer.tables[name].slots["accumulators"]
+        np.testing.assert_array_equal(found, slots[name])
+
+
 def test_layers_and_tables_get_new_names(tmp_path, capsys):
     def layer(rows):
         config = tpu.TableConfig(rows, 4, name="t")

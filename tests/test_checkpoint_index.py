@@ -9,7 +9,7 @@ from tensorflow.core.protobuf import tensor_bundle_pb2
 
 import damaged_index
 import tfrs_embed
-from helpers import change_byte
+from helpers import assert_same, change_byte, state
 from processes import environment
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.bundle import BundleReader, BundleWriter, merge
@@ -255,6 +255,57 @@ def test_an_index_that_is_not_sorted_is_refused(saved, order):
     damaged_index.write(f"{path}.index", entries)
     with pytest.raises(tf.errors.DataLossError, match="keys are not sorted"):
         BundleReader(path)
+
+
+def cut_off(proto):
+    proto.offset = 2**20
+
+
+def other_bytes(proto):
+    proto.size = 7
+
+
+@pytest.mark.parametrize("name", ["dense", "by_id/step", "by_key/table/keys"])
+@pytest.mark.parametrize("change", [cut_off, other_bytes])
+def test_restoring_tables_says_which_checkpoint_is_damaged(
+    name, change, tmp_path
+):
+    def make(value):
+        by_id = tfrs_embed.PartialTPUEmbedding(
+            tfrs_embed.FeatureConfig("x", tfrs_embed.TableConfig("t", 9, 4)),
+            "adagrad",
+            size_threshold=0,
+        )
+        by_key = tfrs_embed.All2AllDenseEmbedding(10, 4, 1, 1)
+        by_id(tf.constant([1]))
+        by_key(tf.constant([[[7]]], tf.int64), training=True)
+        dense = tf.Variable([value, value])
+        return by_id, by_key, dense
+
+    by_id, by_key, dense = make(1.0)
+    path = tf.train.Checkpoint(by_id=by_id, by_key=by_key, dense=dense).write(
+        str(tmp_path / "c")
+    )
+    key = f"{name}/.ATTRIBUTES/VARIABLE_VALUE".encode()
+    entries = damaged_index.read(path)
+    proto = tensor_bundle_pb2.BundleEntryProto.FromString(entries[key])
+    if proto.slices:  # Its values are under other keys.
+        key = next(k for k in entries if k[:1] == b"\0" and key in k)
+    damaged_index.write(f"{path}.index", changed(entries, key, change))
+    by_id, by_key, dense = make(2.0)
+    before = [state(by_id), state(by_key)]
+    with pytest.raises(tf.errors.DataLossError) as error:
+        tf.train.Checkpoint(by_id=by_id, by_key=by_key, dense=dense).restore(
+            path
+        )
+    assert f"'{path}" in error.value.message
+    assert name in error.value.message
+    assert "Use an earlier checkpoint" in error.value.message
+    assert "{{" not in error.value.message
+    # Nothing has been restored.
+    np.testing.assert_array_equal(dense, [2.0, 2.0])
+    for layer, expected in zip((by_id, by_key), before, strict=True):
+        assert_same(state(layer), expected)
 
 
 def test_no_damage_to_an_index_ends_the_process(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 import tfrs_embed
 from tfrs_embed import configs
 from tfrs_embed.engines.column_slices import assign, most_slices
+from tfrs_embed.optimizers import Regularized
 
 
 def specs(*tables):
@@ -89,3 +90,34 @@ def test_given_ranks_are_kept_and_counted():
 def test_ranks_that_cannot_be(ranks, message):
     with pytest.raises(ValueError, match=message):
         assign(specs((10, 5, "column", ranks)), 2)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "needs"),
+    [
+        ("sgd", None),
+        ("row_wise_adagrad", "RowWiseAdagrad"),
+        (Regularized("sgd", row_clipnorm=1.0), "row_clipnorm"),
+        (Regularized("sgd", clipnorm=1.0), None),
+    ],
+    ids=["sgd", "row_wise_adagrad", "row_clipnorm", "clipnorm"],
+)
+def test_a_plan_refuses_columns_where_whole_rows_are_needed(optimizer, needs):
+    table = tfrs_embed.TableConfig(
+        "t", 100, 32, placement="column", optimizer=optimizer
+    )
+
+    def plan():
+        return tfrs_embed.plan(
+            tfrs_embed.FeatureConfig("f", table),
+            1,
+            replicas=2,
+            topology="cpu",
+            batch_size=8,
+        )
+
+    if needs is None:
+        assert [t.placement for t in plan().tables] == ["column"]
+    else:
+        with pytest.raises(ValueError, match=f"and {needs} needs all columns"):
+            plan()

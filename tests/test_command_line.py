@@ -130,13 +130,43 @@ def test_what_ends_it_is_said_in_a_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: cannot import name 'x'\n"
 
 
-def test_a_reader_may_have_read_enough(monkeypatch, capsys):
-    read, write = os.pipe()
-    os.close(read)
-    with monkeypatch.context() as patch, open(write, "w") as closed:
-        patch.setattr(sys, "stdout", closed)
-        assert main(["info"]) == 1
-    assert not capsys.readouterr().err
+@pytest.mark.parametrize(
+    "line",
+    [
+        "info",
+        "checkpoint inspect {}/c",
+        "checkpoint inspect {}/c --json",
+        "checkpoint convert {}/c {}/new",
+        "report {}/c --output {}/page.html",
+        "plan {}/model.json",
+        "plan {}/model.json --json",
+        "limits {}/model.json --topology=v6e-4 --draw=1 --size-threshold=5",
+        "kernels status",
+    ],
+)
+def test_a_reader_may_have_read_enough(line, monkeypatch, tmp_path, capsys):
+    with open(tmp_path / "model.json", "w") as file:
+        json.dump(MODEL, file)
+    layer = tfrs_embed.Embedding(3, 2)
+    layer(tf.constant([0]))
+    tf.train.Checkpoint(layer=layer).write(str(tmp_path / "c"))
+
+    def run(command):
+        read, write = os.pipe()
+        os.close(read)
+        with monkeypatch.context() as patch, open(write, "w") as closed:
+            patch.setattr(sys, "stdout", closed)
+            return command()
+
+    arguments = [each.replace("{}", str(tmp_path)) for each in line.split()]
+    assert run(lambda: main(arguments)) == 1
+    assert "rror" not in capsys.readouterr().err
+    if arguments[0] == "checkpoint":
+        old = tfrs_embed.checkpoint.conversion.command.main
+        arguments = [each.replace("/new", "/newer") for each in arguments]
+        finish = tfrs_embed_command.finish
+        assert run(lambda: finish(lambda: old(arguments[1:]))) == 1
+        assert "rror" not in capsys.readouterr().err
 
 
 def test_only_tpu_check_passes_arguments_on(monkeypatch):

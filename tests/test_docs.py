@@ -1,11 +1,14 @@
 """The code in the README, on the pages of docs and in docstrings runs."""
 
+import json
 import re
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import documentation
-from documentation import ANYWHERE, IMPORTS, ON_SLICE, ON_TPU_WHEEL, PAGES
+from documentation import ANYWHERE, ON_SLICE, ON_TPU_WHEEL, PAGES
 from processes import run
 
 #: What is on the pages and can't run, as the pages' sources say.
@@ -18,6 +21,9 @@ BY_SECTION = "docs/migrating.md"
 HOLDS = {
     "docs/checkpoints.md": lambda names: names["movies"].shape == (100, 8),
     "docs/gradients.md": lambda names: int(names["layer"].step) == 3,
+    "docs/start.md": lambda names: (
+        names["losses"][-1] < 0.3 < 0.6 < names["losses"][0]
+    ),
 }
 #: These show what the kernels say of themselves.
 OF_KERNELS = [
@@ -44,7 +50,7 @@ def runnable(page):
     "page", [page for page in PAGES if page != BY_SECTION and runnable(page)]
 )
 def test_a_page_runs(page):
-    names = dict(IMPORTS)
+    names = {}
     for block in runnable(page):
         block.run(names)
     assert page not in HOLDS or HOLDS[page](names)
@@ -70,6 +76,17 @@ def test_what_does_not_run_says_why():
         if reasons:
             found[page] = reasons
     assert found == NOT_RUN
+
+
+def test_pages_have_no_hidden_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(documentation, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    for hidden in ("run first:\nx = 1\n", "x = 1", "run on replicas: x = 1"):
+        page.write_text(f"<!-- {hidden}-->\n\n```python\nprint(x)\n```\n")
+        with pytest.raises(
+            AssertionError, match=r"page\.md: a comment may say"
+        ):
+            documentation.blocks("page.md")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -123,3 +140,45 @@ def test_an_example_runs(name, request):
 # Of several workers: in test_strategies.py, which has some for other tests.
 def test_code_that_needs_replicas():
     run({"strategies/test_documentation.py": None}, "tpu:4x4")
+
+
+def test_the_requests_of_the_page_go_to_the_exported_models():
+    """As TensorFlow Serving reads them: by columns, or by rows."""
+    for page in ("README.md", "docs/serving.md"):
+        names = {}
+        for block in runnable(page):
+            block.run(names)
+    [request] = [
+        text
+        for text in documentation.code("docs/serving.md", "bash")
+        if text.startswith("curl")
+    ]
+    body = json.loads(request.partition("-d '")[2].rpartition("'")[0])
+    assert "/models/ratings:predict" in request
+    model = tf.saved_model.load("models/ratings/1")
+    signature = model.signatures[body["signature_name"]]
+    columns = _tensors(signature, body["inputs"])
+    answers = signature(**columns)
+    assert [a.shape for a in answers.values()] == [(2, 1)]
+    seen = tf.RaggedTensor.from_row_splits(
+        columns.pop("seen_values"), columns.pop("seen_row_splits")
+    )
+    expected = model.serve({**columns, "seen": seen})
+    np.testing.assert_allclose(*answers.values(), expected)
+
+    text = (documentation.ROOT / "docs/serving.md").read_text("utf-8")
+    [rows] = re.findall(r'^`(\{"instances": .*)`\.', text, re.M)
+    rows = json.loads(rows)["instances"]
+    signature = tf.saved_model.load("models/ranking/1").signatures[
+        "serving_default"
+    ]
+    by_column = {name: [row[name] for row in rows] for name in rows[0]}
+    [scores] = signature(**_tensors(signature, by_column)).values()
+    assert scores.shape == (2, 2)
+
+
+def _tensors(signature, values):
+    """The tensors of JSON's lists, of the dtypes that a signature has."""
+    _, specs = signature.structured_input_signature
+    assert set(values) == set(specs)
+    return {n: tf.constant(v, specs[n].dtype) for n, v in values.items()}

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from faults.orders import FAULTS
 from forks import ForkServer
 from nightly import ALL
 from processes import TESTS, ForkedCluster, environment
+from tfrs_embed.testing import local_cluster
 
 pytestmark = pytest.mark.xdist_group("faults")
 
@@ -53,14 +55,17 @@ def undisturbed(start, tmp_path_factory):
     """The losses of a job in which nothing happens."""
     with start(tmp_path_factory.mktemp("undisturbed")) as cluster:
         assert cluster.wait(300) == [0, 0], cluster.output(0)
+        assert "has waited" not in cluster.output(0) + cluster.output(1)
         found = losses(cluster.output(0))
         assert found == losses(cluster.output(1))
         assert len(found) == 6
         return found
 
 
-@pytest.mark.nightly("stopped")
-@pytest.mark.parametrize("fault", ["killed", "stopped", "raised"])
+@pytest.mark.nightly("stops")
+@pytest.mark.parametrize(
+    "fault", ["killed", "worker 1 stops in a step", "raised"]
+)
 def test_the_others_end_and_the_job_resumes(
     start, tmp_path, fault, undisturbed
 ):
@@ -99,20 +104,82 @@ def test_a_worker_may_stand_still_for_less_than_the_timeout(
     start, tmp_path, undisturbed
 ):
     # Longer than TensorFlow's own timeout.
-    with start(tmp_path, "stopped", heartbeat=60) as cluster:
+    with start(tmp_path, "worker 1 stops in a step", heartbeat=60) as cluster:
         stop_for(cluster, 20)
         assert cluster.wait(60) == [0, 0], cluster.output(0)
         assert losses(cluster.output(0)) == undisturbed
 
 
-def test_a_worker_that_stands_still_for_longer_ends_the_job(start, tmp_path):
-    with start(tmp_path, "stopped", heartbeat=3) as cluster:
-        wait_for(lambda: "step 2 loss" in cluster.output(1), 300)
+@pytest.mark.nightly("first_step")
+@pytest.mark.parametrize(
+    ("fault", "stopped", "message"),
+    [
+        ("worker 1 stops in a step", 1, r"unhealthy.*\s.*task:1"),
+        (
+            "worker 0 stops in a step",
+            0,
+            r"Worker 1 ends because worker 0 \(/job:worker/replica:0/task:0\) "
+            "has answered no heartbeat for 3 s",
+        ),
+        (
+            "worker 1 stops in a save",
+            1,
+            r"Worker 1 \(/job:worker/replica:0/task:1\) counts as dead, while "
+            "this one waited for it: .* heartbeat timeout",
+        ),
+        (
+            "worker 0 stops in a save",
+            0,
+            "Worker 0, which has the coordination service, has not answered "
+            "for 3 s",
+        ),
+    ],
+    ids=["step", "first_step", "save", "first_save"],
+)
+def test_a_worker_that_stands_still_for_longer_ends_the_job(
+    start, tmp_path, fault, stopped, message
+):
+    other = 1 - stopped
+    with start(tmp_path, fault, heartbeat=3) as cluster:
+        wait_for(lambda: "step 2 loss" in cluster.output(stopped), 300)
         begin = time.monotonic()
-        wait_for(lambda: cluster.processes[0].poll() is not None, WITHIN_S)
-        assert time.monotonic() - begin < 10
-        output = cluster.output(0)
-        assert re.search(r"unhealthy.*\s.*task:1", output), output[-2000:]
+        wait_for(lambda: cluster.processes[other].poll() is not None, WITHIN_S)
+        if fault == "worker 1 stops in a step":
+            assert time.monotonic() - begin < 10
+        output = cluster.output(other)
+        assert re.search(message, output), output[-2000:]
+        cluster.signal(stopped, signal.SIGCONT)
+        wait_for(
+            lambda: cluster.processes[stopped].poll() is not None, WITHIN_S
+        )
+        text = (
+            rf"Worker {stopped} ends because it stood still for \d+ s: a "
+            "worker that sends no heartbeat for 3 s counts as dead"
+        )
+        output = cluster.output(stopped)
+        assert re.search(text, output), output[-2000:]
+
+
+def test_a_port_in_use_is_named(start, tmp_path, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        [free] = local_cluster._free_ports(1)
+        monkeypatch.setattr(
+            local_cluster, "_free_ports", lambda _: [port, free]
+        )
+        with start(tmp_path) as cluster:
+            wait_for(lambda: cluster.processes[0].poll() is not None, 120)
+            with pytest.raises(
+                TimeoutError,
+                match=(
+                    "(?s)Worker 1 still runs after 1 s.*Worker 0 has ended "
+                    rf"with exit code 1. Its address localhost:{port} was in "
+                    "use: start another cluster"
+                ),
+            ):
+                cluster.wait(1)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, True, "5", float("inf"), None])
@@ -141,6 +208,38 @@ def test_workers_that_build_other_tables_are_noticed(
         assert cluster.processes[0].returncode == 1
         assert re.search(f"RuntimeError: .*{message}", cluster.output(0))
         assert "step 0" not in cluster.output(0)
+        waited = "Worker 0 has waited for 1 s to build Layer 'item'"
+        assert (waited in cluster.output(0)) == (fault == "missing")
+
+
+@pytest.mark.nightly("another")
+@pytest.mark.parametrize(
+    ("fault", "action", "other"),
+    [
+        ("saves alone", "save sharded tables", "has not come to it"),
+        ("reads alone", "read 'items/parameters'", "has not come to it"),
+        (
+            "reads another",
+            "read 'items/parameters'",
+            "waits to read 'users/parameters'",
+        ),
+    ],
+    ids=["saves", "reads", "another"],
+)
+def test_a_worker_that_others_let_wait_says_for_what(
+    start, tmp_path, fault, action, other
+):
+    text = (
+        f"Worker 0 has waited for 1 s to {action}, which all workers must do "
+        f"together: worker 1 (/job:worker/replica:0/task:1) {other}."
+    )
+    with start(tmp_path, fault) as cluster:
+        wait_for(lambda: "step 2 loss" in cluster.output(0), 120)
+        wait_for(lambda: text in cluster.output(0), 30)
+        time.sleep(2)
+        assert cluster.output(0).count("has waited") == 1
+        assert cluster.output(1).count("has waited") == (other[0] == "w")
+        assert cluster.processes[0].poll() is None
 
 
 # What each of the faults of worker 1 is told from: what worker 0 does then, and

@@ -269,6 +269,194 @@ def test_a_second_update_of_one_lookup_is_an_error(how, mode):
     train(program, ids, x)
 
 
+@pytest.mark.parametrize("mode", MODES[:4])
+def test_two_lookups_of_a_persistent_tape_have_one_update_each(mode):
+    layer = make_layer(keras.optimizers.SGD(0.1))
+    program = make_program(layer, mode.startswith("nested"))
+
+    def step(again):
+        with tf.GradientTape(persistent=True) as tape:
+            # The same function, with ids of the same shape.
+            losses = [
+                tf.reduce_sum(program.vectors(tf.constant(ids)))
+                for ids in ([1, 2], [2, 3])
+            ]
+        losses += losses[-1:] if again else []
+        return [tape.gradient(loss, program.embedding()) for loss in losses]
+
+    for number in (1, 2):
+        run(mode, lambda: step(again=False))
+        wanted = initial()
+        wanted[1:4] -= number * np.array([[0.1], [0.2], [0.1]])
+        np.testing.assert_allclose(table_of(layer), wanted, rtol=1e-5)
+        assert int(layer.step) == 2 * number
+    with pytest.raises(RuntimeError, match="a second time"):
+        run(mode, lambda: step(again=True))
+
+
+def forward(function, primal, target_of):
+    """The derivative of `target_of()` along ones; returns both."""
+    with tf.autodiff.ForwardAccumulator(
+        primal, tf.nest.map_structure(tf.ones_like, primal)
+    ) as accumulator:
+        result = function()
+        target = target_of(result)
+    return result, accumulator.jvp(target)
+
+
+@pytest.mark.parametrize("of", ["x", "head"])
+@pytest.mark.parametrize("mode", ["eager", "function", "compiled"])
+def test_forward_derivatives_update_nothing(mode, of):
+    """First ones, and products with the Hessian in either order."""
+    ids, x = (tf.constant(v) for v in batches(1)[0])
+
+    def derivatives(layer):
+        program = make_program(layer)
+        primal = x if of == "x" else program.head
+
+        def loss():
+            return tf.reduce_sum(program.predict(ids, x) ** 2)
+
+        def gradient():
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                target = loss()
+            return tape.gradient(target, primal)
+
+        def step():
+            first, product = forward(gradient, primal, lambda result: result)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                _, slope = forward(loss, primal, lambda result: result)
+            return first, product, slope, tape.gradient(slope, primal)
+
+        return run(mode, step)
+
+    layer, constant = make_layer(), make_layer()
+    constant.trainable = False
+    found, wanted = derivatives(layer), derivatives(constant)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found[1], found[3], rtol=1e-4, atol=1e-4)
+    assert int(layer.step) == 0
+
+
+@pytest.mark.parametrize("order", ["in", "of"])
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_step_in_and_of_an_accumulator_updates_once(mode, order):
+    """`in`: of the loss. `of`: of the loss's forward derivative."""
+    tables = []
+    ids, x = (tf.constant(v) for v in batches(1)[0])
+    for is_forward in (True, False):
+        layer = make_layer(keras.optimizers.SGD(0.1))
+        program = make_program(layer)
+
+        def loss(program=program, is_forward=is_forward):
+            if order == "in":
+                return tf.reduce_sum(program.predict(ids, x) ** 2)
+            if is_forward:
+                return forward(
+                    lambda: tf.reduce_sum(program.predict(ids, x)),
+                    x,
+                    lambda result: result,
+                )[1]
+            # The prediction is linear in x.
+            return tf.reduce_sum(program.predict(ids, tf.ones_like(x)))
+
+        def gradients(program=program, loss=loss):
+            with tf.GradientTape() as tape:
+                target = loss()
+            return tape.gradient(target, program.variables)
+
+        def step(is_forward=is_forward, gradients=gradients):
+            if order == "in" and is_forward:
+                return forward(gradients, x, lambda result: result[1])
+            return gradients()
+
+        run(mode, step)
+        assert int(layer.step) == 1
+        tables.append(table_of(layer))
+    np.testing.assert_allclose(*tables, rtol=1e-5)
+    assert np.any(tables[0] != initial())
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_forward_derivative_of_a_scaled_loss_sets_no_scale(mode):
+    scaler = keras.mixed_precision.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=2.0**10
+    )
+    layer = make_layer(keras.optimizers.SGD(0.1))
+    program = make_program(layer, nested=True)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(program.vectors(tf.constant([1, 2])))
+        return tape.gradient(loss, program.embedding())
+
+    step()
+    x = tf.constant([1.0, 2.0])
+    found = run(
+        mode,
+        lambda: forward(
+            lambda: fronts.scale_loss(scaler, tf.reduce_sum(x**2)),
+            x,
+            lambda result: result,
+        ),
+    )
+    np.testing.assert_allclose(found, [5 * 2.0**10, 6 * 2.0**10])
+    step()
+    moved = initial()[[1, 2]] - table_of(layer)[[1, 2]]
+    np.testing.assert_allclose(moved, 0.2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("product", [False, True])
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_forward_derivative_of_a_table_is_an_error(mode, product):
+    layer = make_layer()
+    program = make_program(layer)
+    ids, x = (tf.constant(v) for v in batches(1)[0])
+    weights = [
+        each.value if fronts.NUMBER == 3 else each
+        for each in layer.trainable_variables
+    ]
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(program.predict(ids, x) ** 2)
+        return tape.gradient(loss, weights) if product else [loss]
+
+    def step():
+        return forward(gradient, weights, lambda result: result)[1]
+
+    with pytest.raises(
+        NotImplementedError, match=r"ForwardAccumulator.* its tables\. Leave"
+    ):
+        run(mode, step)
+    assert int(layer.step) == 0
+
+
+@pytest.mark.parametrize("mode", ["nested", "nested_in_function"])
+def test_an_accumulator_around_a_function_is_an_error(mode):
+    layer = make_layer()
+    program = make_program(layer, nested=True)
+    ids, x = (tf.constant(v) for v in batches(1)[0])
+
+    def step():
+        return forward(
+            lambda: program.predict(ids, x), x, lambda result: result
+        )
+
+    # Eagerly it is TensorFlow's own.
+    kind, text = (
+        (TypeError, "InternalError")
+        if mode == "nested"
+        else (NotImplementedError, "Open the accumulator in the function")
+    )
+    with pytest.raises(kind, match=text):
+        run(mode, step)
+    assert int(layer.step) == 0
+
+
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("pfor", [True, False])
 def test_the_jacobian_of_a_table_is_an_error(mode, pfor):
@@ -497,6 +685,28 @@ def test_a_scaled_loss_of_a_function_updates_what_is_asked_for(mode):
     np.testing.assert_array_equal(np.where(changed)[0], [1, 2])
     vectors = 2 * initial()[[1, 2]]
     np.testing.assert_allclose(alone, 2.0**10 * (vectors**2).sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_scale_stays_until_the_function_has_run(persistent):
+    scaler = keras.mixed_precision.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=2.0**10
+    )
+    tables = []
+    for scale in (lambda loss: fronts.scale_loss(scaler, loss), tf.identity):
+        layer = make_layer(keras.optimizers.SGD(0.1))
+        vectors = tf.function(layer)
+
+        @tf.function
+        def step(layer=layer, vectors=vectors, scale=scale):
+            with tf.GradientTape(persistent=persistent) as tape:
+                loss = scale(tf.reduce_sum(vectors(tf.constant([1, 2]))))
+            return tape.gradient(loss, layer.trainable_variables)
+
+        for _ in range(5):
+            step()
+        tables.append(table_of(layer))
+    np.testing.assert_allclose(*tables, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["eager", "function"])

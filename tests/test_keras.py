@@ -1,7 +1,9 @@
 """The layers inside Keras: models, loops, precision, saving."""
 
 import copy
+import pickle
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import fronts
 import tfrs_embed
 from fronts import keras, layers, of_keras_2, only_keras_2, only_keras_3
 from helpers import tables_of
-from tfrs_embed import FeatureConfig, TableConfig
+from tfrs_embed import DynamicKeys, FeatureConfig, TableConfig
 
 tpu = tf.tpu.experimental.embedding
 
@@ -311,6 +313,36 @@ def test_overflowing_step_is_skipped_and_lowers_the_scale():
     np.testing.assert_array_equal(model.trainable_variables[-2], kernel)
 
 
+def test_tables_are_trained_if_only_another_gradient_overflows():
+    """Documented in docs/gradients.md."""
+    tables = []
+    for feature in (0.0, 3e38):
+        table = tfrs_embed.TableConfig("table", 20, 4, "ones")
+        layer = layers.PartialTPUEmbedding(
+            tfrs_embed.FeatureConfig("ids", table), "sgd", size_threshold=0
+        )
+        inputs = [keras.Input((), dtype="int32"), keras.Input((1,))]
+        joined = keras.layers.Concatenate()([layer(inputs[0]), inputs[1]])
+        model = keras.Model(inputs, keras.layers.Dense(1)(joined))
+        weights = [np.array([[0.5]] * 4 + [[0.0]]), np.zeros(1)]
+        model.layers[-1].set_weights(weights)
+        optimizer = keras.mixed_precision.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=16.0
+        )
+        model.compile(optimizer, "mse")
+        data = [np.arange(8), np.full([8, 1], feature)]
+        # The kernel's gradient has the feature as a factor, the table's hasn't.
+        model.fit(data, np.ones([8, 1]), verbose=0)
+        skipped = feature > 0
+        kernel, _ = model.layers[-1].get_weights()
+        assert np.array_equal(kernel, weights[0]) == skipped
+        assert float(fronts.loss_scale(optimizer)) == (8 if skipped else 16)
+        assert int(layer.step) == 1
+        tables.append(layer.embedding_tables["table"].numpy())
+    np.testing.assert_array_equal(*tables)
+    assert np.all(tables[0][:8] != 1)
+
+
 def test_custom_loop_with_loss_scale_in_a_function():
     inputs, labels = make_data()
     layer = make_layer("sgd")
@@ -489,6 +521,8 @@ def test_saved_model_continues_training_equally(tmp_path, format, pipelined):
     if format in ("keras", "h5", "tf"):
         model.save(path, save_format=format)
         reloaded = keras.models.load_model(path)
+        names = [fronts.name_of(weight) for weight in reloaded.weights]
+        assert names == [fronts.name_of(weight) for weight in model.weights]
     else:
         model.save_weights(path)
         reloaded = make()
@@ -1031,6 +1065,90 @@ def test_rows_fill_an_output_shape_or_are_its_sequences(
     assert_close(call(ids), expected.reshape([d or -1 for d in [*shape, 4]]))
 
 
+def rows_of_ids(kind, count):
+    """Ids below 9 for a batch, of 2 in a ragged or sparse row."""
+    if isinstance(kind, tuple):
+        return tf.cast(tf.fill([count, *kind], count), tf.int64)
+    ids = tf.RaggedTensor.from_uniform_row_length(
+        tf.range(2 * count, dtype=tf.int64) % 9, 2
+    )
+    ids = tf.RaggedTensor.from_row_splits(ids.flat_values, ids.row_splits)
+    return ids if kind == "ragged" else ids.to_sparse()
+
+
+def map_values(function, ids):
+    if isinstance(ids, tf.SparseTensor):
+        return ids.with_values(function(ids.values))
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(function(ids.flat_values))
+    return function(ids)
+
+
+ROWS = ("ragged", "sparse")
+# Each way to lay ids out, and the kinds of ids that it is for: dense ids by
+# their shapes behind the batch.
+LAYOUTS = {
+    "plain": ({}, [(), (4,), (2, 3), (0,), *ROWS]),
+    "sequence": ({"max_sequence_length": 3}, [(4,), (3,), (0,), *ROWS]),
+    "combined": ({"output_shape": (None, 4)}, [(), (4,), (0,), *ROWS]),
+    "matrix": ({"output_shape": (None, 1, 4)}, [(1,), (1, 3), *ROWS]),
+}
+
+
+def spec_of_rows(each):
+    if isinstance(each, tf.SparseTensor):
+        return tf.SparseTensorSpec([None, None], each.dtype)
+    if isinstance(each, tf.RaggedTensor):
+        return tf.RaggedTensorSpec([None, None], each.dtype)
+    return tf.TensorSpec([None, *each.shape[1:]], each.dtype)
+
+
+@pytest.mark.nightly("None-graph")
+@pytest.mark.parametrize("call", ["eager", "weighted", "graph"])
+@pytest.mark.parametrize("threshold", [0, None])
+def test_an_empty_batch_is_looked_up_and_trains_nothing(threshold, call):
+    table = TableConfig("t", 9, 4)
+    kinds = {
+        f"{name} {kind}": (options, kind)
+        for name, (options, of_layout) in LAYOUTS.items()
+        for kind in of_layout
+    }
+    layer = layers.PartialTPUEmbedding(
+        {k: FeatureConfig(k, table, **o) for k, (o, _) in kinds.items()},
+        "adagrad",
+        size_threshold=threshold,
+    )
+
+    def batch(count):
+        ids = {k: rows_of_ids(kind, count) for k, (_, kind) in kinds.items()}
+        if call == "eager":
+            return ids, None
+        return ids, {
+            k: map_values(lambda v: tf.cast(v, tf.float32), each)
+            for k, each in ids.items()
+        }
+
+    def lookup(ids, of_ids):
+        with tf.GradientTape() as tape:
+            outputs = layer(ids, of_ids)
+            loss = tf.add_n([tf.reduce_sum(o) for o in outputs.values()])
+        return outputs, tape.gradient(loss, layer.trainable_variables)
+
+    expected, _ = lookup(*batch(2))
+    before = tables_of(layer)["t"]
+    empty = batch(0)
+    if call == "graph":
+        specs = [
+            {k: spec_of_rows(v) for k, v in each.items()} for each in empty
+        ]
+        lookup = tf.function(lookup, input_signature=specs)
+    outputs, gradients = lookup(*empty)
+    for name, like in expected.items():
+        assert outputs[name].shape == [0, *like.shape[1:]], name
+    assert all(np.isfinite(tf.convert_to_tensor(g)).all() for g in gradients)
+    np.testing.assert_array_equal(tables_of(layer)["t"], before)
+
+
 def test_rows_of_unknown_number_are_sequences():
     layer = shaped([2, 3])
     spec = tf.RaggedTensorSpec([None, None], tf.int64)
@@ -1229,6 +1347,26 @@ def test_a_deep_copy_shares_nothing(kind, built):
         np.testing.assert_allclose(others, mine, rtol=1e-6)
 
 
+@pytest.mark.parametrize("made", ["not built", "loaded", "trained"])
+@pytest.mark.parametrize("kind", PUBLIC)
+def test_a_pickled_layer_goes_on_as_the_layer_does(kind, made):
+    layer, inputs = PUBLIC[kind]()
+    if made == "loaded" and hasattr(layer, "load_tables"):
+        # Its tables are there before it is called.
+        name, table = next(iter(layer.embedding_tables.items()))
+        layer.load_tables({name: np.full(table.shape, 0.5)})
+    if made == "trained":
+        for _ in range(3):
+            step(layer, inputs)
+    restored = pickle.loads(pickle.dumps(layer))
+    assert type(restored) is type(layer)
+    assert restored.get_config() == layer.get_config()
+    for each in restored, layer:
+        step(each, inputs)
+    for mine, others in zip(weights(layer), weights(restored), strict=True):
+        np.testing.assert_allclose(others, mine, rtol=1e-6)
+
+
 def test_a_deep_copy_has_its_own_learning_rate():
     layer = make_layer(keras.optimizers.Adam(0.5))
     layer.build(None)
@@ -1239,3 +1377,168 @@ def test_a_deep_copy_has_its_own_learning_rate():
     assert optimizer.learning_rate == 0.25
     optimizer.learning_rate = 0.125
     assert layer.table_optimizers["big"].learning_rate == 0.25
+
+
+def features(**kwargs):
+    return {
+        name: FeatureConfig(name, TableConfig(name, 20, 4, **kwargs))
+        for name in ("a", "b")
+    }
+
+
+DENSE = tf.constant([3, 5, 7], tf.int64)
+KEYS = tf.constant([[[1, 2]], [[3, 4]], [[5, 6]]], tf.int64)
+
+
+def partial(**kwargs):
+    return layers.PartialTPUEmbedding(
+        features(**kwargs), "adagrad", size_threshold=0
+    )
+
+
+# A layer, and inputs that a model is called with.
+OF_SHAPES = {
+    "embedding": lambda: (layers.Embedding(20, 4), DENSE),
+    "combined": lambda: (layers.Embedding(20, 4, combiner="sum"), RAGGED),
+    "dense": lambda: (partial(), {"a": DENSE, "b": DENSE}),
+    "ragged": lambda: (partial(), {"a": DENSE, "b": RAGGED}),
+    "sparse": lambda: (partial(), {"a": DENSE, "b": RAGGED.to_sparse()}),
+    "small": lambda: (
+        layers.PartialTPUEmbedding(features(), "adagrad"),
+        {"a": RAGGED, "b": DENSE},
+    ),
+    "distributed": lambda: (
+        layers.DistributedEmbedding(features()),
+        {"a": DENSE, "b": RAGGED},
+    ),
+    "int32 keys": lambda: (
+        partial(keys=DynamicKeys(tf.int32)),
+        {"a": tf.cast(DENSE, tf.int32), "b": tf.cast(RAGGED, tf.int32)},
+    ),
+    "strings": lambda: (
+        layers.DynamicEmbedding(4, input_dim=20, key_dtype=tf.string),
+        tf.constant(["x", "y", "x"]),
+    ),
+    "keys": lambda: (
+        layers.All2AllDenseEmbedding(20, 4, 1, 2, key_dtype=tf.uint64),
+        tf.cast(KEYS, tf.uint64),
+    ),
+}
+
+
+@keras.saving.register_keras_serializable("test_keras")
+class Given(keras.Model):
+    """A model that is given its layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.embeddings = layer
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        outputs = tf.nest.flatten(self.embeddings(inputs))
+        return self.dense(tf.concat(outputs, -1))
+
+    def get_config(self):
+        layer = keras.saving.serialize_keras_object(self.embeddings)
+        return {"layer": layer}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config["layer"]))
+
+
+@keras.saving.register_keras_serializable("test_keras")
+class Own(Given):
+    """A model that makes its layer."""
+
+    def __init__(self, kind="ragged"):
+        super().__init__(OF_SHAPES[kind]()[0])
+        self.kind = kind
+
+    def get_config(self):
+        return {"kind": self.kind}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
+def require_loaded(model, inputs, path):
+    """Requires that a model is loaded as it was saved."""
+    step(model.embeddings, inputs)
+    expected = model(inputs)
+    model.save(path)
+    with warnings.catch_warnings():
+        # Keras 3 only warns of what it can't build or load.
+        warnings.simplefilter("error")
+        loaded = keras.models.load_model(path)
+    np.testing.assert_array_equal(loaded(inputs), expected)
+    for mine, others in zip(
+        weights(model.embeddings), weights(loaded.embeddings), strict=True
+    ):
+        np.testing.assert_array_equal(others, mine)
+
+
+@keras.saving.register_keras_serializable("test_keras")
+class Weighted(Given):
+    """A model that is given ids and weights."""
+
+    def call(self, inputs):
+        ids, of_ids = inputs["ids"], inputs["weights"]
+        outputs = self.embeddings(
+            {"a": ids, "b": ids}, {"a": of_ids, "b": None}
+        )
+        return self.dense(tf.concat([outputs["a"], outputs["b"]], -1))
+
+
+@pytest.mark.parametrize("ids", [DENSE, RAGGED], ids=["dense", "ragged"])
+def test_a_models_own_class_with_weights_is_loaded(ids, tmp_path):
+    model = Weighted(partial())
+    inputs = {"ids": ids, "weights": tf.cast(ids, tf.float32) / 2}
+    expected = model(inputs)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(inputs), expected)
+
+
+@pytest.mark.parametrize("kind", OF_SHAPES)
+def test_a_models_own_class_is_loaded(kind, tmp_path):
+    layer, inputs = OF_SHAPES[kind]()
+    require_loaded(Given(layer), inputs, tmp_path / "model.keras")
+
+
+@pytest.mark.parametrize("kind", ["dense", "ragged", "distributed", "strings"])
+def test_a_model_that_makes_its_layer_is_loaded(kind, tmp_path):
+    _, inputs = OF_SHAPES[kind]()
+    require_loaded(Own(kind), inputs, tmp_path / "model.keras")
+
+
+def test_what_a_models_shapes_do_not_tell_is_loaded_by_a_call(tmp_path):
+    # A layer that its model makes isn't told that ids were sparse.
+    _, inputs = OF_SHAPES["sparse"]()
+    model, path = Own("sparse"), str(tmp_path / "model.keras")
+    expected = model(inputs)
+    model.save(path)
+    if fronts.NUMBER == 2:
+        with pytest.raises(
+            ValueError,
+            match=r"ranks of all inputs should match|Shape must be rank",
+        ):
+            keras.models.load_model(path)
+    else:
+        with pytest.warns(UserWarning, match="cannot be built automatically"):
+            keras.models.load_model(path)
+    loaded = Own("sparse")
+    loaded(inputs)
+    loaded.load_weights(path)
+    np.testing.assert_array_equal(loaded(inputs), expected)
+
+
+def test_a_model_with_a_layer_is_pickled():
+    layer, inputs = OF_SHAPES["ragged"]()
+    model = Given(layer)
+    step(layer, inputs)
+    expected = model(inputs)
+    restored = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(restored(inputs), expected)

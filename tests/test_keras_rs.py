@@ -303,7 +303,7 @@ def test_a_saved_model_of_keras_rs_is_restored(kind, tmp_path, capsys):
     new = str(tmp_path / "new")
     assert main(["convert", old, new]) == 0
     err = capsys.readouterr().err
-    assert ("Slots in files of Keras" in err) == (kind in KINDS[:2])
+    assert ("Slots of Keras's optimizers" in err) == (kind in KINDS[:2])
 
     model = make_model(tfrs_embed.keras3.DistributedEmbedding)
     if kind in KINDS[:2]:  # All but the tables.
@@ -403,16 +403,53 @@ def test_layers_of_one_name_are_known_by_their_place(tmp_path, capsys):
     assert shapes == {"movies": MOVIES, "users": USERS}
 
 
-def test_an_embedding_of_keras_is_no_table_of_keras_rs(tmp_path, capsys):
-    ids = keras.Input([2], dtype="int64")
-    vectors = keras.layers.Flatten()(keras.layers.Embedding(9, 4)(ids))
-    model = keras.Model(ids, keras.layers.Dense(1)(vectors))
+@BOTH_FRONTS
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_embedding_of_keras_becomes_a_table(front, kind, tmp_path, capsys):
+    package = KERAS[front]
+    ids = package.Input([2], dtype="int64")
+    embedding = package.layers.Embedding(9, 4)
+    vectors = package.layers.Flatten()(embedding(ids))
+    model = package.Model(ids, package.layers.Dense(1)(vectors))
     model.compile("adam", "mse")
     model.train_on_batch(np.array([[1, 2]]), np.ones([1, 1]))
-    for kind in KINDS:
-        path = save_to(tmp_path / kind.strip("."), model, kind)
-        assert main(["convert", path, str(tmp_path / "new")]) == 2
-        assert "no tables of" in capsys.readouterr().err
+    path = save_to(tmp_path / "old", model, kind)
+    assert main(["inspect", path, "--json"]) == 0
+    [table] = json.loads(capsys.readouterr().out)["tables"]
+    assert (table["rows"], table["dim"], table["name"]) == (9, 4, "")
+    new = str(tmp_path / "new")
+    names = ["--table", f"{table['layer']}=movies", "--layer", "emb"]
+    assert main(["convert", path, new, *names]) == 0
+    has_slots = kind in KINDS[2:]
+    err = capsys.readouterr().err
+    assert ("Slots of Keras's optimizers" in err) != has_slots
+
+    config = tfrs_embed.TableConfig("movies", 9, 4)
+    layer = FRONTS[front].PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("x", config), "adam", size_threshold=0
+    )
+    tf.train.Checkpoint(emb=layer).restore(new).expect_partial()
+    expected = kerases.variable(embedding.embeddings).numpy()
+    assert_tables(built(layer), {"movies": expected})
+    assert int(layer.step) == has_slots
+    slots = {k: v.numpy() for k, v in layer.tables["movies"].slots.items()}
+    if has_slots:
+        optimizer = model.optimizer
+        expected = {
+            "momenta": optimizer._momentums[0],
+            "velocities": optimizer._velocities[0],
+        }
+        assert_slots(slots, expected)
+        assert slots["momenta"].any()
+    else:
+        assert not any(slot.any() for slot in slots.values())
+
+
+def assert_slots(found, expected):
+    assert set(found) == set(expected)
+    for name, slot in expected.items():
+        slot = kerases.variable(slot).numpy()
+        np.testing.assert_array_equal(found[name], slot, err_msg=name)
 
 
 def test_a_checkpoint_without_the_optimizer_has_no_tables(tmp_path, capsys):
@@ -466,6 +503,79 @@ class Ranking(keras.Model):
     @classmethod
     def from_config(cls, config):
         return cls(keras.saving.deserialize_keras_object(config["embeddings"]))
+
+
+class Rating(keras.Model):
+    """With a layer of Keras's, whose variables go by the same names."""
+
+    def __init__(self, name=None):
+        super().__init__(name=name)
+        self.embeddings = keras_rs.layers.DistributedEmbedding(
+            {
+                "movie": feature(TableConfig("movies", *MOVIES)),
+                "user": feature(TableConfig("users_2", *USERS)),
+            },
+            name=name and "vectors",
+        )
+        self.plain = keras.layers.Embedding(9, 4)
+        self.rating = keras.layers.Dense(1)
+
+    def call(self, ids):
+        vectors = keras.tree.flatten(self.embeddings(ids))
+        vectors.append(keras.ops.mean(self.plain(ids["user"]), 1))
+        return self.rating(keras.ops.concatenate(vectors, axis=1))
+
+
+@pytest.mark.parametrize(
+    "name, optimizer, expected",
+    [
+        # The slots' names tell the tables'.
+        (None, "adam", ["movies", "users_2"]),
+        # Not where the layer's name ends, which is not one of Keras's.
+        ("mine", "adam", ["vectors_movies", "vectors_users_2"]),
+        # Without slots there are numbers.
+        (None, "sgd", ["0", "1"]),
+    ],
+)
+def test_models_of_a_class_of_their_own_are_converted(
+    name, optimizer, expected, tmp_path, capsys
+):
+    model = Rating(name)
+    model.compile(optimizer, "mse")
+    model.train_on_batch({"movie": IDS, "user": IDS}, np.ones([2, 1]))
+    path = save_to(tmp_path / "old", model, "checkpoint")
+    assert main(["inspect", path, "--json"]) == 0
+    contents = json.loads(capsys.readouterr().out)
+    found = [t for t in contents["tables"] if t["layer"] != "plain"]
+    assert [table["name"] for table in found] == expected
+    noted = " ".join(contents["notes"])
+    assert ("its place among" in noted) == (optimizer == "sgd")
+    assert ("is the name of its layer and its own" in noted) == bool(name)
+    [layer] = {table["layer"] for table in found}
+    assert ("distributed_embedding" in layer) == (expected[0] == "movies")
+
+    names = ["--layer", f"{layer}=embeddings", "--layer", "plain=plain"]
+    for old, new in zip(expected, ("movies", "users"), strict=True):
+        names += ["--table", f"{old}={new}"]
+    assert main(["convert", path, str(tmp_path / "new"), *names]) == 0
+    ours = distributed(
+        "Keras 3",
+        [
+            tfrs_embed.FeatureConfig(n, tfrs_embed.TableConfig(n, *shape))
+            for n, shape in (("movies", MOVIES), ("users", USERS))
+        ],
+    )
+    root = tf.train.Checkpoint(embeddings=built(ours, [IDS, IDS]))
+    root.restore(str(tmp_path / "new")).expect_partial()
+    tables = model.embeddings.get_embedding_tables()
+    assert_tables(
+        ours,
+        {
+            "movies": tables["movies"].numpy(),
+            "users": tables["users_2"].numpy(),
+        },
+    )
+    assert int(ours.step) == 1
 
 
 @pytest.mark.parametrize("weighted", [None, False, True])

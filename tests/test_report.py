@@ -13,6 +13,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import report_sources
 import tfrs_embed
@@ -225,6 +226,24 @@ def test_an_exported_model(made, rows):
         assert float(norm) == pytest.approx(float(expected), rel=5e-3)
 
 
+@pytest.mark.parametrize("kind", [".keras", ".weights.h5", "SavedModel"])
+def test_models_that_keras_and_tensorflow_save(kind, tmp_path):
+    table = tfrs_embed.TableConfig("movies", 20, DIM)
+    layer = tfrs_embed.PartialTPUEmbedding(
+        tfrs_embed.FeatureConfig("x", table), "adagrad", size_threshold=0
+    )
+    ids = tf_keras.Input([], dtype="int64")
+    model = tf_keras.Model(ids, layer(ids))
+    path = f"{tmp_path}/model{kind}"
+    if kind == "SavedModel":
+        tf.saved_model.save(model, path)
+    else:
+        (model.save if kind == ".keras" else model.save_weights)(path)
+    found = page(path)
+    assert found.cells("rows", "movies") == ["20"]
+    assert found.cells("slots", "movies") == ["accumulators"]
+
+
 def test_a_saved_model_of_others(tmp_path):
     module = tf.Module()
     module.v = tf.Variable(1.0)
@@ -347,11 +366,11 @@ def test_a_log_without_curves_has_the_top(made, tmp_path):
 
 def test_keys_of_a_checkpoint_have_a_curve(made):
     found = page(made / "keys")
-    assert found.cells("by", "keys/tables") == ["keys"]
-    assert found.cells("rows", "keys/tables") == ["4"]
+    assert found.cells("by", "keys/table") == ["keys"]
+    assert found.cells("rows", "keys/table") == ["4"]
     # Of ten lookups seven are of one key; a row is the least.
-    [half] = found.cells("top 50%", "keys/tables")
-    assert (found.cells("top 1%", "keys/tables"), half) == (["70%"], "80%")
+    [half] = found.cells("top 50%", "keys/table")
+    assert (found.cells("top 1%", "keys/table"), half) == (["70%"], "80%")
 
 
 @pytest.mark.parametrize("rows", [7, 50, 100_000])

@@ -549,8 +549,14 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
     never_called.build()
     with pytest.raises(ValueError, match="give export an input_signature"):
         export(never_called, path)
-    with pytest.raises(TypeError, match=r"input 'word' must be a tf\.Tensor"):
+    with pytest.raises(
+        TypeError, match=r"input_signature, a dict.* 'word' must"
+    ):
         export(model, path, {**INPUTS, "movie": tf.TensorSpec([None])})
+    with pytest.raises(
+        (TypeError, ValueError), match="input_signature, a list"
+    ):
+        export(model, path, [signature_of(INPUTS) or model.save_spec()[0][0]])
     with pytest.raises(TypeError, match=r"'more' must be a function"):
         export(
             model,
@@ -569,20 +575,77 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
     assert os.listdir(tmp_path) == []
     path.mkdir()
     (path / "file").write_text("mine")
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match=r"there already.* overwrite=True"):
         export(model, path, signature_of(INPUTS))
+    with pytest.raises(ValueError, match="is no SavedModel: overwrite=True"):
+        export(model, path, signature_of(INPUTS), overwrite=True)
     assert (path / "file").read_text() == "mine"
 
 
 def test_what_a_killed_export_left_is_replaced(tmp_path):
-    left = tmp_path / "model.incomplete"
-    left.mkdir()
-    (left / "saved_model.pb").write_text("half")
     model = make_ranker()
     model(INPUTS)
-    export(model, tmp_path / "model", signature_of(INPUTS))
+    for overwrite in False, True:
+        for left in "model.incomplete", "model.replaced":
+            if overwrite or left == "model.incomplete":
+                (tmp_path / left).mkdir()
+                (tmp_path / left / "saved_model.pb").write_text("half")
+        export(
+            model,
+            tmp_path / "model",
+            signature_of(INPUTS),
+            overwrite=overwrite,
+        )
+        assert os.listdir(tmp_path) == ["model"]
+        tf.saved_model.load(str(tmp_path / "model"))
+
+
+def test_an_export_takes_the_place_of_another_when_it_is_complete(tmp_path):
+    model, path = make_ranker(), str(tmp_path / "model")
+    model(INPUTS)
+    signature = signature_of(INPUTS)
+
+    def answers():
+        served = tf.saved_model.load(path)
+        return served.serve(INPUTS).numpy()
+
+    export(model, path, signature)
+    [table] = model.layer.embedding_tables.values()
+    before = answers()
+    table.assign(tf.fill([30, 3], 65505.0))
+    with pytest.raises(ValueError, match="magnitude 65505"):
+        export(model, path, signature, rows="float16", overwrite=True)
+    np.testing.assert_array_equal(answers(), before)
+    table.assign(tf.ones([30, 3]))
+    export(model, path, signature, overwrite=True)
     assert os.listdir(tmp_path) == ["model"]
-    tf.saved_model.load(str(tmp_path / "model"))
+    np.testing.assert_allclose(answers(), model(INPUTS), rtol=1e-6)
+
+
+def test_kerass_own_export_takes_ragged_inputs_for_dense_ones(tmp_path):
+    table = tfrs_embed.TableConfig("movie", 30, 3)
+    layer = layers.PartialTPUEmbedding(
+        {n: tfrs_embed.FeatureConfig(n, table) for n in ("movie", "seen")},
+        "adam",
+        size_threshold=0,
+    )
+    inputs = {
+        "movie": keras.Input([], dtype=tf.int64, name="movie"),
+        "seen": keras.Input([None], dtype=tf.int64, name="seen", ragged=True),
+    }
+    vectors = layer(inputs)
+    joined = keras.layers.Concatenate()([vectors[name] for name in inputs])
+    model = keras.Model(inputs, joined)
+    # docs/keras.md says so.
+    with pytest.raises(ValueError, match="Shape must be rank 2 but is rank 3"):
+        model.export(str(tmp_path / "kerass"))
+    export(model, tmp_path / "model")
+    given = {
+        "movie": tf.constant([1, 2], tf.int64),
+        "seen": tf.ragged.constant([[], [3, 4]], dtype=tf.int64),
+    }
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    np.testing.assert_allclose(served.serve(given), model(given), rtol=1e-6)
 
 
 @pytest.mark.parametrize("pipelined", [False, True])

@@ -182,3 +182,17 @@ except ImportError:
 is_recording_summaries: Callable[[], Any] = getattr(
     summary_ops_v2, "is_recording_summaries", lambda: False
 )
+
+
+def traces_shapes() -> bool:
+    """Whether tf_keras is calling a model with placeholders, for its shapes.
+
+    `Model.build` does, which a loaded model is built with. It makes floats of
+    all shapes, in a graph that has a name.
+    """
+    if tf.executing_eagerly():
+        return False
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and getattr(graph, "name", "") != "build_graph":
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None

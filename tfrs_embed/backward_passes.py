@@ -44,6 +44,8 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.passes: list[Pass] = []
+        # The graphs in which functions are being called.
+        self.calling: list[Any] = []
         # A strategy's replicas have threads of their own.
         self.updates = getattr(threading.current_thread(), _UPDATES, True)
 
@@ -70,20 +72,21 @@ class Pass:
         self.tape = tape
         self.graph = graph()
         self.scales: list[Any] = []
-        self._sources = {id(source) for source in sources}
+        self._sources = {id(source): i for i, source in enumerate(sources)}
         # The values that it gave to switches.
         self._values: dict[Switch, Any] = {}
         # A TPU's program has no access to a host's variables.
         self._in_tpu = strategies.in_tpu_replica()
         self._switches: list[Switch] = []
-        # What functions got that nothing reads, but a scale may be left in.
+        # Flags that functions captured and nothing reads; reset in case a loss
+        # scale remains.
         self._given: list[Switch] = []
 
     def asks_for(self, variable: tf.Variable) -> bool:
         """Whether it was asked for a variable's gradient."""
         return id(variable.handle) in self._sources
 
-    def adopt(self, switch: Switch) -> None:
+    def adopt(self, switch: Switch, lookup: Lookup | None) -> None:
         """Sets the switch that a function reads which the pass is to call.
 
         Switches of other functions are left alone: other threads' passes may
@@ -91,16 +94,26 @@ class Pass:
 
         Args:
             switch: one of the variables that the function is given.
+            lookup: the lookup whose gradient the function computes; None where
+                the function is called in a branch or a loop.
 
         Raises:
-            RuntimeError: a pass of the same tape has updated the tables.
+            RuntimeError: a pass of the same tape has updated the tables with
+                the lookup's gradient.
         """
         if self._in_tpu:
             return
         if switch not in _in_use:
             # A function that sets a scale is given all there are.
             self._given.append(switch)
-        elif switch not in self._switches:
+            return
+        known = switch in self._switches
+        if self._updates(switch) and not (known and lookup is None):
+            asked = _asked_of(self.owner, self.tape).setdefault(switch, set())
+            if lookup in asked:
+                raise too_often(switch.layer)
+            asked.add(lookup)
+        if not known:
             eager = self.graph == "eager"
             with tf.init_scope() if eager else self.graph.as_default():
                 self._begin_with(switch)
@@ -115,11 +128,6 @@ class Pass:
             weak_gradients.move_all(self.graph)
         if not self._updates(switch):
             self._assign(switch, OFF)
-            return
-        asked = _asked_of(self.owner, self.tape)
-        if switch in asked:
-            raise too_often(switch.layer)
-        asked.add(switch)
 
     def scale(self, optimizer: Any) -> None:
         """Notes that the gradients that follow are of a scaled loss."""
@@ -133,14 +141,33 @@ class Pass:
         if self._updates(switch):
             self._assign(switch, tf.cast(optimizer.loss_scale, tf.float32))
 
-    def end(self) -> None:
-        """Resets the switches that it, or a function that it called, set."""
+    def end(self, gradients: Sequence[Any] | None) -> None:
+        """Resets the switches that it, or a function that it called, set.
+
+        Args:
+            gradients: the sources' gradients; None if an error was raised.
+        """
         around = [p for p in here() if p is not self]
         for switch in dict.fromkeys([*self._switches, *self._given]):
             if _functions_scale or switch in self._values:
                 values = [p._values for p in around if switch in p._values]
                 before = values[-1][switch] if values else 1.0
-                switch.variable().assign(before)
+                with tf.control_dependencies(self._read(switch, gradients)):
+                    switch.variable().assign(before)
+
+    def _read(
+        self, switch: Switch, gradients: Sequence[Any] | None
+    ) -> list[tf.Tensor]:
+        """Tensors that are computed after a function has read its switch.
+
+        TensorFlow inlines the functions that a graph calls. Control inputs of
+        the call don't wait for the operations of an inlined function.
+        """
+        if gradients is None or switch not in self._switches:
+            return []
+        place = self._sources.get(id(switch.weight.handle))
+        of_weight = None if place is None else gradients[place]
+        return [] if of_weight is None else [tf.identity(of_weight)]
 
     def _updates(self, switch: Switch) -> bool:
         return _thread.updates and self.asks_for(switch.weight)
@@ -150,16 +177,24 @@ class Pass:
         self._values[switch] = value
 
 
-# By tape: its record, and the switches that its passes left on.
+# A lookup in a function: the ids of the tensors that the function's backward
+# pass takes from its forward pass. The tape keeps the tensors.
+Lookup = tuple[int, ...]
+
+# By tape: its record, and the lookups that its passes updated tables for, by
+# their layers' switches.
 _asked: weakref.WeakKeyDictionary[
-    tf.GradientTape, tuple[Any, weakref.WeakSet[Switch]]
+    tf.GradientTape,
+    tuple[Any, weakref.WeakKeyDictionary[Switch, set[Lookup | None]]],
 ] = weakref.WeakKeyDictionary()
 
 
-def _asked_of(owner: Any, tape: Any) -> weakref.WeakSet[Switch]:
+def _asked_of(
+    owner: Any, tape: Any
+) -> weakref.WeakKeyDictionary[Switch, set[Lookup | None]]:
     known, asked = _asked.get(owner, (None, None)) if owner else (None, None)
     if asked is None or known is not tape:
-        asked = weakref.WeakSet()
+        asked = weakref.WeakKeyDictionary()
         if owner is not None:
             _asked[owner] = tape, asked
     return asked
@@ -224,11 +259,11 @@ def _members(switches: weakref.WeakSet[Switch]) -> list[Switch]:
         return list(switches)
 
 
-def _adopt(switch: Switch, graph: Any) -> None:
+def _adopt(switch: Switch, graph: Any, lookup: Lookup | None = None) -> None:
     """Tells this thread's passes in a graph of a switch; see `Pass.adopt`."""
     for running in list(_thread.passes):
         if running.graph is graph:
-            running.adopt(switch)
+            running.adopt(switch, lookup)
 
 
 def _notice_switches(graph: Any) -> None:
@@ -307,6 +342,17 @@ def too_often(layer: str) -> RuntimeError:
     )
 
 
+def _of_accumulator(layer: str) -> NotImplementedError:
+    """The error of a backward pass that runs while its function is called."""
+    return NotImplementedError(
+        f"Layer '{layer}' is called in a tf.function of its own, around which "
+        "a tf.autodiff.ForwardAccumulator is open: it would run the function's "
+        "backward pass, which updates the layer's tables. Open the accumulator "
+        "in the function that calls the layer, or call the layer with "
+        "training=False."
+    )
+
+
 def here() -> list[Pass]:
     """The passes that run in the current graph, the outermost first."""
     current = graph()
@@ -376,11 +422,13 @@ def install() -> None:
         _thread.passes.append(this)
         if this.graph != "eager":
             _notice_switches(this.graph)
+        gradients = None
         try:
-            return gradient(tape, target, sources, *args, **kwargs)
+            gradients = gradient(tape, target, sources, *args, **kwargs)
+            return gradients
         finally:
             _thread.passes.remove(this)
-            this.end()
+            this.end(gradients)
 
     noting.notes_passes = True  # type: ignore[attr-defined]
     imperative_grad.imperative_grad = noting
@@ -389,12 +437,23 @@ def install() -> None:
 
     @functools.wraps(call_flat)
     def calling(function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
-        if _thread.passes and tf.executing_eagerly():
-            for tensor in captured_inputs:
-                switch = _of_handle.get(id(tensor))
-                if switch is not None:
-                    _adopt(switch, "eager")
-        return call_flat(function, tensor_inputs, captured_inputs)
+        here = graph()
+        if here == "eager" and not _thread.passes:
+            return call_flat(function, tensor_inputs, captured_inputs)
+        lookup = tuple(id(tensor) for tensor in captured_inputs)
+        for tensor in lookup:
+            switch = _of_handle.get(tensor)
+            if switch is not None:
+                _adopt(switch, here, lookup)
+                if here in _thread.calling:
+                    raise _of_accumulator(switch.layer)
+        if here == "eager":
+            return call_flat(function, tensor_inputs, captured_inputs)
+        _thread.calling.append(here)
+        try:
+            return call_flat(function, tensor_inputs, captured_inputs)
+        finally:
+            _thread.calling.pop()
 
     concrete_function.ConcreteFunction._call_flat = calling
 

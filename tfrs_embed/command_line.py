@@ -66,6 +66,11 @@ def fail(error: object, status: int = FAILED) -> int:
 
     Returns:
         The exit status.
+
+    Raises:
+        BrokenPipeError: that is the reason, and there is no more to say.
     """
+    if isinstance(error, BrokenPipeError):
+        raise error
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return status

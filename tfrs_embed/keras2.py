@@ -8,12 +8,15 @@ in `tfrs_embed.layers`.
 from __future__ import annotations
 
 import contextlib
+import pathlib
+import tempfile
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
 import tf_keras
 
+from tfrs_embed._tensorflow import traces_shapes
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import in_graphs
 from tfrs_embed.layers import (
@@ -39,6 +42,9 @@ __all__ = [
 
 T = TypeVar("T", bound=type)
 
+# The file's name, which says that it is of Keras's own format.
+_PICKLED = "layer.keras"
+
 
 class _Layer(tf_keras.layers.Layer):
     """A tf_keras layer that knows where it can't be used."""
@@ -57,6 +63,8 @@ class _Layer(tf_keras.layers.Layer):
         """
         refuse_keras_3.refuse_call(self.name, (args, kwargs))
         self._check_names(kwargs)
+        if traces_shapes():
+            args, kwargs = self._from_shapes(*args, **kwargs)
         partial = bool(kwargs.get("partial", False))
         if args:
             args = (self._prepare(args[0], partial), *args[1:])
@@ -72,6 +80,30 @@ class _Layer(tf_keras.layers.Layer):
 
     def _add_variable(self, name: str, **kwargs: Any) -> Any:
         return self.add_weight(name=name, experimental_autocast=False, **kwargs)
+
+
+class _TableLayer(_Layer):
+    """A layer with an engine, whose objects Python can't pickle."""
+
+    def __reduce__(self) -> Any:
+        # As tf_keras pickles its models, and Keras 3 layers too.
+        if not self.weights:
+            return type(self).from_config, (self.get_config(),)
+        if not self.built:
+            self.build(None)  # Its tables were read before it was called.
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, _PICKLED)
+            tf_keras.saving.save_model(self, file)
+            return _unpickle, (file.read_bytes(),)
+
+
+def _unpickle(saved: bytes) -> Any:
+    """The layer of the bytes that `_TableLayer.__reduce__` made."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, _PICKLED)
+        file.write_bytes(saved)
+        # Who unpickles runs code in any case.
+        return tf_keras.saving.load_model(file, safe_mode=False)
 
 
 class EngineLayer(engine_layer.EngineLayer, tf_keras.layers.Layer):
@@ -138,26 +170,26 @@ class Embedding(embedding.Embedding, _Layer):  # noqa: D101
 
 @_of_tf_keras
 class PartialTPUEmbedding(  # noqa: D101
-    partial_tpu_embedding.PartialTPUEmbedding, _Layer
+    partial_tpu_embedding.PartialTPUEmbedding, _TableLayer
 ):
     pass
 
 
 @_of_tf_keras
 class DistributedEmbedding(  # noqa: D101
-    distributed_embedding.DistributedEmbedding, _Layer
+    distributed_embedding.DistributedEmbedding, _TableLayer
 ):
     pass
 
 
 @_of_tf_keras
-class DynamicEmbedding(dynamic_embedding.DynamicEmbedding, _Layer):
+class DynamicEmbedding(dynamic_embedding.DynamicEmbedding, _TableLayer):
     pass
 
 
 @_of_tf_keras
 class All2AllDenseEmbedding(  # noqa: D101
-    all2all_dense_embedding.All2AllDenseEmbedding, _Layer
+    all2all_dense_embedding.All2AllDenseEmbedding, _TableLayer
 ):
     pass
 

@@ -113,17 +113,15 @@ class _Layer(keras.layers.Layer):
         if args and isinstance(args[0], Mapping) and not args[0]:
             # Keras would build a layer without shapes.
             return self.call(*args, **kwargs)
+        if traces_shapes():
+            args, kwargs = self._from_shapes(*args, **kwargs)
+        partial = bool(kwargs.get("partial", False))
         if args:
-            args = (self._prepare_ids(args[0], kwargs), *args[1:])
+            args = (self._prepare(args[0], partial), *args[1:])
         elif "inputs" in kwargs:
-            kwargs["inputs"] = self._prepare_ids(kwargs["inputs"], kwargs)
+            kwargs["inputs"] = self._prepare(kwargs["inputs"], partial)
         args, kwargs = keras.tree.map_structure(_to_tensor, (args, kwargs))
         return super().__call__(*args, **kwargs)
-
-    def _prepare_ids(self, inputs: Any, kwargs: dict[str, Any]) -> Any:
-        if traces_shapes():
-            inputs = self._map_ids(_as_integers, inputs)
-        return self._prepare(inputs, bool(kwargs.get("partial", False)))
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """The symbolic outputs of a call with symbolic inputs.
@@ -161,7 +159,7 @@ class _Layer(keras.layers.Layer):
     def _refuse_floats(self, inputs: Any) -> None:
         """Raises where ids are what Keras makes of inputs it isn't told of."""
 
-        def refuse(each: Any) -> None:
+        def refuse(each: Any, *_: Any) -> None:
             if _is_symbolic(each) and tf.as_dtype(each.dtype).is_floating:
                 raise TypeError(
                     f"Layer '{self.name}' is called with a KerasTensor of "
@@ -279,16 +277,6 @@ class EngineLayer(engine_layer.EngineLayer, keras.layers.Layer):
         return super().variables
 
 
-def _as_integers(ids: Any) -> Any:
-    """Makes ids of a placeholder that Keras made from a shape alone.
-
-    It takes all that a model is given to be floats where it builds a model that
-    was loaded, or one under a strategy.
-    """
-    floats = tf.is_tensor(ids) and ids.dtype.is_floating
-    return tf.cast(ids, tf.int64) if floats else ids
-
-
 def _name_of(table: str) -> str:
     """A table's name as Keras 3 allows it, and graphs in names of their own."""
     parts = escape(table, "/.%>").split("%")
@@ -296,10 +284,7 @@ def _name_of(table: str) -> str:
 
 
 def _to_tensor(value: Any) -> Any:
-    """What Keras takes for a tensor, of an array or a number; others as are.
-
-    It takes no mixture of them.
-    """
+    """Converts arrays and numbers; Keras refuses mixtures."""
     if isinstance(value, np.ndarray) and value.dtype == object:
         return value
     if isinstance(value, (np.ndarray, np.number, float)) or (

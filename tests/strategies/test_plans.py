@@ -1,6 +1,7 @@
 """Layers that are made by a plan: places, and the bytes that were predicted."""
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
@@ -173,6 +174,63 @@ def test_plans_of_other_tables_are_refused(strategy, change, message):
     )
     with strategy.scope(), pytest.raises(ValueError, match=message):
         tfrs_embed.PartialTPUEmbedding(features(), "adagrad", plan=plan)
+
+
+def test_a_layer_that_differs_from_its_plan_says_so(strategy):
+    plan = plan_for(strategy, PLACES["rows"])
+
+    def make(optimizer, plan, changed=None):
+        configs = features()
+        if changed == "dtype":
+            table = configs["whole"].table
+            object.__setattr__(table, "dtype", "bfloat16")
+        elif changed == "features":
+            del configs["more"]
+        with strategy.scope():
+            return tfrs_embed.DistributedEmbedding(
+                configs, optimizer=optimizer, plan=plan
+            )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make("adagrad", plan)
+    size = 300 * 16 * 4
+    for changed, optimizer, texts in (
+        (
+            None,
+            "adam",
+            [
+                "Table 'big': optimizer Adam, planned for Adagrad.",
+                f"Table 'big': {3 * size:,} bytes with slots, planned "
+                f"{2 * size:,}.",
+            ],
+        ),
+        (
+            "dtype",
+            "adagrad",
+            ["Table 'whole': dtype bfloat16, planned for float32."],
+        ),
+        (
+            "features",
+            "adagrad",
+            ["Table 'big': features ['big'], planned for ['big', 'more']."],
+        ),
+    ):
+        with pytest.warns(UserWarning, match="placements are used") as caught:
+            layer = make(optimizer, plan, changed)
+        [warning] = caught
+        for text in texts:
+            assert text in str(warning.message)
+        assert "Table 'cut'" not in str(warning.message) or optimizer == "adam"
+        assert {t.engine for t in layer.placement.tables} == {"sharded"}
+    # Of a plan that doesn't know its optimizers, bytes tell.
+    tables = tuple(
+        dataclasses.replace(t, optimizer=None, dtype=None) for t in plan.tables
+    )
+    old = dataclasses.replace(plan, tables=tables)
+    with pytest.warns(UserWarning, match="bytes with slots") as caught:
+        make("adam", old)
+    assert "optimizer Adam" not in str(caught[0].message)
 
 
 def test_a_plan_of_other_replicas_is_refused(strategy):

@@ -391,3 +391,30 @@ def test_other_cross_device_ops_are_refused(strategy):
     )
     with pytest.raises(NotImplementedError, match="ReductionToOneDevice"):
         make_layer(other)
+
+
+@pytest.mark.parametrize("placement", ["row", "column", "replicated"])
+def test_tables_that_memory_lacked_for_can_be_built_again(strategy, placement):
+    tries = []
+
+    def initializer(shape, dtype=None):
+        tries.append(shape)
+        if len(tries) == 1:
+            raise MemoryError("no memory now")
+        return tf.ones(shape, dtype)
+
+    table = tfrs_embed.TableConfig(
+        "t", 8, 4, initializer=initializer, placement=placement
+    )
+    with strategy.scope():
+        layer = tfrs_embed.PartialTPUEmbedding(
+            tfrs_embed.FeatureConfig("f", table), "adagrad"
+        )
+        with pytest.raises(
+            tf.errors.ResourceExhaustedError,
+            match=r"(Table|Layer) 't' can't be built: /job:.* lacks memory\.",
+        ):
+            layer.build()
+        assert not layer.built
+        layer.build()
+    np.testing.assert_array_equal(layer.embedding_tables["t"], np.ones([8, 4]))

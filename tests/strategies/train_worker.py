@@ -19,9 +19,27 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from tfrs_embed.distribution import handshake
+from tfrs_embed.distribution import handshake, waits
 
 ROWS, BATCH = 50, 8
+
+
+def read(layer):
+    return [table.numpy() for table in layer.embedding_tables.values()]
+
+
+# What a worker does between steps that the others don't do with it.
+ALONE = {
+    "saves alone": lambda worker, layers, checkpoint, path: (
+        worker == 0 and checkpoint.save(path)
+    ),
+    "reads alone": lambda worker, layers, checkpoint, path: (
+        worker == 0 and read(layers["item"])
+    ),
+    "reads another": lambda worker, layers, checkpoint, path: read(
+        layers["user" if worker else "item"]
+    ),
+}
 
 
 def make_layers(args, worker):
@@ -68,6 +86,8 @@ def main():
     args = parser.parse_args()
     if args.fault == "missing":
         handshake.TIMEOUT_S = 5
+    if args.fault in ("missing", *ALONE):
+        waits.AFTER_S = 1
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     if args.heartbeat:
         tfrs_embed.set_heartbeat_timeout(args.heartbeat)
@@ -104,23 +124,32 @@ def main():
         )
         return loss
 
+    def stop(fault):
+        if fault == args.fault:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
     @tf.function
     def train(ids):
         losses = strategy.run(step, (ids,))
         return strategy.reduce("SUM", losses, axis=None)
 
     for i in range(int(done.numpy()), args.steps):
+        if i == args.fault_step:
+            stop(f"worker {worker} stops in a step")
         if worker == 1 and i == args.fault_step:
             if args.fault == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if args.fault == "stopped":
-                os.kill(os.getpid(), signal.SIGSTOP)
             if args.fault == "raised":
                 raise RuntimeError("this worker's own error")
+        if i == args.fault_step and args.fault in ALONE:
+            path = str(mine / "step")
+            ALONE[args.fault](worker, layers, checkpoint, path)
         rng = np.random.default_rng((i, worker))
         ids = {k: tf.constant(rng.integers(0, ROWS, BATCH)) for k in layers}
         print(f"step {i} loss {float(train(ids)):.5f}", flush=True)
         done.assign(i + 1)
+        if i == args.fault_step:
+            stop(f"worker {worker} stops in a save")
         checkpoint.save(str(mine / "step"))
     print("done", flush=True)
 

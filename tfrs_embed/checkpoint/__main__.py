@@ -3,6 +3,7 @@
 import sys
 
 from tfrs_embed.checkpoint.conversion.command import main
+from tfrs_embed_command import finish
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(finish(main))

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.index import Index
+from tfrs_embed.checkpoint.index import REMEDY, Index
 from tfrs_embed.checkpoint.stored import StoredTensor
 
 #: Bytes of a slice, unless one row has more.
@@ -185,6 +185,8 @@ class BundleReader:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self._index = Index(prefix)
+        # Names in the files, by those that `rename` gave.
+        self._names: Mapping[str, str] = {}
         #: Each tensor's shape, by name.
         self.shapes = self._index.shapes
         #: Each tensor's dtype, by name.
@@ -193,6 +195,23 @@ class BundleReader:
         self.progress: Callable[[int], None] | None = None
         self._complete: set[str] = set()
         self._stored: dict[str, StoredTensor | None] = {}
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Gives tensors other names than the files have.
+
+        Args:
+            names: the names in the files by the new ones.
+        """
+        new = {old: name for name, old in names.items()}
+        self._names = names
+        self.shapes, self.dtypes = (
+            {new.get(name, name): each for name, each in of_all.items()}
+            for of_all in (self._index.shapes, self._index.dtypes)
+        )
+
+    def name_in_files(self, name: str) -> str:
+        """The name that a tensor has in the files."""
+        return self._names.get(name, name)
 
     def read(self, name: str) -> tf.Tensor:
         """Returns a whole tensor."""
@@ -228,7 +247,7 @@ class BundleReader:
             ValueError: it is cut along its columns too, or its bytes are in the
                 order of another machine.
         """
-        return StoredTensor(self._index, name)
+        return StoredTensor(self._index, self.name_in_files(name))
 
     def _in_large_pieces(self, name: str) -> StoredTensor | None:
         """A tensor that was saved in large pieces; None: any other."""
@@ -249,7 +268,7 @@ class BundleReader:
             with tf.device("CPU:0"):
                 [value] = tf.raw_ops.RestoreV2(
                     prefix=self.prefix,
-                    tensor_names=[name],
+                    tensor_names=[self.name_in_files(name)],
                     shape_and_slices=[slice_],
                     dtypes=[self.dtypes[name]],
                 )
@@ -258,7 +277,7 @@ class BundleReader:
                 None,
                 None,
                 f"'{name}' can't be read from the checkpoint '{self.prefix}': "
-                f"{self._damage(name)}{message_of(error)}",
+                f"{self._damage(name)}{message_of(error)}. {REMEDY}",
             ) from error
         return value
 
@@ -267,21 +286,21 @@ class BundleReader:
         if name in self._complete:
             return
         with contextlib.suppress(ValueError):
-            _, incomplete = self._index.files(name)
+            _, incomplete = self._index.files(self.name_in_files(name))
             if incomplete:
                 raise tf.errors.DataLossError(
                     None,
                     None,
                     f"'{name}' can't be read from the checkpoint "
                     f"'{self.prefix}': {', '.join(incomplete)} is missing or "
-                    "cut off.",
+                    f"cut off. {REMEDY}",
                 )
         self._complete.add(name)
 
     def _damage(self, name: str) -> str:
         """Which files an error is about, as far as it can be told."""
         try:
-            files, incomplete = self._index.files(name)
+            files, incomplete = self._index.files(self.name_in_files(name))
         except (tf.errors.OpError, KeyError, ValueError):
             return ""
         if incomplete:

@@ -22,6 +22,8 @@ _FOOTER = 48
 # Behind each block: how it is compressed, and a checksum.
 _TRAILER = 5
 _VARINT_BYTES = 10
+#: What to do where a file is damaged.
+REMEDY = "Use an earlier checkpoint, or another copy of this one."
 # The limits of TensorFlow's shapes.
 _MOST_DIMS = 254
 _MOST = 2**63 - 1
@@ -46,6 +48,21 @@ class Entry:
     shape: tuple[int, ...]
     dtype: tf.DType
     masked_crc: int
+
+
+def check_files(prefix: str) -> None:
+    """Checks a checkpoint's index, and that its data files are all there.
+
+    TensorFlow's own errors name neither.
+
+    Args:
+        prefix: the checkpoint's path; if there is none, nothing is checked.
+
+    Raises:
+        tf.errors.DataLossError: a file is damaged, cut off or missing.
+    """
+    if tf.io.gfile.exists(f"{prefix}.index"):
+        Index(prefix).check_files()
 
 
 class Index:
@@ -167,13 +184,32 @@ class Index:
             ends[entry.file] = max(end, ends.get(entry.file, 0))
         incomplete = []
         for file, end in sorted(ends.items()):
-            try:
-                there = tf.io.gfile.stat(file).length
-            except tf.errors.NotFoundError:
-                there = -1
-            if there < end:
+            if _length(file) < end:
                 incomplete.append(file)
         return sorted(ends), incomplete
+
+    def check_files(self) -> None:
+        """Checks that the data files are there, as long as they must be.
+
+        Raises:
+            tf.errors.DataLossError: one is not.
+        """
+        last: dict[str, tuple[int, bytes]] = {}
+        for key, proto in self._protos.items():
+            if not proto.slices:
+                entry = self._entry(proto)
+                found = entry.offset + entry.size, key
+                last[entry.file] = max(found, last.get(entry.file, found))
+        for file, (end, key) in sorted(last.items()):
+            if _length(file) < end:
+                # A slice's key begins with its tensor's name.
+                name = key.split(b"\0\1")[0].lstrip(b"\0").decode()
+                raise tf.errors.DataLossError(
+                    None,
+                    None,
+                    f"The checkpoint '{self._prefix}' can't be read: '{file}' "
+                    f"is missing, or ends before '{name}' does. {REMEDY}",
+                )
 
     def _checked_proto(
         self, key: bytes, value: bytes
@@ -293,8 +329,16 @@ class Index:
 
     def _damaged(self, why: str) -> tf.errors.DataLossError:
         return tf.errors.DataLossError(
-            None, None, f"'{self._path}' is damaged: {why}."
+            None, None, f"'{self._path}' is damaged: {why}. {REMEDY}"
         )
+
+
+def _length(file: str) -> int:
+    """Bytes of a file; -1 if there is none."""
+    try:
+        return int(tf.io.gfile.stat(file).length)
+    except tf.errors.NotFoundError:
+        return -1
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -25,6 +25,11 @@ def escape(name: str, characters: str) -> str:
     )
 
 
+def unescape(name: str) -> str:
+    """The name that `escape` was given, whatever the characters were."""
+    return re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), name)
+
+
 def in_saved_model(name: str) -> str:
     """A table's name in a SavedModel, where Keras takes a dot for a path."""
     return escape(name, ".")

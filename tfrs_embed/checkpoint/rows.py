@@ -28,6 +28,8 @@ FREQUENCY = "frequency"
 LAST_USED = "last_used"
 #: The name of what is known of keys without rows.
 CANDIDATES = "candidates"
+#: The name of the factors of int8 rows in an exported model.
+SCALE = "scale"
 
 #: Makes initial rows from a row on: (first row's index, rows) block by block.
 Initial = Callable[[int], Iterable[tuple[int, tf.Tensor]]]
@@ -304,7 +306,7 @@ def copy_for_saving(
 
 
 def run_in_place(function: Callable[[], None]) -> None:
-    """Calls a Python function, now or where the traced function comes by."""
+    """Calls a function now, or through `tf.py_function` while tracing."""
     if tf.executing_eagerly():
         function()
     else:

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import progress
+from tfrs_embed import kerases, progress
 from tfrs_embed._tensorflow import registration, save_context
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.plain import PlainVariable
@@ -43,7 +43,7 @@ def mark(variable: Any, saved: Saved) -> None:
 def _tell_exports(variable: Any, saved: Saved) -> None:
     """Has a variable note that a SavedModel holds it.
 
-    Keras's `model.export` holds the variables, and nothing that they are of.
+    Keras's `model.export` exports variables without their owners.
     """
     children_of = variable._trackable_children
 
@@ -88,7 +88,7 @@ def _is_asked_to_restore() -> bool:
 
 
 def _check_can_hold_values(trackable: Any) -> None:
-    if not isinstance(trackable, tf.Variable):
+    if not isinstance(kerases.variable(trackable), tf.Variable):
         raise ValueError(
             "The checkpoint has values of a table of tfrs_embed where the "
             f"object to restore is a {type(trackable).__name__}; a table's "
@@ -103,7 +103,7 @@ def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[str]:
         found = {key_of(n): _saved(t) for n, t in trackables.items()}
         total = sum(saved.nbytes for saved in found.values())
         with progress.Task("Saving", _what(prefix), total) as task:
-            session = Session(prefix, task.advance)
+            session = Session(prefix, _checkpoint_of(prefix), task.advance)
             for key, saved in found.items():
                 saved.save(key, session)
             return [tf.constant(part) for part in session.finish()]
@@ -139,12 +139,16 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
 
 def _what(prefix: str) -> str:
     """What progress calls a checkpoint's tables."""
-    name = os.path.basename(prefix).removesuffix(f"-{_PACKAGE}.{_NAME}")
-    return f"tables of '{name}'"
+    return f"tables of '{os.path.basename(_checkpoint_of(prefix))}'"
+
+
+def _checkpoint_of(prefix: str) -> str:
+    """The path of the checkpoint whose tables have a path of their own."""
+    return prefix.removesuffix(f"-{_PACKAGE}.{_NAME}")
 
 
 def _saved(trackable: Any) -> Saved:
-    return marked(trackable) or PlainVariable(trackable)
+    return marked(trackable) or PlainVariable(kerases.variable(trackable))
 
 
 def _text(prefix: Any) -> str:

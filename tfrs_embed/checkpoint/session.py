@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleWriter, message_of
-from tfrs_embed.distribution import key_value_store
+from tfrs_embed.distribution import key_value_store, waits
 from tfrs_embed.distribution.replicas import Replicas
 
 #: Seconds that workers wait for each other to save.
@@ -25,11 +26,15 @@ class Session:
 
     Args:
         prefix: what the paths of this process's parts begin with.
+        checkpoint: the path of the checkpoint that this process writes.
         progress: called with numbers of bytes that this process wrote.
     """
 
     def __init__(
-        self, prefix: str, progress: Callable[[int], None] | None = None
+        self,
+        prefix: str,
+        checkpoint: str,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
         self._folder = prefix + _TEMP
         self._progress = progress
@@ -38,6 +43,7 @@ class Session:
         try:
             if tf.io.gfile.exists(self._folder):
                 tf.io.gfile.rmtree(self._folder)
+            _remove_parts(checkpoint + _TEMP)
         except tf.errors.OpError as error:
             self._own.fail(error)
         self._shared: _Shared | None = None
@@ -89,7 +95,8 @@ class _Shared:
         number = replicas.count_save()
         prefix = f"tfrs_embed/{replicas.group}/save"
         self._key = f"{prefix}/{number}"
-        folders = self._exchange("to", folder)
+        with waits.reported(replicas, "save sharded tables", f"{self._key}/to"):
+            folders = self._exchange("to", folder)
         for worker, theirs in enumerate(folders[1:], 1):
             # All raise it, as none may wait for another's rows.
             if theirs == folders[0]:
@@ -162,6 +169,19 @@ class _Shared:
                 f"Worker {worker} has not saved within {TIMEOUT_S} s of this "
                 "one. All workers must save a sharded table at the same time."
             ) from None
+
+
+def _remove_parts(folder: str) -> None:
+    """Removes the parts that TensorFlow wrote to a folder, if it is there.
+
+    TensorFlow, which saves after this library, writes over some of them, and
+    removes the folder if it is empty then.
+    """
+    if not tf.io.gfile.isdir(folder):
+        return
+    for name in tf.io.gfile.listdir(folder):
+        if re.match(r"part-\d{5}-of-\d{5}\.", name):
+            tf.io.gfile.remove(f"{folder}/{name}")
 
 
 def check_seen(worker: int, parts: Sequence[str]) -> None:

@@ -44,8 +44,8 @@ class SavedOrder(Trackable, Saved):
 
     Attributes:
         places: by position, as JSON has it, a variable's name and shape.
-        tracked: whether the optimizer has it. What was restored before is
-            checked as it gets it, which it must come out of.
+        tracked: whether the optimizer has it. A pending restore is checked
+            when it is attached; attaching must not raise.
         refused: what was wrong with the last restore.
 
     Args:
@@ -140,13 +140,20 @@ def install(keras: Any) -> None:
     def build_and_track(self: Any, var_list: Sequence[Any]) -> None:
         build(self, var_list)
         unreached.warn(self, var_list)
-        # A build that was refused has one already.
-        order = self._lookup_dependency(_CHILD) or SavedOrder(self)
-        order.places = {
+        places = {
             str(i): [name, variable.shape.as_list()]
             for i, variable in enumerate(var_list)
             if (name := getattr(variable, _ATTRIBUTE, None)) is not None
         }
+        # A build that was refused has one already.
+        order = self._lookup_dependency(_CHILD)
+        if order is None:
+            if not places and _CHILD not in self._deferred_dependencies:
+                # No layer's variable is trained, here or where a pending
+                # checkpoint was saved.
+                return
+            order = SavedOrder(self)
+        order.places = places
         # Keras keeps the children that it was first asked for.
         kept = getattr(self, "_coalesced_children", None)
         if kept is not None:

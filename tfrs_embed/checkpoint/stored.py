@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.crc32c import crc32c, masked_crc32c
-from tfrs_embed.checkpoint.index import Entry, Index
+from tfrs_embed.checkpoint.index import REMEDY, Entry, Index
 
 _VERIFY_BYTES = 16 << 20
 
@@ -106,7 +106,8 @@ class _Piece:
             raise tf.errors.DataLossError(
                 None,
                 None,
-                f"'{entry.file}' is cut off: it ends within '{self._name}'.",
+                f"'{entry.file}' is cut off: it ends within '{self._name}'. "
+                f"{REMEDY}",
             )
         if start == self.start:
             self._crc, self._next = 0, start
@@ -117,7 +118,7 @@ class _Piece:
                     None,
                     None,
                     f"'{entry.file}' is damaged: the checksum of "
-                    f"'{self._name}' is wrong.",
+                    f"'{self._name}' is wrong. {REMEDY}",
                 )
         shape = (end - start, *entry.shape[1:])
         return np.frombuffer(data, entry.dtype.as_numpy_dtype).reshape(shape)

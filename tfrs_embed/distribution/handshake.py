@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import kernels
-from tfrs_embed.distribution import key_value_store, survivors
+from tfrs_embed.distribution import key_value_store, survivors, waits
 from tfrs_embed.distribution import replicas as replicas_lib
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.version import __version__
@@ -104,8 +104,16 @@ def compare_workers(
     if replicas.workers == 1:
         return
     survivors.watch(replicas)
+    prefix = _next_prefix(replicas)
     try:
-        _compare(replicas, name, {**facts(), _PROGRAM: program()}, TIMEOUT_S)
+        with waits.reported(replicas, f"build {name}", prefix):
+            _compare(
+                replicas,
+                prefix,
+                name,
+                {**facts(), _PROGRAM: program()},
+                TIMEOUT_S,
+            )
     except _Late as late:
         raise RuntimeError(
             f"Worker {late.worker} has not built {name} within {TIMEOUT_S} s "
@@ -131,7 +139,8 @@ def compare_actions(replicas: Replicas, name: str) -> None:
     # Without timeouts one that never comes would be waited for.
     if replicas.workers > 1 and key_value_store.has_timeouts():
         with contextlib.suppress(_Late):
-            _compare(replicas, name, {}, _CALL_TIMEOUT_S)
+            prefix = _next_prefix(replicas)
+            _compare(replicas, prefix, name, {}, _CALL_TIMEOUT_S)
 
 
 def compare_actions_under(strategy: tf.distribute.Strategy, name: str) -> None:
@@ -152,12 +161,16 @@ def compare_actions_under(strategy: tf.distribute.Strategy, name: str) -> None:
                 compare_actions(replicas, name)
 
 
-def _compare(
-    replicas: Replicas, name: str, facts: Facts, timeout: float
-) -> None:
-    number, me = replicas.count_handshake(), replicas.worker
+def _next_prefix(replicas: Replicas) -> str:
+    """The prefix of the keys of the process's next handshake."""
     # The coordination service of the workers keeps values by key.
-    prefix = f"tfrs_embed/{replicas.group}/{number}"
+    return f"tfrs_embed/{replicas.group}/{replicas.count_handshake()}"
+
+
+def _compare(
+    replicas: Replicas, prefix: str, name: str, facts: Facts, timeout: float
+) -> None:
+    me = replicas.worker
     ordered = json.dumps(facts, sort_keys=True)
     mine = [name, hashlib.sha256(ordered.encode()).hexdigest()]
     key_value_store.send(f"{prefix}/{me}", json.dumps(mine))
@@ -175,7 +188,8 @@ def _compare(
             _linger(replicas, prefix)
             raise RuntimeError(
                 "All workers must build the same layers, and call them, in the "
-                f"same order. Here, on worker {me}, number {number} is {name}. "
+                f"same order. Here, on worker {me}, number "
+                f"{prefix.rpartition('/')[2]} is {name}. "
                 f"On worker {worker} it is {theirs[0]}."
             )
         key = f"{prefix}/facts/{worker}"

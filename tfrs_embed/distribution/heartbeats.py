@@ -8,6 +8,17 @@ from typing import Any
 
 from tfrs_embed._tensorflow import context
 
+# TensorFlow's own choice, in seconds.
+_DEFAULT_S = 10.0
+
+
+def timeout() -> float:
+    """The seconds after which a silent worker counts as dead."""
+    service: Any = context.context()
+    config = service.coordination_service
+    chosen = 0 if config is None else config.heartbeat_timeout_in_ms
+    return chosen / 1000 if chosen else _DEFAULT_S
+
 
 def set_heartbeat_timeout(seconds: float) -> None:
     """Sets after how long a silent worker ends the job.

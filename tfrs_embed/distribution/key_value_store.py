@@ -1,16 +1,26 @@
-"""Texts that workers send each other, in the coordination service's store."""
+"""Texts that workers send each other, in the coordination service's store.
+
+The service is a part of the first worker's process.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
+import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import context
+from tfrs_embed.distribution import heartbeats
 from tfrs_embed.distribution.peers import is_there
 from tfrs_embed.distribution.replicas import Replicas
+
+T = TypeVar("T")
 
 # A worker that is waited for is looked after this often, in seconds, and given
 # up when it has not been there so many times.
@@ -19,15 +29,68 @@ _PATIENCE = 3
 
 
 def send(key: str, text: str) -> None:
-    """Leaves a text, under a key that nobody has used before."""
+    """Leaves a text, under a key that nobody has used before.
+
+    Raises:
+        tf.errors.UnavailableError: the service doesn't answer.
+    """
     service: Any = context.context()
-    service.set_config_key_value(key, text)
+    _ask(lambda: service.set_config_key_value(key, text))
 
 
 def remove(key: str) -> None:
-    """Removes a text, if it is there."""
+    """Removes a text, if it is there.
+
+    Raises:
+        tf.errors.UnavailableError: the service doesn't answer.
+    """
     service: Any = context.context()
-    service.delete_config_key_value(key)
+    _ask(lambda: service.delete_config_key_value(key))
+
+
+def _ask(call: Callable[[], T]) -> T:
+    """Calls the service. TensorFlow would wait for its answer forever."""
+    done: futures.Future[T] = futures.Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except Exception as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    seconds = heartbeats.timeout()
+    try:
+        return done.result(seconds)
+    except futures.TimeoutError:
+        raise tf.errors.UnavailableError(
+            None,
+            None,
+            f"Worker 0, which has the coordination service, has not answered "
+            f"for {seconds:g} s: it stands still, or can't be reached. "
+            "tfrs_embed.set_heartbeat_timeout sets that time.",
+        ) from None
+
+
+def _require_alive(replicas: Replicas, worker: int) -> None:
+    """Requires that a worker doesn't count as dead.
+
+    Raises:
+        tf.errors.UnavailableError: it does, or the service doesn't answer.
+    """
+    task = replicas.task(worker)
+    job, number = re.findall("/(?:job|task):([^/]*)", task)
+    service: Any = context.context()
+    # Those of the job's first tasks, up to this one.
+    jobs = [(job, int(number) + 1)]
+    *_, error = _ask(lambda: service.get_task_states(jobs))
+    if error is not None:
+        raise tf.errors.UnavailableError(
+            None,
+            None,
+            f"Worker {worker} ({task}) counts as dead, while this one waited "
+            f"for it: {error}",
+        )
 
 
 def has_timeouts() -> bool:
@@ -50,7 +113,8 @@ def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
 
     Raises:
         TimeoutError: it was not left in this time.
-        tf.errors.UnavailableError: the worker has ended.
+        tf.errors.UnavailableError: the worker has ended, or it or the service
+            stands still.
     """
     service: Any = context.context()
     end, missed = time.monotonic() + timeout, 0
@@ -63,6 +127,7 @@ def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
         except tf.errors.DeadlineExceededError:
             if time.monotonic() >= end:
                 raise TimeoutError(key) from None
+        _require_alive(replicas, worker)
         missed = 0 if is_there(replicas.task(worker)) else missed + 1
         if missed == _PATIENCE:
             raise tf.errors.UnavailableError(

@@ -132,6 +132,11 @@ class Replicas:
         _numbers["saves"] += 1
         return _numbers["saves"]
 
+    def count_wait(self) -> int:
+        """The number of collectives between steps, this one included."""
+        _numbers["waits"] += 1
+        return _numbers["waits"]
+
     def _ids(self) -> list[int]:
         """The replica id of each local replica."""
         strategy: Any = self._strategy()

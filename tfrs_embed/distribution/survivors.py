@@ -4,6 +4,9 @@ TensorFlow's error names the worker that this one could not reach. That may be a
 survivor which has ended for the same reason: with it ends, if it is the first
 worker, the service by which all others would have heard who died. So a survivor
 looks who is gone, says so, tells the others, and stays until they have heard.
+
+A worker that was stopped for longer than heartbeats may stay out finds the
+others gone, and would blame them: it says that it stood still itself.
 """
 
 from __future__ import annotations
@@ -11,25 +14,41 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
+import threading
 import time
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import context
+from tfrs_embed.distribution import heartbeats
 from tfrs_embed.distribution.peers import is_there
 from tfrs_embed.distribution.replicas import Replicas
 
 # What TensorFlow raises in the survivors.
-_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError)
+_ERRORS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+)
 # The service tells all at once what one has reported, or has told them what it
 # has found itself. Without it they find out by heartbeats, some 5 s apart.
 _TOLD_S, _UNTOLD_S = 1, 5
 # The first worker stays for as long as others need the service, at most.
 _LAST_S = 10
 _INTERVAL_S = 0.1
+# A process that stands still misses its thread's next look at the clock, and
+# takes no processor time meanwhile. It notices the others' end within so many
+# seconds after it goes on.
+_LOOK_S = 1
+_IDLE = 0.1
+_NOTICED_S = 60
+# What the error says if the first worker answers no heartbeat.
+_SILENT = "CoordinationService/Heartbeat"
 
 _watching = False
+# How long this process last stood still, and when it went on.
+_stood_s, _went_on = 0.0, 0.0
 
 
 def watch(replicas: Replicas) -> None:
@@ -42,27 +61,69 @@ def watch(replicas: Replicas) -> None:
     if not _watching:
         tasks = [replicas.task(w) for w in range(replicas.workers)]
         atexit.register(_end, replicas.worker, tasks)
+        threading.Thread(
+            target=_watch_clock, args=[heartbeats.timeout()], daemon=True
+        ).start()
     _watching = True
+
+
+def _watch_clock(timeout: float) -> None:
+    """Notes when the process has stood still for longer than a timeout."""
+    global _stood_s, _went_on
+    last, last_used = time.monotonic(), time.process_time()
+    while True:
+        time.sleep(_LOOK_S)
+        now, used = time.monotonic(), time.process_time()
+        passed = now - last
+        if passed > timeout and used - last_used < _IDLE * passed:
+            _stood_s, _went_on = passed, now
+        last, last_used = now, used
+
+
+def _has_stood_still() -> bool:
+    """Whether that may be why the others are gone."""
+    return _stood_s > 0 and time.monotonic() - _went_on < _NOTICED_S
 
 
 def _end(me: int, tasks: list[str]) -> None:
     # The exception that ends the program, if one does.
-    if isinstance(getattr(sys, "last_value", None), _ERRORS):
-        _tell(me, tasks)
+    error = getattr(sys, "last_value", None)
+    if isinstance(error, _ERRORS):
+        _tell(me, tasks, silent=me != 0 and _SILENT in str(error))
 
 
-def _tell(me: int, tasks: list[str]) -> None:
-    """Says who is gone, here and to the others, and waits until they know."""
+def _tell(me: int, tasks: list[str], silent: bool) -> None:
+    """Says who is gone, here and to the others, and waits until they know.
+
+    Args:
+        me: this worker.
+        tasks: TensorFlow's names for all workers.
+        silent: whether the first worker may be there, but answers nothing.
+    """
     others = {w: task for w, task in enumerate(tasks) if w != me}
     gone = {w: task for w, task in others.items() if not is_there(task)}
-    if not gone:
-        return
     names = " and ".join(f"worker {w} ({task})" for w, task in gone.items())
-    text = (
-        f"Worker {me} ends because {names} can't be reached any more: a log of "
-        "its own may say why. A job that is started again goes on after its "
-        "last checkpoint."
-    )
+    if _has_stood_still():
+        text = (
+            f"Worker {me} ends because it stood still for {_stood_s:.0f} s: a "
+            "worker that sends no heartbeat for "
+            f"{heartbeats.timeout():g} s counts as dead, and the others end. "
+            "tfrs_embed.set_heartbeat_timeout sets that time."
+        )
+    elif gone:
+        text = (
+            f"Worker {me} ends because {names} can't be reached any more: a "
+            "log of its own may say why."
+        )
+    elif silent:
+        text = (
+            f"Worker {me} ends because worker 0 ({tasks[0]}) has answered no "
+            f"heartbeat for {heartbeats.timeout():g} s: it stands still, or "
+            "the network is broken."
+        )
+    else:
+        return
+    text += " A job that is started again goes on after its last checkpoint."
     print(text, file=sys.stderr, flush=True)
     service: Any = context.context()
     # It fails where all know already, or the first worker is gone.

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Sequence
 
 from tfrs_embed.configs import TableSpec
-from tfrs_embed.optimizers.rules import TableOptimizer
 
 #: A narrower slice costs as much to look up as one of so many columns.
 NARROWEST = 8
@@ -99,20 +98,17 @@ def assign(tables: Sequence[TableSpec], world: int) -> list[ColumnSlices]:
     return [found[table.name] for table in tables]
 
 
-def require_uncut(
-    table: TableSpec, count: int, optimizer: TableOptimizer
-) -> None:
+def require_uncut(table: TableSpec, count: int, needs: str | None) -> None:
     """Requires that a table is one slice, if its optimizer needs whole rows.
 
     Args:
         table: the table.
         count: the number of its slices.
-        optimizer: its optimizer.
+        needs: what of its optimizer needs them; None: nothing.
 
     Raises:
         ValueError: it is cut.
     """
-    needs = optimizer.needs_whole_rows
     if count > 1 and needs:
         raise ValueError(
             f"Table '{table.name}': placement='{table.placement}' cuts its "

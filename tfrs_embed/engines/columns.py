@@ -51,7 +51,9 @@ class ColumnsEngine(ReplicasEngine):
         for s in self.slices:
             optimizer = self.optimizers[s.table.name]
             if optimizer is not None:
-                column_slices.require_uncut(s.table, len(s.ranks), optimizer)
+                column_slices.require_uncut(
+                    s.table, len(s.ranks), optimizer.needs_whole_rows
+                )
         self._of_table = {s.table.name: s for s in self.slices}
         # Which replica has which rank is known once all workers are there.
         return []
@@ -66,6 +68,7 @@ class ColumnsEngine(ReplicasEngine):
 
     def _build(self) -> None:
         ranks = self._replicas.ranks
+        self._shards.clear()
         for device, rank in zip(self._replicas.devices, ranks, strict=True):
             mine = [t for s in self.slices if (t := s.on(rank)) is not None]
             optimizers = {t.name: self.optimizers[t.name] for t in mine}

@@ -32,8 +32,8 @@ class Engine(abc.ABC):
     Attributes:
         features: the features, in the order of each call.
         optimizers: each table's optimizer or None, by the table's name.
-        decides: whether the replicas' consensus on a call's ids, if they need
-            one, is this engine's, and not that of another beside it.
+        decides: whether this engine runs the id check of the composite, the
+            replicas' consensus on a call's ids.
         states: each table's state by the table's name. Building the engine
             adds the variables, each of which is a `tf.Variable` or, where the
             table is in parts, has those members of one that see it whole.

@@ -19,6 +19,7 @@ from tfrs_embed.distribution.consensus import (
     ReplicaConsensus,
 )
 from tfrs_embed.distribution.wire import Wire
+from tfrs_embed.engines import allocation
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.norms import Norms
 from tfrs_embed.engines.options import EngineOptions
@@ -124,7 +125,12 @@ class ReplicasEngine(Engine):
             handshake.compare_workers(
                 self._replicas, f"the tables of {self._name}", self._describe
             )
-            self._build()
+            try:
+                self._build()
+            except tf.errors.ResourceExhaustedError:
+                for shard in self._shards:
+                    shard.drop_variables()
+                raise
 
     def _build(self) -> None:
         """Creates the variables, now that all workers are to."""
@@ -137,7 +143,14 @@ class ReplicasEngine(Engine):
                 functools.partial(self._rounding, rank),
             )
         for state in self.states.values():
-            self._fill(state.spec)
+            table = state.spec
+            with allocation.of_table(
+                table,
+                self._rows_on_shard(table),
+                self.optimizers[table.name],
+                self._shards[0].device,
+            ):
+                self._fill(table)
             self._expose(state)
         self._step = (
             self._shards[0].step

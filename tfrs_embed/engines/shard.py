@@ -12,6 +12,7 @@ from tfrs_embed import graphs
 from tfrs_embed._tensorflow import AutoTrackable
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import TableSpec
+from tfrs_embed.engines import allocation
 from tfrs_embed.engines.norms import Factors
 from tfrs_embed.kernels import handle_packs
 from tfrs_embed.ops import concat_gradients, rounding, xla
@@ -133,25 +134,16 @@ class Shard:
         self._roundings = {t.name: part(t) for t in self._tables}
         with tf.init_scope(), tf.device(self.device):
             for table in self._tables:
-                shape = [rows(table), table.dim]
-                made = self.variables[table.name] = {}
-                # Rows that are given to keys may become more.
-                known = None if table.keys is None else [None, table.dim]
-                made[PARAMETERS] = make_variable(
-                    tf.zeros(shape, table.dtype),
-                    f"{table.name}/{PARAMETERS}",
-                    known,
-                )
-                fill(table, made[PARAMETERS])
                 optimizer = self._optimizers[table.name]
-                slots = optimizer.rule.slots() if optimizer else {}
-                for name, slot in slots.items():
-                    row = slot.row(table.dim)
-                    made[name] = make_variable(
-                        tf.fill([shape[0], *row], slot.initial),
-                        f"{table.name}/{name}",
-                        None if known is None else [None, *row],
-                    )
+                count = rows(table)
+                try:
+                    with allocation.of_table(
+                        table, count, optimizer, self.device
+                    ):
+                        self._make(table, count, fill)
+                except tf.errors.ResourceExhaustedError:
+                    self.drop_variables()
+                    raise
             self._pack = handle_packs.HandlePack(
                 v for made in self.variables.values() for v in made.values()
             )
@@ -163,6 +155,36 @@ class Shard:
                     self._tables, len(self._distinct), self._decays
                 )
                 self.step.deferred = self.deferred
+
+    def _make(
+        self, table: TableSpec, rows: int, fill: Callable[..., None]
+    ) -> None:
+        """Creates a table's variables; see `build`."""
+        made = self.variables[table.name] = {}
+        # Rows that are given to keys may become more.
+        known = None if table.keys is None else [None, table.dim]
+        made[PARAMETERS] = make_variable(
+            tf.zeros([rows, table.dim], table.dtype),
+            f"{table.name}/{PARAMETERS}",
+            known,
+        )
+        fill(table, made[PARAMETERS])
+        optimizer = self._optimizers[table.name]
+        slots = optimizer.rule.slots() if optimizer else {}
+        for name, slot in slots.items():
+            row = slot.row(table.dim)
+            made[name] = make_variable(
+                tf.fill([rows, *row], slot.initial),
+                f"{table.name}/{name}",
+                None if known is None else [None, *row],
+            )
+
+    def drop_variables(self) -> None:
+        """Frees the variables of tables that were made before one failed."""
+        # An error's traceback may hold each of these.
+        for made in self.variables.values():
+            made.clear()
+        self.variables.clear()
 
     def own(self, copies: str, table: str, rows: np.ndarray) -> None:
         """Has rows of a table take over what their copies become in updates.

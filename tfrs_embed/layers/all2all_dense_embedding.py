@@ -9,13 +9,15 @@ import tensorflow as tf
 from tfrs_embed import configs, placement, strategies
 from tfrs_embed._tensorflow import record
 from tfrs_embed.arguments import named
+from tfrs_embed.checkpoint.index import check_files
+from tfrs_embed.checkpoint.names import in_graphs
 from tfrs_embed.distribution import handshake
 from tfrs_embed.engines import factory
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.layers import errors
-from tfrs_embed.layers.base import Layer
+from tfrs_embed.layers.base import ChangeIds, Layer
 from tfrs_embed.layers.copies import copy_layer, copy_state
 from tfrs_embed.layers.key_arguments import KeyArguments
 from tfrs_embed.layers.keys import checked_shape, to_bags
@@ -409,13 +411,17 @@ class All2AllDenseEmbedding(Layer):
             copy_state([(self.table, copied.table)], (self.step, copied.step))
         return copied
 
+    def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
+        return change(inputs, self._arguments.key_dtype, False)
+
     def get_build_config(self) -> dict[str, Any]:
-        """Nothing: the variables do not depend on the inputs."""
-        return {}
+        """Whether there is a table; it does not depend on the inputs."""
+        return {"has_table": True} if self._has_table else {}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Creates the table."""
-        self.build(None)
+        with tf.name_scope(in_graphs(self.name)):  # As in a call.
+            self.build(None)
 
     def _check_support(self) -> None:
         strategy = self._strategy
@@ -432,6 +438,11 @@ class All2AllDenseEmbedding(Layer):
                 f"{self._where} needs one replica, a MirroredStrategy or a "
                 f"MultiWorkerMirroredStrategy, not {type(strategy).__name__}."
             )
+
+    def _checkpoint_adapter(self, path: str) -> Any:
+        # TensorFlow asks for it before it reads a value.
+        check_files(path)
+        return super()._checkpoint_adapter(path)  # type: ignore[misc]
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any

@@ -16,6 +16,10 @@ import tensorflow as tf
 
 from tfrs_embed import arguments
 
+#: Changes the ids of a feature. It is also given the dtype that ids have, and
+#: whether they are ragged; None: that is not known.
+ChangeIds = Callable[[Any, tf.DType, bool | None], Any]
+
 # The arguments that Keras takes out of a call, and that most calls have.
 _OF_CALLS = ("training", "mask", "weights")
 
@@ -61,6 +65,7 @@ class Layer:
         trainable: bool
         built: bool
         compute_dtype: str
+        variable_dtype: str
         activity_regularizer: Any
         supports_masking: bool
         _dtype_policy: Any
@@ -110,11 +115,40 @@ class Layer:
         """
         return inputs
 
-    def _map_ids(self, change: Callable[[Any], Any], inputs: Any) -> Any:
+    def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         """A call's inputs with changed ids.
 
         Args:
-            change: what is done with the ids of each feature.
+            change: changes the ids of one feature.
             inputs: the call's first argument.
         """
-        return tf.nest.map_structure(change, inputs)
+        return tf.nest.map_structure(
+            lambda ids: change(ids, tf.int64, False), inputs
+        )
+
+    def _from_shapes(
+        self, inputs: Any, *others: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A call's arguments, of placeholders that a Keras made of shapes.
+
+        A Keras rebuilds a loaded model of the shapes of its inputs alone, and
+        takes all of them for dense floats. Such a graph never runs, so weights
+        are left out.
+
+        Returns:
+            Positional arguments, with ids of the right dtype and kind, and
+            arguments by keyword.
+        """
+        kwargs.pop("weights", None)
+        return (self._map_ids(_as_ids, inputs),), kwargs
+
+
+def _as_ids(ids: Any, dtype: tf.DType, ragged: bool | None) -> Any:
+    """Makes ids of a placeholder of floats; other tensors stay as they are."""
+    if not (isinstance(ids, tf.Tensor) and ids.dtype.is_floating):
+        return ids
+    if ragged is None:
+        # Dense ids seldom have an unknown width, ragged ones always.
+        ragged = ids.shape.rank == 2 and ids.shape[1] is None
+    ids = tf.as_string(ids) if dtype == tf.string else tf.cast(ids, dtype)
+    return tf.RaggedTensor.from_tensor(ids) if ragged else ids

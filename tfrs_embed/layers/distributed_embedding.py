@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfrs_embed import configs, placement, strategies
 from tfrs_embed.arguments import named
 from tfrs_embed.layers import errors
+from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.declared_shapes import declared_shape, with_output_shape
 from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
@@ -187,7 +188,7 @@ class DistributedEmbedding(TableLayer):
                 with_output_shape(f, replicas) for f in spec.features
             ),
         )
-        spec = with_plan(spec, plan, self._strategy)
+        spec = with_plan(spec, plan, self._strategy, optimizer)
         routes = placement.route_to_engines(
             spec, arguments.size_threshold, self._strategy, embedding_feature
         )
@@ -204,12 +205,12 @@ class DistributedEmbedding(TableLayer):
         present = [not partial or i is not None for i in ids]
         return structure.pack(self._to_tensors(ids, partial), present)
 
-    def _map_ids(self, change: Callable[[Any], Any], inputs: Any) -> Any:
+    def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         if not _is_preprocessed(inputs):
             return super()._map_ids(change, inputs)
-        given = dict(inputs[_PREPROCESSED])
-        given["inputs"] = super()._map_ids(change, given["inputs"])
-        return {_PREPROCESSED: given}
+        # Without the weights, as `_from_shapes` leaves them out.
+        ids = super()._map_ids(change, inputs[_PREPROCESSED]["inputs"])
+        return {_PREPROCESSED: {"inputs": ids}}
 
     def build(self, input_shape: Any = None) -> None:
         """Creates all tables, unless they wait for the size of a batch.

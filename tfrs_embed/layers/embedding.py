@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfrs_embed.arguments import named
 from tfrs_embed.configs import COMBINERS, as_int
+from tfrs_embed.engines import allocation
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.embedding_lookup import embedding_lookup
@@ -107,13 +108,18 @@ class Embedding(Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the table."""
-        self.embeddings = self._add_variable(
-            "embeddings",
-            shape=(self.input_dim, self.output_dim),
-            initializer=self.embeddings_initializer,
-            regularizer=self.embeddings_regularizer,
-            constraint=self.embeddings_constraint,
-        )
+        shape = (self.input_dim, self.output_dim)
+        # The model's optimizer makes the slots.
+        with allocation.naming(
+            f"Layer '{self.name}'", shape, self.variable_dtype, 0, None
+        ):
+            self.embeddings = self._add_variable(
+                "embeddings",
+                shape=shape,
+                initializer=self.embeddings_initializer,
+                regularizer=self.embeddings_regularizer,
+                constraint=self.embeddings_constraint,
+            )
         super().build(input_shape)
 
     if TYPE_CHECKING:

@@ -20,11 +20,13 @@ class ForwardPass:
         graph: where it is; see `backward_passes.graph`.
 
     Attributes:
+        ended: whether the lookup has returned.
         updated: whether its gradient has updated the tables, eagerly.
     """
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
+        self.ended = False
         self.updated = False
 
 
@@ -70,8 +72,17 @@ class EngineGradient:
 
         Raises:
             RuntimeError: the call's gradient has updated the tables before.
-            NotImplementedError: they can't be updated where this is.
+            NotImplementedError: they can't be updated where this is, or a
+                `tf.autodiff.ForwardAccumulator` has a tangent of the weight.
         """
+        if not call.ended:
+            # An accumulator runs a backward function when it is recorded.
+            raise NotImplementedError(
+                f"Layer '{self._name}' can't be differentiated forward, by a "
+                "tf.autodiff.ForwardAccumulator, with respect to its tables. "
+                "Leave the layer's variables out of the accumulator's primals, "
+                "or call the layer with training=False."
+            )
         graph = backward_passes.graph()
         passes = backward_passes.here()
         branch = type(call.graph).__name__.startswith(("Cond", "While"))

@@ -180,6 +180,7 @@ class EngineLayer(Layer):
             return self._outputs(vectors, bags), backward
 
         outputs = lookup(self._front.variable(self.gradient_trigger))
+        call.ended = True
         return (
             list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
         )
@@ -233,8 +234,11 @@ class EngineLayer(Layer):
     def save_own_variables(self, store: Any) -> None:
         """Stores tables and slots by name, deferred updates applied.
 
-        Rows of bfloat16 are stored as float32: HDF5 has no bfloat16.
+        Rows of bfloat16 are stored as float32: HDF5 has no bfloat16. A layer
+        that isn't built stores nothing.
         """
+        if not self.built:
+            return
         self._drain_eagerly()
         for state in self._engine.states.values():
             for name, variable in state.variables.items():
@@ -248,9 +252,16 @@ class EngineLayer(Layer):
         """Loads what `save_own_variables` stored, whatever the rows' dtype.
 
         Raises:
-            ValueError: a table or a slot is not there, or of another shape;
-                nothing has been changed.
+            ValueError: a table or a slot is not there, or of another shape, or
+                the layer isn't built; nothing has been changed.
         """
+        if not self.built:
+            if "step" in store:
+                raise ValueError(
+                    f"Layer '{self.name}' isn't built, so it has no tables to "
+                    "load: call its model once before its weights are loaded."
+                )
+            return
         try:
             found = [
                 (variable, _stored(store, state.spec.name, name, variable))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import TableSpec
@@ -20,6 +21,8 @@ def build(layer: Embedding, table: TableSpec) -> None:
     given = layer.embeddings_initializer
 
     def initializer(_: Any, dtype: Any = None, **__: Any) -> tf.Tensor:
+        # The system refuses it at once, if it is larger than all memory.
+        np.empty([table.vocabulary_size, table.dim], np.float32)
         rows = tf.concat([rows for _, rows in initial_blocks(table)], 0)
         return tf.cast(rows, dtype or tf.float32)
 

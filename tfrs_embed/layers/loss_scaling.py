@@ -122,10 +122,14 @@ class _ScaleOfKeras3:
 
 def _marked(loss: tf.Tensor, optimizer: Any) -> tf.Tensor:
     """The same loss, whose gradient says which optimizer scaled it."""
+    ended = False
 
     @weak_gradients.custom_gradient
     def mark(loss: tf.Tensor) -> Any:
         def backward(gradient: tf.Tensor) -> tf.Tensor:
+            if not ended:
+                # A ForwardAccumulator's, which runs as soon as it is recorded.
+                return gradient
             passes = backward_passes.here()
             if passes:
                 passes[-1].scale(optimizer)
@@ -139,4 +143,6 @@ def _marked(loss: tf.Tensor, optimizer: Any) -> tf.Tensor:
 
         return tf.identity(loss), backward
 
-    return mark(loss)
+    marked = mark(loss)
+    ended = True
+    return marked

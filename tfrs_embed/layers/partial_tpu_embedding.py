@@ -153,7 +153,7 @@ class PartialTPUEmbedding(TableLayer):
             batch_size=batch_size,
         )
         spec = configs.parse(feature_config, self._front.keras)
-        spec = with_plan(spec, plan, self._strategy)
+        spec = with_plan(spec, plan, self._strategy, optimizer)
         routes = placement.route(
             spec, arguments.size_threshold, self._strategy, embedding_feature
         )

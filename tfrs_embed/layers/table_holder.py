@@ -16,6 +16,7 @@ from tfrs_embed import (
     strategies,
 )
 from tfrs_embed.checkpoint import slot_order
+from tfrs_embed.checkpoint.index import check_files
 from tfrs_embed.checkpoint.names import in_graphs, in_saved_model
 from tfrs_embed.configs import EmbeddingSpec
 from tfrs_embed.distribution import handshake
@@ -111,6 +112,9 @@ class TableHolder(Layer):
         self._has_tables = False
         # Whether the workers have compared their first lookups.
         self._compared = False
+        # The features whose ids were ragged or sparse in the last call, by
+        # their places. None: the layer wasn't called.
+        self._ragged: set[int] | None = None
         self.tables = Tables()
         self._engine_layer: EngineLayer | None = None
         if large:
@@ -449,7 +453,7 @@ class TableHolder(Layer):
         copied = copy_layer(self, self._strategy, memo)
         if self._has_tables:
             self.drain()
-            copied.build(None)
+            copied.build_from_config(self.get_build_config())
             names = [table.name for table in self._spec.tables]
             copy_state(
                 [(self.tables[name], copied.tables[name]) for name in names],
@@ -457,13 +461,57 @@ class TableHolder(Layer):
             )
         return copied
 
+    def _note_kinds(self, ids: Mapping[int, Any]) -> None:
+        """Notes which features' ids are ragged or sparse, for a saved model.
+
+        Args:
+            ids: the features' ids, by their places.
+        """
+        of_rows = {
+            i
+            for i, each in ids.items()
+            if isinstance(each, (tf.RaggedTensor, tf.SparseTensor))
+        }
+        ragged = (self._ragged or set()) - set(ids) | of_rows
+        if ragged != self._ragged:
+            self._ragged = ragged
+
+    def _is_ragged(self, place: int) -> bool | None:
+        """Whether a feature's ids are ragged; None: that is not known."""
+        if self._ragged is not None:
+            return place in self._ragged
+        feature = self._spec.features[place]
+        # With these, dense ids have outputs of the same shape.
+        alike = feature.output_shape is not None or feature.max_sequence_length
+        return False if alike else None
+
     def get_build_config(self) -> dict[str, Any]:
-        """Nothing: the variables do not depend on the inputs."""
-        return {}
+        """Which features' ids were ragged or sparse, if there are tables.
+
+        Keras itself notes only the shapes of a model's inputs, and makes dense
+        ones of them to rebuild it.
+        """
+        if not self._has_tables:
+            return {}
+        return {
+            "ragged": None if self._ragged is None else sorted(self._ragged)
+        }
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Creates all tables."""
-        self.build(None)
+        """Creates all tables.
+
+        Args:
+            config: what `get_build_config` returned.
+        """
+        ragged = config.get("ragged")
+        self._ragged = None if ragged is None else set(ragged)
+        with tf.name_scope(in_graphs(self.name)):  # As in a call.
+            self.build(None)
+
+    def _checkpoint_adapter(self, path: str) -> Any:
+        # TensorFlow asks for it before it reads a value.
+        check_files(path)
+        return super()._checkpoint_adapter(path)  # type: ignore[misc]
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any

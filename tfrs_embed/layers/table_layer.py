@@ -11,6 +11,7 @@ from tfrs_embed import strategies
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.distribution import handshake
 from tfrs_embed.layers import hashed_features, keras_tables
+from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_holder import TableHolder
 from tfrs_embed.ops.bags import (
     BaggedIds,
@@ -49,6 +50,15 @@ class TableLayer(TableHolder):
         ) -> Any:
             """Looks the features up; see the class."""
 
+    def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
+        features, structure = self._spec.features, self._spec.structure
+        given = structure.flatten(inputs, "inputs", partial=True)
+        changed = [
+            None if ids is None else change(ids, _dtype(f), self._is_ragged(i))
+            for i, (f, ids) in enumerate(zip(features, given, strict=True))
+        ]
+        return structure.pack(changed, [ids is not None for ids in given])
+
     def _lookup(
         self,
         ids: Sequence[Any],
@@ -75,6 +85,7 @@ class TableLayer(TableHolder):
             i for i in range(len(ids)) if not partial or ids[i] is not None
         ]
         self._check_given(given, weights)
+        self._note_kinds({i: ids[i] for i in given})
         features = [self._spec.features[i] for i in given]
         vectors = self._lookup_features(
             features,
@@ -290,6 +301,12 @@ class TableLayer(TableHolder):
         outputs = hashed_features.compose(features, bags, found, None)
         _mask(features, outputs, bags)
         return outputs
+
+
+def _dtype(feature: FeatureSpec) -> tf.DType:
+    """A dtype of ids that the feature takes."""
+    keys = feature.table.keys
+    return tf.int64 if keys is None else keys.dtype
 
 
 def _mask(

@@ -46,9 +46,8 @@ class ParsedIds:
         splits: [count + 1] int32, where each bag begins and the last ends, if
             that is how they were given.
         most: the most ids that a bag can have, if `combine` and if declared.
-        drops: of ids that hashing made, and that nobody has to check: whether
-            -1 is among them, which is none and is left out. None: the ids are
-            the user's.
+        drops: whether -1 (absent) may occur, of ids that hashing made and
+            nobody has to check. None: the ids are the user's.
         places: whether they are places among the ids, and not of a table.
     """
 
@@ -137,7 +136,6 @@ def _parse_dense(
             "shape of the weights",
             "shape of the ids",
         )
-        weights = tf.reshape(weights, [-1])
     static = ids.shape
     shape = static if static.is_fully_defined() else tf.shape(ids)
     wanted = feature.output_shape
@@ -149,6 +147,8 @@ def _parse_dense(
         )
     if length and static.rank == 2 and static[1] != length:
         return _parse_sequence(feature, ids, weights, checks)
+    if weights is not None:
+        weights = tf.reshape(weights, [-1])
     if wanted is None:
         return ParsedIds(ids, None, weights, _layout(shape), static, False)
     rank = static.rank
@@ -194,9 +194,7 @@ def _parse_sequence(
         else tf.stack([rows, length])
     )
     if weights is not None:
-        given = tf.TensorShape([static[0], static[1]])
-        weights = tf.reshape(weights, tf.stack([rows, -1]))
-        weights = tf.ensure_shape(weights, given)[:, :length]
+        weights = tf.ensure_shape(weights, static)[:, :length]
         weights = tf.reshape(weights, [-1])
     if ids.shape[1] == length:
         return ParsedIds(ids, None, weights, shape, laid_out, False)

@@ -35,6 +35,7 @@ from tfrs_embed.optimizers.rules import (
     Adam,
     TableOptimizer,
     UpdateRule,
+    needs_whole_rows,
 )
 
 # The rules that are TensorFlow's optimizers, those that are this package's, and
@@ -83,6 +84,43 @@ def convert(
         return optimizer
     found = _find(optimizer, where, keras)
     return TableOptimizer(found.rule, found.rate(), found.source, found.options)
+
+
+def rule(optimizer: Any, where: str) -> UpdateRule | None:
+    """Returns the update rule of what `convert` makes, and makes no variables.
+
+    Args:
+        optimizer: see `convert`.
+        where: see `convert`.
+
+    Raises:
+        ValueError: see `convert`.
+        TypeError: see `convert`.
+    """
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, TableOptimizer):
+        return optimizer.rule
+    return _find(optimizer, where, None).rule
+
+
+def whole_rows(optimizer: Any, where: str) -> str | None:
+    """Returns what of an optimizer needs all columns of a row; None: nothing.
+
+    Args:
+        optimizer: see `convert`.
+        where: see `convert`.
+
+    Raises:
+        ValueError: see `convert`.
+        TypeError: see `convert`.
+    """
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, TableOptimizer):
+        return optimizer.needs_whole_rows
+    found = _find(optimizer, where, None)
+    return needs_whole_rows(found.rule, found.options)
 
 
 def check(optimizer: Any, where: str) -> None:

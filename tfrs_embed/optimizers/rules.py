@@ -47,7 +47,7 @@ class Slot(NamedTuple):
     by_row: bool = False
 
     def row(self, dim: int) -> tuple[int, ...]:
-        """The shape of what it has for a row of a table of a width."""
+        """The slot's shape per row, for a table of width `dim`."""
         return () if self.by_row else (dim,)
 
 
@@ -541,6 +541,18 @@ RULES: tuple[type[UpdateRule], ...] = (
 )
 
 
+def needs_whole_rows(rule: UpdateRule, options: UpdateOptions) -> str | None:
+    """The name of what needs all columns of a row; None: nothing does.
+
+    Args:
+        rule: an update rule.
+        options: what comes before it.
+    """
+    if rule.needs_whole_rows:
+        return rule.name
+    return None if options.row_clipnorm is None else "row_clipnorm"
+
+
 class TableOptimizer:
     """An update rule with its learning rate, clipping and weight decay.
 
@@ -571,10 +583,8 @@ class TableOptimizer:
 
     @property
     def needs_whole_rows(self) -> str | None:
-        """What can't update some columns of a row without the others."""
-        if self.rule.needs_whole_rows:
-            return self.rule.name
-        return None if self.options.row_clipnorm is None else "row_clipnorm"
+        """See `needs_whole_rows`."""
+        return needs_whole_rows(self.rule, self.options)
 
     def decay(self, step: tf.Tensor) -> tf.Tensor | None:
         """The share that a row loses after `step` updates, a scalar float32.

@@ -1,8 +1,9 @@
 """Placements for tables, and the cost of a step on them, before any is made.
 
 A module per idea: `usage` says how often tables are looked up, `hardware` on
-what, `candidates` where tables can be, `traffic` what a step sends, `cost` how
-long it takes, `search` what is best; `planning` puts them together, and `plans`
+what, `candidates` where tables can be, `traffic` what a step sends, `cost` what
+a table costs, `parts` and `prediction` how long a step takes, `search` what is
+best; `planning` puts them together, and `plans`
 is the result. `frequent` says which rows to copy.
 """
 

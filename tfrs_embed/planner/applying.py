@@ -3,27 +3,67 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import EmbeddingSpec, TableSpec
+from tfrs_embed.configs import EmbeddingSpec, TableSpec, bytes_of
+from tfrs_embed.optimizers import conversion
+from tfrs_embed.optimizers.rules import UpdateRule
 from tfrs_embed.planner.plans import Plan, TablePlan
 from tfrs_embed.strategies import is_tpu
 
 
+def trained_by(table: TableSpec, optimizer: Any) -> UpdateRule | None:
+    """Returns the update rule of a table: its own, or that of all tables.
+
+    Args:
+        table: the table.
+        optimizer: the optimizer of tables that have none of their own, in any
+            form that layers take; None: such tables have none.
+    """
+    own = table.optimizer if table.optimizer is not None else optimizer
+    return conversion.rule(own, f"Table '{table.name}'")
+
+
+def whole_rows(table: TableSpec, optimizer: Any) -> str | None:
+    """Returns what of a table's optimizer needs whole rows; None: nothing.
+
+    Args:
+        table: the table.
+        optimizer: see `trained_by`.
+    """
+    own = table.optimizer if table.optimizer is not None else optimizer
+    return conversion.whole_rows(own, f"Table '{table.name}'")
+
+
+def rule_name(rule: UpdateRule | None) -> str:
+    """Returns an update rule's name in plans; "none" of None.
+
+    Args:
+        rule: the rule.
+    """
+    return "none" if rule is None else rule.name
+
+
 def with_plan(
-    spec: EmbeddingSpec, plan: Any, strategy: tf.distribute.Strategy
+    spec: EmbeddingSpec,
+    plan: Any,
+    strategy: tf.distribute.Strategy,
+    optimizer: Any,
 ) -> EmbeddingSpec:
     """Puts a plan's placements into a configuration.
 
     On one replica, as on a laptop, a plan for any number is taken, and says
-    nothing.
+    nothing. Tables whose optimizer, dtype or features differ from the plan's
+    are placed as it says, with a warning: its times and bytes are not theirs.
 
     Args:
         spec: the configuration.
         plan: a `Plan`; None: it stays as it is.
         strategy: the strategy that the tables are made under.
+        optimizer: of the tables that have none of their own.
 
     Returns:
         The configuration, whose tables have the plan's placements, ranks and
@@ -56,6 +96,7 @@ def with_plan(
             f"The plan is for {plan.replicas} replicas, and the strategy has "
             f"{replicas}."
         )
+    _warn_of_changes(spec, plan, optimizer)
     planned = {table.table: table for table in plan.tables}
     tables = {t: _placed(t, planned[t.name]) for t in spec.tables}
     return dataclasses.replace(
@@ -116,3 +157,37 @@ def _check_tables(spec: EmbeddingSpec, plan: Plan) -> None:
                 f"Table '{table.name}' has keys, whose rows are always spread "
                 f"by key, and in the plan is placed by '{other.placement}'."
             )
+
+
+def _warn_of_changes(spec: EmbeddingSpec, plan: Plan, optimizer: Any) -> None:
+    """Warns of tables that the plan's predictions are not for."""
+    planned = {table.table: table for table in plan.tables}
+    changes = []
+    for table in spec.tables:
+        was, where = planned[table.name], f"Table '{table.name}'"
+        rule = trained_by(table, optimizer)
+        for what, before, now in (
+            ("optimizer", was.optimizer, rule_name(rule)),
+            ("dtype", was.dtype, table.dtype),
+        ):
+            if before not in (None, now):
+                changes.append(f"{where}: {what} {now}, planned for {before}.")
+        slots = rule.numbers_per_row(table.dim) if rule else 0
+        size = table.vocabulary_size * (table.dim * bytes_of(table) + 4 * slots)
+        if size != was.bytes:
+            changes.append(
+                f"{where}: {size:,} bytes with slots, planned {was.bytes:,}."
+            )
+        features = {f.name for f in spec.features if f.table is table}
+        if features != set(was.features):
+            changes.append(
+                f"{where}: features {sorted(features)}, planned for "
+                f"{sorted(was.features)}."
+            )
+    if changes:
+        warnings.warn(
+            "The plan's placements are used, but its times and bytes are for "
+            f"other tables: {' '.join(changes)} Make another plan with "
+            "tfrs_embed.plan, with the layer's optimizer and features.",
+            stacklevel=4,
+        )

@@ -25,24 +25,10 @@ measured on two CPU cores, so that they stand for caches and copies as well.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
-import numpy as np
-
-from tfrs_embed.distribution.exchange_kind import first_ranks
 from tfrs_embed.planner.candidates import Demand
 from tfrs_embed.planner.hardware import Hardware
-from tfrs_embed.planner.traffic import (
-    HALF,
-    WORD,
-    Exchange,
-    Place,
-    bucket,
-    hot_floats,
-    longest_message,
-    slice_messages,
-    vector_messages,
-)
+from tfrs_embed.planner.traffic import WORD, Exchange
 
 _LOOKUP_PASSES = 2
 _GRADIENT_PASSES = 2
@@ -104,34 +90,6 @@ class StepTime:
     def seconds(self) -> float:
         """The sum."""
         return self.memory + self.operations + self.transfer + self.latency
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Prediction:
-    """What a step costs.
-
-    Attributes:
-        time: its time.
-        exchange: its messages.
-        memory: bytes of tables and slots that each replica holds, [replicas]
-            int64.
-        lookups: rows, or slices of rows, that each replica reads, [replicas]
-            float64.
-        work: bytes that each replica reads and writes, weighted, [replicas]
-            float64.
-    """
-
-    time: StepTime
-    exchange: Exchange
-    memory: np.ndarray
-    lookups: np.ndarray
-    work: np.ndarray
-
-    @property
-    def imbalance(self) -> float:
-        """The most work of a replica, over the mean; 1 if there is none."""
-        mean = float(self.work.mean())
-        return float(self.work.max()) / mean if mean else 1.0
 
 
 def _kind(slices: int) -> str:
@@ -202,6 +160,33 @@ def row_work(demand: Demand) -> float:
     return total + bags * _VECTOR_PASSES * demand.row_bytes
 
 
+def row_operations(demand: Demand, hot: bool) -> float:
+    """Operations of a replica in a step, of a table that is sharded by row.
+
+    Args:
+        demand: the table.
+        hot: whether each replica has a copy of its hot rows.
+    """
+    if hot:
+        return _OPERATIONS["row"] + _OPERATIONS["replicated"]
+    by_rows = _OPERATIONS["row"] if demand.share_by_rows else 0.0
+    return by_rows + len(demand.by_vectors) * _OPERATIONS["vectors"]
+
+
+def copy_operations() -> float:
+    """Operations of a replica in a step, of a table with a copy on each."""
+    return _OPERATIONS["replicated"]
+
+
+def piece_operations(slices: int) -> float:
+    """Operations of a slice's owner in a step: for each replica's message.
+
+    Args:
+        slices: the number of the table's slices.
+    """
+    return slices * _OPERATIONS[_kind(slices)]
+
+
 def piece_floats(demand: Demand, slices: int) -> int:
     """Floats of the vectors that a replica gets from the owner of a slice.
 
@@ -212,169 +197,49 @@ def piece_floats(demand: Demand, slices: int) -> int:
     return demand.usage.most_bags * demand.dim // slices
 
 
-def expected_exchange(
-    demands: Sequence[Demand], places: Sequence[Place], replicas: int
-) -> Exchange:
-    """The exchange that the tables' use lets expect.
+def copy_work(demand: Demand) -> float:
+    """Weighted bytes of a replica in a step, of a table with a copy on each.
 
     Args:
-        demands: the tables.
-        places: each one's place.
+        demand: the table.
+
+    Returns:
+        The bytes.
+    """
+    ids = demand.usage.ids
+    moved = (_LOOKUP_PASSES + _GRADIENT_PASSES) * ids
+    # Each replica updates the unique rows of all.
+    unique = demand.usage.unique * len(demand.usage.owned)
+    moved += _update_passes(demand) * unique
+    moved *= _WEIGHTS["replicated"] * demand.row_bytes
+    return moved + _ID_BYTES["replicated"] * ids
+
+
+def passed_bytes(exchange: Exchange) -> int:
+    """Bytes that a replica sends, and those that it passes on.
+
+    Args:
+        exchange: the messages.
+
+    Returns:
+        The bytes. In an all-gather a replica passes on what it gets.
+    """
+    gathered = (exchange.replicas - 1) * exchange.all_gather_bytes
+    return exchange.all_to_all_bytes + gathered + exchange.all_reduce_bytes
+
+
+def transfer_time(sent: int, replicas: int, hardware: Hardware) -> float:
+    """Seconds of sending: inside a host and out of it at the same time.
+
+    Args:
+        sent: the bytes of `passed_bytes`.
         replicas: the number of replicas.
-
-    Returns:
-        The exchange.
+        hardware: what they run on.
     """
-    owned: dict[tuple[int, int], np.ndarray] = {}
-    bags = bag_words = vector_floats = hot = 0
-    copies: dict[int, float] = {}
-    words = np.zeros(replicas, np.int64)
-    floats = np.zeros(replicas, np.int64)
-    first = first_ranks(
-        (
-            demand.name
-            for demand, place in zip(demands, places, strict=True)
-            if place.placement == "row"
-        ),
-        replicas,
-    )
-    for demand, place in zip(demands, places, strict=True):
-        if place.hot_rows and demand.usage.hot is not None:
-            means = np.roll(demand.usage.hot.owned, first[demand.name])
-            kind = demand.dim, demand.number
-            owned[kind] = owned.get(kind, 0.0) + means
-            hot += hot_floats(len(place.hot_rows), demand.dim)
-        elif place.placement == "row":
-            share = demand.share_by_rows
-            if share:
-                means = np.roll(demand.usage.owned, first[demand.name])
-                means = share * means
-                kind = demand.dim, demand.number
-                owned[kind] = owned.get(kind, 0.0) + means
-            bags = max([bags, *(f.most_bags for f in demand.by_vectors)])
-            bag_words += demand.bag_words
-            vector_floats += len(demand.by_vectors) * demand.dim
-        elif place.placement == "replicated":
-            most = demand.usage.most_unique
-            copies[demand.dim] = copies.get(demand.dim, 0.0) + most
-        else:
-            ranks = list(place.ranks)
-            words[ranks] += demand.message_words
-            floats[ranks] += piece_floats(demand, len(ranks))
-    row: dict[int, int] = {}
-    halves: dict[int, int] = {}
-    for (dim, number), means in owned.items():
-        # Those who are asked for most decide, each by all replicas.
-        high = float(means.max())
-        owners = int((means > 0.95 * high).sum())
-        of_dtype = halves if number == HALF else row
-        longest = longest_message(round(high, 3), owners * replicas)
-        of_dtype[dim] = bucket(longest)
-    vectors = None
-    if bags:
-        vectors = vector_messages(bags, bag_words, vector_floats)
-    slices = None
-    widths = [
-        demand.dim // len(place.ranks)
-        for demand, place in zip(demands, places, strict=True)
-        if place.ranks
-    ]
-    if widths:
-        slices = slice_messages(int(words.max()), int(floats.max()), widths)
-    return Exchange(
-        replicas,
-        row,
-        vectors,
-        slices,
-        {dim: bucket(c) for dim, c in copies.items()},
-        halves,
-        hot,
-        demands[0].element,
-    )
-
-
-def predict(
-    demands: Sequence[Demand], places: Sequence[Place], hardware: Hardware
-) -> Prediction:
-    """Predicts what a step costs.
-
-    Args:
-        demands: the tables.
-        places: each one's place.
-        hardware: what the replicas run on.
-
-    Returns:
-        The prediction.
-    """
-    replicas = len(demands[0].usage.owned)
-    memory = np.zeros(replicas, np.int64)
-    lookups = np.zeros(replicas)
-    work = np.zeros(replicas)
-    operations = np.zeros(replicas)
-    for demand, place in zip(demands, places, strict=True):
-        ids, name = demand.usage.ids, place.placement
-        update = _update_passes(demand)
-        if place.ranks:
-            ranks = list(place.ranks)
-            memory[ranks] += demand.bytes // len(ranks)
-            lookups[ranks] += ids * replicas
-            work[ranks] += piece_work(demand, len(ranks), replicas)
-            # Each replica writes a message to each owner.
-            operations += len(ranks) * _OPERATIONS[_kind(len(ranks))]
-            continue
-        if name == "row":
-            of_row = demand.state_bytes
-            base, more = divmod(demand.rows, replicas)
-            memory += base * of_row
-            memory[:more] += of_row
-            if place.hot_rows:
-                memory += demand.hot_bytes
-                work += hot_work(demand)
-                operations += _OPERATIONS["row"] + _OPERATIONS["replicated"]
-            else:
-                work += row_work(demand)
-                if demand.share_by_rows:
-                    operations += _OPERATIONS["row"]
-                operations += len(demand.by_vectors) * _OPERATIONS["vectors"]
-        else:
-            memory += demand.bytes
-            moved = (_LOOKUP_PASSES + _GRADIENT_PASSES) * ids
-            moved += update * demand.usage.unique * replicas
-            work += _WEIGHTS[name] * moved * demand.row_bytes
-            work += _ID_BYTES[name] * ids
-            operations += _OPERATIONS[name]
-        lookups += ids
-    exchange = expected_exchange(demands, places, replicas)
-    on_host = hardware.on_host(replicas)
-    busiest, started = float(work.max()), float(operations.max())
-    if hardware.shared:
-        started *= on_host
-        starts = range(0, replicas, on_host)
-        busiest = float(np.add.reduceat(work, starts).max())
-    time = StepTime(
-        memory=busiest / hardware.memory_bandwidth,
-        operations=started * hardware.operation,
-        transfer=_transfer(exchange, hardware),
-        latency=exchange.collectives
-        * hardware.levels(replicas)
-        * hardware.latency
-        # A ring goes around twice.
-        + (exchange.exchanges + bool(exchange.hot))
-        * (replicas - 1)
-        * hardware.message,
-    )
-    return Prediction(time, exchange, memory, lookups, work)
-
-
-def _transfer(exchange: Exchange, hardware: Hardware) -> float:
-    """Seconds of sending: inside a host and out of it at the same time."""
-    peers = exchange.replicas - 1
+    peers = replicas - 1
     if not peers:
         return 0.0
-    # In an all-gather a replica passes on what it gets.
-    sent = exchange.all_to_all_bytes + peers * exchange.all_gather_bytes
-    sent += exchange.all_reduce_bytes
-    on_host = hardware.on_host(exchange.replicas)
+    on_host = hardware.on_host(replicas)
     inside = sent * (on_host - 1) / peers
     outside = sent - inside
     if hardware.shared:

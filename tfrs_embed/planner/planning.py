@@ -16,7 +16,8 @@ from tfrs_embed.configs import (
 from tfrs_embed.distribution import wire
 from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
 from tfrs_embed.engines import column_slices
-from tfrs_embed.optimizers import conversion
+from tfrs_embed.optimizers.rules import UpdateRule
+from tfrs_embed.planner.applying import rule_name, trained_by, whole_rows
 from tfrs_embed.planner.candidates import PLACEMENTS, Demand
 from tfrs_embed.planner.hardware import Hardware, hardware
 from tfrs_embed.planner.inputs import positive_integer, table_usage
@@ -133,9 +134,16 @@ def plan(
         spec, batches_or_hotness, count, batch_size, zipf_exponent, progress
     )
     sent_as = wire.communication_dtype(communication_dtype)
+    rules = {t.name: trained_by(t, optimizer) for t in spec.tables}
     demands = [
-        _demand(table, usage[table.name], optimizer, ELEMENT_SIZES[sent_as])
-        for table in spec.tables
+        _demand(
+            t,
+            usage[t.name],
+            rules[t.name],
+            whole_rows(t, optimizer),
+            ELEMENT_SIZES[sent_as],
+        )
+        for t in spec.tables
     ]
     search = Search(demands, machine, limit)
     found = search.move_owners(search.best())
@@ -147,15 +155,17 @@ def plan(
     fitting = filter(search.fits, others.values())
     found = min([found, *fitting], key=lambda each: each.key)
     samples = max(f.samples for u in usage.values() for f in u.features)
-    return _plan(search, found, others, spec, samples, sent_as)
+    return _plan(search, found, others, spec, rules, samples, sent_as)
 
 
 def _demand(
-    table: TableSpec, usage: TableUsage, optimizer: Any, element: int
+    table: TableSpec,
+    usage: TableUsage,
+    rule: UpdateRule | None,
+    uncut: str | None,
+    element: int,
 ) -> Demand:
     where = f"Table '{table.name}'"
-    own = table.optimizer if table.optimizer is not None else optimizer
-    trained_by = conversion.convert(own, where)
     kept, reason = None, ""
     if table.keys is not None:
         kept, reason = "row", f"its keys are {table.keys.dtype.name}"
@@ -167,11 +177,10 @@ def _demand(
                 f"{where}: {reason} can't be planned; a plan is for replicas "
                 "on CPUs and GPUs."
             )
-    rule = trained_by.rule if trained_by else None
-    if kept == "column" and trained_by is not None:
+    if kept == "column":
         world = len(usage.owned)
         slices = column_slices.most_slices(table.dim, world)
-        column_slices.require_uncut(table, slices, trained_by)
+        column_slices.require_uncut(table, slices, uncut)
     return Demand(
         name=table.name,
         rows=table.vocabulary_size,
@@ -182,7 +191,7 @@ def _demand(
         reason=reason,
         keyed=table.keys is not None,
         element=element,
-        uncut=bool(trained_by and trained_by.needs_whole_rows),
+        uncut=uncut is not None,
         number=bytes_of(table),
     )
 
@@ -192,6 +201,7 @@ def _plan(
     found: Found,
     others: Mapping[str, Found],
     spec: EmbeddingSpec,
+    rules: Mapping[str, UpdateRule | None],
     samples: float,
     sent_as: str,
 ) -> Plan:
@@ -225,9 +235,11 @@ def _plan(
                 ranks=place.ranks,
                 reason=_reason(search, found, i),
                 hot_rows=tuple(sorted(place.hot_rows)),
+                optimizer=rule_name(rules[demand.name]),
+                dtype=table.dtype,
             )
-            for i, (demand, place) in enumerate(
-                zip(search.demands, found.places, strict=True)
+            for i, (demand, place, table) in enumerate(
+                zip(search.demands, found.places, spec.tables, strict=True)
             )
         ),
         per_replica=tuple(
@@ -236,16 +248,16 @@ def _plan(
                 zip(prediction.memory, prediction.lookups, strict=True)
             )
         ),
-        seconds=prediction.time.seconds,
+        seconds=found.seconds,
         sent_bytes=sent,
         collectives=prediction.exchange.collectives,
         imbalance=prediction.imbalance,
         alternatives=tuple(
             PlanAlternative(
                 name=name,
-                seconds=each.prediction.time.seconds,
+                seconds=each.seconds,
                 sent_bytes=each.prediction.exchange.bytes,
-                bytes=int(each.prediction.memory.max()),
+                bytes=each.most,
                 fits=search.fits(each),
             )
             for name, each in different.items()
@@ -261,15 +273,15 @@ def _reason(search: Search, found: Found, index: int) -> str:
         return demand.reason
     if search.replicas == 1:
         return "one replica"
-    mine = found.choice[index]
+    mine = found.candidates[index]
     nearest: tuple[float, str] | None = None
     unfit = []
     for placement, hot in itertools.product(PLACEMENTS, (False, True)):
         options = [
             search.evaluate(
-                (*found.choice[:index], c, *found.choice[index + 1 :])
+                (*found.choice[:index], i, *found.choice[index + 1 :])
             )
-            for c in search.options[index]
+            for i, c in enumerate(search.options[index])
             if (c.placement, c.hot) == (placement, hot)
             and (placement, hot) != (mine.placement, mine.hot)
         ]
@@ -279,8 +291,8 @@ def _reason(search: Search, found: Found, index: int) -> str:
         if other.excess:
             unfit.append("row with hot rows" if hot else placement)
             continue
-        more = other.prediction.time.seconds - found.prediction.time.seconds
-        each = max(more, 0.0), str(other.choice[index])
+        more = other.seconds - found.seconds
+        each = max(more, 0.0), str(other.candidates[index])
         nearest = each if nearest is None else min(nearest, each)
     parts = []
     if nearest is not None:
@@ -296,7 +308,7 @@ def _alternatives(search: Search) -> dict[str, Found]:
 
     Those that don't fit are what would be best if they did.
     """
-    unlimited = Search(search.demands, search.hardware, None)
+    unlimited = search.with_limit(None)
     allowed = {f"all {name}": [name] for name in PLACEMENTS}
     for name in PLACEMENTS:
         allowed[f"without {name}"] = [p for p in PLACEMENTS if p != name]

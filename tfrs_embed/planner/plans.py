@@ -51,6 +51,10 @@ class TablePlan:
             order of the columns; else ().
         reason: why it is there.
         hot_rows: for "row" the ids of the rows that each replica has a copy of.
+        optimizer: the update rule that it was planned for, such as "Adagrad";
+            "none": no optimizer was given, and no slots were counted; None: not
+            known, as in plans that earlier versions stored.
+        dtype: the type of its rows; None: not known.
 
     Raises:
         ValueError: placement and ranks don't go together.
@@ -67,6 +71,8 @@ class TablePlan:
     ranks: tuple[int, ...]
     reason: str
     hot_rows: tuple[int, ...] = ()
+    optimizer: str | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         """Checks that placement and ranks go together."""

@@ -24,7 +24,7 @@ def does_not_fit(search: Search) -> TablesDontFit:
     """
     limit = search.limit
     assert limit is not None
-    most = int(search.tightest().prediction.memory.max())
+    most = search.tightest().most
     largest = max(search.demands, key=lambda demand: demand.bytes)
     total = sum(demand.bytes for demand in search.demands)
     message = (

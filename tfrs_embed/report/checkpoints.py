@@ -18,7 +18,7 @@ from tfrs_embed.text_table import format_bytes
 
 _NONE = (
     "has no tables of this package, of TensorFlow's TPU embeddings, of "
-    "keras_rs, or of SOK."
+    "keras_rs, of Keras, or of SOK."
 )
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from tfrs_embed import progress
 from tfrs_embed.checkpoint.conversion.contents import Column, Contents, Table
 from tfrs_embed.checkpoint.conversion.statistics import Statistics, measure
+from tfrs_embed.checkpoint.rows import SCALE
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.serving.rows import SCALE
 
 #: Norms of rows are counted in steps of an eighth of an octave.
 STEPS_PER_OCTAVE = 8

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.conversion import (
+    exported as exports,
+)
 from tfrs_embed.checkpoint.conversion import keras_files, sok
 from tfrs_embed.checkpoint.conversion import paths as paths_lib
 from tfrs_embed.report import (
@@ -50,7 +53,7 @@ def read(paths: Sequence[str]) -> list[Part]:
             parts.append(statistics_log.statistics_log(path))
             if tf.io.gfile.isdir(path):  # Which may have both.
                 of_path = _listed(path)
-        elif exported.is_exported(path):
+        elif exports.is_saved_model(path):
             parts.append(exported.exported(path))
         elif _is_json(path):
             parts.append(_json(path))

@@ -29,7 +29,9 @@ def names(tables: Sequence[MeasuredTable]) -> list[str]:
         tables: the tables.
     """
     layers = {each.table.layer for each in tables}
-    if len(layers) == 1 and all(each.table.name for each in tables):
+    # The second is the name of every DynamicEmbedding's table.
+    nameless = any(each.table.name in ("", "table") for each in tables)
+    if len(layers) == 1 and not nameless:
         return [each.table.name for each in tables]
     return [each.table.path or "table" for each in tables]
 

@@ -28,6 +28,7 @@ def export(
     rows: str | None = None,
     signatures: Mapping[str, tuple[Callable[..., Any], Sequence[Any]]]
     | None = None,
+    overwrite: bool = False,
     progress: bool = True,
 ) -> None:
     """Exports a model for serving.
@@ -57,9 +58,10 @@ def export(
     their Keras layers', or "output", "output_0" and so on. In names, what is
     no letter, digit or underscore is an underscore.
 
-    It is written to `path` + ".incomplete", which is renamed at the end. With
-    several workers all of them must call this, and the chief writes; others
-    return when it is done.
+    It is written to `path` + ".incomplete", which is renamed at the end. An
+    export that is replaced is renamed to `path` + ".replaced" just before, and
+    removed just after. With several workers all of them must call this, and the
+    chief writes; others return when it is done.
 
     Args:
         model: a built Keras model or layer. It is called with
@@ -69,12 +71,13 @@ def export(
         path: the folder to make, on a disk or wherever `tf.io.gfile` writes.
         input_signature: the model's inputs, with a `tf.TensorSpec`,
             `tf.RaggedTensorSpec` or `tf.SparseTensorSpec` in place of each
-            tensor; it is called with these alone. None: what a functional
-            model declares, and what another was first called with, further
-            arguments too, for batches of any size. The names of these begin
-            with the argument's: "weights_history_values". Keras doesn't know
-            of arguments by keyword that hold anything but tensors, a None in
-            a dict for one: they have their defaults.
+            tensor; it is called with these alone. A model that is called with
+            one tensor has one spec, without a list around it. None: what a
+            functional model declares, and what another was first called with,
+            further arguments too, for batches of any size. The names of these
+            begin with the argument's: "weights_history_values". Keras doesn't
+            know of arguments by keyword that hold anything but tensors, a None
+            in a dict for one: they have their defaults.
         rows: the dtype of the tables' rows: "float32"; "bfloat16"; "float16";
             or "int8",
             with a float32 scale for each row: the row's largest magnitude /
@@ -86,15 +89,20 @@ def export(
             variables and lookup tables that it reads must be a `tf.Module`'s,
             whose method it is or which is the function. "serving_default" is
             the model itself if it isn't given here.
+        overwrite: whether to replace a SavedModel that is at `path`. Servers
+            read a model's folder once: give a model that is being served a new
+            version's folder instead.
         progress: whether to show how much of the tables is written, as
             `tfrs_embed.progress.set_mode` says.
 
     Raises:
         TypeError: something is of a wrong kind.
         ValueError: the model isn't built or its inputs are not known; a
-            function calls a layer that isn't built; an input or output has no
-            name, or another's; the path is there and isn't an empty folder;
-            another `rows`; or a table's values can't be stored so.
+            function calls a layer that isn't built; the model can't be called
+            with the `input_signature`; an input or output has no name, or
+            another's; the path is there and isn't an empty folder, or with
+            `overwrite` holds no SavedModel; another `rows`; or a table's values
+            can't be stored so.
         RuntimeError: another worker failed.
     """
     path = os.fspath(path).rstrip("/")
@@ -107,7 +115,7 @@ def export(
     with contextlib.ExitStack() as stack:
         with _together(strategy):
             if writes:
-                _require_empty(path)
+                _require_free(path, overwrite)
                 folder = f"{path}.incomplete"
                 _remove(folder)  # Of an export that was killed.
                 stack.callback(_remove, folder)
@@ -129,9 +137,8 @@ def export(
                 save_tables(tables, folder, writes, task.advance)
             if writes:
                 fingerprinting_utils.write_fingerprint(folder)
-                _require_empty(path)
-                _remove(path)
-                tf.io.gfile.rename(folder, path)
+                _require_free(path, overwrite)
+                _move(folder, path)
 
 
 def _strategy(model: Any) -> tf.distribute.Strategy:
@@ -168,13 +175,34 @@ def _together(strategy: tf.distribute.Strategy) -> Iterator[None]:
         raise error
 
 
-def _require_empty(path: str) -> None:
-    if tf.io.gfile.exists(path) and (
-        not tf.io.gfile.isdir(path) or tf.io.gfile.listdir(path)
-    ):
+def _require_free(path: str, overwrite: bool) -> None:
+    """Requires a path that an export may take."""
+    if not tf.io.gfile.exists(path):
+        return
+    is_folder = tf.io.gfile.isdir(path)
+    if is_folder and not tf.io.gfile.listdir(path):
+        return
+    if not overwrite:
         raise ValueError(
-            f"'{path}' is there already: a model is exported to a new folder."
+            f"'{path}' is there already: a model is exported to a new folder, "
+            "or with overwrite=True in place of an export that is there."
         )
+    if not is_folder or not tf.saved_model.contains_saved_model(path):
+        raise ValueError(
+            f"'{path}' is no SavedModel: overwrite=True replaces nothing else."
+        )
+
+
+def _move(folder: str, path: str) -> None:
+    """Gives a complete export its path; what is there goes."""
+    if not tf.io.gfile.exists(path):
+        tf.io.gfile.rename(folder, path)
+        return
+    replaced = f"{path}.replaced"
+    _remove(replaced)  # Of an export that was killed here.
+    tf.io.gfile.rename(path, replaced)
+    tf.io.gfile.rename(folder, path)
+    _remove(replaced)
 
 
 def _remove(folder: str) -> None:

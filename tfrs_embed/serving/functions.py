@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +28,8 @@ class ServedFunction:
         output_names: what to call outputs that are no dict's.
         bare: of how many arguments, the first, the inputs' names don't begin
             with the argument's; None: of a single one.
+        given: what errors say first if the function can't be called with the
+            specs; None: nothing.
     """
 
     def __init__(
@@ -37,12 +40,15 @@ class ServedFunction:
         labels: Sequence[str],
         output_names: Sequence[str] | None = None,
         bare: int | None = None,
+        given: str | None = None,
     ) -> None:
         self._name = name
+        self._given = given
         self._function = function
         self._labels = labels
         self._output_names = output_names
-        self._signature = Signature(name, arguments, labels, bare)
+        with _explained(given):
+            self._signature = Signature(name, arguments, labels, bare)
 
     @property
     def owner(self) -> Any:
@@ -84,7 +90,21 @@ class ServedFunction:
             outputs = served(*self._signature.pack(tensors))
             return named_outputs(self._name, outputs, self._output_names)
 
-        return served, named.get_concrete_function(**self._signature.tensors)
+        with _explained(self._given):
+            traced = named.get_concrete_function(**self._signature.tensors)
+        return served, traced
+
+
+@contextlib.contextmanager
+def _explained(text: str | None) -> Iterator[None]:
+    """Begins the messages of errors with a text, unless that is None."""
+    try:
+        yield
+    except Exception as error:
+        if text is None:
+            raise
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{text} {error}") from error
 
 
 def _is_layer(value: Any) -> bool:
@@ -159,7 +179,14 @@ def _default(model: Any, input_signature: Any) -> ServedFunction:
             "them, which don't call it."
         )
     arguments: dict[str, Any] = {}
-    if input_signature is None:
+    about = None
+    if input_signature is not None:
+        about = (
+            f"'{model.name}' can't be called with its input_signature, a "
+            f"{type(input_signature).__name__}: it stands for the model's "
+            "first argument, without a list around it unless that is a list."
+        )
+    else:
         given = _save_spec(model)
         if given is None:
             raise ValueError(
@@ -183,6 +210,7 @@ def _default(model: Any, input_signature: Any) -> ServedFunction:
         [first, *names],
         getattr(model, "output_names", None),
         bare=1,
+        given=about,
     )
 
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.rows import SCALE
 from tfrs_embed.ops.update import PARAMETERS
-
-#: The name of the variable with the factors of int8 rows.
-SCALE = "scale"
 
 
 class RowFormat(abc.ABC):

@@ -13,6 +13,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
+# What TensorFlow writes if another process listens on the worker's port.
+_NO_SERVER = "Could not start gRPC server"
+
 
 class LocalCluster:
     """Starts worker processes that find each other over loopback.
@@ -56,6 +59,7 @@ class LocalCluster:
             )
         self._folder = tempfile.TemporaryDirectory(prefix="workers-")
         addresses = [f"localhost:{port}" for port in _free_ports(workers)]
+        self._addresses = addresses
         self.processes: list[subprocess.Popen[bytes]] = []
         begin = time.monotonic()
         order = sorted(
@@ -115,7 +119,7 @@ class LocalCluster:
             Each worker's exit code; negative: the signal that ended it.
 
         Raises:
-            TimeoutError: some still run.
+            TimeoutError: some still run; it names those that failed, too.
         """
         end = None if timeout is None else time.monotonic() + timeout
         for i, process in enumerate(self.processes):
@@ -125,9 +129,25 @@ class LocalCluster:
             except subprocess.TimeoutExpired:
                 raise TimeoutError(
                     f"Worker {i} still runs after {timeout} s. Its output "
-                    f"ends:\n{self.output(i)[-2000:]}"
+                    f"ends:\n{self.output(i)[-2000:]}{self._failures()}"
                 ) from None
         return [process.returncode for process in self.processes]
+
+    def _failures(self) -> str:
+        """Says which workers have failed; the others may wait for these."""
+        text = ""
+        for i, process in enumerate(self.processes):
+            code = process.poll()
+            if code:
+                output = self.output(i)
+                text += f"\nWorker {i} has ended with exit code {code}. "
+                if _NO_SERVER in output:
+                    text += (
+                        f"Its address {self._addresses[i]} was in use: start "
+                        "another cluster, which takes other ports. "
+                    )
+                text += f"Its output ends:\n{output[-2000:]}"
+        return text
 
     def signal(self, worker: int, number: signal.Signals) -> None:
         """Sends a signal to a worker.

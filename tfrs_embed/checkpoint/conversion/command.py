@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import progress
+from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.conversion import convert, paths, reading
 from tfrs_embed.checkpoint.conversion.contents import Contents, Table
 from tfrs_embed.checkpoint.conversion.statistics import Statistics, measure
@@ -33,8 +34,8 @@ from tfrs_embed.text_table import format_bytes, text_table
 
 _DESCRIPTION = (
     "Looks into checkpoints of embedding tables: of this package, of "
-    "TensorFlow's TPU embeddings (TensorFlow Recommenders' too), of keras_rs, "
-    "and files of SparseOperationKit."
+    "TensorFlow's TPU embeddings (TensorFlow Recommenders' too), of keras_rs "
+    "and Keras; SavedModels, files of Keras, and files of SparseOperationKit."
 )
 _MOST_OTHERS = 20
 
@@ -112,7 +113,8 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument(
         "source",
         metavar="path",
-        help="a checkpoint, or a folder whose latest is meant",
+        help="a checkpoint, a folder whose latest is meant, or that of a "
+        "SavedModel or of SOK's files, or a file of Keras",
     )
     inspect.add_argument(
         "--json", action="store_true", help="print JSON instead of tables"
@@ -129,8 +131,8 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     )
     converts.add_argument(
         "source",
-        help="a checkpoint, a folder of some, or of SOK's files, or a file of "
-        "Keras",
+        help="a checkpoint, a folder of some, of a SavedModel or of SOK's "
+        "files, or a file of Keras",
     )
     converts.add_argument(
         "destination", help="the checkpoint to write, or SOK's folder"
@@ -154,7 +156,8 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OLD=NEW",
-        help="another name for a table",
+        help="another name for a table; a variable of SOK's, or a layer of one "
+        "table, becomes a table of this name of the layer that --layer says",
     )
     converts.add_argument(
         "--ids",
@@ -213,6 +216,12 @@ def _inspect(args: argparse.Namespace) -> None:
             (id(table), name): measure(column, task.advance)
             for table, name, column in columns
         }
+        # Of these a damaged file is all that there is to find.
+        for table in contents.tables:
+            for column in table.parts.values():
+                for start, size in blocks(column.shape, column.dtype):
+                    column.read(start, size)
+                    task.advance(column.nbytes_of(size))
     if args.json:
         print(json.dumps(_as_json(contents, measured), indent=2))
     else:
@@ -233,6 +242,15 @@ def _as_json(contents: Contents, measured: _Measured) -> dict[str, Any]:
                 "rows": table.shape[0],
                 "dim": table.shape[1],
                 "keys": table.keys is not None,
+                "learning_rate": table.learning_rate,
+                "parts": {
+                    name: {
+                        "shape": column.shape,
+                        "dtype": column.dtype.name,
+                        "bytes": column.nbytes,
+                    }
+                    for name, column in table.parts.items()
+                },
                 "columns": {
                     name: {
                         "shape": column.shape,
@@ -257,27 +275,35 @@ def _as_text(contents: Contents, measured: _Measured) -> list[str]:
         lines += ["", *_tables_as_text(contents.tables, measured)]
     for layer, step in contents.steps.items():
         lines.append(f"Step of {_quoted(layer)}: {step}")
+    for table in contents.tables:
+        if table.learning_rate is not None:
+            rate = f"{table.learning_rate:.6g}"
+            lines.append(f"Learning rate of '{table.path}': {rate}")
     if contents.others:
         lines += ["", *_others_as_text(contents)]
     return [*lines, *(f"Note: {note}" for note in contents.notes)]
 
 
 def _tables_as_text(tables: Sequence[Table], measured: _Measured) -> list[str]:
+    head = ["table", "by", "values", "rows", "dim", "dtype"]
+    head += ["size", "norm", "mean row", "max row", "zero rows", "NaN", "inf"]
     lines, total = [], 0
     for table in tables:
-        for name, column in table.columns.items():
-            found = measured[id(table), name]
+        for name, column in {**table.columns, **table.parts}.items():
             total += column.nbytes
             first = name == next(iter(table.columns))
-            lines.append(
-                [
-                    table.path if first else "",
-                    ("keys" if table.keys else "ids") if first else "",
-                    name,
-                    f"{column.shape[0]:,}",
-                    str(math.prod(column.shape[1:])),
-                    column.dtype.name,
-                    format_bytes(column.nbytes),
+            line = [
+                table.path if first else "",
+                ("keys" if table.keys else "ids") if first else "",
+                name,
+                f"{column.shape[0]:,}",
+                str(math.prod(column.shape[1:])),
+                column.dtype.name,
+                format_bytes(column.nbytes),
+            ]
+            if name in table.columns:
+                found = measured[id(table), name]
+                line += [
                     f"{found.norm:.6g}",
                     f"{found.mean_row_norm:.4g}",
                     f"{found.max_row_norm:.4g}",
@@ -285,9 +311,7 @@ def _tables_as_text(tables: Sequence[Table], measured: _Measured) -> list[str]:
                     f"{found.nan:,}",
                     f"{found.inf:,}",
                 ]
-            )
-    head = ["table", "by", "values", "rows", "dim", "dtype"]
-    head += ["size", "norm", "mean row", "max row", "zero rows", "NaN", "inf"]
+            lines.append([*line, *[""] * (len(head) - len(line))])
     last = ["total"] + [""] * (len(head) - 1)
     last[head.index("size")] = format_bytes(total)
     return text_table(head, lines, ("table", "by", "values", "dtype"), last)
@@ -326,14 +350,12 @@ def _convert(args: argparse.Namespace) -> None:
     if not contents.tables:
         raise InputError(
             f"'{contents.path}' has no tables of this package, of TensorFlow's "
-            "TPU embeddings, of keras_rs, or of SOK."
+            "TPU embeddings, of keras_rs, of Keras, or of SOK."
         )
-    contents = convert.rename(
-        contents,
-        _layers(args.layer, contents, args.ids),
-        dict(_pair(text, "--table") for text in args.table),
-        args.ids,
-    )
+    tables = dict(_pair(text, "--table") for text in args.table)
+    contents = convert.for_training(contents)
+    contents = convert.rename_tables(contents, tables, args.ids)
+    contents = convert.rename_layers(contents, _layers(args.layer, contents))
     if args.to == "checkpoint":
         contents = convert.with_steps(contents, args.step)
     elif args.step is not None:
@@ -343,7 +365,7 @@ def _convert(args: argparse.Namespace) -> None:
     left: list[str] = []
     with _task("Converting", contents, args) as task:
         if args.to == "checkpoint":
-            convert.write_checkpoint(contents, destination, task.advance)
+            left = convert.write_checkpoint(contents, destination, task.advance)
         else:
             left = convert.write_sok(
                 contents, destination, args.to == "sok-saver", task.advance
@@ -358,7 +380,7 @@ def _task(
     total = sum(
         column.nbytes
         for table in contents.tables
-        for column in table.columns.values()
+        for column in (*table.columns.values(), *table.parts.values())
     )
     name = os.path.basename(contents.path.rstrip("/"))
     return progress.Task(
@@ -366,16 +388,11 @@ def _task(
     )
 
 
-def _layers(
-    given: Sequence[str], contents: Contents, by_id: bool
-) -> dict[str, str]:
+def _layers(given: Sequence[str], contents: Contents) -> dict[str, str]:
     if len(given) == 1 and "=" not in given[0]:
-        layers = {
-            table.layer.rpartition("/")[0]
-            if by_id and table.keys is not None
-            else table.layer
-            for table in contents.tables
-        }
+        tables = contents.tables
+        ours = [table for table in tables if not table.of_keras]
+        layers = {table.layer for table in ours or tables}
         if len(layers) > 1:
             raise InputError(
                 f"--layer {given[0]}: there are the layers {sorted(layers)}. "
@@ -399,6 +416,7 @@ def _report(contents: Contents, path: str, left: Sequence[str]) -> None:
             name if c.dtype == tf.float32 else f"{name} ({c.dtype.name})"
             for name, c in table.columns.items()
         ]
+        columns += table.parts
         print(f"{table.path}: [{rows}, {dim}], {', '.join(columns)}")
     for layer, step in contents.steps.items():
         if f"the step of '{layer}'" not in left:

@@ -9,14 +9,17 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS
+
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A table's parameters, or a slot, in a checkpoint.
+    """A table's parameters, a slot, its keys or their counters.
 
     Attributes:
-        shape: [rows, dim], or [rows] of a slot that has a number for each row.
-        read: returns rows, float32, given the first one's index and how many.
+        shape: [rows, dim], or [rows] if there is a number for each row.
+        read: returns rows, given the first one's index and how many: float32,
+            or int64 of keys and counters.
         dtype: what these are of, and what a checkpoint of this package has: of
             this package's own tables the one in the checkpoint.
     """
@@ -44,14 +47,21 @@ class Table:
         name: its name; "" for that of a layer that has only one.
         columns: parameters and slots by name, of equal shapes, but for slots
             that have a number for each row.
-        keys: returns the rows' keys, [rows] int64; None: the rows' numbers are
-            ids.
+        keys: the rows' keys, [rows] int64; None: the rows' numbers are ids.
+        counters: of keys that come and go the frequency and the last use,
+            [rows] int64, and the candidates, [c, 3] int64, by name.
+        learning_rate: that of its optimizer; None: it is not known.
+        of_keras: whether it is the variable of a Keras Embedding layer, which
+            is saved as "<layer>/embeddings", and its slots elsewhere.
     """
 
     layer: str
     name: str
     columns: Mapping[str, Column]
-    keys: Callable[[], np.ndarray] | None = None
+    keys: Column | None = None
+    counters: Mapping[str, Column] = dataclasses.field(default_factory=dict)
+    learning_rate: float | None = None
+    of_keras: bool = False
 
     @property
     def path(self) -> str:
@@ -63,6 +73,12 @@ class Table:
         """[rows, dim]."""
         rows, dim = next(iter(self.columns.values())).shape
         return rows, dim
+
+    @property
+    def parts(self) -> dict[str, Column]:
+        """The keys and their counters by name; empty if it has ids."""
+        keys = {} if self.keys is None else {KEYS: self.keys}
+        return {**keys, **self.counters}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +126,8 @@ def check_shapes(table: Table) -> None:
         table: the table.
 
     Raises:
-        ValueError: it has no parameters, or a slot has another shape.
+        ValueError: it has no parameters, or a slot, the keys or a counter has
+            another shape.
     """
     if "parameters" not in table.columns:
         raise ValueError(f"Table '{table.path}' has no parameters.")
@@ -120,4 +137,11 @@ def check_shapes(table: Table) -> None:
             raise ValueError(
                 f"Table '{table.path}' has parameters of shape {list(shape)}, "
                 f"but {name} of shape {list(column.shape)}."
+            )
+    for name, column in table.parts.items():
+        expected = (column.shape[0], 3) if name == CANDIDATES else shape[:1]
+        if column.shape != expected:
+            raise ValueError(
+                f"Table '{table.path}' has {shape[0]} rows, but {name} of "
+                f"shape {list(column.shape)}."
             )

@@ -23,27 +23,28 @@ from tfrs_embed.checkpoint.conversion.contents import (
     check_shapes,
 )
 from tfrs_embed.checkpoint.conversion.objects import unescape
-from tfrs_embed.checkpoint.rows import Saved
+from tfrs_embed.checkpoint.rate import LEARNING_RATE
+from tfrs_embed.checkpoint.rows import SCALE, Saved
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.command_line import InputError
+from tfrs_embed.ops.update import PARAMETERS
 
 #: Formats that can be written: this package's checkpoints, or files as
 #: `sok.dump` or `sok.Saver` writes them.
 TARGETS = ("checkpoint", "sok", "sok-saver")
 
 
-def rename(
-    contents: Contents,
-    layers: Mapping[str, str],
-    tables: Mapping[str, str],
-    by_id: bool = False,
+def rename_tables(
+    contents: Contents, tables: Mapping[str, str], by_id: bool = False
 ) -> Contents:
-    """Gives layers and tables other names.
+    """Gives tables other names.
 
     Args:
         contents: what a checkpoint holds.
-        layers: the layers' new paths by their old ones.
-        tables: the tables' new names by their old ones.
+        tables: the tables' new names by their old ones, or by their paths. A
+            table without a name, which is all that its layer has, is known by
+            the layer's path; it becomes a table of the object that has the
+            layer.
         by_id: whether tables of keys become tables of ids, named as their
             layers were.
 
@@ -51,30 +52,90 @@ def rename(
         The same under the new names.
 
     Raises:
-        ValueError: there is no such layer or table, two get one name, or keys
-            are no ids.
+        ValueError: there is no such table, or keys are no ids.
     """
-    found = list(contents.tables)
+    found, notes = list(contents.tables), list(contents.notes)
     if by_id:
         if all(table.keys is None for table in found):
             raise InputError(f"'{contents.path}' has no tables of keys.")
+        notes += [
+            f"Not taken over: {', '.join(table.counters)} of '{table.path}', "
+            "which tables of ids don't have."
+            for table in found
+            if table.counters
+        ]
         found = [_by_id(table) for table in found]
-    _check_known("layer", layers, {table.layer for table in found})
-    _check_known("table", tables, {table.name for table in found if table.name})
+    known = {table.name or table.layer for table in found}
+    known |= {table.path for table in found if table.path in tables}
+    _check_known("table", tables, known)
+    steps = dict(contents.steps)
+    for i, table in enumerate(found):
+        new = tables.get(table.path, tables.get(table.name or table.layer))
+        if new is None:
+            continue
+        layer = table.layer
+        if not table.name:
+            layer = layer.rpartition("/")[0]
+            if table.layer in contents.steps:
+                steps.setdefault(layer, contents.steps[table.layer])
+        found[i] = dataclasses.replace(
+            table, layer=layer, name=new, of_keras=False
+        )
+    return dataclasses.replace(
+        contents, tables=tuple(found), steps=steps, notes=tuple(notes)
+    )
+
+
+def for_training(contents: Contents) -> Contents:
+    """Makes tables of an exported model such that layers train.
+
+    Args:
+        contents: what a checkpoint, or an exported model, holds.
+
+    Returns:
+        The same without factors of int8 rows, which become float32.
+    """
+    tables = []
+    for table in contents.tables:
+        columns = dict(table.columns)
+        if columns.pop(SCALE, None) is not None:
+            rows = columns[PARAMETERS]
+            columns[PARAMETERS] = dataclasses.replace(rows, dtype=tf.float32)
+        tables.append(dataclasses.replace(table, columns=columns))
+    return dataclasses.replace(contents, tables=tuple(tables))
+
+
+def rename_layers(contents: Contents, layers: Mapping[str, str]) -> Contents:
+    """Gives layers other paths, and checks that their tables can be written.
+
+    Args:
+        contents: what a checkpoint holds.
+        layers: the layers' new paths by their old ones.
+
+    Returns:
+        The same under the new paths.
+
+    Raises:
+        ValueError: there is no such layer, two tables get one name, or a
+            table's parts don't fit together.
+    """
+    known = {table.layer for table in contents.tables}
+    _check_known("layer", layers, known)
     renamed: dict[tuple[str, str], Table] = {}
-    for table in found:
+    for table in contents.tables:
         new = dataclasses.replace(
-            table,
-            layer=layers.get(table.layer, table.layer),
-            name=tables.get(table.name, table.name),
+            table, layer=layers.get(table.layer, table.layer)
         )
         place = new.layer, new.name
         if place in renamed:
             raise InputError(f"Two tables would become '{new.path}'.")
         check_shapes(new)
         renamed[place] = new
+    # Keras's Embedding has none.
     steps = {
-        layers.get(layer, layer): step for layer, step in contents.steps.items()
+        layers.get(table.layer, table.layer): contents.steps[table.layer]
+        for table in contents.tables
+        if table.layer in contents.steps and not table.of_keras
     }
     return dataclasses.replace(
         contents, tables=tuple(renamed.values()), steps=steps
@@ -92,14 +153,16 @@ def _check_known(what: str, names: Mapping[str, str], known: set[str]) -> None:
 def _by_id(table: Table) -> Table:
     if table.keys is None:
         return table
-    keys = table.keys()
+    keys = table.keys.read(0, table.shape[0])
     if not np.array_equal(keys, np.arange(len(keys))):
         raise InputError(
             f"The keys of '{table.path}' are not the ids 0 to {len(keys) - 1} "
             f"in their order: the first is {keys[0]}, the last {keys[-1]}."
         )
     layer, _, name = table.layer.rpartition("/")
-    return dataclasses.replace(table, layer=layer, name=name, keys=None)
+    return dataclasses.replace(
+        table, layer=layer, name=name, keys=None, counters={}
+    )
 
 
 def with_steps(contents: Contents, step: int | None) -> Contents:
@@ -115,7 +178,8 @@ def with_steps(contents: Contents, step: int | None) -> Contents:
     Raises:
         InputError: a step was given, but all layers' are known.
     """
-    unknown = {t.layer for t in contents.tables} - contents.steps.keys()
+    layers = {table.layer for table in contents.tables if not table.of_keras}
+    unknown = layers - contents.steps.keys()
     if step is not None and not unknown:
         raise InputError(
             f"'{contents.path}' has the layers' steps: {dict(contents.steps)}."
@@ -159,13 +223,16 @@ def as_float32(contents: Contents) -> Contents:
 
 def write_checkpoint(
     contents: Contents, path: str, progress: Callable[[int], None]
-) -> None:
+) -> list[str]:
     """Writes tables as a checkpoint that this package's layers restore.
 
     Args:
         contents: the tables.
         path: the checkpoint to write; there must be none.
         progress: called with numbers of bytes that were read.
+
+    Returns:
+        What such a checkpoint can't have.
 
     Raises:
         ValueError: there is a checkpoint already, or a table's width is not
@@ -178,15 +245,26 @@ def write_checkpoint(
                 f"'{table.path}' has no rows, which would tell how wide they "
                 "are: say --dim."
             )
-    root = _Node()
+    root, left = _Node(), []
     for table in contents.tables:
-        inner = ("tables", table.name) if table.name else ("table",)
-        place = (*_parts(table.layer), *inner)
-        if table.keys is not None:
-            root.add((*place, "keys"), _leaf(_Keys(table)))
-        for name, column in table.columns.items():
+        place = _parts(table.layer)
+        if table.of_keras:
+            rows = _Rows(table.path, table.columns[PARAMETERS], progress)
+            root.add((*place, "embeddings"), _leaf(rows))
+            left += [
+                f"{slot} of '{table.path}', which a table with a name of its "
+                f"own has: --table {table.path}=NAME"
+                for slot in table.columns
+                if slot != PARAMETERS
+            ]
+            continue
+        place += ["tables", table.name] if table.name else ["table"]
+        for name, column in {**table.parts, **table.columns}.items():
             rows = _Rows(f"{table.path}/{name}", column, progress)
             root.add((*place, name), _leaf(rows))
+        if table.learning_rate is not None:
+            rate = _Rate(f"{table.path}/{LEARNING_RATE}", table.learning_rate)
+            root.add((*place, LEARNING_RATE), _leaf(rate))
     for layer, step in contents.steps.items():
         root.add((*_parts(layer), "step"), _counter(step))
     # `tf.train.Checkpoint.restore` looks for it.
@@ -194,6 +272,7 @@ def write_checkpoint(
     with _temporary_beside(path) as folder:
         whole = tf.train.Checkpoint(root).write(os.path.join(folder, "all"))
         bundle.merge([whole], path)
+    return left
 
 
 def write_sok(
@@ -223,11 +302,10 @@ def write_sok(
         os.mkdir(files)
         for table in contents.tables:
             before = set(os.listdir(files))
-            slots = sok.write(files, table, as_saver, progress)
-            left += [f"{slot} of '{table.path}'" for slot in slots]
-            if len(os.listdir(files)) - len(before) != len(
-                table.columns
-            ) + 1 - len(slots):
+            missing = sok.write(files, table, as_saver, progress)
+            left += [f"{name} of '{table.path}'" for name in missing]
+            columns = table.columns.keys() - set(missing)
+            if len(os.listdir(files)) - len(before) != len(columns) + 1:
                 raise InputError(
                     f"'{table.path}' and another table would have files of one "
                     "name."
@@ -260,7 +338,7 @@ def _temporary_beside(path: str) -> Iterator[str]:
             tf.io.gfile.rmtree(folder)
 
 
-def _parts(layer: str) -> Sequence[str]:
+def _parts(layer: str) -> list[str]:
     return [unescape(part) for part in layer.split("/")] if layer else []
 
 
@@ -321,21 +399,14 @@ class _Rows(_Imported):
         return rows
 
 
-class _Keys(_Imported):
-    def __init__(self, table: Table) -> None:
-        self.name = f"{table.path}/keys"
-        self._table = table
+class _Rate(_Imported):
+    def __init__(self, name: str, rate: float) -> None:
+        self.name = name
+        self._rate = rate
 
     def save(self, key: str, session: Session) -> None:
-        assert self._table.keys is not None
-        keys = self._table.keys()
-        _save(
-            key,
-            session,
-            keys.shape,
-            tf.int64,
-            lambda start, n: keys[start:][:n],
-        )
+        with tf.device("CPU:0"):
+            session.writer().add(key, tf.constant(self._rate))
 
 
 def _save(

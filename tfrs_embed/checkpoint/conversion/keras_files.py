@@ -1,34 +1,38 @@
-"""keras_rs's tables in the files of Keras 3: `.weights.h5` and `.keras`.
+"""Tables in the files of Keras: `.keras`, `.weights.h5` and the older `.h5`.
 
-The second is a zip archive that has the first as a member. There a layer is a
-group by its class or attribute, and its attribute that holds the tables' layers
-a group below it.
+A `.keras` file is a zip archive that has a `.weights.h5` as a member. In that a
+layer is a group by its class or attribute, and keras_rs's attribute that holds
+the tables' layers a group below it.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import zipfile
 from collections.abc import Iterator
 from typing import Any
 
 import h5py
-import numpy as np
 
 from tfrs_embed.checkpoint.conversion import keras_rs
 from tfrs_embed.checkpoint.conversion.contents import (
-    Column,
     Contents,
     Other,
     Table,
 )
+from tfrs_embed.checkpoint.conversion.own_files import (
+    NAME,
+    VARIABLES,
+    OwnTables,
+    rows,
+)
+from tfrs_embed.ops.update import PARAMETERS
 
 _HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 _MEMBER = "model.weights.h5"
 _BLOCK = 1 << 20
-# In a group: its variables, by number, and what Keras calls the layer.
-_VARIABLES, _NAME = "vars", "name"
 
 
 def is_file(path: str) -> bool:
@@ -40,7 +44,7 @@ def is_file(path: str) -> bool:
 
 
 def read(path: str) -> Contents:
-    """Reads which tables of keras_rs a file holds, no values yet.
+    """Reads which tables a file holds, no values yet.
 
     Args:
         path: the file.
@@ -56,36 +60,43 @@ def read(path: str) -> Contents:
 
     file = _open(path)
     file.visititems(add)
+    own = OwnTables(file, datasets)
     found = dict(_tables(file, datasets))
-    tables = found.values()
-    layers = {layer: _name(file[layer]) for layer, _, _ in tables}
+    tables = [*own.tables, *found.values()]
+    names = {t.layer: _name(file, t.layer) for t in tables}
     # Of several layers of one name, each is known by its group.
-    count = collections.Counter(layers.values())
+    count = collections.Counter(names.values())
+    layers = {
+        group: name if count[name] == 1 else group
+        for group, name in names.items()
+    }
+    notes = list(own.notes)
+    of_keras = any(table.of_keras for table in tables)
+    if found or of_keras:
+        notes.append(
+            "Slots of Keras's optimizers have no names in its files, and are "
+            "not taken; a tf.train.Checkpoint of the compiled model has them."
+        )
+    writers = {
+        "tfrs_embed": not all(table.of_keras for table in own.tables),
+        "keras_rs": bool(found),
+        "Keras": of_keras,
+    }
+    written = " and ".join(each for each, wrote in writers.items() if wrote)
     return Contents(
         path,
-        "keras_rs's layers in a file of Keras" if found else "no tables",
+        f"{written} in a file of Keras" if written else "no tables",
         tuple(
-            Table(
-                layers[layer] if count[layers[layer]] == 1 else layer,
-                name,
-                {"parameters": column},
-            )
-            for layer, name, column in tables
+            dataclasses.replace(table, layer=layers[table.layer])
+            for table in tables
         ),
-        {},
+        {layers[group]: step for group, step in own.steps.items()},
         tuple(
             Other(name, dataset.shape, dataset.dtype.name, dataset.nbytes)
             for name, dataset in datasets.items()
-            if name not in found
+            if name not in found and name not in own.taken
         ),
-        (
-            (
-                "Slots in files of Keras have no names, and are not taken; a "
-                "tf.train.Checkpoint of the compiled model has them.",
-            )
-            if found
-            else ()
-        ),
+        tuple(notes),
     )
 
 
@@ -109,28 +120,21 @@ def _open(path: str) -> h5py.File:
 
 def _tables(
     file: h5py.File, datasets: dict[str, h5py.Dataset]
-) -> Iterator[tuple[str, tuple[str, str, Column]]]:
-    """The layer's group, the name and the values of tables, by their paths."""
+) -> Iterator[tuple[str, Table]]:
+    """keras_rs's tables, by the paths of their values."""
     for path, dataset in datasets.items():
         layer, holder, table = path.partition(f"/{keras_rs.LAYERS}/")
         group, _, variable = table.partition("/")
-        if not holder or variable != f"{_VARIABLES}/0":
+        if not holder or variable != f"{VARIABLES}/0":
             continue
         if len(dataset.shape) == 2 and dataset.dtype.kind == "f":
-            name = _name(file[f"{layer}/{keras_rs.LAYERS}/{group}"])
-            yield path, (layer, name, _column(dataset))
+            name = _name(file, f"{layer}/{keras_rs.LAYERS}/{group}")
+            columns = {PARAMETERS: rows(dataset)}
+            yield path, Table(layer, name, columns)
 
 
-def _name(group: h5py.Group) -> str:
+def _name(file: h5py.File, group: str) -> str:
     """What Keras calls a layer; its group's name if that isn't told."""
-    variables = group.get(_VARIABLES)
-    named = variables.attrs.get(_NAME) if variables is not None else None
-    return str(named or group.name.rpartition("/")[2])
-
-
-def _column(dataset: h5py.Dataset) -> Column:
-    def read(start: int, size: int) -> np.ndarray:
-        return np.asarray(dataset[start : start + size], np.float32)
-
-    rows, dim = dataset.shape
-    return Column((rows, dim), read)
+    variables = file.get(f"{group}/{VARIABLES}")
+    named = variables.attrs.get(NAME) if variables is not None else None
+    return str(named or group.rpartition("/")[2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -15,18 +15,16 @@ from google.protobuf.message import (  # type: ignore[import-untyped]
 
 from tfrs_embed._tensorflow import trackable_object_graph_pb2
 from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.conversion import places
 from tfrs_embed.checkpoint.conversion.contents import Column, Other
+from tfrs_embed.checkpoint.conversion.places import Nodes
+from tfrs_embed.ops.update import PARAMETERS
 
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 #: Variables' shapes and dtypes by path.
 Variables = Mapping[str, tuple[list[int], tf.DType]]
-
-
-def escape(name: str) -> str:
-    """An object's name as a part of a key."""
-    return name.replace(".", "..").replace("/", ".S")
 
 
 def unescape(part: str) -> str:
@@ -37,31 +35,65 @@ def unescape(part: str) -> str:
 class Objects:
     """The objects' names and variables.
 
+    Tables' variables get the names in the reader that their layers have for
+    them. In a SavedModel, and in TensorFlow's mid-level API, a key may be
+    another.
+
     Args:
         reader: the checkpoint.
+
+    Attributes:
+        paths: the objects' paths, by number.
     """
 
     def __init__(self, reader: BundleReader) -> None:
         graph = trackable_object_graph_pb2.TrackableObjectGraph()
         if GRAPH in reader.shapes:
             parse(graph, reader, GRAPH)
-        #: By key, what a variable was called in Python.
-        self.full_names: Mapping[str, str] = {
-            attribute.checkpoint_key: attribute.full_name
-            for node in graph.nodes
-            for attribute in node.attributes
-        }
         #: The objects' children, as numbers of objects by name.
-        self.nodes: Sequence[Mapping[str, int]] = [
-            {child.local_name: child.node_id for child in node.children}
+        self.nodes: Nodes = [
+            {
+                child.local_name: child.node_id
+                for child in node.children
+                if child.node_id < len(graph.nodes)
+            }
             for node in graph.nodes
         ]
-        #: The paths of those objects that are variables, by number.
-        self.variables: Mapping[int, str] = {
-            number: attribute.checkpoint_key.removesuffix(VALUE)
+        self.paths = places.paths(self.nodes)
+        keys = {
+            number: attribute.checkpoint_key
             for number, node in enumerate(graph.nodes)
             for attribute in node.attributes
+            if attribute.checkpoint_key.endswith(VALUE)
         }
+        names: dict[str, str] = {}
+        for number, path in places.of_tables(self.nodes, self.paths):
+            key, name = keys.get(number, ""), path + VALUE
+            if key in reader.shapes and name not in reader.shapes:
+                names.setdefault(name, key)
+        reader.rename(names)
+        renamed = {key: name for name, key in names.items()}
+        #: By key, what a variable was called in Python.
+        self.full_names: Mapping[str, str] = {
+            renamed.get(
+                attribute.checkpoint_key, attribute.checkpoint_key
+            ): attribute.full_name
+            for node in graph.nodes
+            for attribute in node.attributes
+        }
+        #: The paths of those objects that are variables, by number.
+        self.variables: Mapping[int, str] = {
+            number: renamed.get(key, key).removesuffix(VALUE)
+            for number, key in keys.items()
+        }
+        #: The paths of tables of which there are only shards.
+        self.sharded = [
+            self.paths[number]
+            for number in self.paths
+            if PARAMETERS in self.nodes[number]
+            and "shard_0" in self.nodes[self.nodes[number][PARAMETERS]]
+            and self.nodes[number][PARAMETERS] not in keys
+        ]
 
     def names_of(self, path: str) -> list[str]:
         """Under which names the owner of an object has it.
@@ -123,6 +155,23 @@ def column(reader: BundleReader, path: str) -> Column:
         return np.asarray(values, np.float32)
 
     return Column(shape, read)
+
+
+def numbers(reader: BundleReader, path: str) -> Column:
+    """A variable, [n] or [n, m] int64, as keys or counters of a table.
+
+    Args:
+        reader: the checkpoint.
+        path: the variable's path.
+    """
+
+    def read(start: int, size: int) -> np.ndarray:
+        if not size:
+            return np.zeros((0, *shape[1:]), np.int64)
+        return reader.read_rows(path + VALUE, start, size).numpy()
+
+    shape = tuple(reader.shapes[path + VALUE])
+    return Column(shape, read, tf.int64)
 
 
 def others(reader: BundleReader, taken: Container[str]) -> tuple[Other, ...]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections.abc import Mapping
 
-import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.conversion.contents import Column, Table
+from tfrs_embed.checkpoint.conversion.contents import Table
 from tfrs_embed.checkpoint.conversion.objects import (
     VALUE,
     Variables,
     column,
+    numbers,
     unescape,
 )
 from tfrs_embed.checkpoint.rate import LEARNING_RATE
+from tfrs_embed.checkpoint.rows import CANDIDATES, FREQUENCY, KEYS, LAST_USED
 from tfrs_embed.configs import DTYPES
+from tfrs_embed.ops.update import PARAMETERS
+
+#: The rank of what a table of keys has besides rows, int64, by name.
+RANKS = {KEYS: 1, FREQUENCY: 1, LAST_USED: 1, CANDIDATES: 2}
 
 
 def find(
@@ -33,34 +38,19 @@ def find(
         The tables; the layers' steps by path; and the paths of the variables
         that these are.
     """
-    columns: dict[tuple[str, str], dict[str, Column]] = {}
-    keys: dict[tuple[str, str], str] = {}
-    for path, (shape, dtype) in variables.items():
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for path in variables:
         place = _place(path, variables)
-        if place is None:
-            continue
-        layer, table, name = place
-        if (name, table, dtype) == ("keys", "", tf.int64) and len(shape) == 1:
-            keys[layer, table] = path
-        elif _is_column(name, shape, dtype):
-            mine = columns.setdefault((layer, table), {})
-            mine[name] = dataclasses.replace(column(reader, path), dtype=dtype)
+        if place is not None:
+            found.setdefault(place[:2], {})[place[2]] = path
     tables, taken = [], set()
-    for (layer, name), mine in columns.items():
-        if "parameters" not in mine:
-            continue
-        key = keys.get((layer, name))
-        mine = {"parameters": mine.pop("parameters"), **mine}
-        read_keys = key and functools.partial(_read_all, reader, key)
-        tables.append(Table(layer, name, mine, read_keys or None))
-        taken |= {
-            path
-            for path in variables
-            if (place := _place(path, variables)) and place[:2] == (layer, name)
-            if place[2] in mine or path == key or place[2] == LEARNING_RATE
-        }
+    for (layer, name), paths in found.items():
+        table, mine = _table(reader, variables, layer, name, paths)
+        if PARAMETERS in table.columns:
+            tables.append(table)
+            taken |= mine
     steps = {}
-    for layer in {table.layer for table in tables}:
+    for layer in dict.fromkeys(table.layer for table in tables):
         path = f"{layer}/step" if layer else "step"
         shape, dtype = variables.get(path, ([1], tf.int64))
         if not shape and dtype.is_integer:
@@ -69,9 +59,42 @@ def find(
     return tables, steps, taken
 
 
+def _table(
+    reader: BundleReader,
+    variables: Variables,
+    layer: str,
+    name: str,
+    paths: Mapping[str, str],
+) -> tuple[Table, set[str]]:
+    """A table of variables by their names, and the paths of those it has."""
+    columns, parts, taken = {}, {}, set()
+    rate = None
+    for each in (PARAMETERS, *(p for p in paths if p != PARAMETERS)):
+        path = paths.get(each, "")
+        shape, dtype = variables.get(path, ([], tf.string))
+        if dtype == tf.int64 and len(shape) == RANKS.get(each):
+            parts[each] = numbers(reader, path)
+        elif each == LEARNING_RATE and not shape and dtype.is_floating:
+            rate = float(reader.read(path + VALUE))
+        elif each in RANKS and path and PARAMETERS in paths:
+            raise ValueError(
+                f"'{path}' in '{reader.prefix}' is {dtype.name} of shape "
+                f"{shape}, not int64 of rank {RANKS[each]}, as {each} are."
+            )
+        elif _is_column(each, shape, dtype):
+            columns[each] = dataclasses.replace(
+                column(reader, path), dtype=dtype
+            )
+        else:
+            continue
+        taken.add(path)
+    keys = parts.pop(KEYS, None)
+    return Table(layer, name, columns, keys, parts, rate), taken
+
+
 def _is_column(name: str, shape: list[int], dtype: tf.DType) -> bool:
     """Whether a variable may be a table's parameters, or a slot of it."""
-    if name == "parameters":
+    if name == PARAMETERS:
         return len(shape) == 2 and shape[1] > 0 and dtype.name in DTYPES
     # Some slots have a number for each row.
     wide = len(shape) == 1 or (len(shape) == 2 and shape[1] > 0)
@@ -104,15 +127,6 @@ def _place(path: str, variables: Variables) -> tuple[str, str, str] | None:
 def _is_layer(path: str, variables: Variables) -> bool:
     """Whether "tables" is a layer with one table, and no layer's tables.
 
-    Then it has a step, which tables have not: what they have is of rank 2. Or
-    it has keys.
+    Then it has a step, a number. What tables have is of a higher rank.
     """
-    return any(
-        f"{path}/{name}" in variables
-        and len(variables[f"{path}/{name}"][0]) == rank
-        for name, rank in (("step", 0), ("table/keys", 1))
-    )
-
-
-def _read_all(reader: BundleReader, path: str) -> np.ndarray:
-    return reader.read(path + VALUE).numpy()
+    return f"{path}/step" in variables and not variables[f"{path}/step"][0]

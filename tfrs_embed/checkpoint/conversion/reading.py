@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 
 import tensorflow as tf
 
+from tfrs_embed.checkpoint import names
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.conversion import (
+    exported,
     keras_files,
+    keras_layers,
     keras_rs,
     own,
     paths,
@@ -22,6 +27,12 @@ from tfrs_embed.checkpoint.conversion.objects import (
     variables,
 )
 from tfrs_embed.command_line import InputError
+from tfrs_embed.ops.update import PARAMETERS
+
+_INSTEAD = (
+    "Give a tf.train.Checkpoint of the model, its .keras or .weights.h5 file, "
+    "or what tfrs_embed.serving.export writes of it."
+)
 
 
 def read(path: str, dim: int | None = None) -> Contents:
@@ -29,7 +40,7 @@ def read(path: str, dim: int | None = None) -> Contents:
 
     Args:
         path: a checkpoint's path, a folder whose latest is meant, a folder of
-            SOK's files, or a file of Keras 3's.
+            a SavedModel or of SOK's files, or a file of Keras.
         dim: the width of the rows in SOK 1's files, which don't tell it.
 
     Raises:
@@ -47,26 +58,59 @@ def read(path: str, dim: int | None = None) -> Contents:
         )
     if keras_files.is_file(path):
         return keras_files.read(path)
+    if exported.is_saved_model(path):
+        return _read(path, exported.variables_of(path))
     prefix = _prefix(path)
+    return _read(prefix, prefix)
+
+
+def _read(path: str, prefix: str) -> Contents:
     reader = BundleReader(prefix)
+    objects = Objects(reader)
+    contents = exported.read(path, reader, objects)
+    if contents is not None:
+        return contents
+    if objects.sharded:
+        raise ValueError(
+            f"'{path}' has only shards of the table '{objects.sharded[0]}', "
+            f"without the numbers of their rows. {_INSTEAD}"
+        )
     of_path = variables(reader)
     tables, steps, taken = own.find(reader, of_path)
+    is_model = bool(objects.nodes) and "signatures" in objects.nodes[0]
+    if is_model:
+        tables = [
+            dataclasses.replace(table, name=names.unescape(table.name))
+            for table in tables
+        ]
     formats = ["tfrs_embed"] if tables else []
-    rest = {p: v for p, v in of_path.items() if p not in taken}
-    objects = Objects(reader)
     notes: list[str] = []
-    for name, finder in (
-        ("TensorFlow's TPU embeddings", tfrs.TfrsFinder(reader, rest, objects)),
-        ("keras_rs", keras_rs.KerasRsFinder(reader, rest, objects)),
+    for name, make in (
+        ("TensorFlow's TPU embeddings", tfrs.TfrsFinder),
+        ("keras_rs", functools.partial(keras_rs.KerasRsFinder, ours=tables)),
+        ("Keras", keras_layers.KerasFinder),
     ):
+        rest = {p: v for p, v in of_path.items() if p not in taken}
+        finder = make(reader, rest, objects)
         if finder.tables:
             formats.append(name)
             tables += finder.tables
             steps |= finder.steps
             taken |= finder.taken
         notes += finder.notes
+    nameless = [
+        name
+        for name in objects.full_names.values()
+        if name.endswith(f"/{PARAMETERS}")
+    ]
+    if is_model and nameless and not tables:
+        raise ValueError(
+            f"'{path}' holds variables of tables, such as '{nameless[0]}', but "
+            "not the layers that they belong to: Keras's model.export leaves "
+            f"them out. {_INSTEAD}"
+        )
     return Contents(
-        prefix,
+        path,
         " and ".join(formats) or "no tables",
         tuple(tables),
         steps,

@@ -26,7 +26,8 @@ from tfrs_embed.checkpoint.conversion.contents import (
     Other,
     Table,
 )
-from tfrs_embed.checkpoint.conversion.tfrs import KERAS_SLOTS
+from tfrs_embed.checkpoint.conversion.keras_slots import KERAS_SLOTS
+from tfrs_embed.checkpoint.rate import LEARNING_RATE
 
 _KEYS_1, _VALUES_1 = "_keys.file", "_values.file"
 _KEYS_2, _VALUES_2 = "-key", "-weight"
@@ -258,7 +259,9 @@ def _table(
             )
             for name, file in columns.items()
         },
-        lambda: order()[0],
+        Column(
+            (count,), lambda start, size: order()[0][start:][:size], tf.int64
+        ),
     )
 
 
@@ -317,10 +320,12 @@ def write(
         progress: called with numbers of bytes that were written.
 
     Returns:
-        The slots that such files can't have.
+        What such files can't have.
     """
     rows = table.shape[0]
-    keys = np.arange(rows) if table.keys is None else table.keys()
+    keys = np.arange(rows)
+    if table.keys is not None:
+        keys = table.keys.read(0, rows)
     slots = table.columns.keys() - {"parameters"}
     name = table.path.replace("/", "_")
     if saver:
@@ -345,7 +350,10 @@ def write(
         with open(os.path.join(folder, file_name), "wb") as file:
             file.write(headers[column])
             _write_rows(file, table.columns[column], progress)
-    return sorted(slots - files.keys())
+    left = sorted(slots - files.keys())
+    if table.learning_rate is not None:
+        left.append(LEARNING_RATE)
+    return [*left, *table.counters]
 
 
 def _header(holds: int, slot: str, dtype: str) -> bytes:

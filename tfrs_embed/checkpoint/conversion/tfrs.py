@@ -18,27 +18,25 @@ from tfrs_embed._tensorflow import sparse_core_layout_pb2
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.conversion.contents import Column, Table
 from tfrs_embed.checkpoint.conversion.finder import Finder
+from tfrs_embed.checkpoint.conversion.keras_slots import KerasSlots
 from tfrs_embed.checkpoint.conversion.objects import (
     VALUE,
     Objects,
     Variables,
     column,
-    escape,
     parse,
     unescape,
+)
+from tfrs_embed.checkpoint.conversion.places import (
+    KERAS_LAYERS,
+    LAYOUTS,
+    TPU_EMBEDDING,
+    escape,
 )
 from tfrs_embed.optimizers.rules import RULES
 from tfrs_embed.sparsecore.layout import flat_rows
 
-_EMBEDDING = "_tpu_embedding"
-_KERAS = "_keras_embedding_layers"
-_LAYOUTS = "_sparse_core_table_layouts"
 _SLOTS = tuple(dict.fromkeys(slot for rule in RULES for slot in rule().slots()))
-_OPTIMIZER_SLOT = "/.OPTIMIZER_SLOT/"
-#: Keras's slots, and what they are here.
-KERAS_SLOTS = {
-    slot: own for rule in RULES for slot, own in rule.keras_slots.items()
-}
 
 
 class TfrsFinder(Finder):
@@ -48,9 +46,10 @@ class TfrsFinder(Finder):
         self, reader: BundleReader, variables: Variables, objects: Objects
     ) -> None:
         super().__init__(reader, variables, objects)
-        self._optimizers: dict[str, set[str]] = {}
+        self._slots = KerasSlots(reader, variables, objects)
+        self._counters: dict[str, set[str]] = {}
         for path in variables:
-            if path.split("/")[-1] == _LAYOUTS:
+            if path.split("/")[-1] == LAYOUTS:
                 self._find_stacked(path)
         for path in variables:
             if path not in self.taken:
@@ -58,7 +57,7 @@ class TfrsFinder(Finder):
         self._find_steps()
 
     def _find_stacked(self, path: str) -> None:
-        owner = path[: -len(_LAYOUTS)]
+        owner = path[: -len(LAYOUTS)]
         layouts = sparse_core_layout_pb2.SparseCoreTableLayouts()
         parse(layouts, self._reader, path + VALUE)
         self.taken.add(path)
@@ -78,12 +77,16 @@ class TfrsFinder(Finder):
     def _find_table(self, path: str) -> None:
         parts = path.split("/")
         name = unescape(parts[-1])
-        if len(parts) >= 2 and parts[-2] == _EMBEDDING:
+        if len(parts) >= 2 and parts[-2] == TPU_EMBEDDING:
             owner = path[: -len(parts[-1])]
             table, _, slot = name.rpartition("/")
             if slot in _SLOTS and owner + escape(table) in self._variables:
                 return
-        elif len(parts) >= 3 and parts[-3] == _KERAS and name == "embeddings":
+        elif (
+            len(parts) >= 3
+            and parts[-3] == KERAS_LAYERS
+            and name == "embeddings"
+        ):
             owner = "/".join(parts[:-2]) + "/"
             features = self._objects.names_of("/".join(parts[:-1]))
             name = unescape(parts[-2])
@@ -103,11 +106,14 @@ class TfrsFinder(Finder):
             return
         if dtype != tf.float32:
             self.notes.append(f"'{path}' is {dtype.name}, read as float32.")
-        trained = self._keras_slots(path, _layer(owner))
+        found = self._slots.of(path)
+        trained = found.slots
+        self.notes += found.notes
+        self._counters.setdefault(_layer(owner), set()).update(found.counters)
         columns = {"parameters": column(self._reader, path)}
         self.taken.add(path)
         own = {}
-        if parts[-2] == _EMBEDDING:
+        if parts[-2] == TPU_EMBEDDING:
             own = dict(self._columns(owner, name))
             own.pop("parameters")
         if own and trained:
@@ -129,67 +135,21 @@ class TfrsFinder(Finder):
             if path in self._variables:
                 yield slot, path
 
-    def _keras_slots(self, path: str, layer: str) -> dict[str, str]:
-        """A variable's slots in an optimizer of Keras: their paths by name."""
-        found: dict[str, list[str]] = {}
-        for optimizer, slot, other in [
-            *self._legacy_slots(path),
-            *self._listed_slots(path),
-        ]:
-            same = self._variables[other] == self._variables[path]
-            if slot in KERAS_SLOTS and same:
-                found.setdefault(KERAS_SLOTS[slot], []).append(other)
-                self._optimizers.setdefault(layer, set()).add(optimizer)
-        for slot, paths in found.items():
-            if len(paths) > 1:
-                self.notes.append(
-                    f"'{path}' has {slot} more than once, none of which was "
-                    f"taken: {', '.join(paths)}."
-                )
-        return {s: paths[0] for s, paths in found.items() if len(paths) == 1}
-
-    def _legacy_slots(self, path: str) -> Iterator[tuple[str, str, str]]:
-        """Of Keras's legacy optimizers, which are beside the variable."""
-        beside = path + _OPTIMIZER_SLOT
-        for other in self._variables:
-            if other.startswith(beside):
-                optimizer, _, slot = other[len(beside) :].rpartition("/")
-                yield optimizer, slot, other
-
-    def _listed_slots(self, path: str) -> Iterator[tuple[str, str, str]]:
-        """Of Keras's optimizers, in a list by the variables' Python names."""
-        names = self._objects.full_names
-        of_variable = "/" + names.get(path + VALUE, "")
-        for other in self._variables:
-            optimizer, listed, _ = other.rpartition("/_variables/")
-            name = names.get(other + VALUE, "")
-            if listed and len(of_variable) > 1 and name.endswith(of_variable):
-                slot = name[: -len(of_variable)].split("/")[-1]
-                yield optimizer, slot, other
-
     def _add(self, owner: str, name: str, columns: dict[str, Column]) -> None:
         self.tables.append(Table(_layer(owner), name, columns))
 
     def _find_steps(self) -> None:
-        for layer, optimizers in self._optimizers.items():
-            found = [
-                path
-                for optimizer in sorted(optimizers)
-                for name in ("iter", "_iterations")
-                if (path := f"{optimizer}/{name}") in self._variables
-                and not self._variables[path][0]
-                and self._variables[path][1].is_integer
-            ]
-            steps = {int(self._reader.read(path + VALUE)) for path in found}
-            if len(steps) == 1:
-                self.steps[layer] = steps.pop()
-                self.taken.update(found)
+        for layer, counters in self._counters.items():
+            step, paths = self._slots.step(counters)
+            if step is not None:
+                self.steps[layer] = step
+                self.taken |= paths
 
 
 def _layer(owner: str) -> str:
     """The path of the layer that a TPU embedding belongs to."""
     parts = owner.rstrip("/").split("/")
-    while parts and parts[-1] in (_EMBEDDING, _KERAS):
+    while parts and parts[-1] in (TPU_EMBEDDING, KERAS_LAYERS):
         parts.pop()
     return "/".join(parts)
 

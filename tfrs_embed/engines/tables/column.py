@@ -31,8 +31,8 @@ class Column(CompositeVariable, Saved):
     It has those parts of a variable's interface that see it whole.
 
     With several workers, reading it gathers the rows of all, and saving it has
-    each write its own: all workers must do it. Writing and restoring it is each
-    worker's own business: it takes what it holds of what is the same for all.
+    each write its own: all workers must do it. When it is written or restored,
+    every worker gets the same value and keeps its shard.
 
     A checkpoint holds it shard by shard, so that nobody needs all of it.
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.rows import KEYS, HeldRows, held_rows, scatter
 from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.distribution import waits
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.tables.spread import BLOCK_ELEMENTS
 from tfrs_embed.ops.update import scatter_update
@@ -403,7 +404,8 @@ class KeyedRows:
     def _gather(self, values: list[Any], channel: int) -> np.ndarray:
         """Gathers the local replicas' values, of one shape, from all."""
         tensors = [tf.convert_to_tensor(v) for v in values]
-        return self._collect(tensors, channel).numpy()
+        with waits.together(self._replicas, f"read the keys of {self._owner}"):
+            return self._collect(tensors, channel).numpy()
 
     @tf.function(autograph=False)
     def _collect(self, values: list[tf.Tensor], channel: int) -> tf.Tensor:

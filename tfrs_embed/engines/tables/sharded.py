@@ -79,8 +79,10 @@ class ShardedTable(SpreadTable):
         )
         self._channel = replicas.allocate(2)
         # Traced when they are needed.
-        self._gather = BlockFunction(self._gather_block)
-        self._swap = BlockFunction(self._swap_block)
+        self._gather = BlockFunction(
+            self._gather_block, replicas, f"read '{name}'"
+        )
+        self._swap = BlockFunction(self._swap_block, replicas, f"save '{name}'")
 
     @property
     def shards(self) -> tuple[tf.Variable, ...]:

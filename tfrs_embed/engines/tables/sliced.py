@@ -60,7 +60,9 @@ class SlicedTable(SpreadTable):
             max(1, BLOCK_ELEMENTS // math.prod(self._row) // replicas.world),
         )
         self._channel = replicas.allocate(1)
-        self._gather = BlockFunction(self._gather_block)
+        self._gather = BlockFunction(
+            self._gather_block, replicas, f"read '{name}'"
+        )
 
     def _slice_of(self, rank: int) -> tf.Variable | None:
         """A rank's slice, if it is of this process."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.distribution import waits
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.tables.composite import CompositeTable
 
@@ -64,11 +65,20 @@ class BlockFunction:
     TensorFlow warns of a tf.function that is traced for each table.
 
     Args:
-        function: takes the first row, a scalar int32.
+        function: takes the first row, a scalar int32. It runs collectives.
+        replicas: the replicas, which call it together.
+        action: what they do, "read 'movies/parameters'".
     """
 
-    def __init__(self, function: Callable[[tf.Tensor], Any]) -> None:
+    def __init__(
+        self,
+        function: Callable[[tf.Tensor], Any],
+        replicas: Replicas,
+        action: str,
+    ) -> None:
         self._function = function
+        self._replicas = replicas
+        self._action = action
         self._concrete: Any = None
 
     def __call__(self, start: int) -> Any:
@@ -76,4 +86,5 @@ class BlockFunction:
             self._concrete = tf.function(
                 self._function, autograph=False
             ).get_concrete_function(tf.TensorSpec([], tf.int32))
-        return self._concrete(tf.constant(start))
+        with waits.together(self._replicas, self._action):
+            return self._concrete(tf.constant(start))

@@ -1,0 +1,134 @@
+"""A warning where a worker waits long for others, between training steps.
+
+Workers save and read sharded tables together, and build the same layers. If one
+does so alone, the others' parts never come, and TensorFlow's collectives wait
+without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import tensorflow as tf
+from absl import logging
+
+from tfrs_embed.distribution import key_value_store
+from tfrs_embed.distribution.replicas import Replicas
+
+#: Seconds after which a wait is reported.
+AFTER_S = 10
+# The part of these after which a worker tells the others what it waits for.
+# Collectives that wait for nobody have ended by then, and send nothing.
+_ANNOUNCED_AFTER = 0.1
+# Seconds in which the store has to answer whether a worker has come.
+_ANSWER_S = 0.1
+
+
+@contextlib.contextmanager
+def together(replicas: Replicas, action: str) -> Iterator[None]:
+    """Runs a collective between steps; reports a long wait for other workers.
+
+    All workers must come by in the same order.
+
+    Args:
+        replicas: the workers' replicas.
+        action: what all workers do, "read 'movies/parameters'".
+
+    Yields:
+        Nothing.
+    """
+    if replicas.workers == 1:
+        yield
+        return
+    prefix = f"tfrs_embed/{replicas.group}/wait/{replicas.count_wait()}"
+    with reported(replicas, action, prefix, announced=True):
+        yield
+
+
+@contextlib.contextmanager
+def reported(
+    replicas: Replicas, action: str, prefix: str, announced: bool = False
+) -> Iterator[None]:
+    """Logs a warning, once, if other workers don't come for `AFTER_S` seconds.
+
+    Args:
+        replicas: the workers' replicas.
+        action: what all workers do, "read 'movies/parameters'".
+        prefix: each worker that has come leaves a text under
+            `<prefix>/<worker>` in the key-value store.
+        announced: whether this text is the worker's action, left here.
+
+    Yields:
+        Nothing.
+    """
+    wait = _Wait(replicas, action, prefix, announced)
+    # The service that has the store may not answer: only this thread waits.
+    threading.Thread(target=wait.watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        wait.ended.set()
+
+
+class _Wait:
+    """A wait for other workers; the arguments are those of `reported`."""
+
+    def __init__(
+        self, replicas: Replicas, action: str, prefix: str, announced: bool
+    ) -> None:
+        self.ended = threading.Event()
+        self._replicas = replicas
+        self._action = action
+        self._prefix = prefix
+        self._announced = announced
+
+    def watch(self) -> None:
+        """Reports the wait if it takes long."""
+        first = _ANNOUNCED_AFTER * AFTER_S
+        if self.ended.wait(first):
+            return
+        # Where the service has ended, what waits fails and says why.
+        with contextlib.suppress(tf.errors.OpError):
+            mine = f"{self._prefix}/{self._replicas.worker}"
+            if self._announced:
+                key_value_store.send(mine, self._action)
+            if not self.ended.wait(AFTER_S - first):
+                self._report()
+            self.ended.wait()
+            if self._announced:
+                key_value_store.remove(mine)
+
+    def _report(self) -> None:
+        found = list(self._causes())
+        if found:
+            logging.warning(
+                "Worker %d has waited for %g s to %s, which all workers must "
+                "do together: %s. The usual cause is a call in one worker "
+                "alone, such as `if chief: ...`, or in another order.",
+                self._replicas.worker,
+                AFTER_S,
+                self._action,
+                "; ".join(found),
+            )
+
+    def _causes(self) -> Iterator[str]:
+        """Yields what is known of each worker that this one waits for."""
+        if not key_value_store.has_timeouts():
+            yield "another one has not come to it"
+            return
+        for worker in range(self._replicas.workers):
+            if worker == self._replicas.worker:
+                continue
+            name = f"worker {worker} ({self._replicas.task(worker)})"
+            key = f"{self._prefix}/{worker}"
+            try:
+                text = key_value_store.receive(
+                    self._replicas, key, worker, _ANSWER_S
+                )
+            except TimeoutError:
+                yield f"{name} has not come to it"
+                continue
+            if self._announced and text != self._action:
+                yield f"{name} waits to {text}"

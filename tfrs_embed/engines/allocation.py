@@ -1,0 +1,84 @@
+"""Errors that name the table for which there is no memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from tfrs_embed.configs import TableSpec
+from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.text_table import format_bytes
+
+
+def of_table(
+    table: TableSpec,
+    rows: int,
+    optimizer: TableOptimizer | None,
+    device: str | None,
+) -> contextlib.AbstractContextManager[None]:
+    """Names an engine's table; see `naming`.
+
+    Args:
+        table: the table.
+        rows: how many of its rows the device holds.
+        optimizer: the table's optimizer; None: it isn't trained.
+        device: see `naming`.
+
+    Returns:
+        The context manager.
+    """
+    return naming(
+        f"Table '{table.name}'",
+        (rows, table.dim),
+        table.dtype,
+        optimizer.rule.numbers_per_row(table.dim) if optimizer else 0,
+        device,
+    )
+
+
+@contextlib.contextmanager
+def naming(
+    owner: str,
+    shape: Sequence[int],
+    dtype: tf.DType,
+    slots: int,
+    device: str | None,
+) -> Iterator[None]:
+    """Names the table in the error of an allocation that fails inside.
+
+    Args:
+        owner: the table, or the layer, as errors call it.
+        shape: [rows, dim], of the variable that is made here.
+        dtype: its dtype.
+        slots: the number of float32 numbers in a row's slots.
+        device: where it is made; None: where TensorFlow places it.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        tf.errors.ResourceExhaustedError: there is no memory for it.
+    """
+    try:
+        yield
+    except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+        rows, dim = shape
+        dtype = tf.as_dtype(dtype)
+        with tf.init_scope(), tf.device(device):
+            place = tf.zeros([]).device
+        beside = (
+            f", and {format_bytes(4 * rows * slots)} for the optimizer's slots"
+            if slots
+            else ""
+        )
+        raise tf.errors.ResourceExhaustedError(
+            None,
+            None,
+            f"{owner} can't be built: {place} lacks memory. {rows:,} rows of "
+            f"{dim} {dtype.name} take {format_bytes(rows * dim * dtype.size)}"
+            f"{beside}. A table takes less in bfloat16, with RowWiseAdagrad, "
+            "with rows sharded over more replicas, or with ids hashed to fewer "
+            "rows: see docs/memory.md.",
+        ) from error
