@@ -571,6 +571,36 @@ class TestInitialValues:
         )
         np.testing.assert_array_equal(first[7], again[7])
 
+    @pytest.mark.parametrize("kind", ["embedding", "all2all"])
+    def test_layers_of_one_table_begin_differently(self, kind):
+        """Else user 5 would begin as item 5."""
+
+        def vector(seed=None, **name):
+            initializer = keras.initializers.RandomUniform(seed=seed)
+            if kind == "embedding":
+                layer = layers.DynamicEmbedding(
+                    4, input_dim=3, embedding_initializer=initializer, **name
+                )
+                return layer(tf.constant([5], tf.int64), training=True)
+            layer = layers.All2AllDenseEmbedding(
+                3,
+                4,
+                1,
+                1,
+                eviction="lru",
+                embedding_initializer=initializer,
+                **name,
+            )
+            return layer(tf.constant([[[5]]], tf.int64), training=True)
+
+        users, items = vector(), vector()
+        assert np.all(users != items)
+        assert np.all(vector(name="users") != vector(name="items"))
+        np.testing.assert_array_equal(
+            vector(name="users"), vector(name="users")
+        )
+        np.testing.assert_array_equal(vector(3), vector(3))
+
     @pytest.mark.parametrize(
         ("name", "settings", "expected"),
         [

@@ -20,6 +20,8 @@ from compared_keys import (
     int64,
     run_random_stream,
 )
+from dynamic_reference import shard_of
+from tfrs_embed.distribution import key_shards
 from tfrs_embed.engines.tables.key_table import (
     ABSENT,
     FIRST_ROW,
@@ -352,3 +354,25 @@ def test_a_table_that_nobody_has_is_gone():
     table = use_one()
     gc.collect()
     assert table() is None
+
+
+def test_keys_are_sent_by_numbers_that_give_them_back():
+    rng = np.random.default_rng(0)
+    keys = np.concatenate([EXTREME, rng.integers(INT64.min, INT64.max, 500)])
+    for world in (1, 2, 3, 8):
+        numbers = key_shards.numbers_of(tf.constant(keys), world)
+        assert len(np.unique(numbers)) == len(np.unique(keys))
+        np.testing.assert_array_equal(key_shards.keys_of(numbers, world), keys)
+        shards = key_shards.shards_of(keys, world)
+        np.testing.assert_array_equal(shards, np.mod(numbers, world))
+        assert shards.tolist() == [shard_of(int(k), world) for k in keys]
+
+
+@pytest.mark.parametrize("step", [1, 8, 1000, 2**32, 2**60, 2**32 + 1, -96])
+def test_keys_in_steps_fill_all_shards_alike(step):
+    keys = (np.arange(8000) * step).astype(np.int64)
+    keys = np.unique(keys)
+    for world in (2, 3, 8):
+        sizes = np.bincount(key_shards.shards_of(keys, world), minlength=world)
+        share = len(keys) / world
+        assert np.all(abs(sizes - share) <= 4 * np.sqrt(share) + 1)

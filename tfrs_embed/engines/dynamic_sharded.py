@@ -15,7 +15,7 @@ from tfrs_embed.engines.dynamic import (
 )
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.replica_engine import NEW_KEYS, Residuals
-from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.sharded_keys import ShardedKeysEngine
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.dynamic_rows import (
@@ -32,11 +32,11 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.optimizers.rules import TableOptimizer
 
 
-class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
+class DynamicShardedEngine(EngineOfKeys, ShardedKeysEngine):
     """Spreads keys over the replicas of a strategy, and gives them rows there.
 
-    Key k is one of shard k % replicas, which has rows for
-    vocabulary_size / replicas keys and evicts by itself.
+    Each shard has rows for vocabulary_size / replicas keys and evicts by
+    itself.
 
     Args:
         features: the features to look up, in the order of each call.
@@ -66,7 +66,7 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
 
     def _make_groups(self) -> list[TableGroup]:
         # A group numbers its tables' rows one after the other, which can't be
-        # done with keys. A key's shard is what a checkpoint's reader counts on.
+        # done with keys.
         world = self._replicas.world
         self._first_shards = dict.fromkeys(self.states, 0)
         return [
@@ -117,9 +117,6 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
     def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
         refuse_to_trace(self._name)
         return super()._lookup_outside(bags)
-
-    def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:
-        return False  # A bag's keys have to be found before they are rows.
 
     def _table_of(self, group: int) -> str:
         [table] = self._groups[group].tables

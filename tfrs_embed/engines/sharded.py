@@ -306,7 +306,9 @@ class ShardedEngine(ReplicasEngine):
         }
         device = self._shards[replica].device
         routes = [
-            self._row_exchange.route(group.keys(bags), device, training)
+            self._row_exchange.route(
+                self._numbers(group.keys(bags)), device, training
+            )
             for group in groups.values()
         ]
         hot = {}
@@ -623,11 +625,9 @@ class ShardedEngine(ReplicasEngine):
         """Rows without a replica that asks: keys [n] int64, rows alike."""
         return keys
 
-    def _keys(self, replica: int, quotients: tf.Tensor) -> tf.Tensor:
-        """The keys that were sent to a shard, from their quotients."""
-        # A key's route is key // world and key % world, the shard.
-        world, rank = self._replicas.world, self._replicas.ranks[replica]
-        return quotients if world == 1 else quotients * world + rank
+    def _numbers(self, ids: tf.Tensor) -> tf.Tensor:
+        """The numbers by which ids are sent: row // world, shard % world."""
+        return ids
 
     def _read(
         self,
@@ -679,9 +679,10 @@ class ShardedEngine(ReplicasEngine):
             first = self._first_shards[feature.table.name]
             positions = positions_of(self._replicas, first)
             by_position = [positions.index(p) for p in range(world)]
-            owner = tf.cast(tf.math.floormod(b.ids, world), tf.int32)
+            numbers = self._numbers(b.ids)
+            owner = tf.cast(tf.math.floormod(numbers, world), tf.int32)
             rows = tf.dynamic_partition(
-                tf.math.floordiv(b.ids, world), owner, world
+                tf.math.floordiv(numbers, world), owner, world
             )
             places = tf.dynamic_partition(
                 tf.range(tf.size(b.ids)), owner, world

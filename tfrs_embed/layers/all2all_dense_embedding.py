@@ -188,7 +188,9 @@ class All2AllDenseEmbedding(Layer):
             initializer=initializer,
             keys=arguments.keys(),
         )
-        spec = configs.parse(configs.FeatureConfig("keys", table))
+        spec = configs.parse(
+            configs.FeatureConfig("keys", table), owner=self.name
+        )
         [feature] = spec.features
         return feature
 
@@ -255,6 +257,7 @@ class All2AllDenseEmbedding(Layer):
         ):
             self._engine_layer.ensure_built()
         self.step = self._engine_layer.step
+        self.table.step_restored()
         self._has_table = True
 
     if TYPE_CHECKING:

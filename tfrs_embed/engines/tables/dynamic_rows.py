@@ -10,6 +10,7 @@ rows to some and takes them from others.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +25,6 @@ from tfrs_embed.dynamic_keys import (
     ProbabilisticAdmission,
     TimeToLive,
 )
-from tfrs_embed.engines.table_group import rows_per_shard
 from tfrs_embed.engines.tables.key_table import (
     ABSENT,
     FIRST_ROW,
@@ -43,6 +43,9 @@ from tfrs_embed.optimizers.rules import Slot
 # one in so many, and for small tables as many as there are, up to a limit.
 _SPARE_PART = 32
 _MOST_SPARE_OF_SMALL = 1024
+# Where no key is evicted, a shard has so many standard deviations more rows
+# than keys that fall on it on average.
+_DEVIATIONS = 6
 # No table grows beyond what an index of rows can count.
 _UNLIMITED = 2**40
 
@@ -56,11 +59,14 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
     """
     keys = table.keys
     assert keys is not None
-    capacity = rows_per_shard(table, world)
+    evicts = keys.when_full in ("evict", "grow") and keys.evicts_in_steps
+    capacity = _rows_of_shard(table.vocabulary_size, world, evicts)
     most = capacity
     if keys.when_full == "grow":
         most = (
-            _UNLIMITED if keys.max_rows is None else -(-keys.max_rows // world)
+            _UNLIMITED
+            if keys.max_rows is None
+            else _rows_of_shard(keys.max_rows, world, evicts)
         )
     candidates = keys.candidates or CANDIDATES_PER_ROW * table.vocabulary_size
     admission, eviction = keys.admission, keys.eviction
@@ -86,13 +92,30 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
         seed=key_values.seed_of(table),
         policy=policy,
         ttl=eviction.steps if isinstance(eviction, TimeToLive) else 0,
-        evicts=keys.when_full in ("evict", "grow") and keys.evicts_in_steps,
+        evicts=evicts,
     )
+
+
+def _rows_of_shard(rows: int, world: int, evicts: bool) -> int:
+    """How many keys a shard has room for.
+
+    Keys fall on shards by chance. A shard that evicts has its part of the rows.
+    One that doesn't has more, so that as many keys as rows find room.
+
+    Args:
+        rows: the table's rows.
+        world: the number of shards.
+        evicts: whether a full shard evicts keys.
+    """
+    share = -(-rows // world)
+    if evicts or world == 1:
+        return share
+    return min(rows, share + math.ceil(_DEVIATIONS * math.sqrt(share)))
 
 
 def rows_at_first(table: TableSpec, world: int) -> int:
     """The rows that a shard's variables are made with."""
-    capacity = rows_per_shard(table, world)
+    capacity = key_rules(table, world).capacity
     spare = max(capacity // _SPARE_PART, min(capacity, _MOST_SPARE_OF_SMALL))
     return FIRST_ROW + capacity + spare
 
@@ -140,6 +163,7 @@ class DynamicRows:
     ) -> None:
         self._owner = owner
         self._table = table
+        self._world = world
         self._variables = dict(variables)
         self._slots = {PARAMETERS: Slot(0.0), **slots}
         self._device = device
@@ -188,9 +212,13 @@ class DynamicRows:
         """Which of the rows that `commit` returned keys have: [n] bool."""
         return tf.not_equal(rows, TRASH)
 
-    def no_room(self, keys: tf.Tensor, lacking: tf.Tensor) -> tf.Tensor:
+    def no_room(
+        self, keys: tf.Tensor, counts: tf.Tensor | None, lacking: tf.Tensor
+    ) -> tf.Tensor:
         """Says that a step's keys lack rows: a scalar string."""
         absent = tf.equal(self.key_table.find(keys), ABSENT)
+        if counts is not None:
+            absent &= counts > 0
         key = tf.reduce_sum(tf.boolean_mask(keys, absent)[:1])
         dtype = self._table.keys.dtype  # type: ignore[union-attr]
         if dtype == tf.uint64:
@@ -207,6 +235,9 @@ class DynamicRows:
             " rows more than it can make room for; ",
             key,
             f" is {what} without one.",
+            " Other shards may have free rows. More rows make room on all."
+            if self._world > 1
+            else " More rows make room.",
         )
 
     def lost_room(self, lacking: tf.Tensor) -> tf.Tensor:
@@ -432,7 +463,7 @@ def plan(
         planned = of.key_table.plan(keys, counts, step)
         checks.require(
             tf.equal(planned.lacking, 0),
-            functools.partial(of.no_room, keys, planned.lacking),
+            functools.partial(of.no_room, keys, counts, planned.lacking),
         )
         plans.append(planned)
     guarded = iter(

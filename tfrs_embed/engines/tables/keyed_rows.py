@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.rows import KEYS, HeldRows, held_rows, scatter
 from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.distribution.key_shards import shards_of
 from tfrs_embed.distribution import waits
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.tables.spread import BLOCK_ELEMENTS
@@ -53,6 +54,7 @@ class KeyedRows:
         owner: whose they are, for errors.
         capacity: how many keys a shard has room for.
         limit: the setting that says so, for errors.
+        remedy: what makes room for more, for errors.
         dim: the width of a row.
         maps: the shards' keys.
         variables: the shards' variables by name: parameters and slots.
@@ -65,6 +67,7 @@ class KeyedRows:
         owner: str,
         capacity: int,
         limit: str,
+        remedy: str,
         dim: int,
         maps: Sequence[Keys],
         variables: Sequence[Mapping[str, tf.Variable]],
@@ -75,6 +78,7 @@ class KeyedRows:
         self._owner = owner
         self._capacity = capacity
         self._limit = limit
+        self._remedy = remedy
         self._dim = dim
         self._maps = tuple(maps)
         self._variables = tuple(variables)
@@ -159,6 +163,17 @@ class KeyedRows:
         Raises:
             ValueError: they are not, or a shard has no room for its keys.
         """
+        self._check_keys(keys)
+        self._require_room(keys)
+        self._replace(keys)
+        self._written = keys
+
+    def _check_keys(self, keys: np.ndarray) -> None:
+        """Checks keys that are to be written.
+
+        Raises:
+            ValueError: they are no int64, or not ascending.
+        """
         if keys.dtype != np.int64 or keys.ndim != 1:
             raise ValueError(
                 f"{self._owner}: keys must be int64 of shape [n], got "
@@ -168,9 +183,6 @@ class KeyedRows:
             raise ValueError(
                 f"{self._owner}: keys must be ascending, each of them once."
             )
-        self._require_room(keys)
-        self._replace(keys)
-        self._written = keys
 
     def _require_room(self, keys: np.ndarray) -> None:
         """Requires room for keys, [n] int64, in all shards.
@@ -178,19 +190,33 @@ class KeyedRows:
         Raises:
             ValueError: a shard has none.
         """
-        world = self._replicas.world
-        sizes = np.bincount(np.mod(keys, world), minlength=world)
-        fullest = int(np.argmax(sizes))
-        if sizes[fullest] > self._capacity:
+        shortage = self._shortage(shards_of(keys, self._replicas.world))
+        if shortage:
             raise ValueError(
-                f"{self._owner} has no room for {len(keys)} keys: over {world} "
-                f"replicas shard {fullest} would hold {sizes[fullest]} of "
-                f"them, and {self._limit} is {self._capacity}."
+                f"{self._owner} has no room for {len(keys)} keys: {shortage}. "
+                f"{self._remedy}"
             )
+
+    def _shortage(self, shard_of: np.ndarray) -> str:
+        """Says which shard has no room for its keys; "": all have.
+
+        Args:
+            shard_of: the keys' shards, [n] int32.
+        """
+        world = self._replicas.world
+        sizes = np.bincount(shard_of, minlength=world)
+        fullest = int(np.argmax(sizes))
+        if sizes[fullest] <= self._capacity:
+            return ""
+        replicas = "1 replica" if world == 1 else f"{world} replicas"
+        return (
+            f"over {replicas} shard {fullest} would hold {sizes[fullest]} of "
+            f"them, and {self._limit} is {self._capacity}"
+        )
 
     def _replace(self, keys: np.ndarray) -> np.ndarray:
         """Replaces all keys; returns the shard of each, [n] int32."""
-        shard_of = np.mod(keys, self._replicas.world).astype(np.int32)
+        shard_of = shards_of(keys, self._replicas.world)
         if any(int(key_map.size()) for key_map in self._maps):
             self._reset()
         for rank, key_map in zip(self._replicas.ranks, self._maps, strict=True):
@@ -305,7 +331,7 @@ class KeyedRows:
                 f"shape {list(shape)}, and can't be given a value of shape "
                 f"{list(values.shape)}."
             )
-        shard_of = np.mod(keys, self._replicas.world)
+        shard_of = shards_of(keys, self._replicas.world)
         for rank, key_map, variables in zip(
             self._replicas.ranks, self._maps, self._variables, strict=True
         ):
@@ -320,7 +346,7 @@ class KeyedRows:
         if self._replicas.workers == 1:
             return self.read_keys()
         # A restoring worker can't ask the others, which may not be restoring.
-        shard_of = np.mod(self._written, self._replicas.world)
+        shard_of = shards_of(self._written, self._replicas.world)
         for rank, key_map in zip(self._replicas.ranks, self._maps, strict=True):
             if int(key_map.size()) != np.sum(shard_of == rank):
                 raise RuntimeError(

@@ -91,6 +91,9 @@ class TableState(Trackable):
         for saved in self._saved.values():
             saved.growing = self._growing
 
+    def step_restored(self) -> None:
+        """Called when the layer has its step, restored if it was to be."""
+
     def held(self, name: str) -> list[HeldRows]:
         """The rows of "parameters" or a slot that this process holds."""
         return self._saved[name].held()
