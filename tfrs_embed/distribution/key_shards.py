@@ -1,9 +1,9 @@
 """The shards of keys, where a table of keys is spread over replicas.
 
-Ids come in steps: multiples of 1,000, or pairs of numbers in one of 64 bits. Key
-modulo shards would fill one shard and leave the others empty. So each key has a
-number, a mixture of its bits. The shard is number % world, and number // world
-is sent to it. From these the shard computes the key again.
+Ids come in steps: multiples of 1,000, or pairs of numbers in one of 64 bits.
+Key modulo shards would fill one shard and leave the others empty. So each key
+has a number, a mixture of its bits. The shard is number % world, and number //
+world is sent to it. From these the shard computes the key again.
 """
 
 from __future__ import annotations

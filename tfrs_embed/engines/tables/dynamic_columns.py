@@ -167,7 +167,7 @@ class DynamicKeyedRows(KeyedRows):
         Values of all keys that were last written are taken, too.
         """
         keys = self._coming.get(KEYS)
-        if keys is None or len(values) != len(keys):
+        if keys is None or np.shape(values)[:1] != keys.shape:
             self._coming = {}
             self._write(name, values)
             return
@@ -180,7 +180,8 @@ class DynamicKeyedRows(KeyedRows):
         """Writes the keys that were left out anew, now by their counters."""
         coming, self._coming = self._coming, {}
         keys = coming.pop(KEYS)
-        counters = {name: coming[name] for name in COUNTERS}
+        zeros = np.zeros(len(keys), np.int64)
+        counters = {name: coming.get(name, zeros) for name in COUNTERS}
         kept = self._with_room(keys, counters) >= 0
         super().write_keys(keys[kept])
         for name, values in coming.items():
