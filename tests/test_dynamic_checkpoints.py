@@ -383,6 +383,8 @@ class TestCheckpoints:
         other.build(None)
         assert other.step.numpy() == steps
         np.testing.assert_array_equal(table.keys(), range(6))
+        source = layer.tables["ids"] if kind == "partial" else layer.table
+        np.testing.assert_array_equal(table.table, source.table)
         np.testing.assert_array_equal(
             steps - table.variables["last_used"].numpy(), [5, 4, 3, 2, 1, 0]
         )

@@ -322,7 +322,7 @@ def batches_of(keys, world):
     ],
     ids=["multiples", "high_bits", "pairs"],
 )
-def test_keys_in_steps_are_spread_and_none_is_evicted(strategy, key):
+def test_keys_in_steps_are_spread_and_keep_their_rows(strategy, key):
     world = strategy.num_replicas_in_sync
     layer = make(strategy, 32 * world, eviction="lru")
     step = trainer(strategy, layer)
@@ -338,9 +338,7 @@ def test_keys_in_steps_are_spread_and_none_is_evicted(strategy, key):
 
 
 @pytest.mark.parametrize("when_full", ["error", "grow"])
-def test_as_many_keys_as_rows_find_room_where_none_is_evicted(
-    strategy, when_full
-):
+def test_as_many_keys_as_rows_find_room_without_a_rule(strategy, when_full):
     options = {"max_rows": 100} if when_full == "grow" else {}
     layer = make(strategy, 100, eviction=None, when_full=when_full, **options)
     layer.build(None)

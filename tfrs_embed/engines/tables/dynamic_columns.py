@@ -33,7 +33,7 @@ from tfrs_embed.engines.tables.dynamic_rows import DynamicRows
 from tfrs_embed.engines.tables.keyed_rows import KeyedRows
 
 COUNTERS = (FREQUENCY, LAST_USED)
-# A full shard is said to be if so large a part of the table's rows is free.
+# A full shard is warned of if more than this part of the table's rows is free.
 _FREE_PART = 1 / 8
 
 
@@ -159,7 +159,7 @@ class DynamicKeyedRows(KeyedRows):
         super().write_keys(keys[kept])
         if not kept.all():
             self._coming = {KEYS: keys}
-            self._say_left_out(keys, "the keys to be written")
+            self._say_left_out(keys)
 
     def write(self, name: str, values: np.ndarray) -> None:
         """See the base class; counters are [n] int64.
@@ -346,12 +346,12 @@ class DynamicKeyedRows(KeyedRows):
             shard_of[mine[: max(0, len(mine) - self._capacity)]] = -1
         return shard_of
 
-    def _say_left_out(self, keys: np.ndarray, of: str) -> None:
+    def _say_left_out(self, keys: np.ndarray, source: str = "") -> None:
         """Warns that some keys have no room, unless they were allowed to go.
 
         Args:
             keys: all keys, [n] int64.
-            of: what these are.
+            source: says where they come from.
         """
         if growth.may_shrink():
             return
@@ -360,7 +360,7 @@ class DynamicKeyedRows(KeyedRows):
         lost = np.sum(np.maximum(sizes - self._capacity, 0))
         rule = self._spec.keys.eviction  # type: ignore[union-attr]
         self._warn(
-            f"{self._owner} leaves out {lost} of {len(keys)} keys of {of}: "
+            f"{self._owner} leaves out {lost} of {len(keys)} keys{source}: "
             f"{self._shortage(shard_of)}. Those go that eviction={rule!r} "
             "evicts first. With more rows all keys stay."
         )
@@ -378,7 +378,7 @@ class DynamicKeyedRows(KeyedRows):
                 self._of_shard(candidates, rank),
             )
         if np.any(self._shard_of < 0):
-            self._say_left_out(self._new_keys, f"'{self.source}'")
+            self._say_left_out(self._new_keys, f" of '{self.source}'")
         seen = np.concatenate([new[LAST_USED], candidates[:, 2]])
         self._newest = int(seen.max()) if self._has_uses and seen.size else None
         self._new_keys, self._new = self._new_keys[:0], {}
