@@ -660,6 +660,32 @@ def test_a_smaller_models_table_keeps_what_would_go_last(
         np.testing.assert_array_equal(found, value, name)
 
 
+def test_a_file_with_too_many_keys_for_one_table_changes_none(tmp_path):
+    def make(rows):
+        tables = [
+            tfrs_embed.TableConfig(
+                name, size, DIM, keys=DynamicKeys(eviction=None)
+            )
+            for name, size in (("a", 9), ("b", rows))
+        ]
+        features = [tfrs_embed.FeatureConfig(t.name, t) for t in tables]
+        layer = layers.PartialTPUEmbedding(features, "sgd")
+        inputs = keras.Input((), dtype="int64")
+        vectors = keras.layers.Add()(layer([inputs, inputs]))
+        return keras.Model(inputs, keras.layers.Dense(1)(vectors)), layer
+
+    model, _ = make(9)
+    fit(model, [1, 2, 3, 4])
+    path = str(tmp_path / "model.weights.h5")
+    model.save_weights(path)
+    other, again = make(3)
+    fit(other, [5, 6])
+    before = state(again)
+    with pytest.raises(ValueError, match=r"'b' has no room for 4 keys"):
+        other.load_weights(path)
+    assert_same(state(again), before)
+
+
 @pytest.mark.parametrize("kind", ["partial", "embedding"])
 def test_weights_can_be_read_and_set(kind):
     # As EarlyStopping does, which keeps those of the best epoch.

@@ -153,13 +153,17 @@ class DynamicKeyedRows(KeyedRows):
         decided again when counters are written for all of these keys.
         """
         self._coming = {}
-        self._check_keys(keys)
+        self.check_keys(keys)
         zeros = np.zeros(len(keys), np.int64)
         kept = self._with_room(keys, {FREQUENCY: zeros, LAST_USED: zeros}) >= 0
         super().write_keys(keys[kept])
         if not kept.all():
             self._coming = {KEYS: keys}
             self._say_left_out(keys)
+
+    @property
+    def _may_leave_out(self) -> bool:
+        return self._evicts or growth.may_shrink()
 
     def write(self, name: str, values: np.ndarray) -> None:
         """See the base class; counters are [n] int64.
@@ -334,7 +338,7 @@ class DynamicKeyedRows(KeyedRows):
                 left out.
         """
         shard_of = shards_of(keys, self._replicas.world)
-        if not ((evict and self._evicts) or growth.may_shrink()):
+        if not (self._may_leave_out if evict else growth.may_shrink()):
             self._require_room(keys)
         if not self._shortage(shard_of):
             return shard_of

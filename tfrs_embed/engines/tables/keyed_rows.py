@@ -163,16 +163,15 @@ class KeyedRows:
         Raises:
             ValueError: they are not, or a shard has no room for its keys.
         """
-        self._check_keys(keys)
-        self._require_room(keys)
+        self.check_keys(keys)
         self._replace(keys)
         self._written = keys
 
-    def _check_keys(self, keys: np.ndarray) -> None:
+    def check_keys(self, keys: np.ndarray) -> None:
         """Checks keys that are to be written.
 
         Raises:
-            ValueError: they are no int64, or not ascending.
+            ValueError: as `write_keys` does.
         """
         if keys.dtype != np.int64 or keys.ndim != 1:
             raise ValueError(
@@ -183,6 +182,13 @@ class KeyedRows:
             raise ValueError(
                 f"{self._owner}: keys must be ascending, each of them once."
             )
+        if not self._may_leave_out:
+            self._require_room(keys)
+
+    @property
+    def _may_leave_out(self) -> bool:
+        """Whether keys without room are left out."""
+        return False
 
     def _require_room(self, keys: np.ndarray) -> None:
         """Requires room for keys, [n] int64, in all shards.
