@@ -17,10 +17,11 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.rows import KEYS, HeldRows, held_rows, scatter
 from tfrs_embed.checkpoint.session import Session
-from tfrs_embed.distribution.key_shards import shards_of
 from tfrs_embed.distribution import waits
+from tfrs_embed.distribution.key_shards import shards_of
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.tables.spread import BLOCK_ELEMENTS
+from tfrs_embed.graphs import TracedOnce
 from tfrs_embed.ops.update import scatter_update
 
 
@@ -86,6 +87,7 @@ class KeyedRows:
         self._reset = reset
         # Of the sizes, the keys, the rows, and a number for each row.
         self._channel = replicas.allocate(4)
+        self._collect: dict[Any, TracedOnce] = {}
         self._written = np.zeros([0], np.int64)
         #: The checkpoint that new keys were last read from, and their number.
         self.source: str | None = None
@@ -436,13 +438,17 @@ class KeyedRows:
     def _gather(self, values: list[Any], channel: int) -> np.ndarray:
         """Gathers the local replicas' values, of one shape, from all."""
         tensors = [tf.convert_to_tensor(v) for v in values]
-        with waits.together(self._replicas, f"read the keys of {self._owner}"):
-            return self._collect(tensors, channel).numpy()
+        specs = [tf.TensorSpec.from_tensor(t) for t in tensors]
+        like = channel, tensors[0].dtype, tuple(tensors[0].shape)
+        if like not in self._collect:
 
-    @tf.function(autograph=False)
-    def _collect(self, values: list[tf.Tensor], channel: int) -> tf.Tensor:
-        gathered = [
-            self._replicas.gather(i, value, channel)
-            for i, value in enumerate(values)
-        ]
-        return gathered[0]
+            def collect(*values: tf.Tensor) -> tf.Tensor:
+                gathered = [
+                    self._replicas.gather(i, value, channel)
+                    for i, value in enumerate(values)
+                ]
+                return gathered[0]
+
+            self._collect[like] = TracedOnce(collect, *specs)
+        with waits.together(self._replicas, f"read the keys of {self._owner}"):
+            return self._collect[like](*tensors).numpy()

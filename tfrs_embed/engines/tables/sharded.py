@@ -15,7 +15,6 @@ from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.hot_rows import HotTable
 from tfrs_embed.engines.tables.spread import (
     BLOCK_ELEMENTS,
-    BlockFunction,
     SpreadTable,
 )
 
