@@ -263,7 +263,9 @@ def test_functions_run_in_the_order_they_are_traced():
     @tf.function
     def inner(keys, step):
         rows = table.plan(keys, None, step).rows
-        return table.commit(keys, None, rows, step)
+        commit = table.commit(keys, None, rows, step)
+        table.publish(commit.version)
+        return commit
 
     @tf.function
     def steps(keys, step):
@@ -287,6 +289,42 @@ def test_functions_run_in_the_order_they_are_traced():
         assert third.evicted_keys.numpy().tolist() == [base]
 
 
+def test_rows_that_are_written_for_other_keys_are_found_out():
+    table = KeyTable(KeyRules(3, 3, 1, policy="lru", evicts=True))
+
+    def commit(keys, step):
+        committed = table.commit(int64(keys), None, int64(keys), step)
+        table.publish(committed.version)
+
+    def check(found):
+        rows, changed = table.check(*found)
+        assert int(changed) == np.sum(rows.numpy() != found.rows.numpy())
+        return rows.numpy().tolist()
+
+    keys = int64([1, 2, 9])
+    commit([1, 2, 3], 1)
+    before = table.look_up(keys)
+    first, second, _ = before.rows.numpy().tolist()
+    assert check(before) == [first, second, ABSENT]
+    # Uses of keys, and evictions as such, write no row.
+    commit([2, 3], 2)
+    table.remove(np.array([2]))
+    assert check(before) == [first, second, ABSENT]
+    commit([4, 2], 3)  # 4 gets the row that 2 had, and 2 that of 1.
+    assert check(before) == [ABSENT] * 3
+    # Not of others since, but of their own.
+    after = table.look_up(keys)
+    assert check(after) == after.rows.numpy().tolist() == [ABSENT, first, 0]
+    # A plan's rows are written when another plan shows them.
+    table.remove(np.array([3]))
+    plan = table.plan(int64([2, 10]), None, 4)
+    planned = table.check(plan.rows, plan.version)[0]
+    np.testing.assert_array_equal(planned, plan.rows)
+    table.plan(int64([11]), None, 4)
+    rows, changed = table.check(plan.rows, plan.version)
+    assert (rows.numpy().tolist(), int(changed)) == ([first, ABSENT], 1)
+
+
 def test_many_threads():
     table = KeyTable(
         KeyRules(500, 500, 50, threshold=3, policy="lfu", evicts=True)
@@ -302,6 +340,7 @@ def test_many_threads():
                 plan = table.plan(keys, None, 1)
                 table.find(keys)
                 commit = table.commit(keys, None, plan.rows, 1)
+                table.publish(commit.version)
                 assert int(commit.lacking) == 0
                 assert int(table.size()) <= 500
         except BaseException as error:

@@ -1,5 +1,6 @@
 """Tables whose keys come and go, spread over replicas."""
 
+import threading
 import warnings
 
 import numpy as np
@@ -467,3 +468,54 @@ def test_keys_are_removed_and_evicted_on_their_shards(strategy):
     table.evict(4)
     np.testing.assert_array_equal(table.keys(), [4, 5, 6, 7, 8, 9, 10])
     assert state(layer)
+
+
+def test_another_thread_finds_a_keys_vector_or_zeros(strategy):
+    if workers(strategy):
+        pytest.skip("Several workers look up in strategy.run alone.")
+
+    def own_key(shape, dtype=None, keys=None):
+        return tf.repeat(
+            tf.cast(keys[:, None], tf.float32) + 1, shape[1], axis=1
+        )
+
+    with strategy.scope():
+        table = tfrs_embed.TableConfig(
+            "items", 64, DIM, own_key, keys=tfrs_embed.DynamicKeys()
+        )
+        layer = tfrs_embed.PartialTPUEmbedding(
+            {"x": tfrs_embed.FeatureConfig("x", table)},
+            tf_keras.optimizers.SGD(0.0),
+            size_threshold=0,
+        )
+
+    def of_replica(keys):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer({"x": keys}, training=True)["x"])
+        return differentiate(tape, loss, layer.trainable_variables)
+
+    keys, rng = np.arange(300), np.random.default_rng(5)
+    step = tf.function(lambda keys: strategy.run(of_replica, [keys]))
+    look = tf.function(lambda: layer({"x": keys}, training=False)["x"])
+    wrong, found, stop = [], [0], threading.Event()
+
+    def read():
+        try:
+            while not stop.is_set():
+                vectors = look().numpy()[:, 0]
+                bad = (vectors != keys + 1.0) & (vectors != 0)
+                wrong.extend(zip(keys[bad], vectors[bad] - 1, strict=True))
+                found[0] += np.sum(vectors != 0)
+        except BaseException as error:
+            wrong.append(error)
+
+    step(tf.constant(rng.integers(0, 300, 24)))
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(150):
+        step(tf.constant(rng.integers(0, 300, 24)))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong and found[0] > 0

@@ -27,6 +27,7 @@ from tfrs_embed.engines.tables.dynamic_rows import (
     plan,
     rows_at_first,
 )
+from tfrs_embed.engines.tables.key_table import Found
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.optimizers.rules import TableOptimizer
@@ -136,8 +137,8 @@ class DynamicShardedEngine(EngineOfKeys, ShardedKeysEngine):
             table = self._table_of(i)
             keys = self._keys(replica, asked.rows)
             if not training or self.optimizers[table] is None:
-                rows = self._rows[table][replica].find(keys)
-                located[i] = asked._replace(rows=rows)
+                there = self._rows[table][replica].look_up(keys)
+                located[i] = asked._replace(**there._asdict())
                 continue
             counts = tf.math.unsorted_segment_sum(
                 tf.ones_like(routed.index, tf.int64),
@@ -165,8 +166,17 @@ class DynamicShardedEngine(EngineOfKeys, ShardedKeysEngine):
                 rows=found.rows,
                 new_keys=found.new_keys,
                 initial=found.initial,
+                version=found.version,
             )
         return located
+
+    def _check_read(
+        self, replica: int, group: int, asked: Received, rows: tf.Tensor
+    ) -> tf.Tensor:
+        found = Found(asked.rows, asked.version)
+        return self._rows[self._table_of(group)][replica].check_vectors(
+            found, rows
+        )
 
     def _request(self, replica: int, group: int, received: Received) -> Request:
         return Request(
@@ -188,7 +198,7 @@ class DynamicShardedEngine(EngineOfKeys, ShardedKeysEngine):
             committed = commit(
                 [self._request(replica, i, received[i]) for i in planned],
                 [
-                    Planned(r.rows, r.new_keys, r.initial)
+                    Planned(r.rows, r.new_keys, r.initial, r.version)
                     for r in (received[i] for i in planned)
                 ],
             )
@@ -197,8 +207,11 @@ class DynamicShardedEngine(EngineOfKeys, ShardedKeysEngine):
             settled[i] = received[i]._replace(rows=rows)
         return settled
 
-    def _find(self, replica: int, table: str, keys: tf.Tensor) -> tf.Tensor:
-        return self._rows[table][replica].find(self._keys(replica, keys))
+    def _read_outside(
+        self, replica: int, table: str, keys: tf.Tensor
+    ) -> tf.Tensor:
+        rows = self._rows[table][replica]
+        return rows.read(rows.look_up(self._keys(replica, keys)))
 
     def _trained(self, received: Received) -> tf.Tensor:
         [first, *_] = self._rows.values()

@@ -442,6 +442,7 @@ class ShardedEngine(ReplicasEngine):
             groups.items(), routes, received, strict=True
         ):
             rows = self._gather(shard, group, asked.rows, training)
+            rows = self._check_read(replica, i, asked, rows)
             rows = self._row_exchange.send_rows(replica, i, asked, rows)
             position = asked.position
             if i in hot:
@@ -606,6 +607,12 @@ class ShardedEngine(ReplicasEngine):
         """
         return received
 
+    def _check_read(
+        self, replica: int, group: int, asked: Received, rows: tf.Tensor
+    ) -> tf.Tensor:
+        """Rows of a group, [n, dim], that were read where `_locate` said."""
+        return rows
+
     def _settle(
         self,
         replica: int,
@@ -620,6 +627,13 @@ class ShardedEngine(ReplicasEngine):
             gradients: for each group, the rows' gradients.
         """
         return received
+
+    def _read_outside(
+        self, replica: int, table: str, keys: tf.Tensor
+    ) -> tf.Tensor:
+        """Rows, [n, dim], of keys of a shard, without a replica that asks."""
+        rows = self._find(replica, table, keys)
+        return self._read(self._shards[replica], table, rows)
 
     def _find(self, replica: int, table: str, keys: tf.Tensor) -> tf.Tensor:
         """Rows without a replica that asks: keys [n] int64, rows alike."""
@@ -690,11 +704,7 @@ class ShardedEngine(ReplicasEngine):
             found = tf.dynamic_stitch(
                 places,
                 [
-                    self._read(
-                        self._shards[i],
-                        feature.table.name,
-                        self._find(i, feature.table.name, r),
-                    )
+                    self._read_outside(i, feature.table.name, r)
                     for i, r in zip(by_position, rows, strict=True)
                 ],
             )

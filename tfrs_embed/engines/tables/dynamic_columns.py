@@ -7,7 +7,8 @@ candidates: keys without rows, with theirs.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,13 +86,42 @@ class DynamicKeyedRows(KeyedRows):
         self._saved_at: int | None = None
         self._newest: int | None = None
         self._has_step = False
+        # What saves the table, and the moment that it saves.
+        self._saving: tuple[Callable[[], Any], list[tuple[int, ...]]]
+        self._saving = (lambda: None), []
 
     def read(self, name: str) -> np.ndarray:
-        """See the base class; counters are [n] int64."""
+        """See the base class; counters are [n] int64.
+
+        Raises:
+            RuntimeError: another thread changed the keys meanwhile.
+        """
+        before = self._moment()
         if name not in COUNTERS:
-            return super().read(name)
-        order = np.argsort(np.concatenate(self._all_keys()))
-        return np.concatenate(self._all_counters(name))[order]
+            values = super().read(name)
+        else:
+            order = np.argsort(np.concatenate(self._all_keys()))
+            values = np.concatenate(self._all_counters(name))[order]
+        self._require_moment(before, f"its {name} were read")
+        return values
+
+    def _moment(self) -> list[tuple[int, ...]]:
+        """Numbers that change with the keys of this process's shards."""
+        return [shard.key_table.moment() for shard in self.shards]
+
+    def _require_moment(self, before: list[tuple[int, ...]], what: str) -> None:
+        """Requires that the keys are still those of a moment.
+
+        With several workers, which may not stop alone, nothing is required.
+
+        Raises:
+            RuntimeError: they have changed.
+        """
+        if self.workers == 1 and self._moment() != before:
+            raise RuntimeError(
+                f"{self._owner}: another thread gave rows to other keys while "
+                f"{what}. Do it between steps, in the thread that trains."
+            )
 
     def _all_counters(self, name: str) -> list[np.ndarray]:
         """Each shard's counters by row, in the order of the ranks."""
@@ -206,12 +236,22 @@ class DynamicKeyedRows(KeyedRows):
             shard.set_counters(name, values[mine][place])
 
     def save(self, name: str, key: str, session: Session) -> None:
-        """See the base class."""
+        """See the base class.
+
+        Raises:
+            RuntimeError: another thread changed the keys since the session
+                began to save the table.
+        """
+        saving, before = self._saving
+        if saving() is not session:
+            before = self._moment()
+            self._saving = weakref.ref(session), before
         if name not in COUNTERS:
             super().save(name, key, session)
-            return
-        values = [shard.counters(name) for shard in self.shards]
-        self._save_numbers(key, session, values, self.key_counts(), ())
+        else:
+            values = [shard.counters(name) for shard in self.shards]
+            self._save_numbers(key, session, values, self.key_counts(), ())
+        self._require_moment(before, "it was saved")
 
     def _save_numbers(
         self,

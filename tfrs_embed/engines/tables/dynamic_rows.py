@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import key_values
+from tfrs_embed import graphs, key_values
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.dynamic_keys import (
     CANDIDATES_PER_ROW,
@@ -31,6 +31,7 @@ from tfrs_embed.engines.tables.key_table import (
     TRASH,
     Candidates,
     Commit,
+    Found,
     KeyRules,
     KeyTable,
     Plan,
@@ -129,11 +130,9 @@ def initial_rows_of(table: TableSpec) -> key_values.Maker:
     Raises:
         ValueError: its initializer's rows can't be made one by one.
     """
-    keys = tf.TensorSpec([None], tf.int64)
-    make: key_values.Maker = tf.function(
-        key_values.maker(table), input_signature=[keys], autograph=False
+    return graphs.TracedOnce(
+        key_values.maker(table), tf.TensorSpec([None], tf.int64)
     )
-    return make
 
 
 class DynamicRows:
@@ -207,6 +206,38 @@ class DynamicRows:
             [n] int64; of a key without one a row of zeros.
         """
         return self.key_table.find(keys)
+
+    def look_up(self, keys: tf.Tensor) -> Found:
+        """See `KeyTable.look_up`."""
+        return self.key_table.look_up(keys)
+
+    def check_vectors(self, found: Found, vectors: tf.Tensor) -> tf.Tensor:
+        """Clears vectors that may be other keys'.
+
+        Args:
+            found: the keys' rows, from `look_up` or a plan.
+            vectors: [n, dim], which have been read from there since.
+
+        Returns:
+            [n, dim]: zeros where a row was given to another key meanwhile.
+        """
+        with tf.control_dependencies(graphs.here([vectors])):
+            rows, changed = self.key_table.check(*found)
+        return tf.cond(
+            changed > 0,
+            lambda: tf.where(
+                tf.equal(rows, found.rows)[:, None],
+                vectors,
+                tf.zeros_like(vectors),
+            ),
+            lambda: vectors,
+        )
+
+    def read(self, found: Found) -> tf.Tensor:
+        """Reads keys' vectors, [n, dim]; see `check_vectors`."""
+        with tf.device(self._device):
+            vectors = tf.gather(self._variables[PARAMETERS], found.rows)
+            return self.check_vectors(found, vectors)
 
     def trained(self, rows: tf.Tensor) -> tf.Tensor:
         """Which of the rows that `commit` returned keys have: [n] bool."""
@@ -326,7 +357,7 @@ class DynamicRows:
             ValueError: there is no room for them.
         """
         zeros = np.zeros(len(keys), np.int64)
-        rows = self.key_table.replace(
+        rows, version = self.key_table.replace(
             keys,
             zeros if frequency is None else frequency,
             zeros if last_used is None else last_used,
@@ -340,6 +371,7 @@ class DynamicRows:
                 tf.constant(rows[part], tf.int64),
                 self.make_initial(tf.constant(keys[part], tf.int64)),
             )
+        self.key_table.publish(version)
 
     def set_counters(self, name: str, values: np.ndarray) -> None:
         """Sets the keys' `frequency` or `last_used`, [size] int64, by row."""
@@ -361,15 +393,15 @@ class DynamicRows:
     ) -> None:
         """Replaces the keys by themselves, by row, with other counters."""
         before = self.rows()
-        after = self.key_table.replace(
+        after, version = self.key_table.replace(
             keys, frequency, last_used, Candidates(*candidates.T)
         )
-        if np.array_equal(before, after):
-            return
-        for name in self._slots:
-            with tf.device(self._device):
-                values = tf.gather(self._variables[name], before)
-            self._write(name, tf.constant(after, tf.int64), values)
+        if not np.array_equal(before, after):
+            for name in self._slots:
+                with tf.device(self._device):
+                    values = tf.gather(self._variables[name], before)
+                self._write(name, tf.constant(after, tf.int64), values)
+        self.key_table.publish(version)
 
     def remove(self, keys: np.ndarray, evicted: bool = False) -> int:
         """Takes the rows of keys; returns how many had one.
@@ -435,11 +467,13 @@ class Planned(NamedTuple):
             of its initial values, of another without a row one of zeros.
         new_keys: [m] int64, the keys that this step admits.
         initial: [m, dim] float32, their initial values.
+        version: scalar int64; see `KeyTable.check`.
     """
 
     rows: tf.Tensor
     new_keys: tf.Tensor
     initial: tf.Tensor
+    version: tf.Tensor
 
 
 def plan(
@@ -492,8 +526,8 @@ def plan(
 
     initial, rows = _if_any_new(plans, write, write_none)
     return [
-        Planned(*each)
-        for each in zip(rows, [p.new_keys for p in plans], initial, strict=True)
+        Planned(found, p.new_keys, made, p.version)
+        for found, p, made in zip(rows, plans, initial, strict=True)
     ]
 
 
@@ -535,6 +569,9 @@ def commit(
         return []
 
     _, rows = _if_any_new(settled, reset, list)
+    with tf.control_dependencies(graphs.here(rows)):
+        for request, each in zip(requests, settled, strict=True):
+            request.of.key_table.publish(each.version)
     return rows
 
 

@@ -15,6 +15,7 @@ from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.hot_rows import HotTable
 from tfrs_embed.engines.tables.spread import (
     BLOCK_ELEMENTS,
+    BlockFunction,
     SpreadTable,
 )
 

@@ -14,6 +14,7 @@ from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.tables.spread import (
     BLOCK_ELEMENTS,
+    BlockFunction,
     SpreadTable,
 )
 
