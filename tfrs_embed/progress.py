@@ -53,6 +53,8 @@ _BAR_EVERY_S = 0.25
 _LINE_EVERY_S = 30.0
 # A rate is that of so many seconds, or since the state shown before these.
 _RATE_OVER_S = 15.0
+# What has begun with something small is no measure of the rest.
+_LEAST_SHARE = 0.01
 
 _INFO = standard_logging.INFO
 _VARIABLE = "TFRS_EMBED_PROGRESS"
@@ -244,6 +246,13 @@ class Task:
             seconds, done = _clock() - since, done - before
         return done / max(seconds, 1e-9)
 
+    @property
+    def left(self) -> float | None:
+        """Seconds that the rest will take; None: it can't be known yet."""
+        if self.total is None or self.done < _LEAST_SHARE * self.total:
+            return None
+        return (self.total - self.done) / max(self.rate, 1e-9)
+
     def _show(self) -> None:
         now = _clock()
         if now < self._next:
@@ -373,8 +382,13 @@ def _bar_class(notebook: bool) -> Any:
         @property
         def format_dict(self) -> dict[str, Any]:
             task = self._task
-            own = {"elapsed": task.elapsed, "rate": task.rate}
-            return {**super().format_dict, **own}
+            # It shows the time left wherever it shows a rate.
+            known = task.total is None or task.left is not None
+            rate = task.rate if known else None
+            own = {"elapsed": task.elapsed, "rate": rate}
+            # Without a rate it would compute one.
+            no_rate = {} if known else {"initial": task.done}
+            return {**super().format_dict, **own, **no_rate}
 
     return Bar
 
@@ -393,10 +407,10 @@ class _Lines:
         if task.total is None:
             _write(f"{task.label}: {_amount(task.done, task.unit)}, {speed}")
             return
-        left = (task.total - task.done) / max(task.rate, 1e-9)
+        left = "" if task.left is None else f", {_time(task.left)} left"
         _write(
             f"{task.label}: {task.done / max(1, task.total):.0%} of "
-            f"{_amount(task.total, task.unit)}, {speed}, {_time(left)} left"
+            f"{_amount(task.total, task.unit)}, {speed}{left}"
         )
 
     def end(self, task: Task, failed: bool) -> None:
