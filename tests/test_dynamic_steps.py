@@ -806,11 +806,14 @@ def test_bags_are_read_again_where_a_key_of_them_loses_its_row(monkeypatch):
 
     monkeypatch.setattr(shard, "lookup", after_steps)
     keys = tf.ragged.constant([[1, 3], [], [4, 4, 9]], dtype=tf.int64)
-    found = layer({"a": keys, "b": keys}, training=False)
-    for vectors in found.values():  # Mean of 0 and 4, none, of 5, 5 and 0.
-        np.testing.assert_allclose(
-            vectors, np.repeat([[2], [0], [10 / 3]], 2, axis=1), rtol=1e-6
-        )
+    dense = tf.constant([[1, 3], [9, 5]], tf.int64)
+    found = layer({"a": keys, "b": dense}, training=False)
+    np.testing.assert_allclose(  # Means of 0 and 4, of none, of 5, 5 and 0.
+        found["a"], np.repeat([[2], [0], [10 / 3]], 2, axis=1), rtol=1e-6
+    )
+    np.testing.assert_array_equal(  # 5 came too late to be found.
+        found["b"], np.repeat([[[0], [4]], [[0], [0]]], 2, axis=2)
+    )
 
 
 def test_a_key_is_found_when_its_row_is_written(monkeypatch):

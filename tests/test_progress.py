@@ -161,7 +161,7 @@ def test_something_small_says_nothing_of_the_rest(clock, stderr, on_terminal):
         assert any(later in state for state in stderr.states)
     else:
         assert stderr.states[:2] == [
-            "Building 5 tables: 0% of 953.7 MiB, 4 B a second",
+            "Building 5 tables: 0% of 953.7 MiB after 4 s",
             "Building 5 tables: 50% of 953.7 MiB, 15.4 MiB a second, 31 s left",
         ]
 

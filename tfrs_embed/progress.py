@@ -407,10 +407,14 @@ class _Lines:
         if task.total is None:
             _write(f"{task.label}: {_amount(task.done, task.unit)}, {speed}")
             return
-        left = "" if task.left is None else f", {_time(task.left)} left"
+        rest = (
+            f" after {_time(task.elapsed)}"
+            if task.left is None
+            else f", {speed}, {_time(task.left)} left"
+        )
         _write(
             f"{task.label}: {task.done / max(1, task.total):.0%} of "
-            f"{_amount(task.total, task.unit)}, {speed}{left}"
+            f"{_amount(task.total, task.unit)}{rest}"
         )
 
     def end(self, task: Task, failed: bool) -> None:

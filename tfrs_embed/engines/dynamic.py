@@ -209,7 +209,7 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         checked: list[tf.Tensor] = tf.cond(
             changed > 0,
             lambda: [
-                tf.cast(mended, read.dtype)
+                tf.reshape(tf.cast(mended, read.dtype), tf.shape(read))
                 for mended, read in zip(
                     self._read_again(found, bags), activations, strict=True
                 )
