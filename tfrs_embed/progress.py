@@ -152,6 +152,7 @@ class Task:
         show: whether to show it, if the mode doesn't say otherwise.
         covers: whether all tasks inside are parts of this one, of which nothing
             is shown. Those of one that isn't to be shown always are.
+        steady: whether what is done says how long the rest takes.
         nests: whether tasks that begin before it ends are inside of it. Those
             of a generator, which may be left at any time, are not.
 
@@ -170,6 +171,7 @@ class Task:
         *,
         show: bool = True,
         covers: bool = False,
+        steady: bool = True,
         nests: bool = True,
     ) -> None:
         self.verb = verb
@@ -179,6 +181,7 @@ class Task:
         self.unit = unit
         self._shown = show
         self._covers = covers or not show
+        self._steady = steady
         self._nests = nests
         self._outer: Task | None = None
         self._view: _Bar | _Lines | None = None
@@ -249,7 +252,9 @@ class Task:
     @property
     def left(self) -> float | None:
         """Seconds that the rest will take; None: it can't be known yet."""
-        if self.total is None or self.done < _LEAST_SHARE * self.total:
+        if self.total is None or not self._steady:
+            return None
+        if self.done < _LEAST_SHARE * self.total:
             return None
         return (self.total - self.done) / max(self.rate, 1e-9)
 
