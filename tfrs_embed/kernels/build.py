@@ -97,7 +97,7 @@ def build(
         libraries = tf.sysconfig.get_link_flags()
         linked = [*objects, *link_flags, *libraries, "-o", str(result)]
         with progress.Task(
-            "Compiling", "the kernels", len(jobs) + 1, "files"
+            "Compiling", "the kernels", len(jobs) + 1, "files", steady=False
         ) as task:
             _run_all([[*command, *job] for job in jobs], task)
             _run([*command, "-shared", *linked])
