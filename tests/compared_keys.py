@@ -92,6 +92,9 @@ class Compared:
         assert set(new) == expected.admitted
         for key in expected.evicted:
             del self.rows[key]
+        # New keys are found when their rows are written.
+        assert not any(self.table.find(commit.new_keys).numpy())
+        self.table.publish(commit.version)
         self.rows.update(new)
         assert commit.rows.numpy().tolist() == [
             self.rows.get(key, TRASH) if count > 0 else TRASH
@@ -115,7 +118,9 @@ class Compared:
             {key: Seen(*seen) for key, seen in live.items()},
             {key: Seen(*seen) for key, seen in candidates.items()},
         )
-        rows = self.table.replace(*_arrays(live), _arrays(candidates))
+        rows, version = self.table.replace(*_arrays(live), _arrays(candidates))
+        assert not any(self.table.find(int64(list(live))).numpy())
+        self.table.publish(version)
         assert rows.tolist() == list(range(FIRST_ROW, FIRST_ROW + len(live)))
         self.rows = dict(zip(live, rows.tolist(), strict=True))
 

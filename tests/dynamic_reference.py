@@ -7,6 +7,7 @@ nothing taken from the library, so that it can be read as the definition.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 MASK = 2**64 - 1
 
@@ -17,6 +18,18 @@ def mix(z):
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
     return z ^ (z >> 31)
+
+
+def shard_of(key, world):
+    """The shard that a key is on."""
+    mixed = mix(key & MASK) if world > 1 else 0
+    return (mixed - 2**64 if mixed >= 2**63 else mixed) % world
+
+
+def keys_on(shard, world, count):
+    """The least keys from 0 on that are on a shard."""
+    keys = (key for key in itertools.count() if shard_of(key, world) == shard)
+    return list(itertools.islice(keys, count))
 
 
 def uniform(seed, key, step):

@@ -241,12 +241,30 @@ def test_info_shows_variables_of_tensorflow_and_of_this_package(
 ):
     monkeypatch.setenv("TFRS_EMBED_LOOPS", "avx2")
     monkeypatch.setenv("TF_CONFIG", "{}")
-    monkeypatch.setenv("API_TOKEN", "secret")
+    # Other programs' variables, Terraform's among them.
+    for name in ("API_TOKEN", "TF_TOKEN_app_terraform_io", "TF_VAR_password"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("TFRS_EMBED_TOKEN", "secret")
+    assert main(["info", "--json"]) == 0
+    text = capsys.readouterr().out
+    assert "secret" not in text and "TOKEN" not in text and "VAR" not in text
     assert main(["info"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"\nenvironment +TFRS_EMBED_LOOPS=avx2\n", text)
     assert re.search(r"\nenvironment +TF_CONFIG=\{\}\n", text)
     assert "secret" not in text and "TOKEN" not in text
+
+
+def test_info_shows_all_variables_of_this_package(monkeypatch, capsys):
+    package = pathlib.Path(tfrs_embed.__file__).parent
+    sources = "".join(p.read_text() for p in package.rglob("*.py"))
+    names = set(re.findall(r"\"(TFRS_EMBED_[A-Z_]+)\"", sources))
+    native = "".join(p.read_text() for p in package.rglob("*.cc"))
+    names |= set(re.findall(r"getenv\(\"(\w+)\"", native))
+    assert len(names) >= 3
+    for name in names:
+        monkeypatch.setenv(name, "off")
+    assert names <= set(info.gather(os.environ)["environment"])
 
 
 def test_info_does_not_show_what_the_command_sets(monkeypatch, capsys):

@@ -164,8 +164,9 @@ class TestCheckpoints:
     @BUILT
     def test_less_rows_than_keys_are_an_error(self, tmp_path, built):
         path = save(trained(), tmp_path)
-        other = make(rows=3)
-        text = r"Table 'ids' has no room for 4 keys: .* is 3"
+        keys = DynamicKeys(admission=FrequencyAdmission(2), eviction=None)
+        other = make(rows=3, keys=keys)
+        text = r"Table 'ids' has no room for 4 keys: .* is 3.*shrink=True"
         if not built:
             restore(other, path)
             with pytest.raises(ValueError, match=text):
@@ -183,6 +184,41 @@ class TestCheckpoints:
             restore(other, path)
         assert_same(tables_of(other), before)
 
+    @BUILT
+    @pytest.mark.parametrize(
+        ("eviction", "kept"),
+        [("lru", [-7, 2]), ("lfu", [2, 5]), (TimeToLive(5), [-7, 2])],
+    )
+    def test_less_rows_leave_out_what_would_be_evicted_first(
+        self, tmp_path, built, eviction, kept
+    ):
+        layer = trained()
+        saved = state(layer)
+        path = save(layer, tmp_path)
+        other = make(rows=2, keys=DynamicKeys(eviction=eviction))
+        said = pytest.warns(
+            UserWarning,
+            match=r"^Table 'ids' leaves out 2 of 4 keys of '.*checkpoint-1': "
+            r"over 1 replica shard 0 would hold 4 of them, and the most rows "
+            r"of a shard is 2\. Those go that eviction=.* evicts first",
+        )
+        if built:
+            train(other, [70, 80])
+            with said:
+                restore(other, path)
+        else:
+            restore(other, path)
+            with said:
+                other.build(None)
+        found = state(other)
+        places = np.searchsorted(saved["ids/keys"], kept)
+        for name in ("keys", "parameters", "accumulators", "last_used"):
+            np.testing.assert_array_equal(
+                found[f"ids/{name}"], saved[f"ids/{name}"][places], name
+            )
+        train(other, [kept[1], 90])
+        np.testing.assert_array_equal(state(other)["ids/keys"], [kept[1], 90])
+
     @pytest.mark.parametrize(
         ("eviction", "kept"),
         [
@@ -191,6 +227,7 @@ class TestCheckpoints:
             ("lfu", [2, 5]),
             (TimeToLive(5), [-7, 2]),
             (None, [-7, 2]),
+            (lambda keys, *_: keys, [2, 5]),
         ],
     )
     def test_a_smaller_table_keeps_what_would_go_last(
@@ -303,12 +340,72 @@ class TestCheckpoints:
         other.build(None)
         found = state(other)
         for name, variable in layer.table.variables.items():
-            np.testing.assert_array_equal(
-                found[f"ids/{name}"], variable.numpy(), name
-            )
+            expected = variable.numpy()
+            if name == "last_used" and not built:
+                expected = expected - 2  # Steps, as many ago.
+            np.testing.assert_array_equal(found[f"ids/{name}"], expected, name)
         assert found["ids/keys"].size == 4
         if eviction is None:
             assert not found["ids/frequency"].any()
+
+    # The steps of the layer that the table comes to: fewer, and more.
+    @pytest.mark.parametrize("steps", [0, 2, 9])
+    @pytest.mark.parametrize("kind", ["all2all", "embedding", "partial"])
+    def test_a_table_alone_keeps_how_long_ago_keys_were_used(
+        self, tmp_path, kind, steps
+    ):
+        rule = TimeToLive(3)
+        if kind == "all2all":
+            layer = layers.All2AllDenseEmbedding(8, DIM, 1, 1, eviction=rule)
+        elif kind == "embedding":
+            layer = layers.DynamicEmbedding(DIM, None, rule, input_dim=8)
+        else:
+            layer = make(keys=DynamicKeys(eviction=rule))
+        for key in range(6):
+            ids = tf.constant([[[key]]], tf.int64)
+            if kind != "all2all":
+                ids = ids[0, 0]
+            with tf.GradientTape() as tape:
+                vectors = layer({"f": ids} if kind == "partial" else ids)
+                loss = tf.add_n(map(tf.reduce_sum, tf.nest.flatten(vectors)))
+            differentiate(tape, loss, layer.trainable_variables)
+        path = save(layer, tmp_path)
+        other = make(rows=6, keys=DynamicKeys(eviction=rule))
+        for _ in range(steps):
+            train(other, [70])
+        table = other.tables["ids"]
+        moved = {
+            "all2all": {"table": table},
+            "embedding": {"tables": tf.train.Checkpoint(table=table)},
+            "partial": {"tables": tf.train.Checkpoint(ids=table)},
+        }
+        restore(tf.train.Checkpoint(**moved[kind]), path)
+        other.build(None)
+        assert other.step.numpy() == steps
+        np.testing.assert_array_equal(table.keys(), range(6))
+        source = layer.tables["ids"] if kind == "partial" else layer.table
+        np.testing.assert_array_equal(table.table, source.table)
+        np.testing.assert_array_equal(
+            steps - table.variables["last_used"].numpy(), [5, 4, 3, 2, 1, 0]
+        )
+        # What was used last stays longest, beside what comes.
+        train(other, [100], [101])
+        np.testing.assert_array_equal(table.keys(), [2, 3, 4, 5, 100, 101])
+        assert table.evict() == 2
+        np.testing.assert_array_equal(table.keys(), [4, 5, 100, 101])
+
+    def test_uses_are_never_later_than_the_step(self, tmp_path):
+        """Of a checkpoint that doesn't say when it was saved."""
+        used = {**GOOD, "last_used": np.array([40, 49])}
+        used["candidates"] = np.array([[1, 1, 50]])
+        path = save(plain(**used), tmp_path)
+        layer = trained()
+        restore(layer, path)
+        variables = layer.tables["ids"].variables
+        np.testing.assert_array_equal(variables["last_used"].numpy(), [3, -6])
+        np.testing.assert_array_equal(
+            variables["candidates"].numpy(), [[1, 1, 4]]
+        )
 
     def test_asynchronous_checkpoints(self, tmp_path):
         layer = trained()
@@ -518,6 +615,75 @@ def test_a_saved_model_goes_on_as_the_model_does(tmp_path, form, kind):
     assert_same(state(again), state(layer))
     sizes = [len(v) for k, v in state(layer).items() if k.endswith("/keys")]
     assert min(sizes) > 1
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu", None])
+@pytest.mark.parametrize("form", [f for f in FORMATS if f != "keras"])
+def test_a_smaller_models_table_keeps_what_would_go_last(
+    tmp_path, form, eviction
+):
+    def make(rows):
+        inputs = keras.Input((), dtype="int64")
+        layer = layers.DynamicEmbedding(
+            DIM, None, eviction, input_dim=rows, optimizer="adam"
+        )
+        head = keras.layers.Dense(1, kernel_initializer="ones")
+        return keras.Model(inputs, head(layer(inputs))), layer
+
+    model, layer = make(6)
+    # The first ones occur most often, and the even ones were used last.
+    for keys in ([0, 0, 0, 0, 1, 1, 1, 2, 2], [3, 4, 5], [2, 4, 0]):
+        fit(model, keys)
+    saved = {k: v.numpy() for k, v in layer.table.variables.items()}
+    kept = [0, 1, 2, 4] if eviction == "lfu" else [0, 2, 4, 5]
+    other, again = make(4)
+    fit(other, [7, 8])
+    path = str(tmp_path / f"model.{form}")
+    if form == "checkpoint":
+        path = tf.train.Checkpoint(model=model).save(path)
+        load = tf.train.Checkpoint(model=other).restore
+    else:
+        model.save_weights(path)
+        load = other.load_weights
+    if eviction is None:
+        with pytest.raises(ValueError, match=r"no room for 6.*shrink=True"):
+            load(path)
+        with checkpoint.growing_tables(shrink=True):
+            load(path)
+    else:
+        with pytest.warns(UserWarning, match="leaves out 2 of 6 keys"):
+            load(path)
+    for name, value in saved.items():
+        found = again.table.variables[name].numpy()
+        if name != "candidates":
+            value = value[kept]
+        np.testing.assert_array_equal(found, value, name)
+
+
+def test_a_file_with_too_many_keys_for_one_table_changes_none(tmp_path):
+    def make(rows):
+        tables = [
+            tfrs_embed.TableConfig(
+                name, size, DIM, keys=DynamicKeys(eviction=None)
+            )
+            for name, size in (("a", 9), ("b", rows))
+        ]
+        features = [tfrs_embed.FeatureConfig(t.name, t) for t in tables]
+        layer = layers.PartialTPUEmbedding(features, "sgd")
+        inputs = keras.Input((), dtype="int64")
+        vectors = keras.layers.Add()(layer([inputs, inputs]))
+        return keras.Model(inputs, keras.layers.Dense(1)(vectors)), layer
+
+    model, _ = make(9)
+    fit(model, [1, 2, 3, 4])
+    path = str(tmp_path / "model.weights.h5")
+    model.save_weights(path)
+    other, again = make(3)
+    fit(other, [5, 6])
+    before = state(again)
+    with pytest.raises(ValueError, match=r"'b' has no room for 4 keys"):
+        other.load_weights(path)
+    assert_same(state(again), before)
 
 
 @pytest.mark.parametrize("kind", ["partial", "embedding"])

@@ -495,7 +495,7 @@ class TestFunctions:
     ],
 )
 def test_assigning_what_does_not_fit(name, value, text):
-    layer = trained([1, 2], admission=FrequencyAdmission(1))
+    layer = trained([1, 2], admission=FrequencyAdmission(1), eviction=None)
     before = state(layer)
     with pytest.raises(ValueError, match=f"Table 'ids'.*{text}"):
         layer.tables["ids"].variables[name].assign(np.array(value))

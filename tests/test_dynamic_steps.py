@@ -571,6 +571,36 @@ class TestInitialValues:
         )
         np.testing.assert_array_equal(first[7], again[7])
 
+    @pytest.mark.parametrize("kind", ["embedding", "all2all"])
+    def test_layers_of_one_table_begin_differently(self, kind):
+        """Else user 5 would begin as item 5."""
+
+        def vector(seed=None, **name):
+            initializer = keras.initializers.RandomUniform(seed=seed)
+            if kind == "embedding":
+                layer = layers.DynamicEmbedding(
+                    4, input_dim=3, embedding_initializer=initializer, **name
+                )
+                return layer(tf.constant([5], tf.int64), training=True)
+            layer = layers.All2AllDenseEmbedding(
+                3,
+                4,
+                1,
+                1,
+                eviction="lru",
+                embedding_initializer=initializer,
+                **name,
+            )
+            return layer(tf.constant([[[5]]], tf.int64), training=True)
+
+        users, items = vector(), vector()
+        assert np.all(users != items)
+        assert np.all(vector(name="users") != vector(name="items"))
+        np.testing.assert_array_equal(
+            vector(name="users"), vector(name="users")
+        )
+        np.testing.assert_array_equal(vector(3), vector(3))
+
     @pytest.mark.parametrize(
         ("name", "settings", "expected"),
         [
@@ -705,3 +735,156 @@ class TestEvict:
         layer = self.trained()
         with pytest.raises(RuntimeError, match="between steps"):
             tf.function(lambda: layer.evict("items", 1))()
+
+
+# Other threads.
+
+
+def own_key(shape, dtype=None, keys=None):
+    """Initial values by which a key's vector is known; none is zeros."""
+    return tf.repeat(tf.cast(keys, tf.float32)[:, None] + 1, shape[1], 1)
+
+
+def make_known(rows=4, optimizer=0.0, combiner="sum"):
+    table = tfrs_embed.TableConfig(
+        "numbers", rows, 2, own_key, keys=DynamicKeys(), combiner=combiner
+    )
+    features = {name: tfrs_embed.FeatureConfig(name, table) for name in "ab"}
+    sgd = keras.optimizers.SGD(optimizer)
+    layer = layers.PartialTPUEmbedding(features, sgd, size_threshold=0)
+    layer.build(None)
+    return layer
+
+
+def train_known(layer, keys):
+    with tf.GradientTape() as tape:
+        vectors = layer({"a": keys, "b": keys[:1]}, training=True)
+        loss = tf.reduce_sum(vectors["a"]) + tf.reduce_sum(vectors["b"])
+    return differentiate(tape, loss, layer.trainable_variables)
+
+
+def look_up_known(layer, keys):
+    """Looks keys up; each vector must be the key's or zeros."""
+    keys = tf.constant(keys, tf.int64)
+    found = layer({"a": keys, "b": keys[::-1]}, training=False)
+    a, b = found["a"].numpy(), found["b"].numpy()[::-1]
+    np.testing.assert_array_equal(a, b)
+    own = np.repeat(keys.numpy()[:, None] + 1.0, 2, axis=1)
+    known = (a == own).all(1)
+    assert (known | (a == 0).all(1)).all(), a
+    return known.tolist()
+
+
+def test_a_key_that_loses_its_row_while_it_is_read_gives_zeros(monkeypatch):
+    layer = make_known()
+    train_known(layer, tf.constant([1, 2, 3, 4], tf.int64))
+    shard = layer._engine_layer.engine._shard
+    read, pending = shard.lookup, [[3, 4, 5, 6], [3, 4, 1, 2]]
+
+    def after_steps(names, bags, training, dtype):
+        # As another thread would, after the rows were found.
+        while pending and not training:
+            train_known(layer, tf.constant(pending.pop(0), tf.int64))
+        return read(names, bags, training, dtype)
+
+    monkeypatch.setattr(shard, "lookup", after_steps)
+    # 1 and 2 have lost their rows meanwhile, and got others back.
+    assert look_up_known(layer, [1, 2, 3, 4, 5]) == [0, 0, 1, 1, 0]
+    assert look_up_known(layer, [1, 2, 3, 4, 5]) == [1, 1, 1, 1, 0]
+
+
+def test_bags_are_read_again_where_a_key_of_them_loses_its_row(monkeypatch):
+    layer = make_known(combiner="mean")
+    train_known(layer, tf.constant([1, 2, 3, 4], tf.int64))
+    shard = layer._engine_layer.engine._shard
+    read, pending = shard.lookup, [[3, 4, 5]]
+
+    def after_steps(names, bags, training, dtype):
+        while pending and not training:
+            train_known(layer, tf.constant(pending.pop(), tf.int64))
+        return read(names, bags, training, dtype)
+
+    monkeypatch.setattr(shard, "lookup", after_steps)
+    keys = tf.ragged.constant([[1, 3], [], [4, 4, 9]], dtype=tf.int64)
+    dense = tf.constant([[1, 3], [9, 5]], tf.int64)
+    found = layer({"a": keys, "b": dense}, training=False)
+    np.testing.assert_allclose(  # Means of 0 and 4, of none, of 5, 5 and 0.
+        found["a"], np.repeat([[2], [0], [10 / 3]], 2, axis=1), rtol=1e-6
+    )
+    np.testing.assert_array_equal(  # 5 came too late to be found.
+        found["b"], np.repeat([[[0], [4]], [[0], [0]]], 2, axis=2)
+    )
+
+
+def test_a_key_is_found_when_its_row_is_written(monkeypatch):
+    layer = make_known()
+    train_known(layer, tf.constant([1, 2, 3, 4], tf.int64))
+    [rows] = layer.tables["numbers"]._rows.shards
+    reset, seen = rows.reset, []
+
+    def look_before(*args):
+        seen.append(look_up_known(layer, [1, 2, 7]))
+        reset(*args)
+
+    monkeypatch.setattr(rows, "reset", look_before)
+    train_known(layer, tf.constant([2, 7], tf.int64))
+    assert seen == [[False, True, False]]
+    assert look_up_known(layer, [1, 2, 7]) == [False, True, True]
+
+
+@MODES
+def test_another_thread_finds_a_keys_vector_or_zeros(graph):
+    layer = make_known(rows=64)
+    keys = np.arange(300)
+    rng = np.random.default_rng(5)
+    run = tf.function(train_known) if graph else train_known
+    look = tf.function(lambda k: layer({"a": k, "b": k}, training=False))
+    wrong, found, stop = [], [0], threading.Event()
+
+    def read():
+        try:
+            while not stop.is_set():
+                call = look if graph else look.python_function
+                vectors = call(tf.constant(keys))["a"].numpy()[:, 0]
+                bad = (vectors != keys + 1.0) & (vectors != 0)
+                wrong.extend(zip(keys[bad], vectors[bad] - 1, strict=True))
+                found[0] += np.sum(vectors != 0)
+        except BaseException as error:
+            wrong.append(error)
+
+    def some_keys():
+        return tf.constant(rng.integers(0, 300, 48))
+
+    run(layer, some_keys())
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(200 if graph else 30):
+        run(layer, some_keys())
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong and found[0] > 0
+
+
+def test_a_table_is_not_saved_while_its_keys_change(tmp_path, monkeypatch):
+    layer = make_known()
+    train_known(layer, tf.constant([1, 2, 3, 4], tf.int64))
+    [rows] = layer.tables["numbers"]._rows.shards
+    counters = rows.counters
+
+    def after_a_step(name):
+        args = layer, tf.constant([8], tf.int64)
+        thread = threading.Thread(target=train_known, args=args)
+        thread.start()
+        thread.join()
+        return counters(name)
+
+    checkpoint = tf.train.Checkpoint(layer=layer)
+    path = checkpoint.save(str(tmp_path / "good"))
+    monkeypatch.setattr(rows, "counters", after_a_step)
+    with pytest.raises(RuntimeError, match="between steps"):
+        checkpoint.save(str(tmp_path / "bad"))
+    monkeypatch.undo()
+    assert tf.train.latest_checkpoint(str(tmp_path)) == path
+    checkpoint.save(str(tmp_path / "good"))

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import differentiate
-from tfrs_embed import kernels
+from tfrs_embed import kernels, progress
 from tfrs_embed.kernels import build, files
 
 
@@ -347,6 +347,41 @@ def test_a_build_replaces_those_of_older_sources_only(folder, monkeypatch):
     assert sorted(p.name for p in folder.glob("*.so")) == sorted(
         [files.file_name(), other.name]
     )
+
+
+def test_building_shows_how_far_it_is(folder, monkeypatch, capsys):
+    linker(folder, monkeypatch)
+    script = folder / "c++"
+    slow = 'case "$last" in *unit_0.o) sleep 2.5;; esac\n'
+    script.write_text(script.read_text().replace("echo", f"{slow}echo"))
+    monkeypatch.setattr(progress, "_mode", "log")
+    monkeypatch.setattr(progress, "_AFTER_S", 0.1)
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.1)
+    lines = []
+    monkeypatch.setattr(progress, "_write", lines.append)
+    assert build.main([]) == 0
+    assert "one to two minutes" in capsys.readouterr().out
+    # While nothing ends, too: two thirds are done in no time, and one takes.
+    shown = [re.search(r"(\d+)% of (\d) files", line) for line in lines[:-1]]
+    shares = [int(found[1]) for found in shown if found]
+    assert len(shares) == len(lines) - 1 >= 3
+    assert shares == sorted(shares) and len(set(shares)) < len(shares)
+    files_number = shown[0][2]
+    assert re.fullmatch(
+        rf"Compiling the kernels: done, {files_number} files in [2-9] s",
+        lines[-1],
+    )
+
+
+def test_a_failed_build_is_shown_as_stopped(folder, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "false")
+    monkeypatch.setattr(progress, "_AFTER_S", 0)
+    monkeypatch.setattr(progress, "_mode", "log")
+    lines = []
+    monkeypatch.setattr(progress, "_write", lines.append)
+    assert build.main([]) == 1
+    assert "the compiler failed" in capsys.readouterr().err
+    assert not any("done" in line for line in lines)
 
 
 def test_what_is_built_is_not_built_again(folder, monkeypatch, capsys):

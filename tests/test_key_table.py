@@ -20,6 +20,8 @@ from compared_keys import (
     int64,
     run_random_stream,
 )
+from dynamic_reference import shard_of
+from tfrs_embed.distribution import key_shards
 from tfrs_embed.engines.tables.key_table import (
     ABSENT,
     FIRST_ROW,
@@ -261,7 +263,9 @@ def test_functions_run_in_the_order_they_are_traced():
     @tf.function
     def inner(keys, step):
         rows = table.plan(keys, None, step).rows
-        return table.commit(keys, None, rows, step)
+        commit = table.commit(keys, None, rows, step)
+        table.publish(commit.version)
+        return commit
 
     @tf.function
     def steps(keys, step):
@@ -285,6 +289,42 @@ def test_functions_run_in_the_order_they_are_traced():
         assert third.evicted_keys.numpy().tolist() == [base]
 
 
+def test_rows_that_are_written_for_other_keys_are_found_out():
+    table = KeyTable(KeyRules(3, 3, 1, policy="lru", evicts=True))
+
+    def commit(keys, step):
+        committed = table.commit(int64(keys), None, int64(keys), step)
+        table.publish(committed.version)
+
+    def check(found):
+        rows, changed = table.check(*found)
+        assert int(changed) == np.sum(rows.numpy() != found.rows.numpy())
+        return rows.numpy().tolist()
+
+    keys = int64([1, 2, 9])
+    commit([1, 2, 3], 1)
+    before = table.look_up(keys)
+    first, second, _ = before.rows.numpy().tolist()
+    assert check(before) == [first, second, ABSENT]
+    # Uses of keys, and evictions as such, write no row.
+    commit([2, 3], 2)
+    table.remove(np.array([2]))
+    assert check(before) == [first, second, ABSENT]
+    commit([4, 2], 3)  # 4 gets the row that 2 had, and 2 that of 1.
+    assert check(before) == [ABSENT] * 3
+    # Not of others since, but of their own.
+    after = table.look_up(keys)
+    assert check(after) == after.rows.numpy().tolist() == [ABSENT, first, 0]
+    # A plan's rows are written when another plan shows them.
+    table.remove(np.array([3]))
+    plan = table.plan(int64([2, 10]), None, 4)
+    planned = table.check(plan.rows, plan.version)[0]
+    np.testing.assert_array_equal(planned, plan.rows)
+    table.plan(int64([11]), None, 4)
+    rows, changed = table.check(plan.rows, plan.version)
+    assert (rows.numpy().tolist(), int(changed)) == ([first, ABSENT], 1)
+
+
 def test_many_threads():
     table = KeyTable(
         KeyRules(500, 500, 50, threshold=3, policy="lfu", evicts=True)
@@ -300,6 +340,7 @@ def test_many_threads():
                 plan = table.plan(keys, None, 1)
                 table.find(keys)
                 commit = table.commit(keys, None, plan.rows, 1)
+                table.publish(commit.version)
                 assert int(commit.lacking) == 0
                 assert int(table.size()) <= 500
         except BaseException as error:
@@ -352,3 +393,25 @@ def test_a_table_that_nobody_has_is_gone():
     table = use_one()
     gc.collect()
     assert table() is None
+
+
+def test_keys_are_sent_by_numbers_that_give_them_back():
+    rng = np.random.default_rng(0)
+    keys = np.concatenate([EXTREME, rng.integers(INT64.min, INT64.max, 500)])
+    for world in (1, 2, 3, 8):
+        numbers = key_shards.numbers_of(tf.constant(keys), world)
+        assert len(np.unique(numbers)) == len(np.unique(keys))
+        np.testing.assert_array_equal(key_shards.keys_of(numbers, world), keys)
+        shards = key_shards.shards_of(keys, world)
+        np.testing.assert_array_equal(shards, np.mod(numbers, world))
+        assert shards.tolist() == [shard_of(int(k), world) for k in keys]
+
+
+@pytest.mark.parametrize("step", [1, 8, 1000, 2**32, 2**60, 2**32 + 1, -96])
+def test_keys_in_steps_fill_all_shards_alike(step):
+    keys = (np.arange(8000) * step).astype(np.int64)
+    keys = np.unique(keys)
+    for world in (2, 3, 8):
+        sizes = np.bincount(key_shards.shards_of(keys, world), minlength=world)
+        share = len(keys) / world
+        assert np.all(abs(sizes - share) <= 4 * np.sqrt(share) + 1)

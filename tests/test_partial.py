@@ -43,6 +43,26 @@ def make_layer(kind="partial", nest=lambda features: features, **kwargs):
     )
 
 
+@pytest.mark.parametrize("kind", ["partial", "distributed"])
+def test_tables_are_a_mapping_by_name(kind):
+    layer = make_layer(kind)
+    names = ["user", "age", "item", "genres"]
+    for _ in range(2):
+        assert sorted(layer.tables) == sorted(names)
+        assert len(layer.tables) == 4
+        assert "age" in layer.tables and "history" not in layer.tables
+        assert 0 not in layer.tables and layer.tables.get("no") is None
+        for name, table in layer.tables.items():
+            assert table is layer.tables[name] and table.spec.name == name
+        with pytest.raises(KeyError, match="no"):
+            layer.tables["no"]
+        layer.build(None)
+    assert len({layer.tables, layer.tables}) == 1
+    report = layer.statistics()
+    assert sorted(report) == sorted(names) and "age" in report
+    assert dict(report)["age"] is report["age"]
+
+
 def part(names):
     return {name: IDS[name] for name in names}
 

@@ -142,6 +142,40 @@ def test_a_log_has_a_line_now_and_then(clock, stderr):
     ]
 
 
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_something_small_says_nothing_of_the_rest(clock, stderr, on_terminal):
+    # The first of some tables took long, as nothing was traced before.
+    stderr.terminal = on_terminal
+    with Task("Building", "5 tables", 1000 * MB) as task:
+        clock.now += 4
+        task.advance(16)
+        assert task.left is None
+        clock.now += 31
+        task.advance(499 * MB)
+        assert task.left == pytest.approx(31, rel=0.1)
+        clock.now += 40
+        task.advance(500 * MB)
+    if on_terminal:
+        assert "16.0/1.00G [00:04<?, ?B/s]" in stderr.states[0]
+        later = "499M/1.00G [00:35<00:31, 16.1MB/s]"
+        assert any(later in state for state in stderr.states)
+    else:
+        assert stderr.states[:2] == [
+            "Building 5 tables: 0% of 953.7 MiB after 4 s",
+            "Building 5 tables: 50% of 953.7 MiB, 15.4 MiB a second, 31 s left",
+        ]
+
+
+def test_what_is_not_steady_says_how_long_it_has_taken(clock, stderr):
+    with Task("Compiling", "it", 4, "files", steady=False) as task:
+        clock.now += 40
+        task.advance(2)
+        assert task.left is None
+        clock.now += 40
+        task.advance(2)
+    assert stderr.states[0] == "Compiling it: 50% of 4 files after 40 s"
+
+
 def test_what_has_no_known_end_is_counted(clock, stderr):
     def batches():
         for _ in range(5120):

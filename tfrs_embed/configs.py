@@ -317,6 +317,8 @@ class TableSpec:
             row, ascending; or how many these should be.
         dtype: the type of its rows, one of `DTYPES`.
         rounding: one of `ROUNDINGS`.
+        owner: the name of its layer, where all layers of the class give their
+            table this name; else empty.
     """
 
     name: str
@@ -334,6 +336,7 @@ class TableSpec:
     hot_rows: tuple[int, ...] | int = ()
     dtype: str = "float32"
     rounding: str = "stochastic"
+    owner: str = ""
 
 
 def require_float32(table: TableSpec, where: str) -> None:
@@ -444,7 +447,9 @@ class EmbeddingSpec:
     tables: tuple[TableSpec, ...]
 
 
-def parse(feature_config: Any, keras: Any = None) -> EmbeddingSpec:
+def parse(
+    feature_config: Any, keras: Any = None, owner: str = ""
+) -> EmbeddingSpec:
     """Turns any accepted configuration into its immutable form.
 
     Args:
@@ -452,6 +457,7 @@ def parse(feature_config: Any, keras: Any = None) -> EmbeddingSpec:
             nesting of dicts, lists and tuples of them.
         keras: the Keras whose initializers tables without one have; None:
             see `kerases.default`.
+        owner: the tables' `owner`.
 
     Returns:
         The checked configuration.
@@ -483,9 +489,8 @@ def parse(feature_config: Any, keras: Any = None) -> EmbeddingSpec:
         source = config.table
         if id(source) not in tables:
             _check_table(source, f"Feature '{name}'")
-            tables[id(source)] = _table_spec(
-                _own_table(source, keras), len(tables), keras
-            )
+            table = _table_spec(_own_table(source, keras), len(tables), keras)
+            tables[id(source)] = dataclasses.replace(table, owner=owner)
         table = tables[id(source)]
         config = _own_feature(config, table.source)
         features.append(_feature_spec(config, name, table))

@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
+
+
+class TracedOnce:
+    """A function in a graph of its own, traced in its first call.
+
+    TensorFlow warns of a `tf.function` that is traced in each call, and takes
+    those that share their code, as one for each table does, for one function.
+
+    Args:
+        function: takes tensors.
+        *signature: their specs.
+    """
+
+    def __init__(self, function: Callable[..., Any], *signature: Any) -> None:
+        self._function = function
+        self._signature = signature
+        self._concrete: Any = None
+
+    def __call__(self, *tensors: tf.Tensor) -> Any:
+        """Calls the function."""
+        if self._concrete is None:
+            self._concrete = tf.function(
+                self._function, autograph=False
+            ).get_concrete_function(*self._signature)
+        return self._concrete(*tensors)
 
 
 def operations(graph: Any) -> Iterator[tf.Operation]:

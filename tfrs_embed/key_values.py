@@ -6,8 +6,7 @@ makes rows one after the other, so this module draws from its distribution in
 its stead: number j of key k is a hash of (seed, k, j), taken for a uniform
 number and mapped to the distribution.
 
-The hash is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable
-pseudorandom number generators", OOPSLA 2014).
+The hash is made of `mixing.mix`.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.initial_values import calls_as, parameters
+from tfrs_embed.mixing import mix, uint64
 
 #: Makes initial rows, [n, dim] float32, of keys, [n] int64.
 Maker = Callable[[tf.Tensor], tf.Tensor]
@@ -29,7 +29,6 @@ Maker = Callable[[tf.Tensor], tf.Tensor]
 _HOST = "/device:CPU:0"
 # A multiple of the numbers that any processor computes at once.
 _PACKET = 64
-_GOLDEN = 0x9E3779B97F4A7C15
 # Both sides of a normal distribution beyond which Keras draws again.
 _TRUNCATED_AT = 2.0
 # What is left of the standard deviation then, as Keras has it.
@@ -39,7 +38,8 @@ _TRUNCATED_STDDEV = 0.87962566103423978
 def seed_of(table: TableSpec) -> int:
     """The seed of a table's keys, 64 bits.
 
-    That of its initializer; without one, a number made of the table's name.
+    That of its initializer; without one, a number made of the table's name, and
+    of its layer's where many tables have that name.
     """
     initializer = table.initializer
     # Keras 3 picks a seed where none is given, and keeps what was.
@@ -48,7 +48,8 @@ def seed_of(table: TableSpec) -> int:
     )
     if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
         return int(given) % 2**64
-    return zlib.crc32(table.name.encode())
+    path = [table.owner, table.name] if table.owner else [table.name]
+    return zlib.crc32("/".join(path).encode())
 
 
 def maker(table: TableSpec) -> Maker:
@@ -160,23 +161,10 @@ def _truncated_normal(
 
 def _uniform(seed: int, keys: tf.Tensor, dim: int) -> tf.Tensor:
     """Numbers in (0, 1) of keys, [n] int64: [n, dim] float32."""
-    key = _mix(tf.bitcast(keys, tf.uint64))
-    state = _mix(tf.bitwise.bitwise_xor(_uint64(seed), key))
+    key = mix(tf.bitcast(keys, tf.uint64))
+    state = mix(tf.bitwise.bitwise_xor(uint64(seed), key))
     number = tf.constant(np.arange(dim, dtype=np.uint64))
-    bits = _mix(state[:, None] + number)
+    bits = mix(state[:, None] + number)
     # 23 bits, and a half for the middle of their interval, are a float32.
-    steps = tf.cast(tf.bitwise.right_shift(bits, _uint64(41)), tf.float32)
+    steps = tf.cast(tf.bitwise.right_shift(bits, uint64(41)), tf.float32)
     return (steps + 0.5) * 2.0**-23
-
-
-def _mix(z: tf.Tensor) -> tf.Tensor:
-    """splitmix64's next number of a state, uint64."""
-    z += _uint64(_GOLDEN)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        z = tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, _uint64(shift)))
-        z *= _uint64(factor)
-    return tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, _uint64(31)))
-
-
-def _uint64(value: int) -> tf.Tensor:
-    return tf.constant(np.uint64(value))

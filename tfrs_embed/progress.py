@@ -53,6 +53,8 @@ _BAR_EVERY_S = 0.25
 _LINE_EVERY_S = 30.0
 # A rate is that of so many seconds, or since the state shown before these.
 _RATE_OVER_S = 15.0
+# What has begun with something small is no measure of the rest.
+_LEAST_SHARE = 0.01
 
 _INFO = standard_logging.INFO
 _VARIABLE = "TFRS_EMBED_PROGRESS"
@@ -150,6 +152,7 @@ class Task:
         show: whether to show it, if the mode doesn't say otherwise.
         covers: whether all tasks inside are parts of this one, of which nothing
             is shown. Those of one that isn't to be shown always are.
+        steady: whether what is done says how long the rest takes.
         nests: whether tasks that begin before it ends are inside of it. Those
             of a generator, which may be left at any time, are not.
 
@@ -168,6 +171,7 @@ class Task:
         *,
         show: bool = True,
         covers: bool = False,
+        steady: bool = True,
         nests: bool = True,
     ) -> None:
         self.verb = verb
@@ -177,6 +181,7 @@ class Task:
         self.unit = unit
         self._shown = show
         self._covers = covers or not show
+        self._steady = steady
         self._nests = nests
         self._outer: Task | None = None
         self._view: _Bar | _Lines | None = None
@@ -243,6 +248,15 @@ class Task:
             since, before = self._states[0]
             seconds, done = _clock() - since, done - before
         return done / max(seconds, 1e-9)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the rest will take; None: it can't be known yet."""
+        if self.total is None or not self._steady:
+            return None
+        if self.done < _LEAST_SHARE * self.total:
+            return None
+        return (self.total - self.done) / max(self.rate, 1e-9)
 
     def _show(self) -> None:
         now = _clock()
@@ -373,8 +387,13 @@ def _bar_class(notebook: bool) -> Any:
         @property
         def format_dict(self) -> dict[str, Any]:
             task = self._task
-            own = {"elapsed": task.elapsed, "rate": task.rate}
-            return {**super().format_dict, **own}
+            # It shows the time left wherever it shows a rate.
+            known = task.total is None or task.left is not None
+            rate = task.rate if known else None
+            own = {"elapsed": task.elapsed, "rate": rate}
+            # Without a rate it would compute one.
+            no_rate = {} if known else {"initial": task.done}
+            return {**super().format_dict, **own, **no_rate}
 
     return Bar
 
@@ -393,10 +412,14 @@ class _Lines:
         if task.total is None:
             _write(f"{task.label}: {_amount(task.done, task.unit)}, {speed}")
             return
-        left = (task.total - task.done) / max(task.rate, 1e-9)
+        rest = (
+            f" after {_time(task.elapsed)}"
+            if task.left is None
+            else f", {speed}, {_time(task.left)} left"
+        )
         _write(
             f"{task.label}: {task.done / max(1, task.total):.0%} of "
-            f"{_amount(task.total, task.unit)}, {speed}, {_time(left)} left"
+            f"{_amount(task.total, task.unit)}{rest}"
         )
 
     def end(self, task: Task, failed: bool) -> None:

@@ -225,8 +225,10 @@ void TryKeys() {
       const KeyTable::Parallel& parallel = run ? together : alone;
       rows[run].resize(n);
       table.Plan(parallel, step, hints.data());
-      lacking[run] =
-          table.Commit(parallel, step, hints.data(), rows[run].data()).lacking;
+      const tfrs_embed::KeyChanges changes =
+          table.Commit(parallel, step, hints.data(), rows[run].data());
+      lacking[run] = changes.lacking;
+      table.Publish(changes.version);
       table.Find(parallel, keys.data(), n, hints.data());
       if (lacking[run] == 0) {
         rows[run].insert(rows[run].end(), hints.begin(), hints.end());

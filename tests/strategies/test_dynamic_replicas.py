@@ -1,12 +1,15 @@
 """Tables whose keys come and go, spread over replicas."""
 
+import threading
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from dynamic_reference import ReferenceKeys
+from dynamic_reference import ReferenceKeys, keys_on, shard_of
 from helpers import assert_same, differentiate, state
 from strategies.replicas import distribute, local, of_chief
 from tfrs_embed import key_values
@@ -90,7 +93,11 @@ class Reference:
         self.steps += 1
         everything = [k for b in batches for k in (*b[0], *b[1].ravel())]
         for shard, keys in enumerate(self.shards):
-            mine = [int(k) for k in everything if k % self.world == shard]
+            mine = [
+                int(k)
+                for k in everything
+                if shard_of(int(k), self.world) == shard
+            ]
             outcome = keys.commit(mine, None, self.steps)
             assert not outcome.lacking
             for key in outcome.evicted:
@@ -213,12 +220,11 @@ def test_a_shard_without_room_fails_on_all_and_changes_nothing(strategy):
     small = [(np.arange(4), np.arange(8).reshape(4, 2), ones)] * world
     step(small)
     before = state_of(layer)
-    # All of the first shard's.
-    keys = world * np.arange(12)
+    keys = np.array(keys_on(0, world, 12))
     large = [(keys[:4], keys[4:].reshape(4, 2), ones)] * world
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"no room for the keys.* 8 keys"
-    ):
+    held = sum(shard_of(key, world) == 0 for key in range(8))
+    text = rf"no room for the keys.* 8 keys, and holds {held}\. It needs 4 rows"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
         step(large)
     assert_same(state_of(layer), before)
     step(small)
@@ -263,9 +269,8 @@ def test_a_table_without_room_leaves_the_others_as_they_are(strategy):
         layer.build(None)
     step([0, 1, 2])
     before = state(layer)
-    # All of the first shard's.
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"small.*no room"):
-        step(world * np.arange(5))
+        step(keys_on(0, world, 5))
     assert_same(state(layer), before)
     step([0, 1, 2])
 
@@ -302,6 +307,153 @@ def test_checkpoints_move_between_numbers_of_replicas(strategy, tmp_path):
     assert_same(state_of(third), before)
 
 
+def batches_of(keys, world):
+    """A step's batches of 12 keys, on all replicas alike."""
+    ones = [np.ones([BATCH, DIM], np.float32)] * 2
+    keys = np.array(keys, np.int64)
+    return [(keys[:4], keys[4:].reshape(4, 2), ones)] * world
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        lambda i, world: 1000 * world * i,
+        lambda i, world: i * world << 40,
+        lambda i, world: -world * i * (2**32 + 1),
+    ],
+    ids=["multiples", "high_bits", "pairs"],
+)
+def test_keys_in_steps_are_spread_and_keep_their_rows(strategy, key):
+    world = strategy.num_replicas_in_sync
+    layer = make(strategy, 32 * world, eviction="lru")
+    step = trainer(strategy, layer)
+    keys = [key(i, world) for i in range(24)]
+    for part in (keys[:12], keys[12:]):
+        step(batches_of(part, world))
+    table = layer.tables["items"]
+    np.testing.assert_array_equal(table.keys(), sorted(keys))
+    sizes = np.bincount([shard_of(k, world) for k in keys], minlength=world)
+    assert table.counts() == sizes.tolist()
+    assert table.statistics()["in_all"]["evicted"] == 0
+    assert min(sizes) > 0
+
+
+@pytest.mark.parametrize("when_full", ["error", "grow"])
+def test_as_many_keys_as_rows_find_room_without_a_rule(strategy, when_full):
+    options = {"max_rows": 100} if when_full == "grow" else {}
+    layer = make(strategy, 100, eviction=None, when_full=when_full, **options)
+    layer.build(None)
+    table = layer.tables["items"]
+    for first in (0, 5000, 2**40):
+        table.give_rows(np.arange(first, first + 100))
+        assert table.size == 100
+
+
+@pytest.mark.parametrize("keys", [range(0, 4000, 100), "abcdefghij"])
+def test_an_initial_vocabulary_has_rows_on_all_replicas(strategy, keys):
+    with strategy.scope():
+        layer = tfrs_embed.DynamicEmbedding(2, list(keys), "lru")
+        layer.build(None)
+    assert layer.table.size == len(keys)
+    largest = max(layer.table.counts())
+    assert layer.table.capacity == largest * strategy.num_replicas_in_sync
+
+
+def said_by(strategy, caught):
+    """The texts of this library's warnings; only the chief gives any."""
+    texts = [
+        str(w.message) for w in caught if "Table 'items'" in str(w.message)
+    ]
+    if workers(strategy) and strategy.cluster_resolver.task_id:
+        assert not texts
+        return None
+    return texts
+
+
+def test_a_full_shard_beside_free_ones_is_said_once(strategy):
+    world = strategy.num_replicas_in_sync
+    layer = make(strategy, 12 * world, eviction="lru")
+    step = trainer(strategy, layer)
+    for part in (keys_on(0, world, 12), keys_on(0, world, 24)[12:]):
+        step(batches_of(part, world))
+    table = layer.tables["items"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert table.size == 12
+        assert table.size == 12
+    texts = said_by(strategy, caught)
+    assert texts is None or len(texts) == 1
+    for text in texts or []:
+        assert "shard 0 holds 12 keys and is full: it evicts" in text
+        free = 12 * (world - 1)
+        assert f"{free} free rows of {free}" in text
+
+
+# Values are assigned as Keras's loaders do, one weight after the other.
+@pytest.mark.parametrize("way", ["checkpoint", "assigned"])
+@pytest.mark.parametrize("rule", ["lru", "lfu"])
+def test_a_full_tables_evicted_keys_are_those_of_least_value(
+    strategy, tmp_path, way, rule
+):
+    world = strategy.num_replicas_in_sync
+    # On one replica, or by a version that had key k on shard k % n, they had
+    # room.
+    keys = np.array(
+        keys_on(0, world, 13)
+        + [k for s in range(1, world) for k in keys_on(s, world, 7)]
+    )
+    rng = np.random.default_rng(7)
+    keys = keys[np.lexsort((keys, keys % world))]
+    n = len(keys)
+    stored = {
+        "keys": keys,
+        "parameters": rng.normal(size=(n, DIM)).astype(np.float32),
+        "frequency": rng.integers(1, 5, n),
+        "last_used": rng.permutation(n),
+        "candidates": np.zeros([0, 3], np.int64),
+    }
+    mine = [i for i, k in enumerate(keys) if shard_of(int(k), world) == 0]
+    value = {"lru": ["last_used"], "lfu": ["frequency", "last_used"]}[rule]
+    mine.sort(key=lambda i: [stored[v][i] for v in value])
+    kept = sorted(set(range(n)) - set(mine[:3]), key=lambda i: keys[i])
+    layer = make(strategy, 10 * world, eviction=rule)
+    layer.build(None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if way == "checkpoint":
+            table = tf.train.Checkpoint(
+                **{name: tf.Variable(v) for name, v in stored.items()}
+            )
+            written = tf.train.Checkpoint(
+                layer=tf.train.Checkpoint(
+                    tables=tf.train.Checkpoint(items=table),
+                    step=tf.Variable(n, dtype=tf.int64),
+                )
+            ).save(str(tmp_path / "saved"))
+            tf.train.Checkpoint(layer=layer).restore(written)
+        else:
+            order = np.argsort(keys)
+            for name, variable in layer.tables["items"].variables.items():
+                rows = order if name != "candidates" else slice(None)
+                variable.assign(stored[name][rows])
+    found = state_of(layer)
+    for name in ("keys", "parameters", "frequency", "last_used"):
+        np.testing.assert_array_equal(found[name], stored[name][kept], name)
+    texts = said_by(strategy, caught)
+    assert texts is None or len(texts) == 1
+    for text in texts or []:
+        assert f"leaves out 3 of {n} keys" in text
+        assert f"over {world} replicas shard 0 would hold 13" in text
+        assert f"eviction='{rule}'" in text
+    # All rows there are have their own keys' vectors.
+    step = trainer(strategy, layer)
+    asked = stored["keys"][kept][:12]
+    for vectors in step(batches_of(asked, world)).values():
+        np.testing.assert_array_equal(
+            vectors["one"], stored["parameters"][kept][:4]
+        )
+
+
 def test_keys_are_removed_and_evicted_on_their_shards(strategy):
     world = strategy.num_replicas_in_sync
     layer = make(strategy, 20 * world, eviction="lfu")
@@ -316,3 +468,54 @@ def test_keys_are_removed_and_evicted_on_their_shards(strategy):
     table.evict(4)
     np.testing.assert_array_equal(table.keys(), [4, 5, 6, 7, 8, 9, 10])
     assert state(layer)
+
+
+def test_another_thread_finds_a_keys_vector_or_zeros(strategy):
+    if workers(strategy):
+        pytest.skip("Several workers look up in strategy.run alone.")
+
+    def own_key(shape, dtype=None, keys=None):
+        return tf.repeat(
+            tf.cast(keys[:, None], tf.float32) + 1, shape[1], axis=1
+        )
+
+    with strategy.scope():
+        table = tfrs_embed.TableConfig(
+            "items", 64, DIM, own_key, keys=tfrs_embed.DynamicKeys()
+        )
+        layer = tfrs_embed.PartialTPUEmbedding(
+            {"x": tfrs_embed.FeatureConfig("x", table)},
+            tf_keras.optimizers.SGD(0.0),
+            size_threshold=0,
+        )
+
+    def of_replica(keys):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer({"x": keys}, training=True)["x"])
+        return differentiate(tape, loss, layer.trainable_variables)
+
+    keys, rng = np.arange(300), np.random.default_rng(5)
+    step = tf.function(lambda keys: strategy.run(of_replica, [keys]))
+    look = tf.function(lambda: layer({"x": keys}, training=False)["x"])
+    wrong, found, stop = [], [0], threading.Event()
+
+    def read():
+        try:
+            while not stop.is_set():
+                vectors = look().numpy()[:, 0]
+                bad = (vectors != keys + 1.0) & (vectors != 0)
+                wrong.extend(zip(keys[bad], vectors[bad] - 1, strict=True))
+                found[0] += np.sum(vectors != 0)
+        except BaseException as error:
+            wrong.append(error)
+
+    step(tf.constant(rng.integers(0, 300, 24)))
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(150):
+        step(tf.constant(rng.integers(0, 300, 24)))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong and found[0] > 0

@@ -249,3 +249,32 @@ def test_a_layer_is_made_again_and_saved(strategy):
     found = loaded.look_up([[0], [1], [2], [3]])
     rows = layer.embedding_tables["d"].numpy()[:4]
     np.testing.assert_allclose(found, rows, rtol=1e-6)
+
+
+def test_many_tables_are_built_and_read_without_warnings(strategy, caplog):
+    def table(number, placement):
+        rows = {"hot_rows": (1, 5)} if placement == "row" else {}
+        name = f"{placement}_{number}"
+        return tfrs_embed.TableConfig(name, 20, 2, placement=placement, **rows)
+
+    tables = [
+        table(number, placement)
+        for placement in ("row", "replicated")
+        for number in range(6)
+    ]
+    keys = tfrs_embed.DynamicKeys()
+    tables += [
+        tfrs_embed.TableConfig(f"keys_{number}", 20, 2, keys=keys)
+        for number in range(6)
+    ]
+    features = {t.name: tfrs_embed.FeatureConfig(t.name, t) for t in tables}
+    with strategy.scope():
+        layer = tfrs_embed.PartialTPUEmbedding(features, "sgd")
+    with caplog.at_level("WARNING", tf.get_logger().name):
+        layer.build(None)
+        ids = np.array([1, 2, 3], np.int64)
+        batches = [dict.fromkeys(features, ids)]
+        stepper(strategy, layer)(batches * strategy.num_replicas_in_sync)
+        for name in features:
+            layer.tables[name].table.numpy()
+    assert "retracing" not in caplog.text

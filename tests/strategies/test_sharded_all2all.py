@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from dynamic_reference import keys_on, shard_of
 from helpers import assert_same, differentiate, state
 from keyed import (
     BOTH,
@@ -110,7 +111,8 @@ def test_training(strategy, hashed):
         assert layer.size == len(keyed.row)
         assert (
             layer.load
-            == max(np.bincount([key % world for key in keyed.row])) / ROWS
+            == max(np.bincount([shard_of(key, world) for key in keyed.row]))
+            / ROWS
         )
         assert len(layer.sizes) == len(local_ids(strategy))
     # Outside of the replicas, whole.
@@ -166,16 +168,18 @@ def test_full_shard_is_an_error_on_all_replicas(strategy):
     )
     step = trainer(strategy, layer)
 
+    full, [other, another] = keys_on(0, world, 6), keys_on(1, world, 2)
+
     def batches(keys):
-        # Only the last replica has them; the others have the key 1.
-        given = [np.ones([1, SLOTS, NNZ], np.int64) for _ in range(world)]
+        # Only the last replica has them; the others have one of shard 1.
+        given = [np.full([1, SLOTS, NNZ], other) for _ in range(world)]
         given[-1] = np.resize(keys, [1, SLOTS, NNZ]).astype(np.int64)
         return [(k, np.float32(1)) for k in given]
 
-    step(batches([0, -world, 2 * world]))
+    step(batches(full[:3]))
     before = state(layer)
     # Shard 0 has room for two of three. There is room on shard 1, too.
-    bad = [3 * world, 4 * world, 5 * world, 1 + world]
+    bad = [*full[3:], another]
     for _ in range(2):
         with pytest.raises(tf.errors.InvalidArgumentError) as caught:
             step(batches(bad))
@@ -183,7 +187,7 @@ def test_full_shard_is_an_error_on_all_replicas(strategy):
         assert re.search(
             "replica of rank 0: Layer 'full_shard': shard 0 is full: "
             "max_vocabulary_size_per_gpu=5, it holds 3 keys, and of the 3 new "
-            f"ones in this step, key {5 * world} is the first",
+            f"ones in this step, key {full[5]} is the first without room",
             text,
         )
     assert_same(state(layer), before)
@@ -214,11 +218,15 @@ def test_layers_share_nothing(strategy):
     world = strategy.num_replicas_in_sync
     layers = [make_layer(strategy) for _ in range(2)]
 
-    def replica_step(keys):
+    by_shard = [keys_on(shard, world, 1)[0] for shard in range(world)]
+    turned = [*by_shard[1:], by_shard[0]]
+
+    def replica_step(*keys):
         # Both exchanges are under way at once.
         with tf.GradientTape() as tape:
             outputs = [
-                layer(keys + i, training=True) for i, layer in enumerate(layers)
+                layer(k, training=True)
+                for layer, k in zip(layers, keys, strict=True)
             ]
             loss = tf.add_n([tf.reduce_sum(o) for o in outputs])
         differentiate(
@@ -226,18 +234,21 @@ def test_layers_share_nothing(strategy):
         )
         return tf.stack(outputs)
 
-    run = tf.function(lambda keys: strategy.run(replica_step, (keys,)))
-    keys = [np.full([1, SLOTS, NNZ], r) for r in range(world)]
-    outputs = local(strategy, run(distribute(strategy, keys)))
+    run = tf.function(lambda *keys: strategy.run(replica_step, keys))
+    keys = [
+        distribute(strategy, [np.full([1, SLOTS, NNZ], k) for k in of_layer])
+        for of_layer in (by_shard, turned)
+    ]
+    outputs = local(strategy, run(*keys))
     rows = initializer()((12 * world, DIM)).numpy()
     for replica, output in outputs.items():
         for i in range(2):
             # The first key of its shard has the shard's first row.
             expected = rows[(replica + i) % world]
             np.testing.assert_array_equal(output[i][0, 0, 0], expected)
-    for i, layer in enumerate(layers):
+    for layer in layers:
         np.testing.assert_array_equal(
-            layer.table.variables["keys"].numpy(), np.arange(world) + i
+            layer.table.variables["keys"].numpy(), sorted(by_shard)
         )
 
 

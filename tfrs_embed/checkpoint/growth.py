@@ -41,7 +41,8 @@ def growing_tables(shrink: bool = False) -> Iterator[None]:
     Args:
         shrink: whether tables with `DynamicKeys` may take less keys than a
             checkpoint has: those stay that would be evicted last. It holds for
-            tables that are there when they are restored.
+            tables that are there when they are restored. Tables that evict keys
+            in steps do so anyhow, and warn.
 
     Yields:
         Nothing.

@@ -29,8 +29,29 @@ _TENSORFLOWS = (
     "tf-nightly-cpu",
 )
 _OTHERS = ("tf-keras", "keras", "keras-rs", "numpy", "tensorflow-recommenders")
-# Of variables with these beginnings the report has the values, of no others.
-_PREFIXES = ("TFRS_EMBED_", "TF_")
+# Variables that this package or TensorFlow reads, and that decide what they do:
+# the report has the values of these and of no others. Other programs' secrets
+# begin with TF_, too: Terraform's are TF_VAR_... and TF_TOKEN_...
+_VARIABLES = (
+    *("TFRS_EMBED_KERNELS", "TFRS_EMBED_LOOPS", "TFRS_EMBED_PROGRESS"),
+    *("TF_CONFIG", "TF_USE_LEGACY_KERAS"),
+    *("TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL", "TF_CPP_VMODULE"),
+    *("TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS"),
+    *("TF_OVERRIDE_GLOBAL_THREADPOOL", "TF_SYNC_ON_FINISH"),
+    *("TF_ENABLE_ONEDNN_OPTS", "TF_ONEDNN_USE_SYSTEM_ALLOCATOR"),
+    *("TF_SET_ONEDNN_FPMATH_MODE", "TF_ENABLE_ZENDNN_OPTS"),
+    *("TF_DETERMINISTIC_OPS", "TF_CUDNN_DETERMINISTIC"),
+    *("TF_CUDNN_USE_AUTOTUNE", "TF_MATMUL_AUTOTUNE_ENABLE"),
+    *("TF_FORCE_GPU_ALLOW_GROWTH", "TF_FORCE_UNIFIED_MEMORY"),
+    *("TF_GPU_ALLOCATOR", "TF_GPU_HOST_MEM_LIMIT_IN_MB"),
+    *("TF_DEVICE_MIN_SYS_MEMORY_IN_MB", "TF_PER_DEVICE_MEMORY_LIMIT_MB"),
+    *("TF_GPU_THREAD_COUNT", "TF_GPU_THREAD_MODE"),
+    *("TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB"),
+    *("TF_ENABLE_COND_V2", "TF_ENABLE_CONTROL_FLOW_V2", "TF_ENABLE_WHILE_V2"),
+    *("TF_XLA_FLAGS", "TF_FUNCTION_JIT_COMPILE_DEFAULT", "TF_XLA_BRIDGE"),
+    *("TF_GRPC_DEFAULT_OPTIONS", "TF_GRPC_REUSE_PORT"),
+    *("TF_DATA_EXPERIMENT_OPT_IN", "TF_DATA_EXPERIMENT_OPT_OUT"),
+)
 _LEGACY = "TF_USE_LEGACY_KERAS"
 # Instruction sets that decide how fast lookups are, as Linux calls them.
 _INSTRUCTION_SETS = (
@@ -52,8 +73,9 @@ def add_parser(commands: Any) -> None:
         "show versions, devices and settings, for a bug report",
         "Shows what others need to know to see what you see: versions, "
         "processor, memory, devices, which Keras tf.keras is, whether compiled "
-        "kernels are in use, and the environment variables that begin with "
-        "TFRS_EMBED_ or TF_. Of other variables it shows nothing.",
+        "kernels are in use, and environment variables that this package or "
+        "TensorFlow reads. TF_CONFIG has the names of a cluster's hosts. It "
+        "shows no other variables, whatever their names begin with.",
         "tfrs-embed info\ntfrs-embed info --json > info.json",
     )
     parser.add_argument(
@@ -98,9 +120,9 @@ def gather(environment: Mapping[str, str]) -> dict[str, Any]:
         "tf.keras": {**_tf_keras(), _LEGACY: environment.get(_LEGACY)},
         "kernels": dataclasses.asdict(kernels.status()),
         "environment": {
-            name: value
-            for name, value in sorted(environment.items())
-            if name.startswith(_PREFIXES)
+            name: environment[name]
+            for name in sorted(_VARIABLES)
+            if name in environment
         },
     }
 
@@ -245,4 +267,4 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in found["environment"].items():
         yield "environment", f"{name}={value}"
     if not found["environment"]:
-        yield "environment", "no variable that begins with TFRS_EMBED_ or TF_"
+        yield "environment", "none of the variables that are shown is set"

@@ -93,6 +93,7 @@ class Received(NamedTuple):
         step: scalar int64, the number of such a step.
         new_keys: [m] int64, the keys that such a step admits.
         initial: [m, dim] float32, their initial rows.
+        version: scalar int64, when keys were found to have these rows.
         collected: what a first stage of the exchange has collected, if there
             are two.
     """
@@ -108,6 +109,7 @@ class Received(NamedTuple):
     step: tf.Tensor | None = None
     new_keys: tf.Tensor | None = None
     initial: tf.Tensor | None = None
+    version: tf.Tensor | None = None
     collected: Collected | None = None
 
 

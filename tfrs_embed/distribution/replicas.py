@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import cross_device_ops
+from tfrs_embed.graphs import TracedOnce
 
 # TensorFlow numbers its own collectives upwards from 100, one per step and
 # collective; ours have keys of their own.
@@ -171,7 +172,6 @@ class Replicas:
         ids = self._ids()
         channel = self.allocate(1)
 
-        @tf.function(autograph=False)
         def gather() -> list[tf.Tensor]:
             return [
                 self.gather(i, tf.constant([ids[i]], tf.int64), channel)
@@ -179,7 +179,9 @@ class Replicas:
             ]
 
         with tf.init_scope():
-            [self._ids_by_rank, *_] = [g.numpy().tolist() for g in gather()]
+            [self._ids_by_rank, *_] = [
+                g.numpy().tolist() for g in TracedOnce(gather)()
+            ]
         return [self._ids_by_rank.index(i) for i in ids]
 
     def count_layer(self) -> int:

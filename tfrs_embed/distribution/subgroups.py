@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.distribution.replicas import Group, Replicas
+from tfrs_embed.graphs import TracedOnce
 
 
 class Subgroups:
@@ -49,7 +50,6 @@ class Subgroups:
         """
         channel = self._replicas.allocate(1)
 
-        @tf.function(autograph=False)
         def gather() -> list[tf.Tensor]:
             return [
                 self._replicas.gather(
@@ -61,7 +61,7 @@ class Subgroups:
             ]
 
         with tf.init_scope():
-            return [found.numpy().tolist() for found in gather()]
+            return [found.numpy().tolist() for found in TracedOnce(gather)()]
 
     def all_to_all(
         self, replica: int, values: tf.Tensor, channel: int, bucket: Any = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -24,8 +24,11 @@ from tfrs_embed.engines.tables.dynamic_rows import (
     rows_at_first,
 )
 from tfrs_embed.engines.tables.key_rules import TRASH
+from tfrs_embed.engines.tables.key_table import Found
 from tfrs_embed.ops import concat_gradients
+from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.rounding import widen
 from tfrs_embed.ops.update import GradientContributions
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.strategies import refuse_in_xla
@@ -166,18 +169,71 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
             )
         else:
             planned = {}
+        found = {
+            name: Found(planned[name].rows, planned[name].version)
+            if name in planned
+            else self._rows[name].look_up(requests[name].keys)
+            for name in requests
+        }
         for name, mine in self._places().items():
-            rows = (
-                planned[name].rows
-                if name in planned
-                else self._rows[name].find(requests[name].keys)
-            )
-            for i, part in _split(rows, bags, mine).items():
+            for i, part in _split(found[name].rows, bags, mine).items():
                 located[i] = bags[i]._replace(ids=part)
         activations = self._shard.lookup(
             [f.table.name for f in self.features], located, training, dtype
         )
+        if not training:
+            activations = self._check_read(found, bags, activations)
+        # Vectors that went through a branch could not be written to their
+        # places in a concatenation at once: a training step relies on being the
+        # only one.
         return activations, _Residuals(list(bags), requests, planned)
+
+    def _check_read(
+        self,
+        found: Mapping[str, Found],
+        bags: Sequence[BaggedIds],
+        activations: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Reads again if rows were given to other keys while they were read.
+
+        Args:
+            found: the rows of each table's keys.
+            bags: each feature's bags of keys.
+            activations: each feature's vectors, as they were read.
+
+        Returns:
+            Each feature's vectors; that of a key without a row is zeros.
+        """
+        with tf.control_dependencies(graphs.here(activations)):
+            changed = tf.add_n(
+                [self._rows[n].key_table.check(*f)[1] for n, f in found.items()]
+            )
+        checked: list[tf.Tensor] = tf.cond(
+            changed > 0,
+            lambda: [
+                tf.reshape(tf.cast(mended, read.dtype), tf.shape(read))
+                for mended, read in zip(
+                    self._read_again(found, bags), activations, strict=True
+                )
+            ],
+            lambda: [tf.identity(a) for a in activations],
+        )
+        for after, before in zip(checked, activations, strict=True):
+            after.set_shape(before.shape)
+        return checked
+
+    def _read_again(
+        self,
+        found: Mapping[str, Found],
+        bags: Sequence[BaggedIds],
+    ) -> list[tf.Tensor]:
+        """Looks up features by vectors that are checked one by one."""
+        activations: list[Any] = [None] * len(bags)
+        for name, mine in self._places().items():
+            vectors = widen(self._rows[name].read(found[name]))
+            for i, part in _split(vectors, bags, mine).items():
+                activations[i] = lookup_ops.combine(part, None, bags[i])
+        return activations
 
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]

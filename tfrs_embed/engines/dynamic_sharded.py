@@ -15,7 +15,7 @@ from tfrs_embed.engines.dynamic import (
 )
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.replica_engine import NEW_KEYS, Residuals
-from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.sharded_keys import ShardedKeysEngine
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.dynamic_rows import (
@@ -27,16 +27,17 @@ from tfrs_embed.engines.tables.dynamic_rows import (
     plan,
     rows_at_first,
 )
+from tfrs_embed.engines.tables.key_table import Found
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.optimizers.rules import TableOptimizer
 
 
-class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
+class DynamicShardedEngine(EngineOfKeys, ShardedKeysEngine):
     """Spreads keys over the replicas of a strategy, and gives them rows there.
 
-    Key k is one of shard k % replicas, which has rows for
-    vocabulary_size / replicas keys and evicts by itself.
+    Each shard has rows for vocabulary_size / replicas keys and evicts by
+    itself.
 
     Args:
         features: the features to look up, in the order of each call.
@@ -66,7 +67,7 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
 
     def _make_groups(self) -> list[TableGroup]:
         # A group numbers its tables' rows one after the other, which can't be
-        # done with keys. A key's shard is what a checkpoint's reader counts on.
+        # done with keys.
         world = self._replicas.world
         self._first_shards = dict.fromkeys(self.states, 0)
         return [
@@ -118,9 +119,6 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
         refuse_to_trace(self._name)
         return super()._lookup_outside(bags)
 
-    def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:
-        return False  # A bag's keys have to be found before they are rows.
-
     def _table_of(self, group: int) -> str:
         [table] = self._groups[group].tables
         return table.name
@@ -139,8 +137,8 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
             table = self._table_of(i)
             keys = self._keys(replica, asked.rows)
             if not training or self.optimizers[table] is None:
-                rows = self._rows[table][replica].find(keys)
-                located[i] = asked._replace(rows=rows)
+                there = self._rows[table][replica].look_up(keys)
+                located[i] = asked._replace(**there._asdict())
                 continue
             counts = tf.math.unsorted_segment_sum(
                 tf.ones_like(routed.index, tf.int64),
@@ -168,8 +166,17 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
                 rows=found.rows,
                 new_keys=found.new_keys,
                 initial=found.initial,
+                version=found.version,
             )
         return located
+
+    def _check_read(
+        self, replica: int, group: int, asked: Received, rows: tf.Tensor
+    ) -> tf.Tensor:
+        found = Found(asked.rows, asked.version)
+        return self._rows[self._table_of(group)][replica].check_vectors(
+            found, rows
+        )
 
     def _request(self, replica: int, group: int, received: Received) -> Request:
         return Request(
@@ -191,7 +198,7 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
             committed = commit(
                 [self._request(replica, i, received[i]) for i in planned],
                 [
-                    Planned(r.rows, r.new_keys, r.initial)
+                    Planned(r.rows, r.new_keys, r.initial, r.version)
                     for r in (received[i] for i in planned)
                 ],
             )
@@ -200,8 +207,11 @@ class DynamicShardedEngine(EngineOfKeys, ShardedEngine):
             settled[i] = received[i]._replace(rows=rows)
         return settled
 
-    def _find(self, replica: int, table: str, keys: tf.Tensor) -> tf.Tensor:
-        return self._rows[table][replica].find(self._keys(replica, keys))
+    def _read_outside(
+        self, replica: int, table: str, keys: tf.Tensor
+    ) -> tf.Tensor:
+        rows = self._rows[table][replica]
+        return rows.read(rows.look_up(self._keys(replica, keys)))
 
     def _trained(self, received: Received) -> tf.Tensor:
         [first, *_] = self._rows.values()

@@ -1,8 +1,8 @@
 """A sharded table that gives rows to keys as these come.
 
-A key's shard is the one that a row of that number would be on; which of the
-shard's rows it has is what the shard's key map says. A key gets its row in the
-lookup of the training step that first uses it.
+A mixture of a key's bits decides its shard; the shard's key map says which row
+the key has there. A key gets its row in the lookup of the training step that
+first uses it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from tfrs_embed.distribution.exchange import Received, Route
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.replica_engine import NEW_KEYS
 from tfrs_embed.engines.shard import Shard
-from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.sharded_keys import ShardedKeysEngine
 from tfrs_embed.engines.table_group import rows_per_shard
 from tfrs_embed.engines.tables.hashed import HashedTable
 from tfrs_embed.engines.tables.key_map import UNKNOWN, KeyMap
 from tfrs_embed.engines.tables.keyed_rows import KeyedRows
 from tfrs_embed.engines.tables.state import TableState
-from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.optimizers.rules import TableOptimizer
 
 
-class HashedEngine(ShardedEngine):
+class HashedEngine(ShardedKeysEngine):
     """Spreads keys of any value over the replicas of a strategy.
 
     Each shard has rows for vocabulary_size / replicas keys. A key without a row
@@ -78,6 +77,7 @@ class HashedEngine(ShardedEngine):
             self._name,
             self._capacity,
             "max_vocabulary_size_per_gpu",
+            "A larger max_vocabulary_size_per_gpu makes it.",
             table.dim,
             self._maps,
             [shard.variables[table.name] for shard in self._shards],
@@ -114,9 +114,6 @@ class HashedEngine(ShardedEngine):
         """See the base class."""
         assert self._rows is not None
         return self._rows.key_counts()
-
-    def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:
-        return False  # A bag's keys have to be found before they are rows.
 
     def _locate(
         self,
@@ -185,7 +182,8 @@ class HashedEngine(ShardedEngine):
             tf.size(new),
             " new ones in this step, key ",
             tf.reduce_sum(key),
-            " is the first without room.",
+            " is the first without room. A larger max_vocabulary_size_per_gpu "
+            "makes room on all shards.",
         )
 
     def _read(

@@ -25,6 +25,7 @@ from tfrs_embed.distribution.hot_rows import HotKeys
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup
+from tfrs_embed.graphs import TracedOnce
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
 from tfrs_embed.optimizers.rules import TableOptimizer
 
@@ -215,7 +216,6 @@ class HotRows:
             places[mine] = rank * most + np.arange(len(mine))
         channel = replicas.allocate(1)
 
-        @tf.function(autograph=False)
         def gather() -> list[tf.Tensor]:
             return [
                 replicas.gather(
@@ -229,7 +229,8 @@ class HotRows:
                 for i, shard in enumerate(shards)
             ]
 
-        for shard, rows in zip(shards, gather(), strict=True):
+        gathered = TracedOnce(gather)()
+        for shard, rows in zip(shards, gathered, strict=True):
             with tf.device(shard.device):
                 shard.variables[hot.copies.name][PARAMETERS].assign(
                     tf.gather(rows, places)

@@ -22,6 +22,7 @@ from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.engines.replica_engine import ReplicasEngine, Residuals
 from tfrs_embed.engines.table_group import TableGroup, by_width
 from tfrs_embed.engines.tables.mirrored import MirroredTable
+from tfrs_embed.graphs import TracedOnce
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds
@@ -78,11 +79,16 @@ class MirroredEngine(ReplicasEngine):
 
     def _fill(self, table: TableSpec) -> None:
         channel = self._replicas.allocate(1)
-        buckets: dict[int, int] = {}
+        of_first_rank: dict[int, TracedOnce] = {}
         for start, block in initial_blocks(table):
             size = block.shape[0]
-            bucket = buckets.setdefault(size, len(buckets))
-            block = self._of_first_rank(block, channel, bucket)
+            # An initializer without a seed gives each worker its own values.
+            if self._replicas.workers > 1:
+                if size not in of_first_rank:
+                    of_first_rank[size] = self._taker(
+                        block, channel, len(of_first_rank)
+                    )
+                block = of_first_rank[size](block)
             rows = tf.range(start, start + size)
             for shard in self._shards:
                 variable = shard.variables[table.name][PARAMETERS]
@@ -265,22 +271,14 @@ class MirroredEngine(ReplicasEngine):
             )
         return _Rows(unique, tf.range(tf.size(unique)), total)
 
-    def _of_first_rank(
-        self, block: tf.Tensor, channel: int, bucket: int
-    ) -> tf.Tensor:
-        """The block that the worker of rank 0 has, [n, dim].
+    def _taker(self, block: tf.Tensor, channel: int, bucket: int) -> TracedOnce:
+        """A function of a block like this: returns that of rank 0's worker."""
 
-        An initializer without a seed gives each worker values of its own.
-        """
-        if self._replicas.workers == 1:
-            return block
-
-        @tf.function(autograph=False)
-        def gather() -> tf.Tensor:
+        def take(block: tf.Tensor) -> tf.Tensor:
             gathered = [
                 self._replicas.gather(i, block, channel, bucket)
                 for i in range(self._replicas.local)
             ]
-            return gathered[0]
+            return gathered[0][: block.shape[0]]
 
-        return gather()[: block.shape[0]]
+        return TracedOnce(take, tf.TensorSpec.from_tensor(block))

@@ -306,7 +306,9 @@ class ShardedEngine(ReplicasEngine):
         }
         device = self._shards[replica].device
         routes = [
-            self._row_exchange.route(group.keys(bags), device, training)
+            self._row_exchange.route(
+                self._numbers(group.keys(bags)), device, training
+            )
             for group in groups.values()
         ]
         hot = {}
@@ -440,6 +442,7 @@ class ShardedEngine(ReplicasEngine):
             groups.items(), routes, received, strict=True
         ):
             rows = self._gather(shard, group, asked.rows, training)
+            rows = self._check_read(replica, i, asked, rows)
             rows = self._row_exchange.send_rows(replica, i, asked, rows)
             position = asked.position
             if i in hot:
@@ -604,6 +607,12 @@ class ShardedEngine(ReplicasEngine):
         """
         return received
 
+    def _check_read(
+        self, replica: int, group: int, asked: Received, rows: tf.Tensor
+    ) -> tf.Tensor:
+        """Rows of a group, [n, dim], that were read where `_locate` said."""
+        return rows
+
     def _settle(
         self,
         replica: int,
@@ -619,15 +628,20 @@ class ShardedEngine(ReplicasEngine):
         """
         return received
 
+    def _read_outside(
+        self, replica: int, table: str, keys: tf.Tensor
+    ) -> tf.Tensor:
+        """Rows, [n, dim], of keys of a shard, without a replica that asks."""
+        rows = self._find(replica, table, keys)
+        return self._read(self._shards[replica], table, rows)
+
     def _find(self, replica: int, table: str, keys: tf.Tensor) -> tf.Tensor:
         """Rows without a replica that asks: keys [n] int64, rows alike."""
         return keys
 
-    def _keys(self, replica: int, quotients: tf.Tensor) -> tf.Tensor:
-        """The keys that were sent to a shard, from their quotients."""
-        # A key's route is key // world and key % world, the shard.
-        world, rank = self._replicas.world, self._replicas.ranks[replica]
-        return quotients if world == 1 else quotients * world + rank
+    def _numbers(self, ids: tf.Tensor) -> tf.Tensor:
+        """The numbers by which ids are sent: row // world, shard % world."""
+        return ids
 
     def _read(
         self,
@@ -679,9 +693,10 @@ class ShardedEngine(ReplicasEngine):
             first = self._first_shards[feature.table.name]
             positions = positions_of(self._replicas, first)
             by_position = [positions.index(p) for p in range(world)]
-            owner = tf.cast(tf.math.floormod(b.ids, world), tf.int32)
+            numbers = self._numbers(b.ids)
+            owner = tf.cast(tf.math.floormod(numbers, world), tf.int32)
             rows = tf.dynamic_partition(
-                tf.math.floordiv(b.ids, world), owner, world
+                tf.math.floordiv(numbers, world), owner, world
             )
             places = tf.dynamic_partition(
                 tf.range(tf.size(b.ids)), owner, world
@@ -689,11 +704,7 @@ class ShardedEngine(ReplicasEngine):
             found = tf.dynamic_stitch(
                 places,
                 [
-                    self._read(
-                        self._shards[i],
-                        feature.table.name,
-                        self._find(i, feature.table.name, r),
-                    )
+                    self._read_outside(i, feature.table.name, r)
                     for i, r in zip(by_position, rows, strict=True)
                 ],
             )

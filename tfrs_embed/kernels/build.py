@@ -17,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import tensorflow as tf
 
+from tfrs_embed import progress
 from tfrs_embed.kernels import files, installed
 
 _FLAGS = [
@@ -91,14 +92,16 @@ def build(
     command = [*compiler.split(), *_FLAGS, *flags]
     with tempfile.TemporaryDirectory() as scratch:
         jobs = _compilations(Path(scratch))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for _ in pool.map(lambda job: _run([*command, *job]), jobs):
-                pass
         result = Path(scratch) / files.file_name()
         objects = [job[-1] for job in jobs]
         libraries = tf.sysconfig.get_link_flags()
         linked = [*objects, *link_flags, *libraries, "-o", str(result)]
-        _run([*command, "-shared", *linked])
+        with progress.Task(
+            "Compiling", "the kernels", len(jobs) + 1, "files", steady=False
+        ) as task:
+            _run_all([[*command, *job] for job in jobs], task)
+            _run([*command, "-shared", *linked])
+            task.advance()
         return _install(result, output)
 
 
@@ -133,6 +136,22 @@ def _compilations(scratch: Path) -> list[list[str]]:
         [*flags, "-c", str(files.SOURCES / source), "-o", f"{scratch / job}.o"]
         for job, source, flags in jobs
     ]
+
+
+def _run_all(commands: list[list[str]], task: progress.Task) -> None:
+    """Runs commands, as many at a time as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        running = {pool.submit(_run, command) for command in commands}
+        try:
+            while running:
+                # The progress is shown every second, whatever has ended.
+                ended, running = wait(running, 1, FIRST_COMPLETED)
+                for each in ended:
+                    each.result()
+                task.advance(len(ended))
+        finally:
+            for each in running:
+                each.cancel()
 
 
 def _run(command: list[str]) -> None:
@@ -199,7 +218,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"The kernels are built: {found}")
         return 0
     print(
-        f"Compiling the kernels for TensorFlow {tf.__version__} ...", flush=True
+        f"Compiling the kernels for TensorFlow {tf.__version__}; two cores "
+        "take one to two minutes ...",
+        flush=True,
     )
     try:
         built = build(args.output)

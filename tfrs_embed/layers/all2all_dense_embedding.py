@@ -39,8 +39,9 @@ class All2AllDenseEmbedding(Layer):
     """Looks keys up in one table that is spread over the replicas.
 
     The arguments and shapes are those of the layer of this name in NVIDIA's
-    Sparse Operation Kit. Each replica looks up its own part of the batch, and
-    shard key % replicas holds a key's row; keys, rows and gradients are
+    Sparse Operation Kit. Each replica looks up its own part of the batch. A
+    key's row is on the replica that a hash of the key says, or, without
+    `use_hashtable`, on replica key % replicas; keys, rows and gradients are
     exchanged all to all. Gradients are summed over the replicas. With one
     replica, and with no strategy, nothing is exchanged.
 
@@ -74,7 +75,8 @@ class All2AllDenseEmbedding(Layer):
             max_vocabulary_size_per_gpu * replicas - 1.
         key_dtype: the dtype of the inputs: int32, int64, uint32 or uint64.
         embedding_initializer: initializer of the rows, as in Keras; None:
-            uniform in [-0.05, 0.05].
+            uniform in [-0.05, 0.05]. With admission, eviction or when_full, and
+            without a seed, rows depend on the key and the layer's name.
         optimizer: trains the table, as in `PartialTPUEmbedding`; None: it is
             not trained, and no key gets a row.
         admission: which keys get rows, as in `DynamicKeys`. With this, eviction
@@ -188,7 +190,9 @@ class All2AllDenseEmbedding(Layer):
             initializer=initializer,
             keys=arguments.keys(),
         )
-        spec = configs.parse(configs.FeatureConfig("keys", table))
+        spec = configs.parse(
+            configs.FeatureConfig("keys", table), owner=self.name
+        )
         [feature] = spec.features
         return feature
 
@@ -255,6 +259,7 @@ class All2AllDenseEmbedding(Layer):
         ):
             self._engine_layer.ensure_built()
         self.step = self._engine_layer.step
+        self.table.step_restored()
         self._has_table = True
 
     if TYPE_CHECKING:

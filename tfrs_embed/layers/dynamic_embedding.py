@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfrs_embed import configs, placement, serialization
 from tfrs_embed.arguments import named
 from tfrs_embed.distribution import wire
+from tfrs_embed.distribution.key_shards import shards_of
 from tfrs_embed.dynamic_keys import (
     DynamicKeys,
     rule_from_config,
@@ -20,6 +21,8 @@ from tfrs_embed.layers import errors
 from tfrs_embed.layers.table_arguments import TableArguments, check_integer
 from tfrs_embed.layers.table_holder import TableHolder
 from tfrs_embed.layers.table_layer import TableLayer
+from tfrs_embed.ops.checks import Checks
+from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.types import Combiner, LayerArguments, Optimizer
 
@@ -54,9 +57,12 @@ class DynamicEmbedding(TableLayer):
             none has.
         eviction_policy: "lfu", "lru", a `TimeToLive`, a function or None: the
             `eviction` of `DynamicKeys`.
-        input_dim: the number of rows. None: that of the initial vocabulary.
+        input_dim: the number of rows. None: that of the initial vocabulary; on
+            several replicas so many more that each of its keys finds a row on
+            its replica.
         embedding_initializer: initializer of the rows, as in Keras; it has to
             be one that makes rows by their keys, see docs/dynamic_tables.md.
+            Without a seed, rows depend on the key and the layer's name.
         optimizer: trains the table, as in `PartialTPUEmbedding`.
         key_dtype: the keys' dtype. None: that of the initial vocabulary, or
             int64.
@@ -135,6 +141,9 @@ class DynamicEmbedding(TableLayer):
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where}: {error}") from error
         self._vocabulary.convert(keys.dtype)
+        if input_dim is None:
+            world = self._strategy.num_replicas_in_sync
+            rows = self._vocabulary.rows(keys.dtype, world)
         table = configs.TableConfig(
             _TABLE,
             rows,
@@ -153,7 +162,9 @@ class DynamicEmbedding(TableLayer):
             plan=None,
             communication_dtype=wire.communication_dtype(communication_dtype),
         )
-        spec = configs.parse(configs.FeatureConfig("keys", table), keras)
+        spec = configs.parse(
+            configs.FeatureConfig("keys", table), keras, self.name
+        )
         routes = placement.route(spec, None, self._strategy)
         self._place(spec, routes, arguments)
 
@@ -311,6 +322,18 @@ class _Vocabulary:
                     f"{self._what} has {key}, which is no {dtype.name}."
                 )
         self.keys = self.keys.astype(dtype.as_numpy_dtype)
+
+    def rows(self, dtype: tf.DType, world: int) -> int:
+        """The rows of a table over replicas, each of which has its keys' ones.
+
+        Args:
+            dtype: the table's dtype of keys.
+            world: the number of replicas.
+        """
+        if world == 1:
+            return len(self.keys)
+        keys = as_int64(self._what, dtype, self.keys, Checks()).numpy()
+        return world * int(np.bincount(shards_of(keys, world)).max())
 
     def to_config(self) -> list[Any] | None:
         """The keys, JSON-able."""

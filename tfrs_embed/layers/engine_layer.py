@@ -15,6 +15,7 @@ from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.checkpoint.rows import other_slot
 from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.tables.column import Column
 from tfrs_embed.engines.tables.state import Tables
 from tfrs_embed.initial_values import building
 from tfrs_embed.layers import errors
@@ -253,7 +254,8 @@ class EngineLayer(Layer):
 
         Raises:
             ValueError: a table or a slot is not there, or of another shape, or
-                the layer isn't built; nothing has been changed.
+                a table has no room for its keys, or the layer isn't built;
+                nothing has been changed.
         """
         if not self.built:
             if "step" in store:
@@ -274,6 +276,9 @@ class EngineLayer(Layer):
             if not self._refusal or "step" in store:
                 self._refusal = str(error)
             raise ValueError(self._refusal) from None
+        for variable, value in found:
+            if isinstance(variable, Column):
+                variable.check_value(value)
         # A deferred update belongs to the tables that are being replaced.
         self._engine.drop_deferred()
         for variable, value in found:

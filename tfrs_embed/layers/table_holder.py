@@ -234,6 +234,8 @@ class TableHolder(Layer):
                 self._track_trackable(
                     self._engine_layer.step, "step", overwrite=True
                 )
+                for state in self._engine_layer.engine.states.values():
+                    state.step_restored()
             for table in self._spec.tables:
                 layer = self._keras_layer(table.name)
                 if layer is None:

@@ -160,8 +160,6 @@ class TableMonitor:
             nonfinite_rows=int(np.sum(every.nonfinite)),
             lookups=counted,
         )
-        if not every.ids.size:
-            return _with_keys(report, state, step)
         report = self._compare(report, state, every, held, step)
         return _with_keys(report, state, step)
 
@@ -180,7 +178,8 @@ class TableMonitor:
         changed = np.full(len(now.ids), first - 1, np.int64)
         moved = np.zeros(len(now.ids), bool)
         more: dict[str, Any] = {}
-        if before is not None:
+        read = len(now.ids) > 0  # There are no shares of no rows.
+        if before is not None and read:
             place = before.find(now.ids)
             known = place >= 0
             moved = ~known  # A key that came has changed.
@@ -197,10 +196,10 @@ class TableMonitor:
                 for n in IDLE_STEPS
                 if n <= span
             }
-        if now.untouched is not None:
+        if now.untouched is not None and read:
             more["untouched_share"] = float(now.untouched.mean())
             more["untouched_by"] = "slots"
-        elif before is not None:
+        elif before is not None and read:
             more["untouched_share"] = float(np.mean(changed < first))
             more["untouched_by"] = "values"
         self._seen[name] = Seen(

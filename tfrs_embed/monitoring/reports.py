@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -152,8 +153,10 @@ class ReplicaReport:
 
 
 @dataclasses.dataclass(frozen=True)
-class StatisticsReport:
+class StatisticsReport(Mapping[str, TableReport]):
     """Statistics of a layer's tables; prints as a table.
+
+    It maps tables' names to their statistics.
 
     Example:
         >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
@@ -186,6 +189,14 @@ class StatisticsReport:
             if each.table == table:
                 return each
         raise KeyError(table)
+
+    def __iter__(self) -> Iterator[str]:
+        """The tables' names."""
+        return (each.table for each in self.tables)
+
+    def __len__(self) -> int:
+        """The number of tables."""
+        return len(self.tables)
 
     @property
     def imbalance(self) -> float | None:

@@ -105,6 +105,15 @@ class Column(CompositeVariable, Saved):
         else:
             self._rows.write(self._which, value)
 
+    def check_value(self, value: Any) -> None:
+        """Checks keys that are to be assigned, and changes nothing.
+
+        Raises:
+            ValueError: they can't be.
+        """
+        if self._which == KEYS:
+            self._rows.check_keys(np.asarray(value))
+
     @property
     def _workers(self) -> int:
         return self._rows.workers

@@ -18,6 +18,7 @@ from tfrs_embed.engines.tables.dynamic_columns import (
     CandidatesColumn,
     DynamicColumn,
     DynamicKeyedRows,
+    eviction_order,
 )
 from tfrs_embed.engines.tables.dynamic_rows import DynamicRows
 from tfrs_embed.engines.tables.state import TableState
@@ -68,7 +69,7 @@ class DynamicTable(TableState):
             strategy: the strategy that it was made under.
             step: the number of updates made, as the engine has it.
         """
-        rows = DynamicKeyedRows(self.spec, shards, replicas)
+        rows = DynamicKeyedRows(self.spec, shards, replicas, step)
         self._rows = rows
         self._step = step
         table = self.spec.name
@@ -90,6 +91,10 @@ class DynamicTable(TableState):
                 strategy,
             ),
         )
+
+    def step_restored(self) -> None:
+        """See the base class."""
+        self._rows.count_from_step()
 
     def _add_column(
         self,
@@ -162,6 +167,9 @@ class DynamicTable(TableState):
     def give_rows(self, keys: Any) -> None:
         """Gives initial rows to keys, in the place of all that have any.
 
+        If the table evicts keys, those for which their shards have no room are
+        left out, with a warning.
+
         Args:
             keys: of the table's dtype of keys, [n].
 
@@ -233,35 +241,10 @@ class DynamicTable(TableState):
             raise ValueError(f"{where}: say how many keys to evict.")
         keys = rows.read_keys()
         frequency, last_used = (rows.read(name) for name in COUNTERS)
-        if isinstance(rule, TimeToLive):
-            if count is None:
-                age = int(np.asarray(self._step)) - last_used
-                return np.flatnonzero(age > rule.steps)
-            order = np.lexsort((keys, last_used))
-        elif rule == "lru":
-            order = np.lexsort((keys, last_used))
-        elif rule == "lfu":
-            order = np.lexsort((keys, last_used, frequency))
-        else:
-            scores = np.asarray(rule(keys, last_used, frequency))  # type: ignore[operator]
-            numbers = scores.dtype.kind in "iufb"
-            if (
-                numbers
-                and scores.shape == keys.shape
-                and np.isnan(scores).any()
-            ):
-                raise ValueError(
-                    f"{where}: its eviction rule returned NaN for key "
-                    f"{keys[np.isnan(scores)][0]}."
-                )
-            if scores.shape != keys.shape or not numbers:
-                raise ValueError(
-                    f"{where}: its eviction rule returned {scores.dtype} of "
-                    f"shape {list(scores.shape)}, not a number for each of "
-                    f"{len(keys)} keys."
-                )
-            order = np.lexsort((keys, scores))
-        return order[:count]
+        if isinstance(rule, TimeToLive) and count is None:
+            age = int(np.asarray(self._step)) - last_used
+            return np.flatnonzero(age > rule.steps)
+        return eviction_order(self.spec, keys, frequency, last_used)[:count]
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """What training steps did with keys: the last one, and all together.

@@ -6,7 +6,9 @@ candidates: keys without rows, with theirs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,16 +21,21 @@ from tfrs_embed.checkpoint.rows import (
     FREQUENCY,
     KEYS,
     LAST_USED,
+    key_of,
     sibling,
 )
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.configs import TableSpec
+from tfrs_embed.distribution.key_shards import shards_of
 from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.dynamic_keys import TimeToLive
 from tfrs_embed.engines.tables.column import Column
 from tfrs_embed.engines.tables.dynamic_rows import DynamicRows
 from tfrs_embed.engines.tables.keyed_rows import KeyedRows
 
 COUNTERS = (FREQUENCY, LAST_USED)
+# A full shard is warned of if more than this part of the table's rows is free.
+_FREE_PART = 1 / 8
 
 
 class DynamicKeyedRows(KeyedRows):
@@ -38,6 +45,7 @@ class DynamicKeyedRows(KeyedRows):
         table: the table.
         shards: this process's shards of it.
         replicas: the replicas.
+        step: the number of updates made, as the engine has it.
     """
 
     has_counters = True
@@ -47,11 +55,15 @@ class DynamicKeyedRows(KeyedRows):
         table: TableSpec,
         shards: Sequence[DynamicRows],
         replicas: Replicas,
+        step: Any,
     ) -> None:
         super().__init__(
             f"Table '{table.name}'",
             shards[0].rules.max_capacity,
             "the most rows of a shard",
+            "More rows make it, or, for a checkpoint, "
+            "tfrs_embed.checkpoint.growing_tables(shrink=True): the keys that "
+            "the table would evict last then stay.",
             table.dim,
             shards,
             [shard.variables for shard in shards],
@@ -59,15 +71,57 @@ class DynamicKeyedRows(KeyedRows):
             lambda: None,  # Keys that get rows get initial ones.
         )
         self.shards = tuple(shards)
-        self._policy = shards[0].rules.policy
+        self._spec = table
+        self._evicts = shards[0].rules.evicts
+        self._step = step
         self._new: dict[str, np.ndarray] = {}
+        self._has_uses = False
+        # More keys than there is room for, and the values written for them:
+        # which keys stay is known when their counters are written.
+        self._coming: dict[str, np.ndarray] = {}
+        self._said_full = False
+        # The step at which the keys to restore were saved, if it is known. The
+        # last use of those restored, until uses are counted from the step here;
+        # None: they had no counters.
+        self._saved_at: int | None = None
+        self._newest: int | None = None
+        self._has_step = False
+        # What saves the table, and the moment that it saves.
+        self._saving: tuple[Callable[[], Any], list[tuple[int, ...]]]
+        self._saving = (lambda: None), []
 
     def read(self, name: str) -> np.ndarray:
-        """See the base class; counters are [n] int64."""
+        """See the base class; counters are [n] int64.
+
+        Raises:
+            RuntimeError: another thread changed the keys meanwhile.
+        """
+        before = self._moment()
         if name not in COUNTERS:
-            return super().read(name)
-        order = np.argsort(np.concatenate(self._all_keys()))
-        return np.concatenate(self._all_counters(name))[order]
+            values = super().read(name)
+        else:
+            order = np.argsort(np.concatenate(self._all_keys()))
+            values = np.concatenate(self._all_counters(name))[order]
+        self._require_moment(before, f"its {name} were read")
+        return values
+
+    def _moment(self) -> list[tuple[int, ...]]:
+        """Numbers that change with the keys of this process's shards."""
+        return [shard.key_table.moment() for shard in self.shards]
+
+    def _require_moment(self, before: list[tuple[int, ...]], what: str) -> None:
+        """Requires that the keys are still those of a moment.
+
+        With several workers, which may not stop alone, nothing is required.
+
+        Raises:
+            RuntimeError: they have changed.
+        """
+        if self.workers == 1 and self._moment() != before:
+            raise RuntimeError(
+                f"{self._owner}: another thread gave rows to other keys while "
+                f"{what}. Do it between steps, in the thread that trains."
+            )
 
     def _all_counters(self, name: str) -> list[np.ndarray]:
         """Each shard's counters by row, in the order of the ranks."""
@@ -87,26 +141,117 @@ class DynamicKeyedRows(KeyedRows):
 
         return self._in_blocks(block, self._channel + 1, sizes)
 
+    def key_counts(self) -> list[int]:
+        """See the base class; says once that shards are filled unevenly."""
+        sizes = super().key_counts()
+        self._say_full(sizes)
+        return sizes
+
+    def _say_full(self, sizes: Sequence[int]) -> None:
+        """Warns once of a shard that evicts while others have many free rows.
+
+        Args:
+            sizes: the number of keys of each shard.
+        """
+        free = [self._capacity - size for size in sizes]
+        rows = self._capacity * len(sizes)
+        if (
+            self._said_full
+            or not self._evicts
+            or min(free) > 0
+            or sum(free) <= _FREE_PART * rows
+        ):
+            return
+        self._said_full = True
+        self._warn(
+            f"{self._owner}: shard {np.argmin(free)} holds {self._capacity} "
+            f"keys and is full: it evicts keys, while the other shards have "
+            f"{sum(free)} free rows of {rows - self._capacity}. A key's shard "
+            "is that of its hash. Small tables are filled more evenly with "
+            "more rows, or on fewer replicas."
+        )
+
+    def _warn(self, text: str) -> None:
+        """Warns, on one of the workers."""
+        if self._replicas.worker == 0:
+            warnings.warn(text, UserWarning, stacklevel=2)
+
+    def write_keys(self, keys: np.ndarray) -> None:
+        """See the base class.
+
+        If the table evicts keys, those without room are left out: which, is
+        decided again when counters are written for all of these keys.
+        """
+        self._coming = {}
+        self.check_keys(keys)
+        zeros = np.zeros(len(keys), np.int64)
+        kept = self._with_room(keys, {FREQUENCY: zeros, LAST_USED: zeros}) >= 0
+        super().write_keys(keys[kept])
+        if not kept.all():
+            self._coming = {KEYS: keys}
+            self._say_left_out(keys)
+
+    @property
+    def _may_leave_out(self) -> bool:
+        return self._evicts or growth.may_shrink()
+
     def write(self, name: str, values: np.ndarray) -> None:
-        """See the base class; counters are [n] int64."""
+        """See the base class; counters are [n] int64.
+
+        Values of all keys that were last written are taken, too.
+        """
+        keys = self._coming.get(KEYS)
+        if keys is None or np.shape(values)[:1] != keys.shape:
+            self._coming = {}
+            self._write(name, values)
+            return
+        self._write(name, values[np.isin(keys, self._written)])
+        self._coming[name] = np.asarray(values)
+        if name == COUNTERS[-1]:
+            self._choose_again()
+
+    def _choose_again(self) -> None:
+        """Writes the keys that were left out anew, now by their counters."""
+        coming, self._coming = self._coming, {}
+        keys = coming.pop(KEYS)
+        zeros = np.zeros(len(keys), np.int64)
+        counters = {name: coming.get(name, zeros) for name in COUNTERS}
+        kept = self._with_room(keys, counters) >= 0
+        super().write_keys(keys[kept])
+        for name, values in coming.items():
+            self._write(name, values[kept])
+
+    def _write(self, name: str, values: np.ndarray) -> None:
+        """Sets a column of the keys that there are."""
         if name not in COUNTERS:
             super().write(name, values)
             return
         keys = self._keys_to_write_for()
         values = _checked(values, len(keys), f"{self._owner}: {name}")
+        shard_of = shards_of(keys, self._replicas.world)
         for rank, shard in zip(self._replicas.ranks, self.shards, strict=True):
-            mine = np.mod(keys, self._replicas.world) == rank
+            mine = shard_of == rank
             # By key here, by row there.
             place = np.searchsorted(keys[mine], shard.keys())
             shard.set_counters(name, values[mine][place])
 
     def save(self, name: str, key: str, session: Session) -> None:
-        """See the base class."""
+        """See the base class.
+
+        Raises:
+            RuntimeError: another thread changed the keys since the session
+                began to save the table.
+        """
+        saving, before = self._saving
+        if saving() is not session:
+            before = self._moment()
+            self._saving = weakref.ref(session), before
         if name not in COUNTERS:
             super().save(name, key, session)
-            return
-        values = [shard.counters(name) for shard in self.shards]
-        self._save_numbers(key, session, values, self.key_counts(), ())
+        else:
+            values = [shard.counters(name) for shard in self.shards]
+            self._save_numbers(key, session, values, self.key_counts(), ())
+        self._require_moment(before, "it was saved")
 
     def _save_numbers(
         self,
@@ -159,7 +304,7 @@ class DynamicKeyedRows(KeyedRows):
         if not rules.threshold:
             return candidates[:0]
         mine = candidates[
-            np.mod(candidates[:, 0], self._replicas.world) == rank
+            shards_of(candidates[:, 0], self._replicas.world) == rank
         ]
         # The last are those that were seen last.
         order = np.lexsort((mine[:, 0], mine[:, 2]))
@@ -195,6 +340,7 @@ class DynamicKeyedRows(KeyedRows):
                 _read(candidates, reader), where
             )
         self._set_new(keys, counters, reader.prefix)
+        self._saved_at = _step_of(key, reader)
 
     def read_new_numbers(self, rows: int, prefix: str) -> None:
         """Makes keys of the numbers of a table's rows; see `read_new_keys`."""
@@ -205,47 +351,105 @@ class DynamicKeyedRows(KeyedRows):
     ) -> None:
         zeros = np.zeros(len(keys), np.int64)
         new = {FREQUENCY: zeros, LAST_USED: zeros, **counters}
-        shard_of = np.mod(keys, self._replicas.world).astype(np.int32)
-        if growth.may_shrink():
-            shard_of = self._best(keys, shard_of, new)
-        else:
-            self._require_room(keys)
+        self._has_uses = LAST_USED in counters
+        self._shard_of = self._with_room(keys, new, self._has_uses)
         self.source, self.num_new_keys = prefix, len(keys)
-        self._new_keys, self._shard_of, self._new = keys, shard_of, new
+        self._new_keys, self._new = keys, new
 
-    def _best(
+    def _with_room(
         self,
         keys: np.ndarray,
-        shard_of: np.ndarray,
-        new: dict[str, np.ndarray],
+        counters: Mapping[str, np.ndarray],
+        evict: bool = True,
     ) -> np.ndarray:
-        """The shards of keys, -1 for those that there is no room for.
+        """Finds which keys the shards have room for.
 
-        The keys that would be evicted last stay.
+        Args:
+            keys: [n] int64.
+            counters: their counters, by name.
+            evict: whether the table's rule may leave keys out.
+
+        Returns:
+            The shards of keys, [n] int32, -1 for those without room: the keys
+            that would be evicted last stay.
+
+        Raises:
+            ValueError: a shard has no room for all of its keys, and none may be
+                left out.
         """
-        order = [keys, new[LAST_USED]]
-        if self._policy == "lfu":
-            order.append(new[FREQUENCY])
-        by_score = np.lexsort(order)
-        kept = shard_of.copy()
+        shard_of = shards_of(keys, self._replicas.world)
+        if not (self._may_leave_out if evict else growth.may_shrink()):
+            self._require_room(keys)
+        if not self._shortage(shard_of):
+            return shard_of
+        order = eviction_order(
+            self._spec, keys, counters[FREQUENCY], counters[LAST_USED]
+        )
         for rank in range(self._replicas.world):
-            mine = by_score[shard_of[by_score] == rank]
-            kept[mine[: max(0, len(mine) - self._capacity)]] = -1
-        return kept
+            mine = order[shard_of[order] == rank]
+            shard_of[mine[: max(0, len(mine) - self._capacity)]] = -1
+        return shard_of
+
+    def _say_left_out(self, keys: np.ndarray, source: str = "") -> None:
+        """Warns that some keys have no room, unless they were allowed to go.
+
+        Args:
+            keys: all keys, [n] int64.
+            source: says where they come from.
+        """
+        if growth.may_shrink():
+            return
+        shard_of = shards_of(keys, self._replicas.world)
+        sizes = np.bincount(shard_of, minlength=self._replicas.world)
+        lost = np.sum(np.maximum(sizes - self._capacity, 0))
+        rule = self._spec.keys.eviction  # type: ignore[union-attr]
+        self._warn(
+            f"{self._owner} leaves out {lost} of {len(keys)} keys{source}: "
+            f"{self._shortage(shard_of)}. Those go that eviction={rule!r} "
+            "evicts first. With more rows all keys stay."
+        )
 
     def restore_keys(self) -> None:
         """See the base class."""
         new = self._new
+        candidates = new.get(CANDIDATES, np.zeros([0, 3], np.int64))
         for rank, shard in zip(self._replicas.ranks, self.shards, strict=True):
             mine = self._shard_of == rank
-            candidates = new.get(CANDIDATES, np.zeros([0, 3], np.int64))
             shard.replace(
                 self._new_keys[mine],
                 new[FREQUENCY][mine],
                 new[LAST_USED][mine],
                 self._of_shard(candidates, rank),
             )
+        if np.any(self._shard_of < 0):
+            self._say_left_out(self._new_keys, f" of '{self.source}'")
+        seen = np.concatenate([new[LAST_USED], candidates[:, 2]])
+        self._newest = int(seen.max()) if self._has_uses and seen.size else None
         self._new_keys, self._new = self._new_keys[:0], {}
+        if self._has_step:
+            self.count_from_step()
+
+    def count_from_step(self) -> None:
+        """Moves restored uses by as many steps as this layer's are behind.
+
+        A table that is restored without its layer keeps the step of the layer
+        that it comes to. Its keys then have been used as many steps ago as
+        where they were saved. To be called when the step has been restored, if
+        it is to be; what is restored later comes after the step.
+        """
+        self._has_step = True
+        newest, self._newest = self._newest, None
+        if newest is None:
+            return
+        step = int(np.asarray(self._step))
+        known = step if self._saved_at is None else self._saved_at
+        # Where no step was saved, no use can be later than this layer's.
+        later = step - max(newest, known)
+        if later:
+            for shard in self.shards:
+                candidates = shard.candidates() + np.array([0, 0, later])
+                shard.set_counters(LAST_USED, shard.counters(LAST_USED) + later)
+                shard.set_candidates(candidates)
 
     @property
     def has_new_keys(self) -> bool:
@@ -258,7 +462,7 @@ class DynamicKeyedRows(KeyedRows):
         With several workers all must ask for the same keys.
         """
         found = []
-        shard_of = np.mod(keys, self._replicas.world)
+        shard_of = shards_of(keys, self._replicas.world)
         for rank, shard in zip(self._replicas.ranks, self.shards, strict=True):
             rows = shard.find(tf.constant(keys, tf.int64)).numpy()
             known = (shard_of == rank) & (rows >= shard.FIRST_ROW)
@@ -275,7 +479,7 @@ class DynamicKeyedRows(KeyedRows):
             keys: [n] int64, unique.
             evicted: whether they count as evicted.
         """
-        shard_of = np.mod(keys, self._replicas.world)
+        shard_of = shards_of(keys, self._replicas.world)
         return sum(
             shard.remove(keys[shard_of == rank], evicted)
             for rank, shard in zip(
@@ -362,6 +566,61 @@ class CandidatesColumn(DynamicColumn):
 
     def restore(self, key: str, reader: BundleReader) -> None:
         """See the base class: the keys brought them."""
+
+
+def eviction_order(
+    table: TableSpec,
+    keys: np.ndarray,
+    frequency: np.ndarray,
+    last_used: np.ndarray,
+) -> np.ndarray:
+    """The places of keys, [n] int64, from the first that goes to the last.
+
+    Without an eviction rule they are in the order of "lru".
+
+    Args:
+        table: the table.
+        keys: [n] int64.
+        frequency: [n] int64, how often each was used.
+        last_used: [n] int64, the step of its last use.
+
+    Raises:
+        ValueError: a function that is the rule returned something else than a
+            number for each key.
+    """
+    rule = table.keys.eviction  # type: ignore[union-attr]
+    if rule is None or rule == "lru" or isinstance(rule, TimeToLive):
+        return np.lexsort((keys, last_used))
+    if rule == "lfu":
+        return np.lexsort((keys, last_used, frequency))
+    where = f"Table '{table.name}': its eviction rule returned"
+    scores = np.asarray(rule(keys, last_used, frequency))  # type: ignore[operator]
+    if scores.shape != keys.shape or scores.dtype.kind not in "iufb":
+        raise ValueError(
+            f"{where} {scores.dtype} of shape {list(scores.shape)}, not a "
+            f"number for each of {len(keys)} keys."
+        )
+    if np.isnan(scores).any():
+        raise ValueError(f"{where} NaN for key {keys[np.isnan(scores)][0]}.")
+    return np.lexsort((keys, scores))
+
+
+def _step_of(key: str, reader: BundleReader) -> int | None:
+    """The step of the layer that a table's keys were saved with, if any was.
+
+    A layer has its tables as "tables/<name>", or one as "table".
+    """
+    table = key.removesuffix(key_of("")).split("/")[:-1]
+    if table[-2:-1] == ["tables"]:
+        layer = table[:-2]
+    elif table[-1:] == ["table"]:
+        layer = table[:-1]
+    else:
+        return None
+    step = key_of("/".join([*layer, "step"]))
+    if reader.shapes.get(step) != []:
+        return None
+    return int(reader.read(step).numpy())
 
 
 def _read(key: str, reader: BundleReader) -> np.ndarray:

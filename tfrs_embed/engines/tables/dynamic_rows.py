@@ -10,13 +10,14 @@ rows to some and takes them from others.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import key_values
+from tfrs_embed import graphs, key_values
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.dynamic_keys import (
     CANDIDATES_PER_ROW,
@@ -24,13 +25,13 @@ from tfrs_embed.dynamic_keys import (
     ProbabilisticAdmission,
     TimeToLive,
 )
-from tfrs_embed.engines.table_group import rows_per_shard
 from tfrs_embed.engines.tables.key_table import (
     ABSENT,
     FIRST_ROW,
     TRASH,
     Candidates,
     Commit,
+    Found,
     KeyRules,
     KeyTable,
     Plan,
@@ -43,6 +44,9 @@ from tfrs_embed.optimizers.rules import Slot
 # one in so many, and for small tables as many as there are, up to a limit.
 _SPARE_PART = 32
 _MOST_SPARE_OF_SMALL = 1024
+# Where no key is evicted, a shard has so many standard deviations more rows
+# than keys that fall on it on average.
+_DEVIATIONS = 6
 # No table grows beyond what an index of rows can count.
 _UNLIMITED = 2**40
 
@@ -56,11 +60,14 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
     """
     keys = table.keys
     assert keys is not None
-    capacity = rows_per_shard(table, world)
+    evicts = keys.when_full in ("evict", "grow") and keys.evicts_in_steps
+    capacity = _rows_of_shard(table.vocabulary_size, world, evicts)
     most = capacity
     if keys.when_full == "grow":
         most = (
-            _UNLIMITED if keys.max_rows is None else -(-keys.max_rows // world)
+            _UNLIMITED
+            if keys.max_rows is None
+            else _rows_of_shard(keys.max_rows, world, evicts)
         )
     candidates = keys.candidates or CANDIDATES_PER_ROW * table.vocabulary_size
     admission, eviction = keys.admission, keys.eviction
@@ -86,13 +93,30 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
         seed=key_values.seed_of(table),
         policy=policy,
         ttl=eviction.steps if isinstance(eviction, TimeToLive) else 0,
-        evicts=keys.when_full in ("evict", "grow") and keys.evicts_in_steps,
+        evicts=evicts,
     )
+
+
+def _rows_of_shard(rows: int, world: int, evicts: bool) -> int:
+    """How many keys a shard has room for.
+
+    Keys fall on shards by chance. A shard that evicts has its part of the rows.
+    One that doesn't has more, so that as many keys as rows find room.
+
+    Args:
+        rows: the table's rows.
+        world: the number of shards.
+        evicts: whether a full shard evicts keys.
+    """
+    share = -(-rows // world)
+    if evicts or world == 1:
+        return share
+    return min(rows, share + math.ceil(_DEVIATIONS * math.sqrt(share)))
 
 
 def rows_at_first(table: TableSpec, world: int) -> int:
     """The rows that a shard's variables are made with."""
-    capacity = rows_per_shard(table, world)
+    capacity = key_rules(table, world).capacity
     spare = max(capacity // _SPARE_PART, min(capacity, _MOST_SPARE_OF_SMALL))
     return FIRST_ROW + capacity + spare
 
@@ -106,11 +130,9 @@ def initial_rows_of(table: TableSpec) -> key_values.Maker:
     Raises:
         ValueError: its initializer's rows can't be made one by one.
     """
-    keys = tf.TensorSpec([None], tf.int64)
-    make: key_values.Maker = tf.function(
-        key_values.maker(table), input_signature=[keys], autograph=False
+    return graphs.TracedOnce(
+        key_values.maker(table), tf.TensorSpec([None], tf.int64)
     )
-    return make
 
 
 class DynamicRows:
@@ -140,6 +162,7 @@ class DynamicRows:
     ) -> None:
         self._owner = owner
         self._table = table
+        self._world = world
         self._variables = dict(variables)
         self._slots = {PARAMETERS: Slot(0.0), **slots}
         self._device = device
@@ -184,13 +207,49 @@ class DynamicRows:
         """
         return self.key_table.find(keys)
 
+    def look_up(self, keys: tf.Tensor) -> Found:
+        """See `KeyTable.look_up`."""
+        return self.key_table.look_up(keys)
+
+    def check_vectors(self, found: Found, vectors: tf.Tensor) -> tf.Tensor:
+        """Clears vectors that may be other keys'.
+
+        Args:
+            found: the keys' rows, from `look_up` or a plan.
+            vectors: [n, dim], which have been read from there since.
+
+        Returns:
+            [n, dim]: zeros where a row was given to another key meanwhile.
+        """
+        with tf.control_dependencies(graphs.here([vectors])):
+            rows, changed = self.key_table.check(*found)
+        return tf.cond(
+            changed > 0,
+            lambda: tf.where(
+                tf.equal(rows, found.rows)[:, None],
+                vectors,
+                tf.zeros_like(vectors),
+            ),
+            lambda: vectors,
+        )
+
+    def read(self, found: Found) -> tf.Tensor:
+        """Reads keys' vectors, [n, dim]; see `check_vectors`."""
+        with tf.device(self._device):
+            vectors = tf.gather(self._variables[PARAMETERS], found.rows)
+            return self.check_vectors(found, vectors)
+
     def trained(self, rows: tf.Tensor) -> tf.Tensor:
         """Which of the rows that `commit` returned keys have: [n] bool."""
         return tf.not_equal(rows, TRASH)
 
-    def no_room(self, keys: tf.Tensor, lacking: tf.Tensor) -> tf.Tensor:
+    def no_room(
+        self, keys: tf.Tensor, counts: tf.Tensor | None, lacking: tf.Tensor
+    ) -> tf.Tensor:
         """Says that a step's keys lack rows: a scalar string."""
         absent = tf.equal(self.key_table.find(keys), ABSENT)
+        if counts is not None:
+            absent &= counts > 0
         key = tf.reduce_sum(tf.boolean_mask(keys, absent)[:1])
         dtype = self._table.keys.dtype  # type: ignore[union-attr]
         if dtype == tf.uint64:
@@ -207,6 +266,9 @@ class DynamicRows:
             " rows more than it can make room for; ",
             key,
             f" is {what} without one.",
+            " Other shards may have free rows. More rows make room on all."
+            if self._world > 1
+            else " More rows make room.",
         )
 
     def lost_room(self, lacking: tf.Tensor) -> tf.Tensor:
@@ -295,7 +357,7 @@ class DynamicRows:
             ValueError: there is no room for them.
         """
         zeros = np.zeros(len(keys), np.int64)
-        rows = self.key_table.replace(
+        rows, version = self.key_table.replace(
             keys,
             zeros if frequency is None else frequency,
             zeros if last_used is None else last_used,
@@ -309,6 +371,7 @@ class DynamicRows:
                 tf.constant(rows[part], tf.int64),
                 self.make_initial(tf.constant(keys[part], tf.int64)),
             )
+        self.key_table.publish(version)
 
     def set_counters(self, name: str, values: np.ndarray) -> None:
         """Sets the keys' `frequency` or `last_used`, [size] int64, by row."""
@@ -330,15 +393,15 @@ class DynamicRows:
     ) -> None:
         """Replaces the keys by themselves, by row, with other counters."""
         before = self.rows()
-        after = self.key_table.replace(
+        after, version = self.key_table.replace(
             keys, frequency, last_used, Candidates(*candidates.T)
         )
-        if np.array_equal(before, after):
-            return
-        for name in self._slots:
-            with tf.device(self._device):
-                values = tf.gather(self._variables[name], before)
-            self._write(name, tf.constant(after, tf.int64), values)
+        if not np.array_equal(before, after):
+            for name in self._slots:
+                with tf.device(self._device):
+                    values = tf.gather(self._variables[name], before)
+                self._write(name, tf.constant(after, tf.int64), values)
+        self.key_table.publish(version)
 
     def remove(self, keys: np.ndarray, evicted: bool = False) -> int:
         """Takes the rows of keys; returns how many had one.
@@ -404,11 +467,13 @@ class Planned(NamedTuple):
             of its initial values, of another without a row one of zeros.
         new_keys: [m] int64, the keys that this step admits.
         initial: [m, dim] float32, their initial values.
+        version: scalar int64; see `KeyTable.check`.
     """
 
     rows: tf.Tensor
     new_keys: tf.Tensor
     initial: tf.Tensor
+    version: tf.Tensor
 
 
 def plan(
@@ -432,7 +497,7 @@ def plan(
         planned = of.key_table.plan(keys, counts, step)
         checks.require(
             tf.equal(planned.lacking, 0),
-            functools.partial(of.no_room, keys, planned.lacking),
+            functools.partial(of.no_room, keys, counts, planned.lacking),
         )
         plans.append(planned)
     guarded = iter(
@@ -461,8 +526,8 @@ def plan(
 
     initial, rows = _if_any_new(plans, write, write_none)
     return [
-        Planned(*each)
-        for each in zip(rows, [p.new_keys for p in plans], initial, strict=True)
+        Planned(found, p.new_keys, made, p.version)
+        for found, p, made in zip(rows, plans, initial, strict=True)
     ]
 
 
@@ -504,6 +569,9 @@ def commit(
         return []
 
     _, rows = _if_any_new(settled, reset, list)
+    with tf.control_dependencies(graphs.here(rows)):
+        for request, each in zip(requests, settled, strict=True):
+            request.of.key_table.publish(each.version)
     return rows
 
 

@@ -4,10 +4,15 @@ A training step is planned and then committed. The plan is for the lookup: it
 says which rows to read, and for keys that the commit will admit it has rows
 that no key has, where their initial values can be written. The commit is for
 the update: it counts the keys, evicts and admits, and says which rows to write.
+
+Other threads read rows meanwhile. A reader finds rows, reads them, and then
+checks that they haven't been written for other keys since; and nobody finds the
+keys that a commit admits before their rows are written and it is published.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +35,7 @@ __all__ = [
     "TRASH",
     "Candidates",
     "Commit",
+    "Found",
     "KeyRules",
     "KeyTable",
     "Live",
@@ -51,6 +57,7 @@ class Plan(NamedTuple):
         lacking: scalar int64, by how many rows a commit would fail; if it
             isn't 0, the rest has no meaning.
         physical: scalar int64, how many rows variables must have.
+        version: scalar int64; see `KeyTable.check`.
     """
 
     rows: tf.Tensor
@@ -58,6 +65,7 @@ class Plan(NamedTuple):
     new_rows: tf.Tensor
     lacking: tf.Tensor
     physical: tf.Tensor
+    version: tf.Tensor
 
 
 class Commit(NamedTuple):
@@ -72,6 +80,7 @@ class Commit(NamedTuple):
         lacking: scalar int64, how many rows too few there are; if it isn't 0,
             nothing has changed, and the rest has no meaning.
         physical: scalar int64, how many rows variables must have.
+        version: scalar int64, which `KeyTable.publish` takes.
     """
 
     rows: tf.Tensor
@@ -80,6 +89,19 @@ class Commit(NamedTuple):
     evicted_keys: tf.Tensor
     lacking: tf.Tensor
     physical: tf.Tensor
+    version: tf.Tensor
+
+
+class Found(NamedTuple):
+    """The rows of keys at a moment.
+
+    Attributes:
+        rows: [n] int64, the keys' rows; `ABSENT` for those without.
+        version: scalar int64; see `KeyTable.check`.
+    """
+
+    rows: tf.Tensor
+    version: tf.Tensor
 
 
 class KeyTable:
@@ -122,8 +144,39 @@ class KeyTable:
 
     def find(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the rows of keys, [n] int64; `ABSENT` for those without."""
+        return self.look_up(keys).rows
+
+    def look_up(self, keys: tf.Tensor) -> Found:
+        """Finds the rows of keys, [n] int64, to be read and checked."""
         with tf.device(_HOST):
-            return self._operations.find(keys)
+            return Found(*self._operations.find(keys))
+
+    def check(
+        self, rows: tf.Tensor, version: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Finds out which rows may have been read as those of other keys.
+
+        Args:
+            rows: [n] int64, those that `look_up` or `plan` found.
+            version: what it returned with them.
+
+        Returns:
+            The rows, `ABSENT` in the place of those that were given to other
+            keys since, or shown by another plan; and the number of these, a
+            scalar int64.
+        """
+        with tf.device(_HOST):
+            current, changed = self._operations.check(rows, version)
+            return current, changed
+
+    def publish(self, version: tf.Tensor) -> None:
+        """Lets a commit's new keys be found: their rows are written.
+
+        Args:
+            version: the commit's.
+        """
+        with tf.device(_HOST):
+            self._operations.publish(version)
 
     def plan(
         self, keys: tf.Tensor, counts: tf.Tensor | None, step: tf.Tensor
@@ -186,7 +239,7 @@ class KeyTable:
         frequency: np.ndarray,
         last_used: np.ndarray,
         candidates: Candidates | None = None,
-    ) -> np.ndarray:
+    ) -> tuple[np.ndarray, tf.Tensor]:
         """Forgets all keys, and gives rows to others.
 
         The capacity doubles, up to its bound, until they fit.
@@ -200,7 +253,8 @@ class KeyTable:
                 and all if no threshold asks for them.
 
         Returns:
-            Their rows, [n] int64: `FIRST_ROW` and those that follow.
+            Their rows, [n] int64: `FIRST_ROW` and those that follow; and the
+            version to publish.
 
         Raises:
             ValueError: keys twice, lengths that differ, or too many keys.
@@ -223,10 +277,10 @@ class KeyTable:
                 f"{n} keys don't fit into {self.rules.max_capacity} rows."
             )
         with tf.device(_HOST):
-            self._operations.replace(
+            version = self._operations.replace(
                 *(np.asarray(value, np.int64) for value in [*live, *others])
             )
-        return FIRST_ROW + np.arange(n)
+        return FIRST_ROW + np.arange(n), version
 
     def remove(self, keys: np.ndarray, evicted: bool = False) -> np.ndarray:
         """Forgets keys, those that have rows and those that have none.
@@ -250,7 +304,22 @@ class KeyTable:
             evicted, and those that got no row, then the occurrences of keys
             that had rows before; the same of all commits together.
         """
-        return self._info().numpy()[3:]
+        return self._info().numpy()[3:11]
+
+    def moment(self) -> tuple[int, ...]:
+        """Numbers that differ once keys have got or lost rows.
+
+        It waits, up to a second, for rows that are being written for new keys.
+        """
+        end = time.monotonic() + 1
+        while True:
+            info = self._info().numpy().tolist()
+            size, admitted, evicted, unpublished = (
+                info[i] for i in (0, 7, 8, 11)
+            )
+            if not unpublished or time.monotonic() > end:
+                return size, admitted, evicted
+            time.sleep(0.001)
 
 
 def _or_none(counts: tf.Tensor | None) -> tf.Tensor:
@@ -278,9 +347,21 @@ class _KernelOperations:
     def info(self) -> tf.Tensor:
         return self._module.tfrs_embed_key_table_info(table=self._handle)
 
-    def find(self, keys: tf.Tensor) -> tf.Tensor:
+    def find(self, keys: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return self._module.tfrs_embed_key_table_find(
             table=self._handle, keys=keys
+        )
+
+    def check(
+        self, rows: tf.Tensor, version: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        return self._module.tfrs_embed_key_table_check(
+            table=self._handle, rows=rows, version=version
+        )
+
+    def publish(self, version: tf.Tensor) -> None:
+        self._module.tfrs_embed_key_table_publish(
+            table=self._handle, version=version
         )
 
     def plan(
@@ -306,8 +387,8 @@ class _KernelOperations:
             table=self._handle, candidates=candidates
         )
 
-    def replace(self, *values: np.ndarray) -> None:
-        self._module.tfrs_embed_key_table_replace(self._handle, *values)
+    def replace(self, *values: np.ndarray) -> tf.Tensor:
+        return self._module.tfrs_embed_key_table_replace(self._handle, *values)
 
     def remove(self, keys: np.ndarray, evicted: bool) -> tf.Tensor:
         return self._module.tfrs_embed_key_table_remove(

@@ -19,6 +19,10 @@ from tfrs_embed.engines.tables.key_rules import (
 )
 from tfrs_embed.unmirrored import make_variable
 
+# A step that fails between its commit and its publication leaves its commit
+# unpublished, until so many others follow.
+_MOST_UNPUBLISHED = 16
+
 
 class NumpyOperations:
     """The operations on a table of keys, as the kernels have them.
@@ -36,20 +40,32 @@ class NumpyOperations:
         self._calls = make_variable(tf.constant(0, tf.int64), "calls")
 
     def info(self) -> tf.Tensor:
-        """[11] int64: size, capacity, physical rows and the statistics."""
-        [info] = self._call(self._table.info, [], [[11]])
+        """[12] int64: size, capacity, physical rows, the statistics.
+
+        The last is the number of commits that are not published.
+        """
+        [info] = self._call(self._table.info, [], [[12]])
         return info
 
-    def find(self, keys: tf.Tensor) -> tf.Tensor:
-        """See `KeyTable.find`."""
-        [rows] = self._call(self._table.find, [keys], [keys])
-        return rows
+    def find(self, keys: tf.Tensor) -> list[tf.Tensor]:
+        """See `KeyTable.look_up`."""
+        return self._call(self._table.find, [keys], [keys, []])
+
+    def check(self, rows: tf.Tensor, version: tf.Tensor) -> list[tf.Tensor]:
+        """See `KeyTable.check`."""
+        return self._call(self._table.check, [rows, version], [rows, []])
+
+    def publish(self, version: tf.Tensor) -> None:
+        """See `KeyTable.publish`."""
+        [done] = self._call(self._table.publish, [version], [[]])
+        # Grappler removes a call whose result nobody takes.
+        self._calls.assign_add(done)
 
     def plan(
         self, keys: tf.Tensor, counts: tf.Tensor, step: tf.Tensor
     ) -> list[tf.Tensor]:
         """See `KeyTable.plan`."""
-        shapes = [keys, [None], [None], [], []]
+        shapes = [keys, [None], [None], [], [], []]
         return self._call(self._table.plan, [keys, counts, step], shapes)
 
     def commit(
@@ -61,16 +77,20 @@ class NumpyOperations:
     ) -> list[tf.Tensor]:
         """See `KeyTable.commit`; keys are searched for without the rows."""
         del rows
-        shapes = [keys, [None], [None], [None], [], []]
+        shapes = [keys, [None], [None], [None], [], [], []]
         return self._call(self._table.commit, [keys, counts, step], shapes)
 
     def export(self, candidates: bool) -> list[tf.Tensor]:
         """Keys, rows, frequency and last_used, each [n] int64."""
         return [tf.constant(x) for x in self._table.export(candidates)]
 
-    def replace(self, *values: np.ndarray) -> None:
-        """See `KeyTable.replace`; each [n] int64, those of candidates last."""
-        self._table.replace(*values)
+    def replace(self, *values: np.ndarray) -> tf.Tensor:
+        """See `KeyTable.replace`; each [n] int64, those of candidates last.
+
+        Returns:
+            The version to publish.
+        """
+        return tf.constant(self._table.replace(*values))
 
     def remove(self, keys: np.ndarray, evicted: bool) -> tf.Tensor:
         """See `KeyTable.remove`."""
@@ -145,15 +165,49 @@ class _Table:
         self._live = _Store(self._physical)
         self._candidates = _Store(1)
         self._statistics = np.zeros([8], np.int64)
+        # See key_table.h, as for what follows.
+        self._version = np.int64(0)
+        self._written = np.zeros([self._physical], np.int64)
+        self._unpublished: list[np.int64] = []
 
     def info(self) -> np.ndarray:
         with self._lock:
             sizes = [len(self._live), self._capacity, self._physical]
-            return np.concatenate([np.array(sizes), self._statistics])
+            last = [len(self._unpublished)]
+            return np.concatenate([sizes, self._statistics, last])
 
-    def find(self, keys: np.ndarray) -> np.ndarray:
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.int64]:
         with self._lock:
-            return self._live.find(keys)
+            return self._hide(self._live.find(keys)), self._version
+
+    def check(
+        self, rows: np.ndarray, version: np.ndarray
+    ) -> tuple[np.ndarray, np.int64]:
+        with self._lock:
+            changed = self._versions(rows) > version
+        return np.where(changed, ABSENT, rows), np.sum(changed)
+
+    def publish(self, version: np.ndarray) -> np.int64:
+        with self._lock:
+            if version in self._unpublished:
+                self._unpublished.remove(np.int64(version))
+            return np.int64(1)
+
+    def _versions(self, rows: np.ndarray) -> np.ndarray:
+        known = rows < len(self._written)
+        return np.where(known, self._written[np.where(known, rows, 0)], 0)
+
+    def _hide(self, rows: np.ndarray) -> np.ndarray:
+        hidden = np.isin(self._versions(rows), self._unpublished)
+        return np.where(hidden, ABSENT, rows)
+
+    def _stamp(self, rows: np.ndarray) -> np.int64:
+        self._version += np.int64(1)
+        if len(self._written) < self._physical:
+            more = self._physical - len(self._written)
+            self._written = np.pad(self._written, (0, more))
+        self._written[rows] = self._version
+        return self._version
 
     def plan(
         self, keys: np.ndarray, counts: np.ndarray, number: np.ndarray
@@ -166,9 +220,11 @@ class _Table:
                 self._raise(FIRST_ROW + room.capacity)
                 new = self._show(len(step.admitted))
                 step.rows[step.admitted] = new
-            rows = step.of_entries(step.rows, ABSENT)
+            rows = self._hide(step.of_entries(step.rows, ABSENT))
+            if len(new):
+                self._stamp(new)
             new_keys = step.keys[step.admitted[: len(new)]]
-            return rows, new_keys, new, *self._scalars(room)
+            return rows, new_keys, new, *self._scalars(room), self._version
 
     def commit(
         self, keys: np.ndarray, counts: np.ndarray, number: np.ndarray
@@ -179,7 +235,8 @@ class _Table:
             if room.lacking:
                 none = np.zeros([0], np.int64)
                 rows = np.full(len(keys), TRASH)
-                return rows, none, none, none, *self._scalars(room)
+                scalars = (*self._scalars(room), np.int64(0))
+                return rows, none, none, none, *scalars
             evicted_keys = self._evict(step, room)
             known = step.rows != ABSENT
             self._live.use(step.rows[known], step.occurrences[known], number)
@@ -191,6 +248,11 @@ class _Table:
                 new_rows, new_keys, step.occurrences[step.admitted], number
             )
             step.rows[step.admitted] = new_rows
+            version = np.int64(0)
+            if len(new_rows):
+                version = self._stamp(new_rows)
+                self._unpublished.append(version)
+                del self._unpublished[:-_MOST_UNPUBLISHED]
             if self._rules.threshold:
                 self._remember(step, number)
             last = [
@@ -209,6 +271,7 @@ class _Table:
                 new_rows,
                 evicted_keys,
                 *self._scalars(room),
+                version,
             )
 
     def export(self, candidates: bool) -> tuple[np.ndarray, ...]:
@@ -230,7 +293,7 @@ class _Table:
         candidate_keys: np.ndarray,
         candidate_frequency: np.ndarray,
         last_seen: np.ndarray,
-    ) -> None:
+    ) -> np.int64:
         with self._lock:
             self._capacity = self._grown(len(keys))
             self._raise(FIRST_ROW + self._capacity)
@@ -247,6 +310,8 @@ class _Table:
                     last_seen[new],
                 )
                 self._forget_candidates()
+            self._unpublished = [self._stamp(np.arange(self._physical))]
+            return self._version
 
     def remove(self, keys: np.ndarray, evicted: bool) -> np.ndarray:
         with self._lock:

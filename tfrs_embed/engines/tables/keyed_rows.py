@@ -18,8 +18,10 @@ from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.rows import KEYS, HeldRows, held_rows, scatter
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.distribution import waits
+from tfrs_embed.distribution.key_shards import shards_of
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.tables.spread import BLOCK_ELEMENTS
+from tfrs_embed.graphs import TracedOnce
 from tfrs_embed.ops.update import scatter_update
 
 
@@ -53,6 +55,7 @@ class KeyedRows:
         owner: whose they are, for errors.
         capacity: how many keys a shard has room for.
         limit: the setting that says so, for errors.
+        remedy: what makes room for more, for errors.
         dim: the width of a row.
         maps: the shards' keys.
         variables: the shards' variables by name: parameters and slots.
@@ -65,6 +68,7 @@ class KeyedRows:
         owner: str,
         capacity: int,
         limit: str,
+        remedy: str,
         dim: int,
         maps: Sequence[Keys],
         variables: Sequence[Mapping[str, tf.Variable]],
@@ -75,6 +79,7 @@ class KeyedRows:
         self._owner = owner
         self._capacity = capacity
         self._limit = limit
+        self._remedy = remedy
         self._dim = dim
         self._maps = tuple(maps)
         self._variables = tuple(variables)
@@ -82,6 +87,7 @@ class KeyedRows:
         self._reset = reset
         # Of the sizes, the keys, the rows, and a number for each row.
         self._channel = replicas.allocate(4)
+        self._collect: dict[Any, TracedOnce] = {}
         self._written = np.zeros([0], np.int64)
         #: The checkpoint that new keys were last read from, and their number.
         self.source: str | None = None
@@ -159,6 +165,16 @@ class KeyedRows:
         Raises:
             ValueError: they are not, or a shard has no room for its keys.
         """
+        self.check_keys(keys)
+        self._replace(keys)
+        self._written = keys
+
+    def check_keys(self, keys: np.ndarray) -> None:
+        """Checks keys that are to be written.
+
+        Raises:
+            ValueError: as `write_keys` does.
+        """
         if keys.dtype != np.int64 or keys.ndim != 1:
             raise ValueError(
                 f"{self._owner}: keys must be int64 of shape [n], got "
@@ -168,9 +184,13 @@ class KeyedRows:
             raise ValueError(
                 f"{self._owner}: keys must be ascending, each of them once."
             )
-        self._require_room(keys)
-        self._replace(keys)
-        self._written = keys
+        if not self._may_leave_out:
+            self._require_room(keys)
+
+    @property
+    def _may_leave_out(self) -> bool:
+        """Whether keys without room are left out."""
+        return False
 
     def _require_room(self, keys: np.ndarray) -> None:
         """Requires room for keys, [n] int64, in all shards.
@@ -178,19 +198,33 @@ class KeyedRows:
         Raises:
             ValueError: a shard has none.
         """
-        world = self._replicas.world
-        sizes = np.bincount(np.mod(keys, world), minlength=world)
-        fullest = int(np.argmax(sizes))
-        if sizes[fullest] > self._capacity:
+        shortage = self._shortage(shards_of(keys, self._replicas.world))
+        if shortage:
             raise ValueError(
-                f"{self._owner} has no room for {len(keys)} keys: over {world} "
-                f"replicas shard {fullest} would hold {sizes[fullest]} of "
-                f"them, and {self._limit} is {self._capacity}."
+                f"{self._owner} has no room for {len(keys)} keys: {shortage}. "
+                f"{self._remedy}"
             )
+
+    def _shortage(self, shard_of: np.ndarray) -> str:
+        """Says which shard has no room for its keys; "": all have.
+
+        Args:
+            shard_of: the keys' shards, [n] int32.
+        """
+        world = self._replicas.world
+        sizes = np.bincount(shard_of, minlength=world)
+        fullest = int(np.argmax(sizes))
+        if sizes[fullest] <= self._capacity:
+            return ""
+        replicas = "1 replica" if world == 1 else f"{world} replicas"
+        return (
+            f"over {replicas} shard {fullest} would hold {sizes[fullest]} of "
+            f"them, and {self._limit} is {self._capacity}"
+        )
 
     def _replace(self, keys: np.ndarray) -> np.ndarray:
         """Replaces all keys; returns the shard of each, [n] int32."""
-        shard_of = np.mod(keys, self._replicas.world).astype(np.int32)
+        shard_of = shards_of(keys, self._replicas.world)
         if any(int(key_map.size()) for key_map in self._maps):
             self._reset()
         for rank, key_map in zip(self._replicas.ranks, self._maps, strict=True):
@@ -305,7 +339,7 @@ class KeyedRows:
                 f"shape {list(shape)}, and can't be given a value of shape "
                 f"{list(values.shape)}."
             )
-        shard_of = np.mod(keys, self._replicas.world)
+        shard_of = shards_of(keys, self._replicas.world)
         for rank, key_map, variables in zip(
             self._replicas.ranks, self._maps, self._variables, strict=True
         ):
@@ -320,7 +354,7 @@ class KeyedRows:
         if self._replicas.workers == 1:
             return self.read_keys()
         # A restoring worker can't ask the others, which may not be restoring.
-        shard_of = np.mod(self._written, self._replicas.world)
+        shard_of = shards_of(self._written, self._replicas.world)
         for rank, key_map in zip(self._replicas.ranks, self._maps, strict=True):
             if int(key_map.size()) != np.sum(shard_of == rank):
                 raise RuntimeError(
@@ -404,13 +438,17 @@ class KeyedRows:
     def _gather(self, values: list[Any], channel: int) -> np.ndarray:
         """Gathers the local replicas' values, of one shape, from all."""
         tensors = [tf.convert_to_tensor(v) for v in values]
-        with waits.together(self._replicas, f"read the keys of {self._owner}"):
-            return self._collect(tensors, channel).numpy()
+        specs = [tf.TensorSpec.from_tensor(t) for t in tensors]
+        like = channel, tensors[0].dtype, tuple(tensors[0].shape)
+        if like not in self._collect:
 
-    @tf.function(autograph=False)
-    def _collect(self, values: list[tf.Tensor], channel: int) -> tf.Tensor:
-        gathered = [
-            self._replicas.gather(i, value, channel)
-            for i, value in enumerate(values)
-        ]
-        return gathered[0]
+            def collect(*values: tf.Tensor) -> tf.Tensor:
+                gathered = [
+                    self._replicas.gather(i, value, channel)
+                    for i, value in enumerate(values)
+                ]
+                return gathered[0]
+
+            self._collect[like] = TracedOnce(collect, *specs)
+        with waits.together(self._replicas, f"read the keys of {self._owner}"):
+            return self._collect[like](*tensors).numpy()

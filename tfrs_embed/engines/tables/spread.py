@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfrs_embed.distribution import waits
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.tables.composite import CompositeTable
+from tfrs_embed.graphs import TracedOnce
 
 #: Rows come from other workers in blocks of this many float32 numbers.
 BLOCK_ELEMENTS = 1 << 22
@@ -62,8 +63,6 @@ class SpreadTable(CompositeTable):
 class BlockFunction:
     """A function of the first row of a block, in a graph of its own.
 
-    TensorFlow warns of a tf.function that is traced for each table.
-
     Args:
         function: takes the first row, a scalar int32. It runs collectives.
         replicas: the replicas, which call it together.
@@ -76,15 +75,10 @@ class BlockFunction:
         replicas: Replicas,
         action: str,
     ) -> None:
-        self._function = function
+        self._function = TracedOnce(function, tf.TensorSpec([], tf.int32))
         self._replicas = replicas
         self._action = action
-        self._concrete: Any = None
 
     def __call__(self, start: int) -> Any:
-        if self._concrete is None:
-            self._concrete = tf.function(
-                self._function, autograph=False
-            ).get_concrete_function(tf.TensorSpec([], tf.int32))
         with waits.together(self._replicas, self._action):
-            return self._concrete(tf.constant(start))
+            return self._function(tf.constant(start))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -91,6 +91,9 @@ class TableState(Trackable):
         for saved in self._saved.values():
             saved.growing = self._growing
 
+    def step_restored(self) -> None:
+        """Called when the layer has its step, restored if it was to be."""
+
     def held(self, name: str) -> list[HeldRows]:
         """The rows of "parameters" or a slot that this process holds."""
         return self._saved[name].held()
@@ -111,8 +114,10 @@ class TableState(Trackable):
         return {k: v for k, v in self.variables.items() if k != PARAMETERS}
 
 
-class Tables(Trackable):
+class Tables(Trackable, Mapping[str, TableState]):
     """The states of a layer's tables by name, as its checkpoint holds them.
+
+    It is a mapping that can't be changed, in the order of the tables.
 
     Args:
         states: the states to begin with.
@@ -131,6 +136,19 @@ class Tables(Trackable):
     def __getitem__(self, name: str) -> TableState:
         """The state of the table `name`."""
         return self._states[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The tables' names."""
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        """The number of tables."""
+        return len(self._states)
+
+    # A mapping compares what it holds, and so has no hash; TensorFlow keeps
+    # what it tracks by its identity.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any

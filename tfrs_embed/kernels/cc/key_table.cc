@@ -36,6 +36,9 @@ KeyChanges KeyTable::Plan(const Parallel& parallel, const KeyStep& step,
     rows_[admitted_[a]] = changes.new_rows[a];
   }
   WriteUnknown(kAbsentRow, rows);
+  HideUnpublished(step.n, rows);
+  if (n > 0) Stamp(changes.new_rows);
+  changes.version = version_;
   return changes;
 }
 
@@ -70,6 +73,14 @@ KeyChanges KeyTable::Commit(const Parallel& parallel, const KeyStep& step,
   live_.EndPops();
   EvictVictims(&changes);
   Place(step.number, &changes);
+  if (!changes.new_rows.empty()) {
+    Stamp(changes.new_rows);
+    unpublished_.push_back(version_);
+    if (unpublished_.size() > kMostUnpublished) {
+      unpublished_.erase(unpublished_.begin());
+    }
+    changes.version = version_;
+  }
   RememberCandidates(step.number);
   WriteUnknown(kTrashRow, rows);
   const int64_t admitted = admitted_.size(), unknown = unknown_.size();
@@ -94,6 +105,8 @@ bool KeyTable::Replace(const std::vector<KeyRecord>& live,
   for (int64_t i = 0; i < n; ++i) {
     live_.Insert(kFirstRow + i, live[i]);
   }
+  written_.assign(physical(), ++version_);
+  unpublished_ = {version_};
   if (rules_.threshold == 0) return true;
   candidates_ = KeyStore(rules_.candidates, 2 * rules_.candidates, 1, false);
   candidate_places_.clear();
@@ -106,7 +119,7 @@ bool KeyTable::Replace(const std::vector<KeyRecord>& live,
 
 void KeyTable::Remove(const Parallel& parallel, const int64_t* keys, int64_t n,
                       bool evicted, int64_t* rows) {
-  Find(parallel, keys, n, rows);
+  FindAll(parallel, live_, keys, n, rows);
   for (int64_t i = 0; i < n; ++i) {
     // It may be among them twice.
     if (rows[i] != kAbsentRow && live_.Holds(rows[i], keys[i])) {
@@ -116,6 +129,43 @@ void KeyTable::Remove(const Parallel& parallel, const int64_t* keys, int64_t n,
     }
     const int64_t place = candidates_.index().Find(keys[i]);
     if (place != 0) EraseCandidate(place);
+  }
+}
+
+int64_t KeyTable::Check(int64_t n, int64_t version, int64_t* rows) const {
+  if (version_ == version) return 0;
+  const int64_t size = written_.size();
+  int64_t changed = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (rows[i] >= size || written_[rows[i]] <= version) continue;
+    rows[i] = kAbsentRow;
+    ++changed;
+  }
+  return changed;
+}
+
+void KeyTable::Publish(int64_t version) {
+  const auto end = unpublished_.end();
+  unpublished_.erase(std::remove(unpublished_.begin(), end, version), end);
+}
+
+void KeyTable::Stamp(const std::vector<int64_t>& rows) {
+  ++version_;
+  if (static_cast<int64_t>(written_.size()) < physical()) {
+    written_.resize(physical());
+  }
+  for (const int64_t row : rows) written_[row] = version_;
+}
+
+void KeyTable::HideUnpublished(int64_t n, int64_t* rows) const {
+  if (unpublished_.empty()) return;
+  const int64_t size = written_.size();
+  for (int64_t i = 0; i < n; ++i) {
+    if (rows[i] < size &&
+        std::binary_search(unpublished_.begin(), unpublished_.end(),
+                           written_[rows[i]])) {
+      rows[i] = kAbsentRow;
+    }
   }
 }
 

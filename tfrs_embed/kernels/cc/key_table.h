@@ -38,9 +38,17 @@ struct KeyStep {
 struct KeyChanges {
   std::vector<int64_t> new_keys, new_rows, evicted_keys;
   int64_t lacking = 0;  // If it isn't 0, the step does nothing.
+  // Of a plan: which rows it read. Of a commit: what to publish; 0: nothing.
+  int64_t version = 0;
 };
 
-// Not safe for threads, but for Find beside Find.
+// Not safe for threads, but for const methods beside each other.
+//
+// Rows are read after they are found, while other threads may give them to
+// other keys. So each time that rows are about to be written for other keys, by
+// a commit or for a plan, is a version, and each row knows its last one: a
+// reader asks afterwards whether its rows have a later one. Keys that a commit
+// admits are found once their rows are written and the commit is published.
 class KeyTable {
  public:
   struct Parallel {
@@ -74,11 +82,23 @@ class KeyTable {
   KeyStore& live() { return live_; }
   KeyStore& candidates() { return candidates_; }
 
+  int64_t version() const { return version_; }
+  // The number of commits that are not published.
+  int64_t unpublished() const { return unpublished_.size(); }
+
   // The rows of keys, or kAbsentRow.
   void Find(const Parallel& parallel, const int64_t* keys, int64_t n,
             int64_t* rows) const {
     FindAll(parallel, live_, keys, n, rows);
+    HideUnpublished(n, rows);
   }
+
+  // Writes kAbsentRow in the place of rows that have been, or are being, written
+  // for other keys since a version. Returns their number.
+  int64_t Check(int64_t n, int64_t version, int64_t* rows) const;
+
+  // Lets the keys be found that a commit, or Replace, gave rows to.
+  void Publish(int64_t version);
 
   // What Commit would do, with rows that stay free for the keys that it would
   // admit. rows[i]: keys[i]'s, or kAbsentRow.
@@ -91,8 +111,9 @@ class KeyTable {
                     const int64_t* hints, int64_t* rows);
 
   // Forgets all. Then has these keys, which differ: a live one in each row from
-  // kFirstRow on, and the candidates that were seen last. Returns whether there
-  // is room for them; if not, nothing changes.
+  // kFirstRow on, and the candidates that were seen last. The live ones are
+  // found once version() is published. Returns whether there is room for them;
+  // if not, nothing changes.
   bool Replace(const std::vector<KeyRecord>& live,
                const std::vector<KeyRecord>& candidates);
 
@@ -109,6 +130,11 @@ class KeyTable {
 
   static void FindAll(const Parallel& parallel, const KeyStore& store,
                       const int64_t* keys, int64_t n, int64_t* places);
+
+  // Begins a version, in which some rows are written.
+  void Stamp(const std::vector<int64_t>& rows);
+
+  void HideUnpublished(int64_t n, int64_t* rows) const;
 
   // Whether there is room for any n entries.
   bool CannotFail(int64_t n) const;
@@ -187,6 +213,9 @@ class KeyTable {
   void WriteUnknown(int64_t none, int64_t* rows) const;
 
   static constexpr int64_t kFindCost = 50;  // Cycles.
+  // A step that fails between its commit and its publication leaves its commit
+  // here, until so many others follow.
+  static constexpr size_t kMostUnpublished = 16;
 
   const KeyRules rules_;
   int64_t capacity_;
@@ -196,6 +225,9 @@ class KeyTable {
   Statistics last_ = {}, total_ = {};
   uint64_t stamp_ = 1;  // Of the present call, which is 2 or more.
   std::atomic<bool> scores_fell_{false};
+  int64_t version_ = 0;
+  std::vector<int64_t> written_;      // The last version of each row.
+  std::vector<int64_t> unpublished_;  // Versions, ascending.
 
   // Of the present call.
   std::vector<int64_t> entries_;           // Without a row, but with a count.

@@ -169,6 +169,16 @@ class OpOnKeys : public OpKernel {
     step->number = *Input(ctx, inputs - 1);
     return counted ? CheckAlike(ctx, 1, 2) : absl::OkStatus();
   }
+
+  static absl::Status ReadVersion(OpKernelContext* ctx, int input,
+                                  int64_t* version) {
+    if (ctx->input(input).NumElements() != 1) {
+      return tensorflow::errors::InvalidArgument(
+          "The version must be a scalar.");
+    }
+    *version = *Input(ctx, input);
+    return absl::OkStatus();
+  }
 };
 
 class FindKeysOp : public OpOnKeys {
@@ -180,6 +190,44 @@ class FindKeysOp : public OpOnKeys {
     TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
     tensorflow::tf_shared_lock lock(resource->mutex);
     resource->table.Find(ParallelOn(ctx), Input(ctx, 1), n, rows);
+    return ScalarOut(ctx, 1, resource->table.version());
+  }
+};
+
+class CheckRowsOp : public OpOnKeys {
+  using OpOnKeys::OpOnKeys;
+
+  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
+    int64_t version;
+    TF_RETURN_IF_ERROR(ReadVersion(ctx, 2, &version));
+    const Tensor& found = ctx->input(1);
+    const int64_t n = found.NumElements();
+    tensorflow::tf_shared_lock lock(resource->mutex);
+    if (resource->table.version() == version) {
+      ctx->set_output(0, found);
+      return ScalarOut(ctx, 1, 0);
+    }
+    int64_t* rows;
+    TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
+    for (int64_t i = 0; i < n; ++i) {
+      rows[i] = Input(ctx, 1)[i];
+      if (rows[i] < 0) {
+        return tensorflow::errors::InvalidArgument("Row ", rows[i], " < 0");
+      }
+    }
+    return ScalarOut(ctx, 1, resource->table.Check(n, version, rows));
+  }
+};
+
+class PublishKeysOp : public OpOnKeys {
+  using OpOnKeys::OpOnKeys;
+
+  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
+    int64_t version;
+    TF_RETURN_IF_ERROR(ReadVersion(ctx, 1, &version));
+    if (version == 0) return absl::OkStatus();
+    tensorflow::mutex_lock lock(resource->mutex);
+    resource->table.Publish(version);
     return absl::OkStatus();
   }
 };
@@ -197,7 +245,8 @@ class PlanKeysOp : public OpOnKeys {
     TF_RETURN_IF_ERROR(CopyOut(ctx, 1, plan.new_keys));
     TF_RETURN_IF_ERROR(CopyOut(ctx, 2, plan.new_rows));
     TF_RETURN_IF_ERROR(ScalarOut(ctx, 3, plan.lacking));
-    return ScalarOut(ctx, 4, resource->table.physical());
+    TF_RETURN_IF_ERROR(ScalarOut(ctx, 4, resource->table.physical()));
+    return ScalarOut(ctx, 5, plan.version);
   }
 };
 
@@ -221,7 +270,8 @@ class CommitKeysOp : public OpOnKeys {
     TF_RETURN_IF_ERROR(CopyOut(ctx, 2, changes.new_rows));
     TF_RETURN_IF_ERROR(CopyOut(ctx, 3, changes.evicted_keys));
     TF_RETURN_IF_ERROR(ScalarOut(ctx, 4, changes.lacking));
-    return ScalarOut(ctx, 5, resource->table.physical());
+    TF_RETURN_IF_ERROR(ScalarOut(ctx, 5, resource->table.physical()));
+    return ScalarOut(ctx, 6, changes.version);
   }
 };
 
@@ -267,7 +317,7 @@ class ReplaceKeysOp : public OpOnKeys {
       return tensorflow::errors::InvalidArgument(
           "There is no room for ", live.size(), " keys.");
     }
-    return absl::OkStatus();
+    return ScalarOut(ctx, 0, resource->table.version());
   }
 
   static std::vector<KeyRecord> Records(OpKernelContext* ctx, int first) {
@@ -310,6 +360,7 @@ class KeyTableInfoOp : public OpOnKeys {
     for (const KeyTable::Statistics& s : {table.last(), table.total()}) {
       info.insert(info.end(), {s.admitted, s.evicted, s.rejected, s.hits});
     }
+    info.push_back(table.unpublished());
     return CopyOut(ctx, 0, info);
   }
 };
@@ -345,8 +396,30 @@ REGISTER_OP("TfrsEmbedKeyTableFind")
     .Input("table: resource")
     .Input("keys: int64")
     .Output("rows: int64")
+    .Output("version: int64")
     .SetIsStateful()
-    .SetShapeFn(LikeKeys);
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(1, c->Scalar());
+      return LikeKeys(c);
+    });
+
+REGISTER_OP("TfrsEmbedKeyTableCheck")
+    .Input("table: resource")
+    .Input("rows: int64")
+    .Input("version: int64")
+    .Output("current_rows: int64")
+    .Output("changed: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(1, c->Scalar());
+      return LikeKeys(c);
+    });
+
+REGISTER_OP("TfrsEmbedKeyTablePublish")
+    .Input("table: resource")
+    .Input("version: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 REGISTER_OP("TfrsEmbedKeyTablePlan")
     .Input("table: resource")
@@ -358,11 +431,11 @@ REGISTER_OP("TfrsEmbedKeyTablePlan")
     .Output("new_rows: int64")
     .Output("lacking: int64")
     .Output("physical: int64")
+    .Output("version: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       SetVectors(c, 1, 2);
-      c->set_output(3, c->Scalar());
-      c->set_output(4, c->Scalar());
+      for (int i = 3; i <= 5; ++i) c->set_output(i, c->Scalar());
       return LikeKeys(c);
     });
 
@@ -378,11 +451,11 @@ REGISTER_OP("TfrsEmbedKeyTableCommit")
     .Output("evicted_keys: int64")
     .Output("lacking: int64")
     .Output("physical: int64")
+    .Output("version: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       SetVectors(c, 1, 3);
-      c->set_output(4, c->Scalar());
-      c->set_output(5, c->Scalar());
+      for (int i = 4; i <= 6; ++i) c->set_output(i, c->Scalar());
       return LikeKeys(c);
     });
 
@@ -407,8 +480,9 @@ REGISTER_OP("TfrsEmbedKeyTableReplace")
     .Input("candidate_keys: int64")
     .Input("candidate_frequency: int64")
     .Input("candidate_last_seen: int64")
+    .Output("version: int64")
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
 REGISTER_OP("TfrsEmbedKeyTableRemove")
     .Input("table: resource")
@@ -423,7 +497,7 @@ REGISTER_OP("TfrsEmbedKeyTableInfo")
     .Output("info: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(11));
+      c->set_output(0, c->Vector(12));
       return absl::OkStatus();
     });
 
@@ -431,6 +505,11 @@ REGISTER_KERNEL_BUILDER(
     Name("TfrsEmbedKeyTable").Device(tensorflow::DEVICE_CPU), KeyTableOp);
 REGISTER_KERNEL_BUILDER(
     Name("TfrsEmbedKeyTableFind").Device(tensorflow::DEVICE_CPU), FindKeysOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedKeyTableCheck").Device(tensorflow::DEVICE_CPU), CheckRowsOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfrsEmbedKeyTablePublish").Device(tensorflow::DEVICE_CPU),
+    PublishKeysOp);
 REGISTER_KERNEL_BUILDER(
     Name("TfrsEmbedKeyTablePlan").Device(tensorflow::DEVICE_CPU), PlanKeysOp);
 REGISTER_KERNEL_BUILDER(
