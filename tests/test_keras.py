@@ -521,8 +521,9 @@ def test_saved_model_continues_training_equally(tmp_path, format, pipelined):
     if format in ("keras", "h5", "tf"):
         model.save(path, save_format=format)
         reloaded = keras.models.load_model(path)
-        names = [fronts.name_of(weight) for weight in reloaded.weights]
-        assert names == [fronts.name_of(weight) for weight in model.weights]
+        if format != "tf":  # A SavedModel's layers list untrained variables.
+            names = [fronts.name_of(weight) for weight in reloaded.weights]
+            assert names == [fronts.name_of(w) for w in model.weights]
     else:
         model.save_weights(path)
         reloaded = make()
