@@ -510,8 +510,10 @@ def test_a_replaced_build_is_listed_no_more(environment, tmp_path, monkeypatch):
 # alone use.
 HEADERS = {
     r"std::(min|max|clamp|sort|unique|copy|copy_n|fill_n|count|is_sorted|"
-    r"all_of|any_of|lower_bound|upper_bound|inplace_merge|nth_element|"
-    r"partition|push_heap|pop_heap)\b": ["<algorithm>"],
+    r"all_of|any_of|binary_search|remove|lower_bound|upper_bound|"
+    r"inplace_merge|nth_element|partition|push_heap|pop_heap)\b": [
+        "<algorithm>"
+    ],
     r"std::(atomic|memory_order_relaxed)\b": ["<atomic>"],
     r"std::condition_variable\b": ["<condition_variable>"],
     r"\bsize_t\b": ["<cstddef>", "<stddef.h>"],
