@@ -4,6 +4,7 @@
 #define TFRS_EMBED_KERNELS_CC_KEY_TABLE_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
