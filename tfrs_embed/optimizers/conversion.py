@@ -97,11 +97,8 @@ def rule(optimizer: Any, where: str) -> UpdateRule | None:
         ValueError: see `convert`.
         TypeError: see `convert`.
     """
-    if optimizer is None:
-        return None
-    if isinstance(optimizer, TableOptimizer):
-        return optimizer.rule
-    return _find(optimizer, where, None).rule
+    found = _without_variables(optimizer, where)
+    return None if found is None else found.rule
 
 
 def whole_rows(optimizer: Any, where: str) -> str | None:
@@ -115,12 +112,10 @@ def whole_rows(optimizer: Any, where: str) -> str | None:
         ValueError: see `convert`.
         TypeError: see `convert`.
     """
-    if optimizer is None:
-        return None
-    if isinstance(optimizer, TableOptimizer):
-        return optimizer.needs_whole_rows
-    found = _find(optimizer, where, None)
-    return needs_whole_rows(found.rule, found.options)
+    found = _without_variables(optimizer, where)
+    return (
+        None if found is None else needs_whole_rows(found.rule, found.options)
+    )
 
 
 def check(optimizer: Any, where: str) -> None:
@@ -135,8 +130,16 @@ def check(optimizer: Any, where: str) -> None:
             is converted.
         TypeError: see `convert`.
     """
-    if optimizer is not None and not isinstance(optimizer, TableOptimizer):
-        _find(optimizer, where, None)
+    _without_variables(optimizer, where)
+
+
+def _without_variables(
+    optimizer: Any, where: str
+) -> TableOptimizer | _Found | None:
+    """What `convert` makes, before it makes variables."""
+    if optimizer is None or isinstance(optimizer, TableOptimizer):
+        return optimizer
+    return _find(optimizer, where, None)
 
 
 @dataclasses.dataclass(frozen=True)
