@@ -1,7 +1,5 @@
 """What the conformance tests go through: ids, optimizers, engines."""
 
-import types
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -54,7 +52,7 @@ class Optimizer(NamedTuple):
     optimizer: Any
     rule: str
     settings: dict[str, Any]
-    options: Mapping[str, Any] = types.MappingProxyType({})
+    options: dict[str, Any] = {}
 
 
 def _optimizer(rule, **settings):
