@@ -52,7 +52,7 @@ class Optimizer(NamedTuple):
     optimizer: Any
     rule: str
     settings: dict[str, Any]
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {}  # noqa: RUF012
 
 
 def _optimizer(rule, **settings):
