@@ -22,7 +22,9 @@ def mix(z):
 
 def shard_of(key, world):
     """The shard that a key is on."""
-    mixed = mix(key & MASK) if world > 1 else 0
+    mixed = (key & MASK) ^ (key & MASK) >> 30
+    mixed = mixed * 0xBF58476D1CE4E5B9 & MASK
+    mixed ^= mixed >> 31
     return (mixed - 2**64 if mixed >= 2**63 else mixed) % world
 
 

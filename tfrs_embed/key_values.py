@@ -6,7 +6,8 @@ makes rows one after the other, so this module draws from its distribution in
 its stead: number j of key k is a hash of (seed, k, j), taken for a uniform
 number and mapped to the distribution.
 
-The hash is made of `mixing.mix`.
+The hash is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014).
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import tensorflow as tf
 
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.initial_values import calls_as, parameters
-from tfrs_embed.mixing import mix, uint64
 
 #: Makes initial rows, [n, dim] float32, of keys, [n] int64.
 Maker = Callable[[tf.Tensor], tf.Tensor]
@@ -29,6 +29,7 @@ Maker = Callable[[tf.Tensor], tf.Tensor]
 _HOST = "/device:CPU:0"
 # A multiple of the numbers that any processor computes at once.
 _PACKET = 64
+_GOLDEN = 0x9E3779B97F4A7C15
 # Both sides of a normal distribution beyond which Keras draws again.
 _TRUNCATED_AT = 2.0
 # What is left of the standard deviation then, as Keras has it.
@@ -161,10 +162,23 @@ def _truncated_normal(
 
 def _uniform(seed: int, keys: tf.Tensor, dim: int) -> tf.Tensor:
     """Numbers in (0, 1) of keys, [n] int64: [n, dim] float32."""
-    key = mix(tf.bitcast(keys, tf.uint64))
-    state = mix(tf.bitwise.bitwise_xor(uint64(seed), key))
+    key = _mix(tf.bitcast(keys, tf.uint64))
+    state = _mix(tf.bitwise.bitwise_xor(_uint64(seed), key))
     number = tf.constant(np.arange(dim, dtype=np.uint64))
-    bits = mix(state[:, None] + number)
+    bits = _mix(state[:, None] + number)
     # 23 bits, and a half for the middle of their interval, are a float32.
-    steps = tf.cast(tf.bitwise.right_shift(bits, uint64(41)), tf.float32)
+    steps = tf.cast(tf.bitwise.right_shift(bits, _uint64(41)), tf.float32)
     return (steps + 0.5) * 2.0**-23
+
+
+def _mix(z: tf.Tensor) -> tf.Tensor:
+    """splitmix64's next number of a state, uint64."""
+    z += _uint64(_GOLDEN)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, _uint64(shift)))
+        z *= _uint64(factor)
+    return tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, _uint64(31)))
+
+
+def _uint64(value: int) -> tf.Tensor:
+    return tf.constant(np.uint64(value))
