@@ -2,8 +2,8 @@
 
 Ids come in steps: multiples of 1,000, or pairs of numbers in one of 64 bits.
 Key modulo shards would fill one shard and leave the others empty. So each key
-has a number, a mixture of its bits. The shard is number % world, and number //
-world is sent to it. From these the shard computes the key again.
+is mapped to a number, by a hash that no two keys share. The key's shard is
+number % world. It is sent number // world, and computes the key from both.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 # A round of splitmix64's finaliser (Steele, Lea and Flood, "Fast splittable
-# pseudorandom number generators", OOPSLA 2014): two shifts and a factor. All
-# rounds would cost a step twice as much, and spread ids no better.
+# pseudorandom number generators", OOPSLA 2014): two shifts and a factor. The
+# whole finaliser takes 24 operations there and back, one round 14.
 _SHIFTS = (30, 31)
 _FACTOR = 0xBF58476D1CE4E5B9
 _INVERSE = pow(_FACTOR, -1, 1 << 64)
@@ -44,8 +44,8 @@ def keys_of(numbers: tf.Tensor, world: int) -> tf.Tensor:
 
 
 def shards_of(keys: np.ndarray, world: int) -> np.ndarray:
-    """The shards of keys, [n] int64, as [n] int32; executes eagerly."""
-    with tf.device("CPU:0"):
+    """The shards of keys, [n] int64, as [n] int32, in functions too."""
+    with tf.init_scope(), tf.device("CPU:0"):
         numbers = numbers_of(tf.constant(keys, tf.int64), world).numpy()
     return np.mod(numbers, world).astype(np.int32)
 
@@ -56,7 +56,7 @@ def _fold(z: tf.Tensor, by: int) -> tf.Tensor:
 
 
 def _unfold(z: tf.Tensor, by: int) -> tf.Tensor:
-    """The inverse of `_fold`, where three times `by` are over 64 bits."""
+    """The inverse of `_fold`, if 3 * by is at least 64."""
     return _fold(_fold(z, by), 2 * by)
 
 

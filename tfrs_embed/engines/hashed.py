@@ -1,8 +1,8 @@
 """A sharded table that gives rows to keys as these come.
 
-A mixture of a key's bits decides its shard; the shard's key map says which row
-the key has there. A key gets its row in the lookup of the training step that
-first uses it.
+A hash of a key decides its shard; the shard's key map says which row the key
+has there. A key gets its row in the lookup of the training step that first uses
+it.
 """
 
 from __future__ import annotations
