@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import context
-from tfrs_embed.distribution import heartbeats
+from tfrs_embed.distribution import heartbeats, peers
 from tfrs_embed.distribution.peers import is_there
 from tfrs_embed.distribution.replicas import Replicas
 
@@ -38,17 +38,26 @@ _TOLD_S, _UNTOLD_S = 1, 5
 _LAST_S = 10
 _INTERVAL_S = 0.1
 # A process that stands still misses its thread's next look at the clock, and
-# takes no processor time meanwhile. It notices the others' end within so many
-# seconds after it goes on.
-_LOOK_S = 1
-_IDLE = 0.1
+# takes little processor time meanwhile: one whose other threads keep this one
+# waiting takes all of a core. It notices the others' end within so many seconds
+# after it goes on.
+_LOOK_S = 0.25
+_IDLE = 0.5
 _NOTICED_S = 60
+# TensorFlow sends a heartbeat in each half of the timeout. The last one before
+# a process stands still may be that old.
+_OVERDUE = 0.5
+# Asking for another worker stops all of Python for up to `peers.TIMEOUT_S`.
+_ASKED_S = 1.25 * peers.TIMEOUT_S
 # What the error says if the first worker answers no heartbeat.
 _SILENT = "CoordinationService/Heartbeat"
 
 _watching = False
 # How long this process last stood still, and when it went on.
 _stood_s, _went_on = 0.0, 0.0
+# When this process last looked at the clock, and its processor time then.
+_looked, _used = 0.0, 0.0
+_looking = threading.Lock()
 
 
 def watch(replicas: Replicas) -> None:
@@ -57,10 +66,11 @@ def watch(replicas: Replicas) -> None:
     Args:
         replicas: the workers' replicas.
     """
-    global _watching
+    global _watching, _looked, _used
     if not _watching:
         tasks = [replicas.task(w) for w in range(replicas.workers)]
         atexit.register(_end, replicas.worker, tasks)
+        _looked, _used = time.monotonic(), time.process_time()
         threading.Thread(
             target=_watch_clock, args=[heartbeats.timeout()], daemon=True
         ).start()
@@ -68,16 +78,22 @@ def watch(replicas: Replicas) -> None:
 
 
 def _watch_clock(timeout: float) -> None:
-    """Notes when the process has stood still for longer than a timeout."""
-    global _stood_s, _went_on
-    last, last_used = time.monotonic(), time.process_time()
+    """Notes when the process has stood still for so long that it is missed."""
     while True:
         time.sleep(_LOOK_S)
+        _look(timeout)
+
+
+def _look(timeout: float) -> None:
+    """Looks at the clock once; see `_watch_clock`."""
+    global _stood_s, _went_on, _looked, _used
+    with _looking:
         now, used = time.monotonic(), time.process_time()
-        passed = now - last
-        if passed > timeout and used - last_used < _IDLE * passed:
+        passed = now - _looked
+        overdue = passed > max(_OVERDUE * timeout, _ASKED_S)
+        if overdue and used - _used < _IDLE * passed:
             _stood_s, _went_on = passed, now
-        last, last_used = now, used
+        _looked, _used = now, used
 
 
 def _has_stood_still() -> bool:
@@ -89,6 +105,8 @@ def _end(me: int, tasks: list[str]) -> None:
     # The exception that ends the program, if one does.
     error = getattr(sys, "last_value", None)
     if isinstance(error, _ERRORS):
+        # The main thread may have failed before the other has looked.
+        _look(heartbeats.timeout())
         _tell(me, tasks, silent=me != 0 and _SILENT in str(error))
 
 
