@@ -25,10 +25,10 @@ from strategies.replicas import local_ids, of_chief
 from tfrs_embed import configs, initial_values, kernels
 from tfrs_embed.distribution import replicas
 from tfrs_embed.engines.composite import CompositeEngine
-from tfrs_embed.engines.mirrored import MirroredEngine
+from tfrs_embed.engines.data_parallel import DataParallelEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.row_wise import RowWiseEngine
 from tfrs_embed.keras2 import EngineLayer
 from tfrs_embed.ops.bags import to_bags
 from tfrs_embed.optimizers import conversion
@@ -123,12 +123,12 @@ def make_engine(kind, strategy, features, pipelined):
     if kind == "one device":
         return of(OneDeviceEngine, features)
     if kind == "sharded":
-        return of(ShardedEngine, features)
+        return of(RowWiseEngine, features)
     if kind == "mirrored":
-        return of(MirroredEngine, features)
+        return of(DataParallelEngine, features)
     large = [f for f in features if f.table.name in LARGE]
     small = [f for f in features if f.table.name not in LARGE]
-    engines = [of(MirroredEngine, small), of(ShardedEngine, large)]
+    engines = [of(DataParallelEngine, small), of(RowWiseEngine, large)]
     return CompositeEngine(features, engines)
 
 

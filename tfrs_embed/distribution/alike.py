@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfrs_embed.distribution.replicas import Replicas
 
-#: Collective channels that `longest_if_alike` uses.
+#: Collective channels that `agreed_max` uses.
 CHANNELS = 2
 
 
@@ -72,7 +72,7 @@ def fail(
         return tf.identity(result)
 
 
-def longest_if_alike(
+def agreed_max(
     replicas: Replicas,
     replica: int,
     sizes: Sequence[tf.Tensor],

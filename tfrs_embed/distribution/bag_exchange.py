@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.distribution import alike, bag_messages, runs
-from tfrs_embed.distribution.alike import Facts, longest_if_alike
+from tfrs_embed.distribution.alike import Facts, agreed_max
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.distribution.wire import Wire
@@ -112,7 +112,7 @@ class BagExchange:
             [p.width // self.unit for p in self.pieces]
         )
         words_to = self._by_rank(heads.sizes)
-        longest = longest_if_alike(
+        longest = agreed_max(
             self._replicas,
             replica,
             [

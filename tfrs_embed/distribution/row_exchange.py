@@ -376,7 +376,7 @@ class TwoStages(RowExchange):
             )
         )
         index = tf.gather(position, collected.index)
-        total = lookup_ops.spread(
+        total = lookup_ops.sum_gradients_by_row(
             [got],
             [BaggedIds.of_rows(index, first.places, self.num_rows(received))],
             index,

@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution.exchange import Received, Route
+from tfrs_embed.engines.collective import NEW_KEYS, Residuals
 from tfrs_embed.engines.dynamic import (
     EngineOfKeys,
     refuse_pipelining,
     refuse_to_trace,
 )
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.replica_engine import NEW_KEYS, Residuals
 from tfrs_embed.engines.sharded_keys import ShardedKeysEngine
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.dynamic import DynamicTable

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.engines.columns import ColumnsEngine
+from tfrs_embed.engines.column_wise import ColumnWiseEngine
 from tfrs_embed.engines.composite import CompositeEngine
+from tfrs_embed.engines.data_parallel import DataParallelEngine
 from tfrs_embed.engines.dynamic import DynamicEngine
 from tfrs_embed.engines.dynamic_sharded import DynamicShardedEngine
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.hashed import HashedEngine
-from tfrs_embed.engines.mirrored import MirroredEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.row_wise import RowWiseEngine
 from tfrs_embed.engines.tpu.embedding_cores import EmbeddingCoreEngine
 from tfrs_embed.engines.tpu.replicated import ReplicatedEngine
 from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
@@ -24,12 +24,12 @@ from tfrs_embed.placement import EngineKind
 # Takes features, the optimizers of their tables by name, and options.
 _ENGINES: dict[EngineKind, Callable[..., Engine]] = {
     EngineKind.ONE_DEVICE: OneDeviceEngine,
-    EngineKind.SHARDED: ShardedEngine,
-    EngineKind.COLUMNS: ColumnsEngine,
+    EngineKind.SHARDED: RowWiseEngine,
+    EngineKind.COLUMNS: ColumnWiseEngine,
     EngineKind.HASHED: HashedEngine,
     EngineKind.DYNAMIC: DynamicEngine,
     EngineKind.DYNAMIC_SHARDED: DynamicShardedEngine,
-    EngineKind.MIRRORED: MirroredEngine,
+    EngineKind.MIRRORED: DataParallelEngine,
     EngineKind.SPARSE_CORE: SparseCoreEngine,
     EngineKind.EMBEDDING_CORE: EmbeddingCoreEngine,
     EngineKind.TPU_REPLICATED: ReplicatedEngine,

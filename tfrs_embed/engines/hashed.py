@@ -15,8 +15,8 @@ import tensorflow as tf
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import handshake
 from tfrs_embed.distribution.exchange import Received, Route
+from tfrs_embed.engines.collective import NEW_KEYS
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.replica_engine import NEW_KEYS
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.sharded_keys import ShardedKeysEngine
 from tfrs_embed.engines.table_group import rows_per_shard

@@ -5,11 +5,11 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfrs_embed.distribution import key_shards
-from tfrs_embed.engines.sharded import ShardedEngine
+from tfrs_embed.engines.row_wise import RowWiseEngine
 from tfrs_embed.ops.bags import BaggedIds
 
 
-class ShardedKeysEngine(ShardedEngine):
+class ShardedKeysEngine(RowWiseEngine):
     """Sends keys to their shards, which find the keys' rows."""
 
     def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:

@@ -179,7 +179,7 @@ def by_width(
     ]
 
 
-def by_row(
+def by_width_and_dtype(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     world: int,

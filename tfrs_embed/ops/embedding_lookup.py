@@ -9,7 +9,11 @@ import tensorflow as tf
 
 from tfrs_embed.configs import COMBINERS, FeatureSpec, TableSpec
 from tfrs_embed.ops.bags import to_bags
-from tfrs_embed.ops.lookup import combine, reshape_output, spread
+from tfrs_embed.ops.lookup import (
+    combine,
+    reshape_output,
+    sum_gradients_by_row,
+)
 from tfrs_embed.types import Combiner
 from tfrs_embed.weak_gradients import custom_gradient
 
@@ -112,7 +116,9 @@ def embedding_lookup(
     @custom_gradient
     def combined(rows: tf.Tensor) -> Any:
         def backward(gradient: tf.Tensor) -> tf.Tensor:
-            return spread([gradient], [bags], index, tf.shape(rows)[0])
+            return sum_gradients_by_row(
+                [gradient], [bags], index, tf.shape(rows)[0]
+            )
 
         return combine(rows, index, bags), backward
 

@@ -158,7 +158,7 @@ def gather_densely(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
     return gather(tf.convert_to_tensor(table))
 
 
-def spread(
+def sum_gradients_by_row(
     gradients: Sequence[tf.Tensor],
     bags: Sequence[BaggedIds],
     index: tf.Tensor,
@@ -201,7 +201,7 @@ def _spread(
     index: tf.Tensor,
     num_rows: tf.Tensor,
 ) -> tf.Tensor:
-    """`spread` by TensorFlow's operations."""
+    """`sum_gradients_by_row` by TensorFlow's operations."""
     scaled = [
         g
         if b.scale is None

@@ -100,7 +100,7 @@ def row_gradients(
         return unique, _add_by_row(
             contributions.gradients[0], source, index, size
         )
-    rows = lookup.spread(
+    rows = lookup.sum_gradients_by_row(
         contributions.gradients,
         contributions.bags,
         index,
@@ -226,7 +226,7 @@ def _update_together(
         for b in u.contributions.bags
     ]
     unique, index = tf.unique(tf.concat(ids, 0))
-    sums = lookup.spread(
+    sums = lookup.sum_gradients_by_row(
         [g for u in updates for g in u.contributions.gradients],
         [b for u in updates for b in u.contributions.bags],
         index,

@@ -69,7 +69,7 @@ def spread(
     index: tf.Tensor,
     num_rows: tf.Tensor,
 ) -> tf.Tensor:
-    """Sums gradients of bags into rows; see `lookup.spread`.
+    """Sums gradients of bags into rows; see `lookup.sum_gradients_by_row`.
 
     The sums are zero if an id of the call is not valid.
     """

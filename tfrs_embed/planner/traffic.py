@@ -455,7 +455,7 @@ def expected_traffic(
         narrow: the tables whose numbers have two bytes.
 
     Returns:
-        Each rank's traffic, as `ShardedEngine.traffic` counts it.
+        Each rank's traffic, as `RowWiseEngine.traffic` counts it.
     """
     world = len(ids)
     if world == 1:

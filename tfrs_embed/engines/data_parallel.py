@@ -19,7 +19,7 @@ from tfrs_embed import kernels
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution import exchange
 from tfrs_embed.distribution.replicas import bucket_of
-from tfrs_embed.engines.replica_engine import ReplicasEngine, Residuals
+from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.table_group import TableGroup, by_width
 from tfrs_embed.engines.tables.mirrored import MirroredTable
 from tfrs_embed.graphs import TracedOnce
@@ -50,7 +50,7 @@ class _Rows(NamedTuple):
     gradients: tf.Tensor
 
 
-class MirroredEngine(ReplicasEngine):
+class DataParallelEngine(CollectiveEngine):
     """Keeps a copy of each table on every replica of a strategy.
 
     Each replica looks up its own part of the global batch. Gradients are summed
@@ -199,7 +199,7 @@ class MirroredEngine(ReplicasEngine):
         """
         device = self._shards[replica].device
         routed = exchange.route(group.keys(bags), 1, device, training=True)
-        return routed.row, lookup_ops.spread(
+        return routed.row, lookup_ops.sum_gradients_by_row(
             group.select(gradients),
             group.select(bags),
             routed.index,

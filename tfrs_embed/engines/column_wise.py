@@ -17,7 +17,7 @@ from tfrs_embed.distribution.bag_exchange import BagExchange, BagsReceived
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.engines import column_slices
-from tfrs_embed.engines.replica_engine import ReplicasEngine, Residuals
+from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.composite import CompositeTable
@@ -34,7 +34,7 @@ from tfrs_embed.ops.update import PARAMETERS, GradientContributions
 _MOST_NARROW = tf.int32.max
 
 
-class ColumnsEngine(ReplicasEngine):
+class ColumnWiseEngine(CollectiveEngine):
     """Spreads each table's columns over replicas of a strategy.
 
     Each replica looks up its own part of the global batch; all must call

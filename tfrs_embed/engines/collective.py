@@ -60,7 +60,7 @@ class Residuals(NamedTuple):
     after: list[tf.Tensor]
 
 
-class ReplicasEngine(Engine):
+class CollectiveEngine(Engine):
     """Keeps a shard of the tables on each replica of a strategy.
 
     Each replica looks up its own part of the global batch; all must call

@@ -35,13 +35,13 @@ from tfrs_embed.distribution.vector_exchange import (
     VectorExchange,
     VectorsReceived,
 )
+from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.hot_rows import HotRows
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.replica_engine import ReplicasEngine, Residuals
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import (
     TableGroup,
-    by_row,
+    by_width_and_dtype,
     rows_per_shard,
 )
 from tfrs_embed.engines.tables.sharded import (
@@ -104,7 +104,7 @@ class _Begun(NamedTuple):
     graph: Any
 
 
-class ShardedEngine(ReplicasEngine):
+class RowWiseEngine(CollectiveEngine):
     """Spreads each table's rows over the replicas of a strategy.
 
     Each replica looks up its own part of the global batch; all must call
@@ -146,7 +146,9 @@ class ShardedEngine(ReplicasEngine):
         tables = [s.spec for s in self.states.values()]
         world = self._replicas.world
         self._first_shards = first_ranks(self.states, world)
-        return by_row(tables, self.features, world, self._first_shards)
+        return by_width_and_dtype(
+            tables, self.features, world, self._first_shards
+        )
 
     def _build(self) -> None:
         self._sizes_channel = self._replicas.allocate(alike.CHANNELS)
@@ -221,7 +223,7 @@ class ShardedEngine(ReplicasEngine):
                 begun, bags, [b.weights is not None for b in bags]
             )
             begun = begun._replace(
-                sizes=alike.longest_if_alike(
+                sizes=alike.agreed_max(
                     self._replicas,
                     replica,
                     begun.sizes,
@@ -530,7 +532,7 @@ class ShardedEngine(ReplicasEngine):
         ):
             count = self._row_exchange.num_rows(asked)
             copies = tf.size(kept.hot[i].places) if i in kept.hot else 0
-            sent = lookup_ops.spread(
+            sent = lookup_ops.sum_gradients_by_row(
                 group.select(gradients),
                 group.select(residuals.bags),
                 tf.concat(positions, 0),
