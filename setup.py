@@ -84,7 +84,6 @@ setup(
         f"tensorflow{TENSORFLOW}",
         # Each release asks for the TensorFlow it matches.
         f"tf-keras{TENSORFLOW}",
-        "tqdm",
     ],
     extras_require=EXTRAS,
     # setuptools' own choice, build/, is Bazel's BUILD where case is ignored.

@@ -16,9 +16,6 @@ DISTRIBUTIONS = {
     "tf_keras": "tf-keras",
 }
 
-# Imported where they are first needed: a bar of progress.
-LATER = {"tqdm"}
-
 
 def imported(statements):
     """The packages that statements import as a module is imported."""
@@ -65,12 +62,7 @@ def test_dependencies_are_those_that_are_imported():
         for name in imported(ast.parse(path.read_text("utf-8")).body):
             if name not in sys.stdlib_module_names and name not in OWN:
                 found.setdefault(DISTRIBUTIONS.get(name, name), path)
-    assert set(found) | LATER == required(), found
-    texts = [path.read_text("utf-8") for path in sources]
-    for name in LATER:
-        assert any(
-            re.search(rf"^ +(from|import) {name}\b", t, re.M) for t in texts
-        )
+    assert set(found) == required(), found
 
 
 def test_imports_are_seen_wherever_they_run():

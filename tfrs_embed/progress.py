@@ -19,15 +19,13 @@ Example:
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import functools
 import logging as standard_logging
 import os
+import shutil
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, get_args
 
@@ -51,8 +49,8 @@ BYTES = "B"
 _AFTER_S = 3.0
 _BAR_EVERY_S = 0.25
 _LINE_EVERY_S = 30.0
-# A rate is that of so many seconds, or since the state shown before these.
-_RATE_OVER_S = 15.0
+# The characters of a bar.
+_WIDTH = 10
 # What has begun with something small is no measure of the rest.
 _LEAST_SHARE = 0.01
 
@@ -184,9 +182,8 @@ class Task:
         self._steady = steady
         self._nests = nests
         self._outer: Task | None = None
-        self._view: _Bar | _Lines | None = None
-        # When how much was done: at the first of it, and as it was shown.
-        self._states: collections.deque[tuple[float, int]] = collections.deque()
+        # Whether it is drawn as a bar; None: nothing was shown yet.
+        self._bar: bool | None = None
         self._lock = threading.RLock()
 
     def __enter__(self) -> Task:
@@ -209,22 +206,21 @@ class Task:
         with contextlib.suppress(ValueError):
             self._tasks.remove(self)
         with self._lock:
-            view, self._view, self._shown = self._view, None, False
             if kind is None and self.total is not None:
                 self.total = self.done
-            if view is not None:
-                with contextlib.suppress(Exception):
-                    view.end(self, kind is not None)
+            if self._shown and self._bar is not None:
+                until = "done" if kind is None else "stopped"
+                took = f"{self._amount(self.done)} in {_time(self.elapsed)}"
+                self._show(f"{self.label}: {until}, {took}")
+            self._shown = False
 
     def advance(self, amount: int = 1) -> None:
         """Counts what has been done; any thread may."""
         with self._lock:
             self.done += amount
-            if self.total is not None and self.done > self.total:
-                self.total = self.done
-            if not self._states:
-                self._states.append((_clock(), self.done))
-            if self._shown:
+            if self.total is not None:
+                self.total = max(self.total, self.done)
+            if self._shown and _clock() >= self._next:
                 self._show()
         if self._outer is not None:
             self._outer.advance(amount)
@@ -241,42 +237,58 @@ class Task:
         return _clock() - self._start
 
     @property
-    def rate(self) -> float:
-        """How much is done in a second now; at the end, on average."""
-        seconds, done = self.elapsed, self.done
-        if self._shown and self._states and self._states[0][1] < done:
-            since, before = self._states[0]
-            seconds, done = _clock() - since, done - before
-        return done / max(seconds, 1e-9)
-
-    @property
     def left(self) -> float | None:
         """Seconds that the rest will take; None: it can't be known yet."""
         if self.total is None or not self._steady:
             return None
         if self.done < _LEAST_SHARE * self.total:
             return None
-        return (self.total - self.done) / max(self.rate, 1e-9)
+        return (self.total - self.done) / self.done * self.elapsed
 
-    def _show(self) -> None:
-        now = _clock()
-        if now < self._next:
-            return
+    def _state(self) -> str:
+        """What is done, how fast, and how long the rest will take."""
+        rate = self.done / max(self.elapsed, 1e-9)
+        speed = f"{self._amount(rate, 1)} a second"
+        if self.total is None:
+            return f"{self.label}: {self._amount(self.done)}, {speed}"
+        rest = (
+            f" after {_time(self.elapsed)}"
+            if self.left is None
+            else f", {speed}, {_time(self.left)} left"
+        )
+        share = self.done / max(1, self.total)
+        bar = ""
+        if self._draws_bars():
+            bar = f"|{'#' * int(_WIDTH * share):{_WIDTH}}| "
+        total = self._amount(self.total)
+        return f"{self.label}: {bar}{share:.0%} of {total}{rest}"
+
+    def _amount(self, number: float, digits: int = 0) -> str:
+        if self.unit == BYTES:
+            return format_bytes(number)
+        return f"{number:,.{digits}f} {self.unit}"
+
+    def _draws_bars(self) -> bool:
+        if self._bar is None:
+            on_screen = self._mode == "bar" or (
+                self._mode == "auto" and (_in_notebook() or _on_terminal())
+            )
+            self._bar = on_screen and _is_first_worker()
+        return self._bar
+
+    def _show(self, last: str = "") -> None:
         try:
-            if self._view is None:
-                self._view = _view(self, self._mode)
-            self._view.show(self)
-            self._next = now + self._view.interval
-            self._states.append((now, self.done))
-            # The first state is the last one that is old enough.
-            while now - self._states[1][0] >= _RATE_OVER_S:
-                self._states.popleft()
+            text = last or self._state()
+            if self._draws_bars():
+                # What is longer than the line could not be drawn over.
+                width = shutil.get_terminal_size().columns - 1
+                _print(f"\r{text[:width]:{width}}" + ("\n" if last else ""))
+            else:
+                _write(text)
+            every = _BAR_EVERY_S if self._bar else _LINE_EVERY_S
+            self._next = _clock() + every
         except Exception:  # stderr may be anything, and in any state.
             self._shown = False
-            if self._view is not None:
-                with contextlib.suppress(Exception):
-                    self._view.end(self, True)
-                self._view = None
 
 
 def size_of(items: Any) -> int | None:
@@ -289,19 +301,8 @@ def size_of(items: Any) -> int | None:
         return None
 
 
-def _view(task: Task, mode: Mode) -> _Bar | _Lines:
-    """Decides how to show a task."""
-    notebook = _in_notebook()
-    if mode == "auto":
-        on_screen = notebook or (sys.stderr is not None and _is_terminal())
-        mode = "bar" if on_screen else "log"
-    if mode == "bar" and _is_first_worker():
-        return _Bar(task, notebook)
-    return _Lines()
-
-
-def _is_terminal() -> bool:
-    return bool(sys.stderr.isatty())
+def _on_terminal() -> bool:
+    return sys.stderr is not None and bool(sys.stderr.isatty())
 
 
 def _in_notebook() -> bool:
@@ -322,119 +323,6 @@ def _is_first_worker() -> bool:
     return server.job_name == first and server.task_index == 0
 
 
-class _Bar:
-    """A bar of tqdm.
-
-    Args:
-        task: what it shows.
-        notebook: whether it is in a notebook.
-    """
-
-    def __init__(self, task: Task, notebook: bool) -> None:
-        in_bytes = task.unit == BYTES
-        self._bar: Any = _bar_class(notebook)(
-            task,
-            desc=task.label,
-            total=task.total,
-            initial=task.done,
-            unit=task.unit if in_bytes else f" {task.unit}",
-            unit_scale=in_bytes,
-            dynamic_ncols=True,
-            file=sys.stderr,
-        )
-
-    @property
-    def interval(self) -> float:
-        """Seconds until it should be shown again."""
-        return _BAR_EVERY_S
-
-    def show(self, task: Task) -> None:
-        """Shows what is done."""
-        self._bar.n, self._bar.total = task.done, task.total
-        self._bar.refresh()
-
-    def end(self, task: Task, failed: bool) -> None:
-        """Leaves the bar as it is at the end, and ends its line."""
-        self._bar.n, self._bar.total = task.done, task.total
-        self._bar.close()
-
-
-@functools.cache
-def _bar_class(notebook: bool) -> Any:
-    """The class of tqdm's bars, which gets time and rate from the task."""
-    # It is imported by who needs it.
-    if notebook:
-        with warnings.catch_warnings():
-            # It tells who has no ipywidgets to install them.
-            warnings.simplefilter("ignore")
-            from tqdm.auto import tqdm
-    else:
-        from tqdm.std import tqdm
-
-    class Bar(tqdm):
-        # tqdm would have a thread look for bars that don't move.
-        monitor_interval = 0
-
-        def __init__(self, task: Task, **kwargs: Any) -> None:
-            self._task = task
-            super().__init__(**kwargs)
-
-        def refresh(self, nolock: bool = False, lock_args: Any = None) -> Any:
-            # tqdm keeps the lock if writing fails; others would wait for it.
-            with self.get_lock():
-                return super().refresh(nolock=True)
-
-        @property
-        def format_dict(self) -> dict[str, Any]:
-            task = self._task
-            # It shows the time left wherever it shows a rate.
-            known = task.total is None or task.left is not None
-            rate = task.rate if known else None
-            own = {"elapsed": task.elapsed, "rate": rate}
-            # Without a rate it would compute one.
-            no_rate = {} if known else {"initial": task.done}
-            return {**super().format_dict, **own, **no_rate}
-
-    return Bar
-
-
-class _Lines:
-    """Lines in absl's log if it shows infos, else on stderr."""
-
-    @property
-    def interval(self) -> float:
-        """Seconds until it should be shown again."""
-        return _LINE_EVERY_S
-
-    def show(self, task: Task) -> None:
-        """Writes what is done, how fast, and how long the rest will take."""
-        speed = f"{_amount(task.rate, task.unit, 1)} a second"
-        if task.total is None:
-            _write(f"{task.label}: {_amount(task.done, task.unit)}, {speed}")
-            return
-        rest = (
-            f" after {_time(task.elapsed)}"
-            if task.left is None
-            else f", {speed}, {_time(task.left)} left"
-        )
-        _write(
-            f"{task.label}: {task.done / max(1, task.total):.0%} of "
-            f"{_amount(task.total, task.unit)}{rest}"
-        )
-
-    def end(self, task: Task, failed: bool) -> None:
-        """Writes how long it took."""
-        until = "stopped" if failed else "done"
-        done = _amount(task.done, task.unit)
-        _write(f"{task.label}: {until}, {done} in {_time(task.elapsed)}")
-
-
-def _amount(number: float, unit: str, digits: int = 0) -> str:
-    if unit == BYTES:
-        return format_bytes(number)
-    return f"{number:,.{digits}f} {unit}"
-
-
 def _time(seconds: float) -> str:
     """A duration, "7 s", "2:05 min" or "1:02:05 h"."""
     minutes, seconds = divmod(round(seconds), 60)
@@ -447,8 +335,14 @@ def _time(seconds: float) -> str:
 
 
 def _write(line: str) -> None:
+    """Writes a line to absl's log if it shows infos, else to stderr."""
     log: Any = logging.get_absl_logger()
     if log.isEnabledFor(_INFO) and log.hasHandlers():
         logging.info("%s", line)
-    elif sys.stderr is not None:  # print would take None for stdout.
-        print(line, file=sys.stderr, flush=True)
+    else:
+        _print(f"{line}\n")
+
+
+def _print(text: str) -> None:
+    if sys.stderr is not None:  # print would take None for stdout.
+        print(text, end="", file=sys.stderr, flush=True)
