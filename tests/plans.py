@@ -23,6 +23,7 @@ REPLICAS = {
         "strategies/test_norms.py": None,
         "strategies/test_sharded_keras.py": None,
         "strategies/test_small_tables.py": None,
+        "strategies/test_files_of_before.py": None,
         "strategies/test_sharded_models.py": by_day(
             "not (saved_weights and (h5 or keras))"
         ),
@@ -164,6 +165,7 @@ KERAS_3 = {
             "model or fit or symbolic or weights"
         ),
         "test_all2all.py": by_day("keras or weights or saved"),
+        "test_old_checkpoints.py": None,
         "test_bad_input.py": by_day("keras and graph and one_bad"),
         "test_conversion_matrix.py": by_day(
             "embedding or small or files_of_keras and dynamic"
