@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from conformance.descriptors import OPTIMIZERS
-from dynamic_reference import shard_of
+from dynamic_layers import normal
 from fronts import keras, layers
 from helpers import assert_same, differentiate, state
 from reference import Feature, Reference, Table
@@ -21,6 +21,11 @@ GRAPH = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 
 def initializer():
     return keras.initializers.RandomNormal(seed=5)
+
+
+def initial(key):
+    """A key's row before it was trained."""
+    return normal(5, key, DIM)
 
 
 def make(hashed=True, capacity=CAPACITY, optimizer="sgd", **kwargs):
@@ -37,18 +42,17 @@ def make(hashed=True, capacity=CAPACITY, optimizer="sgd", **kwargs):
 
 
 class Keyed:
-    """The numpy reference: which row a key has shows in its first vector.
+    """The numpy reference, whose rows are in the order of the keys' first use.
 
-    Where not all replicas' vectors are to be seen, make all rows begin equal.
+    A key's initial row is made of the key, or is that of the number it is.
     """
 
-    def __init__(self, name, hashed=True, world=1, rows=CAPACITY, begin=None):
+    def __init__(self, name, hashed=True, rows=CAPACITY):
         self.optimizer, rule, settings, options = OPTIMIZERS[name]
-        self.world = world
-        self.initial = (begin or initializer())((rows, DIM)).numpy()
+        self.hashed = hashed
         self.row = {} if hashed else {k: k for k in range(rows)}
         table = Table(
-            self.initial,
+            initializer()((rows, DIM)).numpy(),
             "sum",
             rule,
             settings,
@@ -58,21 +62,14 @@ class Keyed:
         self.reference = Reference({"keys": Feature("x")}, {"x": table})
 
     def add(self, keys):
-        """Gives rows to new keys, where all rows begin equal."""
-        assert (self.initial == self.initial[0]).all()
+        """Gives rows to new keys."""
+        if not self.hashed:
+            return
+        rows = self.reference.tables["x"].rows
         for key in keys.ravel().tolist():
-            self.row.setdefault(key, len(self.row))
-
-    def add_by_vectors(self, keys, vectors):
-        """Finds the rows of new keys: each has its own, on the key's shard."""
-        for key, vector in zip(
-            keys.ravel().tolist(), vectors.reshape(-1, DIM), strict=True
-        ):
             if key not in self.row:
-                [row] = np.flatnonzero((self.initial == vector).all(1))
-                assert row not in self.row.values()
-                assert row % self.world == shard_of(key, self.world)
-                self.row[key] = int(row)
+                self.row[key] = len(self.row)
+                rows[self.row[key]] = initial(key)
 
     def assert_output(self, keys, output):
         assert output.shape == (*keys.shape, DIM)

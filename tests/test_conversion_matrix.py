@@ -301,7 +301,7 @@ def test_exported_models_become_checkpoints(case, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "case",
-    ["partial-large", "partial-small", "all2all-keys", "embedding-ids"],
+    ["partial-large", "partial-small", "all2all-rows", "embedding-ids"],
 )
 def test_saved_models_become_checkpoints(case, tmp_path, capsys):
     model, layer = model_of(case)

@@ -14,7 +14,6 @@ from helpers import operations_run
 from tfrs_embed import kernels
 from tfrs_embed.distribution import exchange
 from tfrs_embed.distribution.exchange import route
-from tfrs_embed.engines.tables.key_map import UNKNOWN, KeyMap
 from tfrs_embed.ops import bag_matrix
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds
@@ -189,37 +188,6 @@ def test_bags_that_do_not_fit_are_errors(changed, message):
         kernels.operations("/CPU:0", True).tfrs_embed_ids_of_shard(
             **{**arguments, **changed}
         )
-
-
-def test_a_key_map_is_like_tensorflows():
-    rng = np.random.default_rng(0)
-    mine = KeyMap()
-    with kernels.disabled():
-        other = KeyMap()
-    keys = np.unique(make_keys(3000, "any"))
-    rng.shuffle(keys)
-    start = 0
-    while start < len(keys):  # The map grows on the way.
-        some = keys[start : start + rng.integers(1, 400)]
-        rows = tf.range(start, start + len(some), dtype=tf.int64)
-        asked = rng.choice(keys, 500)
-        for key_map in (mine, other):
-            key_map.insert(tf.constant(some), rows)
-        start += len(some)
-        np.testing.assert_array_equal(mine.find(asked), other.find(asked))
-        assert int(mine.size()) == int(other.size()) == start
-    np.testing.assert_array_equal(mine.keys(), keys)
-    for key_map in (mine, other):
-        key_map.replace(keys[:10])
-        np.testing.assert_array_equal(key_map.keys(), keys[:10])
-        assert int(key_map.find(keys[10:11])[0]) == UNKNOWN
-
-
-def test_a_key_map_refuses_what_it_cannot_hold():
-    key_map = KeyMap()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="the value"):
-        key_map.insert(tf.constant([1], tf.int64), tf.constant([INT64.min]))
-    assert int(key_map.size()) == 0
 
 
 # Graphs that may be exported.

@@ -258,6 +258,28 @@ class DynamicKeys:
         return isinstance(self.eviction, (str, TimeToLive))
 
 
+class KeysOfShards(DynamicKeys):
+    """`DynamicKeys` of a table whose rows are declared for each shard.
+
+    Each shard has so many rows, whatever the number of shards.
+    """
+
+    #: The argument that declares them, for errors.
+    ROWS = "max_vocabulary_size_per_gpu"
+
+
+def are_counted(keys: DynamicKeys) -> bool:
+    """Whether a checkpoint holds how often and when each key was used.
+
+    It doesn't for keys that stay, in a layer that has always had such keys.
+    """
+    return not isinstance(keys, KeysOfShards) or not (
+        keys.admission is None
+        and keys.eviction is None
+        and keys.when_full == "error"
+    )
+
+
 def to_config(keys: DynamicKeys) -> dict[str, Any]:
     """The fields by name, JSON-able.
 

@@ -27,7 +27,6 @@ class EngineKind(enum.Enum):
     ONE_DEVICE = "one device"
     SHARDED = "sharded"
     COLUMNS = "by column"
-    HASHED = "sharded by key"
     DYNAMIC = "one device, by key"
     DYNAMIC_SHARDED = "sharded, by key"
     MIRRORED = "mirrored"

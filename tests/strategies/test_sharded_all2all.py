@@ -14,7 +14,6 @@ from dynamic_reference import keys_on, shard_of
 from helpers import assert_same, differentiate, state
 from keyed import (
     BOTH,
-    CAPACITY,
     DIM,
     NNZ,
     ROWS,
@@ -22,7 +21,7 @@ from keyed import (
     Keyed,
     check_checkpoints,
     checkpoint_layer,
-    initializer,
+    initial,
     make,
     make_model,
     train,
@@ -30,10 +29,6 @@ from keyed import (
 )
 from strategies.replicas import distribute, local, local_ids, of_chief
 from tfrs_embed import All2AllDenseEmbedding
-
-
-def equal_rows():
-    return tf_keras.initializers.Constant(0.25)
 
 
 def workers(strategy):
@@ -83,14 +78,13 @@ def make_batches(rng, pool, sizes):
 @BOTH
 def test_training(strategy, hashed):
     world = strategy.num_replicas_in_sync
-    keyed = Keyed("adam", hashed, world, ROWS, equal_rows())
+    keyed = Keyed("adam", hashed, ROWS)
     layer = make_layer(
         strategy,
         hashed,
         # Keys needn't fall on the shards evenly; rows do.
         ROWS if hashed else ROWS // world,
         keyed.optimizer,
-        embedding_initializer=equal_rows(),
     )
     rng = np.random.default_rng(1)
     pool = np.arange(ROWS)
@@ -126,17 +120,17 @@ def test_training(strategy, hashed):
         keyed.assert_output(keys, layer(tf.constant(keys)))
 
 
-def test_rows_depend_on_the_shard_and_the_order_alone(strategy):
+def test_a_lookup_for_training_gives_initial_rows(strategy):
     world = strategy.num_replicas_in_sync
-    keyed = Keyed("sgd", True, world, 20 * world)
+    keyed = Keyed("sgd", rows=20 * world)
     layer = make_layer(strategy, capacity=20)
     keys = [np.arange(8).reshape(1, SLOTS, NNZ) * 7 - r for r in range(world)]
     found = looker(strategy, layer, training=True)(keys)
-    held = state(layer)
-    np.testing.assert_array_equal(held["keys"], np.unique(keys))
-    keyed.add_by_vectors(held["keys"], held["parameters"])
+    keyed.add(np.stack(keys))
     for replica, output in found.items():
         keyed.assert_output(keys[replica], output)
+    # They are the keys' where a step updates the table.
+    assert layer.size == 0
 
 
 def test_unknown_keys_are_zero_and_stay_unknown(strategy):
@@ -185,9 +179,10 @@ def test_full_shard_is_an_error_on_all_replicas(strategy):
             step(batches(bad))
         text = str(caught.value).replace("\\'", "'")
         assert re.search(
-            "replica of rank 0: Layer 'full_shard': shard 0 is full: "
-            "max_vocabulary_size_per_gpu=5, it holds 3 keys, and of the 3 new "
-            f"ones in this step, key {full[5]} is the first without room",
+            "replica of rank 0: Layer 'full_shard', table 'table': .* a shard "
+            "has rows for 5 keys, and holds 3. It needs 1 rows more .*; "
+            f"({full[3]}|{full[4]}|{full[5]}) is a key without one. .* A "
+            "larger max_vocabulary_size_per_gpu makes room on all",
             text,
         )
     assert_same(state(layer), before)
@@ -240,12 +235,10 @@ def test_layers_share_nothing(strategy):
         for of_layer in (by_shard, turned)
     ]
     outputs = local(strategy, run(*keys))
-    rows = initializer()((12 * world, DIM)).numpy()
     for replica, output in outputs.items():
         for i in range(2):
-            # The first key of its shard has the shard's first row.
-            expected = rows[(replica + i) % world]
-            np.testing.assert_array_equal(output[i][0, 0, 0], expected)
+            expected = initial([by_shard, turned][i][replica])
+            np.testing.assert_allclose(output[i][0, 0, 0], expected, rtol=2e-5)
     for layer in layers:
         np.testing.assert_array_equal(
             layer.table.variables["keys"].numpy(), sorted(by_shard)
@@ -306,34 +299,6 @@ def test_keras_loops_and_saving(strategy):
     other.fit(dataset(samples[0] + 1, samples[1]), verbose=0)
     other.set_weights(weights)
     assert_same(state(again), state(layer))
-
-
-def test_exported_layer_serves(strategy):
-    if workers(strategy):
-        pytest.skip("its shards are in several processes")
-    layer = make_layer(strategy)
-    keys = np.arange(SLOTS * NNZ).reshape(1, SLOTS, NNZ)
-    looker(strategy, layer, True)([keys] * strategy.num_replicas_in_sync)
-    module = tf.Module()
-    module.layer = layer
-    module.serve = tf.function(
-        layer, input_signature=[tf.TensorSpec([None, SLOTS, NNZ], tf.int64)]
-    )
-    path = tempfile.mkdtemp()
-    tf.saved_model.save(module, path)
-    loaded = tf.saved_model.load(path)
-    served = loaded.serve(tf.constant(keys + 2)).numpy()
-    np.testing.assert_array_equal(served, layer(tf.constant(keys + 2)))
-    assert served[0, 0].all() and not served[0, 1, 2:].any()
-    # The shards are in it, and not the whole once more.
-    saved = tf.train.load_checkpoint(f"{path}/variables/variables")
-    shapes = saved.get_variable_to_shape_map()
-    widths = [shape for shape in shapes.values() if shape[1:] == [DIM]]
-    assert widths == [[CAPACITY, DIM]] * strategy.num_replicas_in_sync
-    by_shard = [saved.get_tensor(k) for k in shapes if k.endswith("table-keys")]
-    assert len(by_shard) == strategy.num_replicas_in_sync
-    found = np.sort(np.concatenate(by_shard))
-    np.testing.assert_array_equal(found, keys.ravel())
 
 
 @BOTH

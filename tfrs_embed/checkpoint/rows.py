@@ -53,7 +53,8 @@ def other_slot(here: Sequence[int], there: Sequence[int]) -> str:
 
 def sibling(key: str, name: str) -> str:
     """The key of another object, which has the same parent."""
-    return f"{key[: -len(_SUFFIX)].rpartition('/')[0]}/{name}{_SUFFIX}"
+    parent, slash, _ = key[: -len(_SUFFIX)].rpartition("/")
+    return f"{parent}{slash}{name}{_SUFFIX}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.distribution import key_shards
 from tfrs_embed.distribution.exchange import Received, Route
 from tfrs_embed.engines.collective import NEW_KEYS, Residuals
 from tfrs_embed.engines.dynamic import (
@@ -15,7 +16,7 @@ from tfrs_embed.engines.dynamic import (
     refuse_to_trace,
 )
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.sharded_keys import ShardedKeysEngine
+from tfrs_embed.engines.row_wise import RowWiseEngine
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.dynamic_rows import (
@@ -33,7 +34,7 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.optimizers.rules import TableOptimizer
 
 
-class DynamicShardedEngine(EngineOfKeys, ShardedKeysEngine):
+class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
     """Spreads keys over the replicas of a strategy, and gives them rows there.
 
     Each shard has rows for vocabulary_size / replicas keys and evicts by
@@ -118,6 +119,19 @@ class DynamicShardedEngine(EngineOfKeys, ShardedKeysEngine):
     def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
         refuse_to_trace(self._name)
         return super()._lookup_outside(bags)
+
+    def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:
+        return False  # A bag's keys have to be found before they are rows.
+
+    def _numbers(self, ids: tf.Tensor) -> tf.Tensor:
+        return key_shards.numbers_of(ids, self._replicas.world)
+
+    def _keys(self, replica: int, quotients: tf.Tensor) -> tf.Tensor:
+        """The keys that were sent to a shard, from their numbers' quotients."""
+        world, rank = self._replicas.world, self._replicas.ranks[replica]
+        if world == 1:
+            return quotients
+        return key_shards.keys_of(quotients * world + rank, world)
 
     def _table_of(self, group: int) -> str:
         [table] = self._groups[group].tables

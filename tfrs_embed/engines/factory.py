@@ -11,7 +11,6 @@ from tfrs_embed.engines.data_parallel import DataParallelEngine
 from tfrs_embed.engines.dynamic import DynamicEngine
 from tfrs_embed.engines.dynamic_sharded import DynamicShardedEngine
 from tfrs_embed.engines.engine import Engine
-from tfrs_embed.engines.hashed import HashedEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.row_wise import RowWiseEngine
@@ -26,7 +25,6 @@ _ENGINES: dict[EngineKind, Callable[..., Engine]] = {
     EngineKind.ONE_DEVICE: OneDeviceEngine,
     EngineKind.SHARDED: RowWiseEngine,
     EngineKind.COLUMNS: ColumnWiseEngine,
-    EngineKind.HASHED: HashedEngine,
     EngineKind.DYNAMIC: DynamicEngine,
     EngineKind.DYNAMIC_SHARDED: DynamicShardedEngine,
     EngineKind.MIRRORED: DataParallelEngine,

@@ -22,8 +22,6 @@ class EngineOptions:
             step i - 1 runs beside the dense part of step i.
         device: where the tables of a single device live; None: where
             TensorFlow places them.
-        key_dtype: the dtype of the users' keys, for errors of an engine that
-            gives rows to keys.
         batch_size: the largest batch of a TPU's replica, or None.
         sparse_core_config: a `SparseCoreEmbeddingConfig`, or None.
         stacking: which tables SparseCores hold as one; None: TensorFlow's
@@ -36,7 +34,6 @@ class EngineOptions:
     name: str
     pipelined: bool = False
     device: str | None = None
-    key_dtype: tf.DType = tf.int64
     batch_size: int | None = None
     sparse_core_config: Any = None
     stacking: Stacking | None = None

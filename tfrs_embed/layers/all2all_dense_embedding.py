@@ -45,10 +45,12 @@ class All2AllDenseEmbedding(Layer):
     exchanged all to all. Gradients are summed over the replicas. With one
     replica, and with no strategy, nothing is exchanged.
 
-    With `use_hashtable` keys have any value. A key gets a row where a training
-    step looks it up first. Elsewhere a key without a row gives zeros. A step
-    whose keys don't all find room is an error on all replicas, and changes
-    nothing. Without `use_hashtable` the key is the row.
+    With `use_hashtable` keys have any value: the table is one with
+    `DynamicKeys`. A key gets a row in the first step that updates the table; a
+    lookup for training gives it its initial values already. Elsewhere a key
+    without a row gives zeros. A step whose keys don't all find room is an error
+    on all replicas, and changes nothing. Without `use_hashtable` the key is the
+    row.
 
     Example:
         >>> layer = tfrs_embed.All2AllDenseEmbedding(
@@ -59,8 +61,12 @@ class All2AllDenseEmbedding(Layer):
         ...     optimizer=tf_keras.optimizers.Adagrad(0.05),
         ... )
         >>> keys = tf.constant([[[7, 7], [-1, 5], [2**60, 0]]], tf.int64)
-        >>> layer(keys, training=True).shape
+        >>> with tf.GradientTape() as tape:
+        ...     vectors = layer(keys, training=True)
+        ...     loss = tf.reduce_sum(vectors)
+        >>> vectors.shape
         TensorShape([1, 3, 2, 16])
+        >>> gradients = tape.gradient(loss, layer.trainable_variables)
         >>> layer.size
         5
 
@@ -75,13 +81,12 @@ class All2AllDenseEmbedding(Layer):
             max_vocabulary_size_per_gpu * replicas - 1.
         key_dtype: the dtype of the inputs: int32, int64, uint32 or uint64.
         embedding_initializer: initializer of the rows, as in Keras; None:
-            uniform in [-0.05, 0.05]. With admission, eviction or when_full, and
-            without a seed, rows depend on the key and the layer's name.
+            uniform in [-0.05, 0.05]. With `use_hashtable` it has to be one that
+            makes rows by their keys, see docs/dynamic_tables.md. Without a
+            seed, rows then depend on the key and the layer's name.
         optimizer: trains the table, as in `PartialTPUEmbedding`; None: it is
             not trained, and no key gets a row.
-        admission: which keys get rows, as in `DynamicKeys`. With this, eviction
-            or when_full a key gets its row where a step updates the table, and
-            `table` has the methods of a table with `DynamicKeys`.
+        admission: which keys get rows, as in `DynamicKeys`.
         eviction: which keys lose theirs first, as in `DynamicKeys`. None: none
             does.
         when_full: "evict", "grow" or "error", as in `DynamicKeys`; None:
@@ -93,9 +98,9 @@ class All2AllDenseEmbedding(Layer):
 
     Call arguments:
         inputs: keys, a Tensor of `key_dtype`.
-        training: whether keys without a row get one. None: whether the call is
-            on a gradient tape. False: the table is a constant, which has no
-            gradient.
+        training: whether this is part of a training step. None: whether the
+            call is on a gradient tape. False: the table is a constant, which
+            has no gradient.
 
     Input shape:
         [batch, slot_num, nnz_per_slot]; with `dynamic_input` [k].
@@ -108,7 +113,8 @@ class All2AllDenseEmbedding(Layer):
             `<layer>/table/<name>`, whatever the number of replicas: rows as
             "parameters", and the optimizer's slots. With `use_hashtable` these
             are of the keys that have rows, which are in "keys", ascending and
-            int64 (those of uint64 have the same bits).
+            int64 (those of uint64 have the same bits). The table then has the
+            methods of a table with `DynamicKeys`.
         step: the number of updates made.
 
     Raises:
@@ -204,8 +210,6 @@ class All2AllDenseEmbedding(Layer):
         several = self._strategy.num_replicas_in_sync > 1
         if feature.table.keys is not None:
             kind = EngineKind.DYNAMIC_SHARDED if several else EngineKind.DYNAMIC
-        elif self._arguments.use_hashtable:
-            kind = EngineKind.HASHED
         elif several:
             kind = EngineKind.SHARDED
         else:
@@ -218,7 +222,6 @@ class All2AllDenseEmbedding(Layer):
             EngineOptions(
                 self._strategy,
                 self._where,
-                key_dtype=self._arguments.key_dtype,
                 communication_dtype=self._arguments.communication_dtype,
             ),
         )

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfrs_embed import serialization
 from tfrs_embed.distribution import wire
 from tfrs_embed.dynamic_keys import (
-    DynamicKeys,
+    KeysOfShards,
     rule_from_config,
     to_config,
 )
@@ -57,7 +57,8 @@ class KeyArguments:
         self._check_keys(where)
 
     def _check_keys(self, where: str) -> None:
-        given = self._given_of_keys()
+        names = ("admission", "eviction", "when_full")
+        given = [name for name in names if getattr(self, name) is not None]
         if given and not self.use_hashtable:
             raise ValueError(
                 f"{where}: with use_hashtable=False every key has its row: "
@@ -68,16 +69,11 @@ class KeyArguments:
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where}: {error}") from error
 
-    def _given_of_keys(self) -> list[str]:
-        """The arguments that say how keys come and go, as far as given."""
-        names = ("admission", "eviction", "when_full")
-        return [name for name in names if getattr(self, name) is not None]
-
-    def keys(self) -> DynamicKeys | None:
-        """How keys come and go; None: they come, until a shard is full."""
-        if not self._given_of_keys():
+    def keys(self) -> KeysOfShards | None:
+        """How keys come and go; None: they are the rows' numbers."""
+        if not self.use_hashtable:
             return None
-        return DynamicKeys(
+        return KeysOfShards(
             self.key_dtype,
             self.admission,
             self.eviction,

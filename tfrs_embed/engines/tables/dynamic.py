@@ -12,7 +12,7 @@ from tfrs_embed import key_values
 from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.dynamic_keys import TimeToLive
+from tfrs_embed.dynamic_keys import TimeToLive, are_counted
 from tfrs_embed.engines.tables.dynamic_columns import (
     COUNTERS,
     CandidatesColumn,
@@ -40,7 +40,8 @@ class DynamicTable(TableState):
     `<table>/<slot>`, [n, dim] or [n], and `<table>/frequency` and
     `<table>/last_used`, [n] int64, in one order; and `<table>/candidates`,
     [c, 3] int64: a key, its occurrences, and the step that it was last seen in.
-    Strings are their fingerprints.
+    Strings are their fingerprints. An `All2AllDenseEmbedding`'s table whose
+    keys stay has no counters and candidates there.
 
     Args:
         spec: the table.
@@ -78,6 +79,9 @@ class DynamicTable(TableState):
         for name in rows.names:
             shape = (None, *rows.row_shape(name))
             self._add_column(name, shape, tf.float32, strategy)
+        assert self.spec.keys is not None
+        if not are_counted(self.spec.keys):
+            return
         for name in COUNTERS:
             self._add_column(name, (None,), tf.int64, strategy)
         self.add(

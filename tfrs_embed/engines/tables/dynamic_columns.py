@@ -28,7 +28,7 @@ from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution.key_shards import shards_of
 from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.dynamic_keys import TimeToLive
+from tfrs_embed.dynamic_keys import KeysOfShards, TimeToLive
 from tfrs_embed.engines.tables.column import Column
 from tfrs_embed.engines.tables.dynamic_rows import DynamicRows
 from tfrs_embed.engines.tables.keyed_rows import KeyedRows
@@ -57,11 +57,16 @@ class DynamicKeyedRows(KeyedRows):
         replicas: Replicas,
         step: Any,
     ) -> None:
+        limit, more = "the most rows of a shard", "More rows make it"
+        if isinstance(table.keys, KeysOfShards):
+            limit = KeysOfShards.ROWS
+            more = f"A larger {limit} makes it"
+        owner = f" of layer '{table.owner}'" if table.owner else ""
         super().__init__(
-            f"Table '{table.name}'",
+            f"Table '{table.name}'{owner}",
             shards[0].rules.max_capacity,
-            "the most rows of a shard",
-            "More rows make it, or, for a checkpoint, "
+            limit,
+            f"{more}, or, for a checkpoint, "
             "tfrs_embed.checkpoint.growing_tables(shrink=True): the keys that "
             "the table would evict last then stay.",
             table.dim,

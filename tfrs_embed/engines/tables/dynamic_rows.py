@@ -22,6 +22,7 @@ from tfrs_embed.configs import TableSpec
 from tfrs_embed.dynamic_keys import (
     CANDIDATES_PER_ROW,
     FrequencyAdmission,
+    KeysOfShards,
     ProbabilisticAdmission,
     TimeToLive,
 )
@@ -61,13 +62,14 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
     keys = table.keys
     assert keys is not None
     evicts = keys.when_full in ("evict", "grow") and keys.evicts_in_steps
-    capacity = _rows_of_shard(table.vocabulary_size, world, evicts)
+    exact = evicts or isinstance(keys, KeysOfShards)
+    capacity = _rows_of_shard(table.vocabulary_size, world, exact)
     most = capacity
     if keys.when_full == "grow":
         most = (
             _UNLIMITED
             if keys.max_rows is None
-            else _rows_of_shard(keys.max_rows, world, evicts)
+            else _rows_of_shard(keys.max_rows, world, exact)
         )
     candidates = keys.candidates or CANDIDATES_PER_ROW * table.vocabulary_size
     admission, eviction = keys.admission, keys.eviction
@@ -97,19 +99,20 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
     )
 
 
-def _rows_of_shard(rows: int, world: int, evicts: bool) -> int:
+def _rows_of_shard(rows: int, world: int, exact: bool) -> int:
     """How many keys a shard has room for.
 
-    Keys fall on shards by chance. A shard that evicts has its part of the rows.
-    One that doesn't has more, so that as many keys as rows find room.
+    Keys fall on shards by chance. A shard that evicts, or whose rows are
+    declared, has its part of the rows. Another has more, so that as many keys
+    as rows find room.
 
     Args:
         rows: the table's rows.
         world: the number of shards.
-        evicts: whether a full shard evicts keys.
+        exact: whether it has its part.
     """
     share = -(-rows // world)
-    if evicts or world == 1:
+    if exact or world == 1:
         return share
     return min(rows, share + math.ceil(_DEVIATIONS * math.sqrt(share)))
 
@@ -255,6 +258,9 @@ class DynamicRows:
         if dtype == tf.uint64:
             key = tf.bitcast(key, tf.uint64)
         what = "the fingerprint of a key" if dtype == tf.string else "a key"
+        more = "More rows make"
+        if isinstance(self._table.keys, KeysOfShards):
+            more = f"A larger {KeysOfShards.ROWS} makes"
         return message(
             f"{self._owner}, table '{self._table.name}': no room for the keys "
             "of this step: a shard has rows for ",
@@ -266,9 +272,9 @@ class DynamicRows:
             " rows more than it can make room for; ",
             key,
             f" is {what} without one.",
-            " Other shards may have free rows. More rows make room on all."
+            f" Other shards may have free rows. {more} room on all."
             if self._world > 1
-            else " More rows make room.",
+            else f" {more} room.",
         )
 
     def lost_room(self, lacking: tf.Tensor) -> tf.Tensor:
