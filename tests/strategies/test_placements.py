@@ -19,7 +19,7 @@ from reference import Ragged
 from strategies.replicas import distribute, local, local_ids, of_chief
 from tfrs_embed import serving
 from tfrs_embed.distribution.replicas import bucket_of
-from tfrs_embed.engines import columns
+from tfrs_embed.engines import column_wise
 
 PLACES = ("table", "column", "row", "replicated", "hot rows")
 ROWS, DIM = 40, 32
@@ -269,7 +269,7 @@ def test_exported_models_have_the_whole_table(strategy, place):
 
 
 def test_ids_of_64_bits(strategy, monkeypatch):
-    monkeypatch.setattr(columns, "_MOST_NARROW", 0)
+    monkeypatch.setattr(column_wise, "_MOST_NARROW", 0)
     with strategy.scope():
         layer, reference = build("columns", large_and_small(optimizer="sgd"))
     train(trainer(strategy, layer), reference, strategy, 2)

@@ -24,6 +24,7 @@ from conformance.harness import (
 )
 from strategies.embedding_cores import EmbeddingCores
 from tfrs_embed import initial_values
+from tfrs_embed.engines.tables.sharded import Part
 from tfrs_embed.optimizers import Regularized
 
 
@@ -156,7 +157,9 @@ def test_rows_are_those_of_the_hosts_that_hold_them(
     table = numbered(strategy, monkeypatch).embedding_tables["x"]
     # An emulated slice has one host.
     hosts = [tf.Variable(tf.zeros([n, 3])) for n in (20, 20, 10)]
+    parts = [Part(range(*ends)) for ends in ((0, 20), (20, 40), (40, 50))]
     monkeypatch.setattr(table, "_variables", hosts)
+    monkeypatch.setattr(table, "_parts", parts)
     monkeypatch.setattr(table, "_retrieve", lambda: None)
     numbers = np.arange(50)[:, None]
     for start, end in [(0, 7), (7, 20), (20, 21), (21, 45), (45, 50)]:

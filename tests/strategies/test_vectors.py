@@ -7,7 +7,7 @@ import tensorflow as tf
 import tfrs_embed
 from helpers import differentiate
 from strategies.replicas import distribute, local
-from tfrs_embed.engines import sharded
+from tfrs_embed.engines import row_wise
 
 ROWS, SIZE = 40, 48  # Enough ids in a bag for four replicas.
 
@@ -81,7 +81,7 @@ def test_both_exchanges_train_alike(strategy, monkeypatch, weighted):
     results = []
     for by_vectors in (True, False):
         if not by_vectors:
-            monkeypatch.setattr(sharded, "vectors_are_less", lambda *a: False)
+            monkeypatch.setattr(row_wise, "vectors_are_less", lambda *a: False)
         layer = make_layer(strategy)
         step = trained_by(layer, strategy, weighted)
         outputs = []

@@ -267,16 +267,21 @@ class VariableRows(Rows):
 
     def read_rows(self, start: int, size: int) -> tf.Tensor:
         """See the base class."""
-        # Reading the variable would copy all of it if it was updated sparsely.
-        with tf.device(self._copies[0].device):
-            rows = tf.gather(self._copies[0], tf.range(start, start + size))
-        with tf.device("CPU:0"):
-            return tf.identity(rows)
+        return read_variable(self._copies[0], start, size)
 
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
         """See the base class."""
         for copy in self._copies:
             scatter(copy, tf.range(start, start + rows.shape[0]), rows)
+
+
+def read_variable(variable: tf.Variable, start: int, size: int) -> tf.Tensor:
+    """Returns rows of a variable in the host's memory; it reads no others."""
+    # Reading the variable would copy all of it if it was updated sparsely.
+    with tf.device(variable.device):
+        rows = tf.gather(variable, tf.range(start, start + size))
+    with tf.device("CPU:0"):
+        return tf.identity(rows)
 
 
 def scatter(variable: tf.Variable, ids: tf.Tensor, rows: tf.Tensor) -> None:

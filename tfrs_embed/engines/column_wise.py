@@ -21,7 +21,7 @@ from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.composite import CompositeTable
-from tfrs_embed.engines.tables.sliced import SlicedTable, write_columns
+from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
@@ -104,18 +104,25 @@ class ColumnWiseEngine(CollectiveEngine):
         return rounding.of_part(table, first_column=first)
 
     def _fill(self, table: TableSpec) -> None:
-        slices = self._of_table[table.name]
-        mine = []
-        for rank, shard in zip(self._replicas.ranks, self._shards, strict=True):
-            if rank in slices.ranks:
-                first = slices.first_column(rank)
-                variable = shard.variables[table.name][PARAMETERS]
-                mine.append((variable, (first, first + slices.width)))
+        parts = self._parts(table)
         # An initializer's draws must be the same whoever holds the table: the
         # next table of this initializer begins where they end.
         for start, block in initial_blocks(table):
-            for variable, columns in mine:
-                write_columns(variable, columns, start, block)
+            for rank, shard in zip(
+                self._replicas.ranks, self._shards, strict=True
+            ):
+                if rank in parts:
+                    variable = shard.variables[table.name][PARAMETERS]
+                    parts[rank].write(variable, start, block)
+
+    def _parts(self, table: TableSpec) -> dict[int, Part]:
+        """The columns of a table on the ranks that hold some, in order."""
+        slices, rows = self._of_table[table.name], range(table.vocabulary_size)
+        parts = {}
+        for rank in slices.ranks:
+            first = slices.first_column(rank)
+            parts[rank] = Part(rows, (first, first + slices.width))
+        return parts
 
     def _make_composite(
         self, name: str, shape: tuple[int, ...], shards: list[tf.Variable]
@@ -124,29 +131,33 @@ class ColumnWiseEngine(CollectiveEngine):
 
     def _expose(self, state: TableState) -> None:
         table = state.spec
-        slices = self._of_table[table.name]
         optimizer = self.optimizers[table.name]
         slots = optimizer.rule.slots() if optimizer else {}
         rows: dict[str, tuple[int, ...]] = {PARAMETERS: (table.dim,)}
         for name, slot in slots.items():
             rows[name] = slot.row(table.dim)
         for key, row in rows.items():
-            parts = [
-                shard.variables.get(table.name, {}).get(key)
-                for shard in self._shards
-            ]
+            parts = self._parts(table)
+            if len(row) == 0:
+                parts = {rank: Part(p.rows) for rank, p in parts.items()}
+            local = zip(self._replicas.ranks, self._shards, strict=True)
+            shards = {rank: shard for rank, shard in local if rank in parts}
             state.add(
                 key,
-                SlicedTable(
+                ShardedVariable(
                     f"{table.name}/{key}",
                     (table.vocabulary_size, *row),
-                    slices.ranks,
-                    parts,
-                    self._replicas,
+                    [
+                        (parts[rank], shards[rank].variables[table.name][key])
+                        for rank in parts
+                        if rank in shards
+                    ],
                     self._strategy,
                     tf.as_dtype(
                         table.dtype if key == PARAMETERS else tf.float32
                     ),
+                    replicas=self._replicas,
+                    parts=parts,
                 ),
             )
 

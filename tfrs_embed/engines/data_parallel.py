@@ -21,7 +21,7 @@ from tfrs_embed.distribution import exchange
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.table_group import TableGroup, by_width
-from tfrs_embed.engines.tables.mirrored import MirroredTable
+from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
 from tfrs_embed.graphs import TracedOnce
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
@@ -96,9 +96,17 @@ class DataParallelEngine(CollectiveEngine):
 
     def _make_composite(
         self, name: str, shape: tuple[int, ...], shards: list[tf.Variable]
-    ) -> MirroredTable:
-        return MirroredTable(
-            name, shape, shards, self._strategy, self._pipelined
+    ) -> ShardedVariable:
+        return ShardedVariable(
+            name,
+            shape,
+            [(Part(range(shape[0])), shard) for shard in shards],
+            self._strategy,
+            shards[0].dtype,
+            copied=True,
+            # Lookups outside of replicas read the first, but apply deferred
+            # updates to all.
+            exported=shards if self._pipelined else shards[:1],
         )
 
     def _table_names(self) -> list[str]:

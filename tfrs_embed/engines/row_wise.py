@@ -8,6 +8,7 @@ copy beside its shard; see `hot_rows`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -44,12 +45,7 @@ from tfrs_embed.engines.table_group import (
     by_width_and_dtype,
     rows_per_shard,
 )
-from tfrs_embed.engines.tables.sharded import (
-    Copies,
-    ShardedTable,
-    positions_of,
-    write_shards,
-)
+from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import rounding
@@ -175,37 +171,65 @@ class RowWiseEngine(CollectiveEngine):
             # By bits of their own, the same on all replicas.
             return rounding.of_part(table)
         world = self._replicas.world
-        first = (rank - self._first_shards[table.name]) % world
+        first = self._position(table.name, rank)
         return rounding.of_part(table, first, world)
 
     def _fill(self, table: TableSpec) -> None:
         variables = [s.variables[table.name][PARAMETERS] for s in self._shards]
-        first = self._first_shards[table.name]
-        positions = positions_of(self._replicas, first)
-        by_position = list(zip(positions, variables, strict=True))
+        held = self._held(table, variables)
         for start, block in initial_blocks(table):
-            write_shards(by_position, self._replicas.world, start, block)
+            for part, variable in held:
+                part.write(variable, start, block)
         self._hot_rows.fill(table.name, self._shards)
 
     def _make_composite(
         self, name: str, shape: tuple[int, ...], shards: list[tf.Variable]
-    ) -> ShardedTable:
+    ) -> ShardedVariable:
         table, _, variable = name.rpartition("/")
-        copies = None
+        spec = self.states[table].spec
+        exported, on_write = shards, None
         if hot := self._hot_rows.tables.get(table):
-            of_shards = [s.variables[hot.copies.name] for s in self._shards]
-            copies = Copies(
-                hot, [each[variable] for each in of_shards], self._pipelined
-            )
-        return ShardedTable(
+            copies = [
+                s.variables[hot.copies.name][variable] for s in self._shards
+            ]
+            on_write = functools.partial(hot.write, copies)
+            if self._pipelined:
+                # A SavedModel's lookups read shards, but apply deferred updates
+                # before.
+                exported = [*shards, *copies]
+        return ShardedVariable(
             name,
             shape,
-            shards,
-            self._replicas,
+            self._held(spec, shards),
             self._strategy,
-            self._first_shards[table],
-            copies,
+            shards[0].dtype,
+            replicas=self._replicas,
+            parts={
+                rank: self._part(spec, rank)
+                for rank in range(self._replicas.world)
+            },
+            exported=exported,
+            on_write=on_write,
         )
+
+    def _position(self, table: str, rank: int) -> int:
+        """How many ranks a table's shard is behind that of its row 0."""
+        return (rank - self._first_shards[table]) % self._replicas.world
+
+    def _part(self, table: TableSpec, rank: int) -> Part:
+        """The rows of a table on a rank's shard."""
+        first = self._position(table.name, rank)
+        return Part(range(first, table.vocabulary_size, self._replicas.world))
+
+    def _held(
+        self, table: TableSpec, shards: Sequence[tf.Variable]
+    ) -> list[tuple[Part, tf.Variable]]:
+        """This process's shards of a table, each with its rows."""
+        ranks = self._replicas.ranks
+        return [
+            (self._part(table, rank), shard)
+            for rank, shard in zip(ranks, shards, strict=True)
+        ]
 
     def _lookup(
         self,
@@ -692,8 +716,9 @@ class RowWiseEngine(CollectiveEngine):
         self.apply_deferred()
         activations = []
         for feature, b in zip(self.features, bags, strict=True):
-            first = self._first_shards[feature.table.name]
-            positions = positions_of(self._replicas, first)
+            name = feature.table.name
+            ranks = self._replicas.ranks
+            positions = [self._position(name, rank) for rank in ranks]
             by_position = [positions.index(p) for p in range(world)]
             numbers = self._numbers(b.ids)
             owner = tf.cast(tf.math.floormod(numbers, world), tf.int32)

@@ -20,7 +20,7 @@ from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.distribution import waits
 from tfrs_embed.distribution.key_shards import shards_of
 from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.engines.tables.spread import BLOCK_ELEMENTS
+from tfrs_embed.engines.tables.sharded import BLOCK_ELEMENTS
 from tfrs_embed.graphs import TracedOnce
 from tfrs_embed.ops.update import scatter_update
 

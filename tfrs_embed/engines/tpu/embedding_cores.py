@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.rows import scatter
+from tfrs_embed.checkpoint.rows import HeldRows
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.tables.composite import CompositeTable
+from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.samples import as_ragged
@@ -122,7 +122,7 @@ class EmbeddingCoreEngine(TPUEngine):
         self._embedding.apply_gradients(list(gradients), name=residuals)
 
 
-class _HostTable(CompositeTable):
+class _HostTable(ShardedVariable):
     """A table, or a slot, whose image on the hosts is copied from the cores.
 
     Args:
@@ -143,9 +143,12 @@ class _HostTable(CompositeTable):
         retrieve: Callable[[], None],
         load: Callable[[], None],
     ) -> None:
-        super().__init__(
-            name, shape, getattr(variable, "variables", [variable]), strategy
-        )
+        held, first = [], 0
+        for of_host in getattr(variable, "variables", [variable]):
+            end = first + of_host.shape[0]
+            held.append((Part(range(first, end)), of_host))
+            first = end
+        super().__init__(name, shape, held, strategy)
         self._retrieve = retrieve
         self._load = load
 
@@ -163,36 +166,6 @@ class _HostTable(CompositeTable):
         yield
         self._load()
 
-    def read_rows(self, start: int, size: int) -> tf.Tensor:
-        """Rows of the image on the hosts."""
-        self._require_values()
-        found = [
-            tf.gather(variable, tf.range(first, last))
-            for variable, _, first, last in self._overlaps(start, size)
-        ]
-        return tf.concat(found, 0)
-
-    def write_rows(self, start: int, rows: tf.Tensor) -> None:
-        """Sets rows of the image on the hosts."""
-        for variable, skipped, first, last in self._overlaps(
-            start, rows.shape[0]
-        ):
-            part = rows[skipped : skipped + last - first]
-            scatter(variable, tf.range(first, last), part)
-
-    def _overlaps(
-        self, start: int, size: int
-    ) -> Iterator[tuple[tf.Variable, int, int, int]]:
-        """Yields the hosts that hold some of a block.
-
-        Yields:
-            A host's variable, the number of the block's rows that come before
-            it, and which of the variable's rows are the block's.
-        """
-        offset = 0
-        for variable in self._variables:
-            first = max(start, offset)
-            last = min(start + size, offset + variable.shape[0])
-            if first < last:
-                yield variable, first - start, first - offset, last - offset
-            offset += variable.shape[0]
+    def held(self) -> list[HeldRows]:
+        """Nothing: the hosts' image is not what the cores have."""
+        return []

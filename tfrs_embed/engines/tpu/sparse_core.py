@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.tables.stacked import StackedTable
+from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.samples import as_ragged
@@ -20,7 +20,7 @@ from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.host_kernels import require_kernels
-from tfrs_embed.sparsecore.layout import Layout
+from tfrs_embed.sparsecore.layout import Layout, flat_rows
 from tfrs_embed.sparsecore.limits.max_loads import MaxLoads
 from tfrs_embed.sparsecore.setup import check_layout
 from tfrs_embed.sparsecore.topology import Topology
@@ -123,11 +123,10 @@ class SparseCoreEngine(TPUEngine):
             table = state.spec
             stack = layouts[name].stacked_table_name
             made = {
-                key: StackedTable(
+                key: ShardedVariable(
                     f"{name}/{key}",
                     (table.vocabulary_size, table.dim),
-                    variable.values,
-                    layouts[name],
+                    _parts(table.vocabulary_size, layouts[name], variable),
                     self._strategy,
                 )
                 for key, variable in self._embedding.variables[stack].items()
@@ -187,7 +186,17 @@ class SparseCoreEngine(TPUEngine):
         return [-(-samples // cores) * cores for samples in super()._padded()]
 
     def _read(self, name: str, ids: tf.Tensor) -> tf.Tensor:
-        return self.states[name].table.gather(ids)
+        layout = self._embedding.embedding_layouts[name]
+        stack = self._embedding.variables[layout.stacked_table_name]
+        chips = stack[PARAMETERS].values
+        rows = flat_rows(layout, tf.cast(ids, tf.int64))
+        per_chip = chips[0].shape[0]
+        chip = tf.cast(rows // per_chip, tf.int32)
+        places = tf.dynamic_partition(tf.range(tf.size(ids)), chip, len(chips))
+        own = tf.dynamic_partition(rows % per_chip, chip, len(chips))
+        found = [tf.gather(v, r) for v, r in zip(chips, own, strict=True)]
+        dim = self.states[name].spec.dim
+        return tf.dynamic_stitch(places, found)[:, :dim]
 
     def _lookup(
         self, bags: Sequence[BaggedIds], training: bool
@@ -208,6 +217,26 @@ class SparseCoreEngine(TPUEngine):
         buffers, training = residuals
         self._embedding.training = training
         self._embedding.apply_gradients(list(gradients), buffers)
+
+
+def _parts(
+    rows: int, layout: Any, stack: Any
+) -> list[tuple[Part, tf.Variable]]:
+    """The SparseCores' rows of a table, each in its chip's variable.
+
+    Args:
+        rows: the number of the table's rows.
+        layout: TensorFlow's `SparseCoreTableLayout` of the table.
+        stack: the stack's variable, a replica's for each chip.
+    """
+    shards = layout.num_sparse_cores
+    parts = []
+    for first in range(min(shards, rows)):
+        place = flat_rows(layout, first)
+        chip, offset = divmod(place, int(stack.values[0].shape[0]))
+        part = Part(range(first, rows, shards), offset=offset)
+        parts.append((part, stack.values[chip]))
+    return parts
 
 
 def _of_chip(rows: tf.RaggedTensor, chip: int, chips: int, samples: int) -> Ids:
