@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from fronts import NUMBER, layers
 from nightly import ALL
+from numpy_rows import NumpyRows
 from reference import Table
 from tfrs_embed import DynamicKeys, TableConfig
 from tfrs_embed.optimizers import Regularized, RowWiseAdagrad
@@ -161,6 +162,7 @@ class Engine(NamedTuple):
         places: the placements that tables ask for, in turns.
         hot: of which rows tables have copies, in turns: each third, for 3; 0:
             of none.
+        store: the class of what keeps the rows; None: variables in memory.
     """
 
     layer: type
@@ -170,6 +172,7 @@ class Engine(NamedTuple):
     keys: DynamicKeys | None = None
     places: tuple[str, ...] = ()
     hot: tuple[int, ...] = ()
+    store: type | None = None
 
 
 def _engine(layer, threshold, large, small, **options):
@@ -203,11 +206,17 @@ ENGINES = {
     "partial": _engine(_PARTIAL, 0, "one device", "one device"),
     "partial_small": _engine(_PARTIAL, 20, "one device", "Keras"),
     "distributed": _engine(_DISTRIBUTED, 0, "one device", "one device"),
+    "arrays": _engine(_PARTIAL, 0, "one device", "one device")._replace(
+        store=NumpyRows
+    ),
     "dynamic": _by_key(_PARTIAL, "one device, by key"),
     "distributed_dynamic": _by_key(_DISTRIBUTED, "one device, by key"),
     # On several replicas.
     "dynamic_sharded": _by_key(_PARTIAL, "sharded, by key"),
     "sharded": _engine(_PARTIAL, 0, "sharded", "sharded"),
+    "sharded_arrays": _engine(_PARTIAL, 0, "sharded", "sharded")._replace(
+        store=NumpyRows
+    ),
     "sharded_small": _engine(_PARTIAL, 20, "sharded", "Keras"),
     "distributed_sharded": _engine(_DISTRIBUTED, 0, "sharded", "sharded"),
     "distributed_both": _engine(_DISTRIBUTED, 20, "sharded", "mirrored"),

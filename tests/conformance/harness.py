@@ -5,6 +5,7 @@ for each replica.
 """
 
 import itertools
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +24,8 @@ from reference import Feature, Ragged, Reference, Sparse, to_tf
 from strategies.replicas import add, distribute, local
 from tfrs_embed import FeatureConfig
 from tfrs_embed.placement import EngineKind
+from tfrs_embed.storage import kinds
+from tfrs_embed.storage.memory import MemoryRows
 from tfrs_embed.strategies import is_tpu
 
 tpu = tf.tpu.experimental.embedding
@@ -69,11 +72,13 @@ def build(engine, tables=None, per_table=False, **options):
                     shape = {"output_shape": (BATCH,)}
             features[name] = _feature(name, config, KINDS[kind])
             described[name] = Feature(table, **shape)
-    layer = layer_class(
-        features,
-        optimizer=shared and OPTIMIZERS[shared].optimizer,
-        **options,
-    )
+    store = ENGINES[engine].store or MemoryRows
+    with mock.patch.object(kinds, "kind_of", lambda table: store):
+        layer = layer_class(
+            features,
+            optimizer=shared and OPTIMIZERS[shared].optimizer,
+            **options,
+        )
     if is_tpu(tf.distribute.get_strategy()):
         # A TPU's tables are made by the first call.
         rng = np.random.default_rng(0)

@@ -166,6 +166,7 @@ def case(request):
             ),
             Case("dynamic", "sgd", "mean", mode="eager"),
         ),
+        Case("arrays", "sgd", mode="eager"),
         *(
             Case("partial_small", "sgd", "mean", w, DENSE, "compiled")
             for w in (False, True)
@@ -213,6 +214,9 @@ def test_lookup(case, strategy):
             Case("distributed", kinds=FEW, mode="eager", dtype="bfloat16"),
         ),
         Case("partial", kinds=("matrix",), mode="compiled", dtype="bfloat16"),
+        Case("arrays", steps=3),
+        Case("arrays", "adam", kinds=FEW, mode="eager"),
+        Case("arrays", "row_wise_adagrad", kinds=FEW, dtype="bfloat16"),
         *(Case("dynamic", optimizer, kinds=FEW) for optimizer in OPTIMIZERS),
         Case("distributed_dynamic", kinds=FEW),
         Case("partial", "adagrad", "mean", True, DENSE, "compiled", 3),
@@ -238,6 +242,7 @@ def test_lookup(case, strategy):
     ],
     replicas=[
         Case("sharded"),
+        Case("sharded_arrays", "row_wise_adagrad", kinds=FEW, steps=3),
         Case("distributed_sharded", kinds=FEW, steps=3),
         Case("distributed_both", kinds=KINDS_OF_OTHERS, steps=3),
         Case("distributed_mirrored", kinds=FEW, steps=3),
@@ -271,6 +276,7 @@ def test_training(case, strategy):
 
 @cases(
     device=both(
+        Case("arrays", None, None, True, tables="width_4"),
         Case("partial", None, None, True, tables="width_4"),
         Case("partial", None, None, False, tables="width_4"),
         Case("partial", None, None, False, tables="width_40"),
@@ -304,6 +310,7 @@ PIPELINED = {"pipeline_execution_with_tensor_core": True}
         Case("partial", "sgd", kinds=FEW, steps=4),
         Case("distributed", "adam", mode="eager", steps=4),
         Case("distributed", "adam", kinds=FEW, steps=4),
+        Case("arrays", "adam", kinds=FEW, steps=4),
     ),
     replicas=both(
         Case("sharded", "adam", kinds=FEW, steps=4),

@@ -19,11 +19,10 @@ from tfrs_embed.distribution.consensus import (
     ReplicaConsensus,
 )
 from tfrs_embed.distribution.wire import Wire
-from tfrs_embed.engines import allocation
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.norms import Norms
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.shard import DeferredUpdate, Shard
+from tfrs_embed.engines.shard import DeferredUpdate, Shard, stored
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.composite import CompositeTable
 from tfrs_embed.engines.tables.composite_step import CompositeStep
@@ -34,6 +33,7 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.ops.update import GradientContributions
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.storage import allocation
 from tfrs_embed.unmirrored import make_variable
 
 _LOOKUP = "a lookup"
@@ -139,17 +139,16 @@ class CollectiveEngine(Engine):
         for rank, shard in zip(self._replicas.ranks, self._shards, strict=True):
             shard.build(
                 self._rows_on_shard,
-                lambda table, variable: None,
                 functools.partial(self._rounding, rank),
             )
         for state in self.states.values():
             table = state.spec
-            with allocation.of_table(
+            share = stored(
                 table,
                 self._rows_on_shard(table),
                 self.optimizers[table.name],
-                self._shards[0].device,
-            ):
+            )
+            with allocation.of_table(share, self._shards[0].device):
                 self._fill(table)
             self._expose(state)
         self._step = (

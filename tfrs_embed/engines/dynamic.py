@@ -119,10 +119,7 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
     def build(self) -> None:
         """See the base class."""
         with tf.init_scope():
-            self._shard.build(
-                lambda table: rows_at_first(table, 1),
-                lambda table, variable: None,
-            )
+            self._shard.build(lambda table: rows_at_first(table, 1))
             for name, state in self.states.items():
                 optimizer = self.optimizers[name]
                 self._rows[name] = DynamicRows(

@@ -11,11 +11,16 @@ from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.norms import Norms
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.shard import DeferredUpdate, Shard
+from tfrs_embed.engines.shard import DeferredUpdate, Shard, stored
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.update import GradientContributions, scatter_update
+from tfrs_embed.ops.update import (
+    PARAMETERS,
+    GradientContributions,
+    scatter_update,
+)
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.storage import allocation
 
 
 class OneDeviceEngine(Engine):
@@ -45,11 +50,28 @@ class OneDeviceEngine(Engine):
 
     def build(self) -> None:
         """See the base class."""
-        self._shard.build(lambda table: table.vocabulary_size, _fill)
+        self._shard.build(lambda table: table.vocabulary_size)
         for name, variables in self._shard.variables.items():
+            self._fill(self.states[name].spec, variables[PARAMETERS])
             for key, variable in variables.items():
                 self.states[name].add(key, variable)
         self._follow_step()
+
+    def _fill(self, table: TableSpec, variable: Any) -> None:
+        share = stored(
+            table, table.vocabulary_size, self.optimizers[table.name]
+        )
+        with (
+            tf.init_scope(),
+            tf.device(self._shard.device),
+            allocation.of_table(share, self._shard.device),
+        ):
+            for start, rows in initial_blocks(table):
+                if rows.shape[0] == table.vocabulary_size:
+                    variable.assign(rows)
+                else:
+                    end = start + rows.shape[0]
+                    scatter_update(variable, tf.range(start, end), rows)
 
     @property
     def step(self) -> tf.Variable:
@@ -104,12 +126,3 @@ class OneDeviceEngine(Engine):
     def apply_deferred(self) -> None:
         """See the base class."""
         self._shard.apply_deferred()
-
-
-def _fill(table: TableSpec, variable: tf.Variable) -> None:
-    for start, rows in initial_blocks(table):
-        if rows.shape[0] == table.vocabulary_size:
-            variable.assign(rows)
-        else:
-            end = start + rows.shape[0]
-            scatter_update(variable, tf.range(start, end), rows)

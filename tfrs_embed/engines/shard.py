@@ -12,16 +12,15 @@ from tfrs_embed import graphs
 from tfrs_embed._tensorflow import AutoTrackable
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import TableSpec
-from tfrs_embed.engines import allocation
 from tfrs_embed.engines.norms import Factors
-from tfrs_embed.kernels import handle_packs
 from tfrs_embed.ops import concat_gradients, rounding, xla
-from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import update as update_ops
 from tfrs_embed.ops.bags import BaggedIds, id_dtype
 from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions, TableUpdate
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.storage import kinds
+from tfrs_embed.storage.row_store import RowStore, StoredTable
 from tfrs_embed.strategies import refuse_in_xla
 from tfrs_embed.unmirrored import UnmirroredVariable, make_variable
 
@@ -77,8 +76,9 @@ class DeferredUpdate(AutoTrackable):
 class Shard:
     """Tables' rows on one device: all of them, or one replica's share.
 
-    A step reads and writes the rows it touches and nothing else, whatever the
-    size of the tables.
+    Stores keep the rows: one for all tables that are kept alike. A step reads
+    and writes the rows it touches and nothing else, whatever the size of the
+    tables.
 
     Args:
         tables: the tables.
@@ -89,7 +89,7 @@ class Shard:
 
     Attributes:
         variables: each table's variables by the table's name, then by
-            "parameters" or the slot's name.
+            "parameters" or the slot's name; see `RowStore.variables`.
         step: the number of updates made.
         deferred: the deferred update, if pipelined.
         trash: the row that takes the gradients of ids without a row; None: all
@@ -106,10 +106,17 @@ class Shard:
         device: str | None,
     ) -> None:
         self.device = device
-        self.variables: dict[str, dict[str, tf.Variable]] = {}
+        self.variables: dict[str, dict[str, Any]] = {}
         self.step: Any = None
         self.deferred: DeferredUpdate | None = None
         self._tables = tuple(tables)
+        by_kind: dict[type[RowStore], RowStore] = {}
+        self._stores: dict[str, RowStore] = {}
+        for table in self._tables:
+            kind = kinds.kind_of(table)
+            if kind not in by_kind:
+                by_kind[kind] = kind(device)
+            self._stores[table.name] = by_kind[kind]
         self._optimizers = optimizers
         self._pipelined = pipelined
         # Tables that share an optimizer share its rate.
@@ -120,33 +127,28 @@ class Shard:
     def build(
         self,
         rows: Callable[[TableSpec], int],
-        fill: Callable[..., None],
         part: Callable[[TableSpec], Rounding] = rounding.of_part,
     ) -> None:
-        """Creates the variables.
+        """Creates the variables, with rows of zeros.
 
         Args:
             rows: gives the number of a table's rows that are held here.
-            fill: called with a table and its variable of zeros, which it
-                gives its initial rows.
             part: says how the new rows of a table are rounded here.
         """
         self._roundings = {t.name: part(t) for t in self._tables}
         with tf.init_scope(), tf.device(self.device):
-            for table in self._tables:
-                optimizer = self._optimizers[table.name]
-                count = rows(table)
-                try:
-                    with allocation.of_table(
-                        table, count, optimizer, self.device
-                    ):
-                        self._make(table, count, fill)
-                except tf.errors.ResourceExhaustedError:
-                    self.drop_variables()
-                    raise
-            self._pack = handle_packs.HandlePack(
-                v for made in self.variables.values() for v in made.values()
-            )
+            try:
+                shares = [
+                    stored(t, rows(t), self._optimizers[t.name])
+                    for t in self._tables
+                ]
+                for store, places in self._by_store(self._stores):
+                    store.build([shares[i] for i in places])
+            except tf.errors.ResourceExhaustedError:
+                self.drop_variables()
+                raise
+            for name, store in self._stores.items():
+                self.variables[name] = store.variables(name)
             self.step = make_variable(
                 tf.constant(0, tf.int64), "step", kind=_Step
             )
@@ -156,34 +158,19 @@ class Shard:
                 )
                 self.step.deferred = self.deferred
 
-    def _make(
-        self, table: TableSpec, rows: int, fill: Callable[..., None]
-    ) -> None:
-        """Creates a table's variables; see `build`."""
-        made = self.variables[table.name] = {}
-        # Rows that are given to keys may become more.
-        known = None if table.keys is None else [None, table.dim]
-        made[PARAMETERS] = make_variable(
-            tf.zeros([rows, table.dim], table.dtype),
-            f"{table.name}/{PARAMETERS}",
-            known,
-        )
-        fill(table, made[PARAMETERS])
-        optimizer = self._optimizers[table.name]
-        slots = optimizer.rule.slots() if optimizer else {}
-        for name, slot in slots.items():
-            row = slot.row(table.dim)
-            made[name] = make_variable(
-                tf.fill([rows, *row], slot.initial),
-                f"{table.name}/{name}",
-                None if known is None else [None, *row],
-            )
+    def _by_store(
+        self, names: Iterable[str]
+    ) -> Iterable[tuple[RowStore, list[int]]]:
+        """The stores of tables, each with the places of its own."""
+        places: dict[RowStore, list[int]] = {}
+        for place, name in enumerate(names):
+            places.setdefault(self._stores[name], []).append(place)
+        return places.items()
 
     def drop_variables(self) -> None:
         """Frees the variables of tables that were made before one failed."""
-        # An error's traceback may hold each of these.
-        for made in self.variables.values():
-            made.clear()
+        for store in self._stores.values():
+            store.drop()
         self.variables.clear()
 
     def own(self, copies: str, table: str, rows: np.ndarray) -> None:
@@ -216,10 +203,12 @@ class Shard:
             training: whether this is part of a training step.
             dtype: the dtype of the rows returned; None: the table's.
         """
-        table = self.variables[name][PARAMETERS]
-        wanted = table.dtype if dtype is None else dtype
+        wanted = (
+            self.variables[name][PARAMETERS].dtype if dtype is None else dtype
+        )
         if not training:
-            return tf.cast(tf.gather(table, ids), wanted)
+            rows = self._stores[name].read(name, PARAMETERS, ids)
+            return tf.cast(rows, wanted)
         bags = BaggedIds.of_rows(ids, None, tf.size(ids))
         [rows] = self.lookup([name], [bags], training, wanted)
         # They are sums of one row: exact, where the table's dtype is wanted.
@@ -244,15 +233,17 @@ class Shard:
             Each feature's vectors, as `tfrs_embed.ops.lookup.lookup` gives
             them.
         """
-        used = list(dict.fromkeys(names))
-        return lookup_ops.lookup(
-            [self.variables[name][PARAMETERS] for name in used],
-            [used.index(name) for name in names],
-            bags,
-            self.device,
-            training,
-            dtype,
-        )
+        found: list[Any] = [None] * len(names)
+        for store, places in self._by_store(names):
+            vectors = store.lookup(
+                [names[i] for i in places],
+                [bags[i] for i in places],
+                training,
+                dtype,
+            )
+            for i, vector in zip(places, vectors, strict=True):
+                found[i] = vector
+        return found
 
     def update(
         self,
@@ -361,24 +352,24 @@ class Shard:
             decays: the shares that their tables' rows lose; None: nothing.
             step: the number of updates made before this one.
         """
-        updates = []
+        updates = {}
         for name, of_table in contributions.items():
             optimizer = self._optimizers[name]
             assert optimizer is not None
             place = [o is optimizer for o in self._distinct].index(True)
-            updates.append(
-                TableUpdate(
-                    self.variables[name],
-                    optimizer.rule,
-                    rates[place],
-                    of_table,
-                    step,
-                    self._roundings[name],
-                    optimizer.options,
-                    decays[place],
-                )
+            updates[name] = TableUpdate(
+                {},
+                optimizer.rule,
+                rates[place],
+                of_table,
+                step,
+                self._roundings[name],
+                optimizer.options,
+                decays[place],
             )
-        update_ops.update(updates, self.device)
+        names = list(updates)
+        for store, places in self._by_store(names):
+            store.update({names[i]: updates[names[i]] for i in places})
         for copies, (table, rows) in self._owned.items():
             if copies in contributions:
                 [bags] = contributions[copies].bags
@@ -444,9 +435,16 @@ class Shard:
         row = tf.gather(rows, updated)
         mine = tf.where(row >= 0)[:, 0]
         row, updated = tf.gather(row, mine), tf.gather(updated, mine)
-        for name, variable in self.variables[table].items():
-            copied = tf.gather(self.variables[copies][name], updated)
-            update_ops.scatter_update(variable, row, copied)
+        for name in self.variables[table]:
+            copied = self._stores[copies].read(copies, name, updated)
+            self._stores[table].write(table, name, row, copied)
+
+
+def stored(
+    table: TableSpec, rows: int, optimizer: TableOptimizer | None
+) -> StoredTable:
+    """A table's share of so many rows, with its optimizer's slots."""
+    return StoredTable(table, rows, optimizer.rule.slots() if optimizer else {})
 
 
 def distinct(

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from tfrs_embed.arguments import named
 from tfrs_embed.configs import COMBINERS, as_int
-from tfrs_embed.engines import allocation
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.embedding_lookup import embedding_lookup
+from tfrs_embed.storage import allocation
 from tfrs_embed.types import Combiner, KerasArguments
 
 if TYPE_CHECKING:

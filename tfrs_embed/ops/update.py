@@ -37,7 +37,8 @@ class TableUpdate(NamedTuple):
     """A table that is to be updated.
 
     Attributes:
-        variables: the parameters and the rule's slots, by name.
+        variables: the parameters and the rule's slots, by name; empty, where
+            the rows are kept in something else.
         rule: the update rule.
         rate: its learning rate, a scalar float32.
         contributions: the contributions to its rows' gradients.
@@ -310,10 +311,14 @@ def scatter_update(
     scatter ops on a CPU, and it does not read or copy the variable.
 
     Args:
-        variable: [vocabulary_size, dim] or [vocabulary_size].
+        variable: [vocabulary_size, dim] or [vocabulary_size]: a variable, or
+            what a store has in its place.
         ids: [rows], unique, or equal ones with equal rows.
         rows: [rows, dim] or [rows].
     """
+    if not hasattr(variable, "handle"):
+        variable.scatter_update(tf.IndexedSlices(rows, ids))
+        return
     tf.raw_ops.ResourceScatterUpdate(
         resource=variable.handle, indices=ids, updates=rows
     )

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.configs import TableSpec
-from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.storage.row_store import StoredTable
 from tfrs_embed.text_table import format_bytes
 
 
 def of_table(
-    table: TableSpec,
-    rows: int,
-    optimizer: TableOptimizer | None,
-    device: str | None,
+    table: StoredTable, device: str | None
 ) -> contextlib.AbstractContextManager[None]:
-    """Names an engine's table; see `naming`.
-
-    Args:
-        table: the table.
-        rows: how many of its rows the device holds.
-        optimizer: the table's optimizer; None: it isn't trained.
-        device: see `naming`.
-
-    Returns:
-        The context manager.
-    """
+    """Names a table that is made on a device; see `naming`."""
+    spec = table.spec
     return naming(
-        f"Table '{table.name}'",
-        (rows, table.dim),
-        table.dtype,
-        optimizer.rule.numbers_per_row(table.dim) if optimizer else 0,
+        f"Table '{spec.name}'",
+        (table.rows, spec.dim),
+        spec.dtype,
+        sum(math.prod(slot.row(spec.dim)) for slot in table.slots.values()),
         device,
     )
 

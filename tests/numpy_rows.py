@@ -1,0 +1,128 @@
+"""A store of rows in numpy arrays: the smallest that engines can stand on."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.rows import HeldRows
+from tfrs_embed.engines.tables.composite import CompositeTable
+from tfrs_embed.ops import update as update_ops
+from tfrs_embed.ops.lookup import combine
+from tfrs_embed.ops.rounding import widen
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.optimizers.rules import Slot
+from tfrs_embed.storage.row_store import RowStore
+from tfrs_embed.unmirrored import make_variable
+
+
+class NumpyRows(RowStore):
+    """Keeps each table, and each slot, in one array."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self._tables = {}
+
+    def build(self, tables):
+        self._order = make_variable(tf.constant(0, tf.int64), "order")
+        for table in tables:
+            dim = table.spec.dim
+            slots = {PARAMETERS: Slot(0.0), **table.slots}
+            self._tables[table.spec.name] = {
+                name: _Array(
+                    self,
+                    f"{table.spec.name}/{name}",
+                    np.full(
+                        [table.rows, *slot.row(dim)],
+                        slot.initial,
+                        table.spec.dtype if name == PARAMETERS else np.float32,
+                    ),
+                )
+                for name, slot in slots.items()
+            }
+
+    def variables(self, table):
+        return self._tables[table]
+
+    def lookup(self, tables, bags, training, dtype):
+        return [
+            combine(widen(self.read(name, PARAMETERS, b.ids)), None, b)
+            for name, b in zip(tables, bags, strict=True)
+        ]
+
+    def read(self, table, name, rows):
+        return self._tables[table][name].sparse_read(rows)
+
+    def write(self, table, name, rows, values):
+        self._tables[table][name].scatter_update(tf.IndexedSlices(values, rows))
+
+    def update(self, updates):
+        for name, each in updates.items():
+            ids, gradients = update_ops.row_gradients(each.contributions)
+            update_ops.update_unique(
+                each._replace(variables=self._tables[name]), ids, gradients
+            )
+
+    def count(self, table):
+        rows = self._tables[table][PARAMETERS].array
+        return tf.constant(len(rows), tf.int64)
+
+    def resize(self, table, rows):
+        raise NotImplementedError("Tables of keys are kept in memory.")
+
+    def drop(self):
+        self._tables.clear()
+
+    def call(self, function, inputs, dtype):
+        """Calls a function of arrays after all that was written before.
+
+        TensorFlow lets one replica's calls wait for another's where they have
+        state; so a variable that each call reads, and then writes, says the
+        order.
+        """
+        return tf.numpy_function(
+            lambda order, *arrays: function(*arrays),
+            [self._order.read_value(), *inputs],
+            dtype,
+            stateful=False,
+        )
+
+    def called(self, after, number):
+        """Has later calls wait for tensors: adds a number to the order."""
+        with tf.control_dependencies(after):
+            self._order.assign_add(number)
+
+
+class _Array(CompositeTable):
+    """An array, as engines, checkpoints and SavedModels see a variable."""
+
+    def __init__(self, store, name, array):
+        strategy = tf.distribute.get_strategy()
+        dtype = tf.as_dtype(array.dtype)
+        super().__init__(name, array.shape, [], strategy, dtype)
+        self.device = store.device or "CPU:0"
+        self.array = array
+        self._store = store
+
+    def sparse_read(self, indices, name=None):
+        rows = self._store.call(
+            lambda ids: self.array[ids], [indices], self.dtype
+        )
+        self._store.called([rows], 0)
+        return tf.ensure_shape(rows, [None, *self.shape[1:]])
+
+    def scatter_update(self, slices):
+        def write(ids, values):
+            self.array[ids] = values
+            return np.int64(1)
+
+        given = [slices.indices, slices.values]
+        # What only had to be waited for would be left out.
+        self._store.called([], self._store.call(write, given, tf.int64))
+
+    def read_rows(self, start, size):
+        return tf.constant(self.array[start : start + size])
+
+    def write_rows(self, start, rows):
+        self.array[start : start + rows.shape[0]] = rows
+
+    def held(self):
+        return [HeldRows(len(self.array), self.array.nbytes, self.sparse_read)]

@@ -1,0 +1,1 @@
+"""Rows of tables and their slots on one device, whatever keeps them."""

@@ -1,0 +1,13 @@
+"""Which store keeps a table."""
+
+from __future__ import annotations
+
+from tfrs_embed.configs import TableSpec
+from tfrs_embed.storage.memory import MemoryRows
+from tfrs_embed.storage.row_store import RowStore
+
+
+def kind_of(table: TableSpec) -> type[RowStore]:
+    """The class of the store that keeps a table's rows."""
+    del table  # All tables are in memory.
+    return MemoryRows

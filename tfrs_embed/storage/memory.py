@@ -1,0 +1,144 @@
+"""Rows in variables, in the memory of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tfrs_embed.kernels import handle_packs
+from tfrs_embed.ops import lookup as lookup_ops
+from tfrs_embed.ops import update as update_ops
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.update import PARAMETERS, TableUpdate
+from tfrs_embed.optimizers.rules import Slot
+from tfrs_embed.storage import allocation
+from tfrs_embed.storage.row_store import RowStore, StoredTable
+from tfrs_embed.unmirrored import make_variable
+
+# A table that grows gets one row to spare for so many.
+_SPARE_PART = 32
+
+
+class MemoryRows(RowStore):
+    """Keeps each table, and each slot, in one variable."""
+
+    def __init__(self, device: str | None) -> None:
+        super().__init__(device)
+        self._variables: dict[str, dict[str, tf.Variable]] = {}
+        self._slots: dict[str, dict[str, Slot]] = {}
+
+    def build(self, tables: Sequence[StoredTable]) -> None:
+        with tf.init_scope(), tf.device(self.device):
+            for table in tables:
+                with allocation.of_table(table, self.device):
+                    self._make(table)
+            self._pack = handle_packs.HandlePack(
+                v for made in self._variables.values() for v in made.values()
+            )
+
+    def _make(self, table: StoredTable) -> None:
+        spec = table.spec
+        made = self._variables[spec.name] = {}
+        slots = {PARAMETERS: Slot(0.0), **table.slots}
+        self._slots[spec.name] = slots
+        for name, slot in slots.items():
+            row = slot.row(spec.dim)
+            dtype = spec.dtype if name == PARAMETERS else tf.float32
+            made[name] = make_variable(
+                tf.fill([table.rows, *row], tf.cast(slot.initial, dtype)),
+                f"{spec.name}/{name}",
+                # Rows that are given to keys may become more.
+                None if spec.keys is None else [None, *row],
+            )
+
+    def variables(self, table: str) -> dict[str, tf.Variable]:
+        return self._variables[table]
+
+    def lookup(
+        self,
+        tables: Sequence[str],
+        bags: Sequence[BaggedIds],
+        training: bool,
+        dtype: tf.DType,
+    ) -> list[tf.Tensor]:
+        used = list(dict.fromkeys(tables))
+        return lookup_ops.lookup(
+            [self._variables[name][PARAMETERS] for name in used],
+            [used.index(name) for name in tables],
+            bags,
+            self.device,
+            training,
+            dtype,
+        )
+
+    def read(self, table: str, name: str, rows: tf.Tensor) -> tf.Tensor:
+        return tf.gather(self._variables[table][name], rows)
+
+    def write(
+        self, table: str, name: str, rows: tf.Tensor, values: tf.Tensor
+    ) -> None:
+        update_ops.scatter_update(self._variables[table][name], rows, values)
+
+    def update(self, updates: Mapping[str, TableUpdate]) -> None:
+        update_ops.update(
+            [
+                each._replace(variables=self._variables[name])
+                for name, each in updates.items()
+            ],
+            self.device,
+        )
+
+    def count(self, table: str) -> tf.Tensor:
+        shape = tf.raw_ops.VariableShape(
+            input=self._variables[table][PARAMETERS].handle, out_type=tf.int64
+        )
+        return shape[0]
+
+    def resize(self, table: str, rows: tf.Tensor) -> None:
+        slots = self._slots[table]
+        variables = self._variables[table]
+        [dim] = variables[PARAMETERS].shape[1:]
+        with tf.device(self.device):
+            _grow(
+                rows,
+                [variables[name].handle for name in slots],
+                tuple(slot.initial for slot in slots.values()),
+                tuple(slot.row(dim) for slot in slots.values()),
+            )
+
+    def drop(self) -> None:
+        # An error's traceback may hold each of these.
+        for made in self._variables.values():
+            made.clear()
+        self._variables.clear()
+
+
+# A function, as it is called in several branches, and of handles: what holds
+# variables would keep them alive in graphs that TensorFlow keeps.
+@tf.function(autograph=False)
+def _grow(
+    rows: tf.Tensor,
+    handles: list[tf.Tensor],
+    initial: tuple[float, ...],
+    row_shapes: tuple[tuple[int, ...], ...],
+) -> None:
+    """Gives variables [n, ...] as many rows at least, and some to spare."""
+    shape = tf.raw_ops.VariableShape(input=handles[0])
+    here = tf.cast(shape[0], tf.int64)
+
+    def grow() -> tf.Tensor:
+        more = rows - here + rows // _SPARE_PART
+        for handle, value, row in zip(
+            handles, initial, row_shapes, strict=True
+        ):
+            before = tf.raw_ops.ReadVariableOp(
+                resource=handle, dtype=tf.float32
+            )
+            added = tf.fill(tf.stack([more, *row]), tf.constant(value))
+            tf.raw_ops.AssignVariableOp(
+                resource=handle, value=tf.concat([before, added], 0)
+            )
+        return tf.constant(True)
+
+    tf.cond(rows > here, grow, lambda: tf.constant(False))
