@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
-from tfrs_embed.html_parts import SERIES, STYLE, figure, pictures, table
+from tfrs_embed.planner.html_parts import SERIES, STYLE, figure, pictures, table
 from tfrs_embed.planner.plans import (
     Cells,
     Plan,

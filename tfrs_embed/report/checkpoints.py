@@ -6,10 +6,10 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from tfrs_embed import html_parts
 from tfrs_embed.checkpoint.conversion import reading
 from tfrs_embed.checkpoint.conversion.contents import Contents
 from tfrs_embed.monitoring.reports import TOP
+from tfrs_embed.planner import html_parts
 from tfrs_embed.report import frequencies, pictures, values
 from tfrs_embed.report.hot_rows import hot_rows
 from tfrs_embed.report.measured import MeasuredTable, measure_tables

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tfrs_embed import html_parts
+from tfrs_embed.planner import html_parts
 from tfrs_embed.report import pictures, values
 from tfrs_embed.report.page import Part, Section
 from tfrs_embed.sparsecore.limits.report import LimitsReport, StackLoad

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
-from tfrs_embed import html_parts
+from tfrs_embed.planner import html_parts
 from tfrs_embed.version import __version__
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from tfrs_embed.html_parts import SERIES, figure
+from tfrs_embed.planner.html_parts import SERIES, figure
 
 #: Names of more tables than these have no room in a picture.
 MOST_BARS = 15

@@ -8,8 +8,8 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tfrs_embed import html_parts
 from tfrs_embed.monitoring.log import FILE, read_workers
+from tfrs_embed.planner import html_parts
 from tfrs_embed.report import pictures, values
 from tfrs_embed.report.hot_rows import hot_rows
 from tfrs_embed.report.page import Part, Section

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfrs_embed import html_parts
 from tfrs_embed.checkpoint.conversion.contents import Contents
 from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.planner import html_parts
 from tfrs_embed.report import pictures
 from tfrs_embed.report.measured import (
     STEPS_PER_OCTAVE,
