@@ -7,6 +7,7 @@ variable.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,14 @@ from tfrs_embed._tensorflow import AutoTrackable, ShardInfo
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.initial_values import initial_blocks, parameters
 from tfrs_embed.mid_level import checkpoints
-from tfrs_embed.mid_level.updates import Trained, Updater
-from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.ops.update import (
+    PARAMETERS,
+    GradientContributions,
+    TableUpdate,
+    update_unique,
+)
+from tfrs_embed.sparsecore import pipelining
+from tfrs_embed.sparsecore.deferred_update import DeferredUpdate, Update
 from tfrs_embed.sparsecore.layout import Layout, flat_rows
 from tfrs_embed.sparsecore.setup import Setup
 
@@ -28,6 +35,11 @@ class StackedTables(AutoTrackable):
 
     Checkpoints have them under the names that TF's class gives them, beside the
     tables' layouts.
+
+    In a pipelined loop, SparseCores look up step i + 1 while the update of step
+    i waits for the dense part: it is made after that lookup, on the tables as
+    they are then, and the last one at the loop's end. Off the TPU that is one
+    update kept from each step to the next.
 
     Args:
         setup: the configuration.
@@ -43,7 +55,9 @@ class StackedTables(AutoTrackable):
         self._layout = setup.layout
         self._strategy = strategy
         self._pipelined = pipelined
-        self._updater: Updater | None = None
+        # The deferred updates of stacks that are trained. TF would track a
+        # dict, and have it in checkpoints.
+        self._late: Mapping[str, DeferredUpdate] = MappingProxyType({})
         self._built = False
 
     @tf.autograph.experimental.do_not_convert
@@ -55,14 +69,13 @@ class StackedTables(AutoTrackable):
             self._variables = {
                 name: self._make_stack(name) for name in self._layout.stacks
             }
-            self._updater = Updater(
-                {
-                    name: Trained(dict(self._variables[name]), rule)
+            if self._pipelined:
+                late = {
+                    name: DeferredUpdate(self._layout.stacks[name].dim)
                     for name, rule in self._setup.rules.items()
                     if rule is not None
-                },
-                self._pipelined,
-            )
+                }
+                self._late = MappingProxyType(late)
         with tf.init_scope(), tf.device("CPU:0"):
             self._track_trackable(
                 checkpoints.layouts_to_save(self.embedding_layouts),
@@ -107,8 +120,37 @@ class StackedTables(AutoTrackable):
         The end of a loop does so by itself; an update is left over only where a
         loop was broken off by an error.
         """
-        if self._updater is not None:
-            self._updater.drain()
+        for name, late in self._late.items():
+            self._apply(name, late.take())
+
+    def _update(self, updates: dict[str, Update], late: bool) -> None:
+        """Updates stacks; none of them before all updates are computed.
+
+        Args:
+            updates: each stack's update.
+            late: whether to put them off.
+        """
+        ready = [tensor for update in updates.values() for tensor in update]
+        with tf.control_dependencies(ready):
+            self.drain()
+            for name, update in updates.items():
+                if late:
+                    self._late[name].put(update)
+                else:
+                    self._apply(name, update)
+        if late:
+            pipelining.around_loop(self.drain)
+
+    def _apply(self, name: str, update: Update) -> None:
+        rule = self._setup.rules[name]
+        assert rule is not None
+        change = TableUpdate(
+            dict(self._variables[name]),
+            rule,
+            update.rate,
+            GradientContributions([], []),
+        )
+        update_unique(change, update.rows, update.gradients)
 
     def _drain_eagerly(self) -> None:
         # A function that is being traced must not apply updates as a side

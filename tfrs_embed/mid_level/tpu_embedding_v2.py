@@ -247,7 +247,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         strategies.check(type(self).__name__, self._strategy)
         buffers = host_buffers.enqueued(self._layout, partitioned_tensors)
         self.build()
-        if self._pipelined and not self._late():
+        if self._pipelined and not self._is_late():
             self.drain()
         by_stack = {}
         for name, stack in self._layout.stacks.items():
@@ -341,8 +341,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             updates[name] = Update(
                 rows, sums, tf.cast(tf.convert_to_tensor(rate), tf.float32)
             )
-        assert self._updater is not None
-        self._updater.update(updates, self._late())
+        self._update(updates, self._is_late())
 
     def _entries(
         self, name: str, buffers: PartitionedCsrFormatTensor
@@ -354,7 +353,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             for b in host_buffers.of_chips(self._layout, buffers)
         ]
 
-    def _late(self) -> bool:
+    def _is_late(self) -> bool:
         """Whether an update made now is deferred to the next step's."""
         recording = is_recording_summaries()
         return bool(

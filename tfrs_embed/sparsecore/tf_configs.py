@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import tpu_embedding_v2_utils
-from tfrs_embed.configs import FeatureConfig, FeatureSpec, TableSpec
+from tfrs_embed.configs import FeatureConfig, FeatureSpec
 from tfrs_embed.optimizers.conversion import convert, require_tpu, to_tpu
 from tfrs_embed.optimizers.rules import SGD, TableOptimizer
 from tfrs_embed.sparsecore.stacking import Stacking
@@ -50,31 +50,34 @@ def feature_configs(
         if key not in made:
             made[key] = _optimizer(optimizer, rate, f"Table '{name}'")
         of_table[name] = made[key]
-    tables: dict[str, Any] = {}
-    configs = []
-    for feature, count in zip(features, samples, strict=True):
-        table = feature.table
-        if table.name not in tables:
-            tables[table.name] = _table(table, of_table[table.name])
-        configs.append(
-            _tpu.FeatureConfig(
-                table=tables[table.name],
-                output_shape=[count],
-                name=feature.name,
-            )
+    return _configs(features, [[count] for count in samples], of_table)
+
+
+def _configs(
+    features: Sequence[FeatureSpec],
+    shapes: Sequence[Any],
+    optimizers: Mapping[str, Any],
+) -> list[Any]:
+    """The features with these output_shapes, and TF's optimizers by table."""
+    tables = {
+        table.name: _tpu.TableConfig(
+            vocabulary_size=table.vocabulary_size,
+            dim=table.dim,
+            initializer=_zeros,
+            optimizer=optimizers[table.name],
+            combiner=table.combiner,
+            name=table.name,
         )
-    return configs
-
-
-def _table(table: TableSpec, optimizer: Any) -> Any:
-    return _tpu.TableConfig(
-        vocabulary_size=table.vocabulary_size,
-        dim=table.dim,
-        initializer=_zeros,
-        optimizer=optimizer,
-        combiner=table.combiner,
-        name=table.name,
-    )
+        for table in (feature.table for feature in features)
+    }
+    return [
+        _tpu.FeatureConfig(
+            table=tables[feature.table.name],
+            output_shape=shape,
+            name=feature.name,
+        )
+        for feature, shape in zip(features, shapes, strict=True)
+    ]
 
 
 def _zeros(
@@ -139,32 +142,22 @@ def of_one_chip(
         TypeError: another kind of optimizer.
     """
     made: dict[int, Any] = {}
-    tables: dict[str, Any] = {}
-    configs = {}
-    for feature, count in zip(features, samples, strict=True):
-        table = feature.table
-        if table.name not in tables:
-            given = table.optimizer
-            if given is None:
-                given = optimizer
-            # Tables that name a rule have one each, as a layer gives them.
-            named = isinstance(table.optimizer, str)
-            key = id(table) if named else id(given)
-            if key not in made:
-                made[key] = _chip_optimizer(given, f"Table '{table.name}'")
-            tables[table.name] = _tpu.TableConfig(
-                table.vocabulary_size,
-                table.dim,
-                optimizer=made[key],
-                combiner=table.combiner,
-                name=table.name,
-            )
-        configs[feature.name] = _tpu.FeatureConfig(
-            tables[table.name],
-            output_shape=feature.output_shape if count is None else [count],
-            name=feature.name,
-        )
-    return configs
+    of_table = {}
+    for table in (feature.table for feature in features):
+        given = optimizer if table.optimizer is None else table.optimizer
+        # Tables that name a rule have one each, as a layer gives them.
+        named = isinstance(table.optimizer, str)
+        key = id(table) if named else id(given)
+        if key not in made:
+            made[key] = _chip_optimizer(given, f"Table '{table.name}'")
+        of_table[table.name] = made[key]
+    shapes = [
+        feature.output_shape if count is None else [count]
+        for feature, count in zip(features, samples, strict=True)
+    ]
+    configs = _configs(features, shapes, of_table)
+    names = [feature.name for feature in features]
+    return dict(zip(names, configs, strict=True))
 
 
 def _chip_optimizer(given: Any, where: str) -> Any:
