@@ -235,6 +235,20 @@ def test_a_steps_graph_has_the_collectives_of_the_formula(
         assert counted == [sum(found.values()) // here] * here
 
 
+def test_a_further_table_of_a_width_takes_few_operations(strategy):
+    made = {}
+    for tables in (10, 30):
+        _, step = make_step(strategy, [DIM] * tables)
+        ids = distribute(strategy, draw(strategy, tables, 3))
+        graph = step.get_concrete_function(ids).graph.as_graph_def()
+        nodes = [
+            *graph.node,
+            *(n for f in graph.library.function for n in f.node_def),
+        ]
+        made[tables] = len(nodes) / len(local_ids(strategy))
+    assert (made[30] - made[10]) / 20 < 32
+
+
 def ancestors(operation):
     """All operations that one waits for."""
     found, left = set(), [operation]

@@ -238,7 +238,9 @@ class ColumnWiseEngine(CollectiveEngine):
             _beside(
                 [
                     lookup_ops.combine(
-                        widen(by_rank[rank].gather(feature.table.name, b.ids)),
+                        widen(
+                            *by_rank[rank].gather([feature.table.name], [b.ids])
+                        ),
                         None,
                         b,
                     )

@@ -659,7 +659,7 @@ class RowWiseEngine(CollectiveEngine):
     ) -> tf.Tensor:
         """Rows, [n, dim], of keys of a shard, without a replica that asks."""
         rows = self._find(replica, table, keys)
-        return self._read(self._shards[replica], table, rows)
+        return self._shards[replica].gather([table], [rows])[0]
 
     def _find(self, replica: int, table: str, keys: tf.Tensor) -> tf.Tensor:
         """Rows without a replica that asks: keys [n] int64, rows alike."""
@@ -668,20 +668,6 @@ class RowWiseEngine(CollectiveEngine):
     def _numbers(self, ids: tf.Tensor) -> tf.Tensor:
         """The numbers by which ids are sent: row // world, shard % world."""
         return ids
-
-    def _read(
-        self,
-        shard: Shard,
-        name: str,
-        rows: tf.Tensor,
-        training: bool = False,
-        dtype: tf.DType | None = None,
-    ) -> tf.Tensor:
-        """Rows of a table, [n, dim], that `_locate` or `_find` returned.
-
-        They are of the dtype, or of the table's if it is None.
-        """
-        return shard.gather(name, rows, training, dtype)
 
     def _gather(
         self,
@@ -693,16 +679,14 @@ class RowWiseEngine(CollectiveEngine):
         """Rows of a shard, [n, dim], as they are sent."""
         by_table, table = group.split(rows)
         wire = self._wire.of_rows(group.dtype)
-        found = [
-            wire.encode(self._read(shard, t.name, r, training, wire.dtype))
-            for t, r in zip(group.tables, by_table, strict=True)
-        ]
+        names = [t.name for t in group.tables]
+        found = shard.gather(names, by_table, training, wire.dtype)
         if table is None:
-            return found[0]
+            return wire.encode(found[0])
         places = tf.dynamic_partition(
             tf.range(tf.size(rows)), table, len(by_table)
         )
-        return tf.dynamic_stitch(places, found)
+        return wire.encode(tf.dynamic_stitch(places, found))
 
     def _trained(self, received: Received) -> tf.Tensor:
         """The places, [n] int32, of the rows asked for that are trained."""

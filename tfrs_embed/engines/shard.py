@@ -190,29 +190,34 @@ class Shard:
 
     def gather(
         self,
-        name: str,
-        ids: tf.Tensor,
+        names: Sequence[str],
+        ids: Sequence[tf.Tensor],
         training: bool = False,
         dtype: tf.DType | None = None,
-    ) -> tf.Tensor:
-        """Returns rows of a table, [n, dim]; reads no others.
+    ) -> list[tf.Tensor]:
+        """Returns rows of each of several tables, [n, dim]; reads no others.
 
         Args:
-            name: the table.
-            ids: [n] int64, the rows.
+            names: the tables.
+            ids: [n] int64, the rows of each.
             training: whether this is part of a training step.
-            dtype: the dtype of the rows returned; None: the table's.
+            dtype: the dtype of the rows returned; None: the tables'.
         """
         wanted = (
-            self.variables[name][PARAMETERS].dtype if dtype is None else dtype
+            self.variables[names[0]][PARAMETERS].dtype
+            if dtype is None
+            else dtype
         )
-        if not training:
-            rows = self._stores[name].read(name, PARAMETERS, ids)
-            return tf.cast(rows, wanted)
-        bags = BaggedIds.of_rows(ids, None, tf.size(ids))
-        [rows] = self.lookup([name], [bags], training, wanted)
-        # They are sums of one row: exact, where the table's dtype is wanted.
-        return tf.cast(rows, wanted)
+        if training:
+            # They are sums of one row: exact, where the table's dtype is
+            # wanted.
+            rows = self.lookup(names, _of_rows(ids), training, wanted)
+        else:
+            rows = [
+                self._stores[name].read(name, PARAMETERS, each)
+                for name, each in zip(names, ids, strict=True)
+            ]
+        return [tf.cast(each, wanted) for each in rows]
 
     def lookup(
         self,
@@ -452,3 +457,14 @@ def distinct(
 ) -> list[TableOptimizer]:
     """The optimizers that train tables, each once."""
     return list({id(o): o for o in optimizers.values() if o}.values())
+
+
+def _of_rows(ids: Sequence[tf.Tensor]) -> list[BaggedIds]:
+    """Bags of one id each, of several tables, by a few operations for all."""
+    shapes = tf.shape_n(ids)
+    counts = tf.unstack(tf.concat(shapes, 0))
+    first = BaggedIds.of_rows(ids[0], None, counts[0])
+    return [
+        first._replace(ids=i, count=count, shape=shape)
+        for i, count, shape in zip(ids, counts, shapes, strict=True)
+    ]

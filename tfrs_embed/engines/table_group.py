@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.parsed_ids import bag_of_id
 from tfrs_embed.ops.update import GradientContributions
 
 
@@ -93,13 +94,26 @@ class TableGroup:
             [n] int64, feature after feature: key k is of row k // world, among
             the rows of all tables, of shard k % world.
         """
-        keys = []
-        for i, first in zip(self.features, self._first_of_feature, strict=True):
-            table = self._all_features[i].table.name
-            ids = tf.cast(bags[i].ids, tf.int64)
-            ids = _turn(ids, self._first_shards.get(table, 0), self._world)
-            keys.append(ids + self._world * first if first else ids)
-        return keys[0] if len(keys) == 1 else tf.concat(keys, 0)
+        ids = [tf.cast(bags[i].ids, tf.int64) for i in self.features]
+        tables = [self._all_features[i].table.name for i in self.features]
+        turns = [self._first_shards.get(table, 0) for table in tables]
+        firsts = [self._world * row for row in self._first_of_feature]
+        if len(ids) == 1:
+            [turn], [first], [keys] = turns, firsts, ids
+        else:
+            # All features at once: each operation takes as long to trace as
+            # many ids do to number.
+            splits = tf.cumsum(tf.concat([[0], *tf.shape_n(ids)], 0))
+            feature = bag_of_id(splits)
+            keys = tf.concat(ids, 0)
+            turn, first = (
+                tf.gather(tf.constant(values, tf.int64), feature)
+                if any(values)
+                else 0
+                for values in (turns, firsts)
+            )
+        keys = _turn(keys, turn, self._world)
+        return keys if isinstance(first, int) and not first else keys + first
 
     def keys_of(self, table: str, ids: np.ndarray) -> np.ndarray:
         """Numbers some of a table's ids, [n] int64, as `keys` does."""
@@ -146,10 +160,11 @@ class TableGroup:
             if table is None
             else tf.dynamic_partition(places, table, len(by_table))
         )
-        count = tf.shape(gradients)[0]
+        # Tables share what the shape of the gradients is found by.
+        whole = BaggedIds.of_rows(rows, places, tf.shape(gradients)[0])
         return {
             t.name: GradientContributions(
-                [BaggedIds.of_rows(r, p, count)], [gradients], single=True
+                [whole._replace(ids=r, bag_ids=p)], [gradients], single=True
             )
             for t, r, p in zip(
                 self.tables, by_table, places_by_table, strict=True
@@ -198,15 +213,16 @@ def by_width_and_dtype(
     ]
 
 
-def _turn(ids: tf.Tensor, by: int, world: int) -> tf.Tensor:
+def _turn(ids: tf.Tensor, by: Any, world: int) -> tf.Tensor:
     """Ids whose quotients are the same, and whose remainders are further on.
 
     Args:
         ids: [n] int64.
-        by: the number that is added to a remainder, below world.
+        by: the number that is added to a remainder, below world: of each id,
+            [n] int64, or of all.
         world: the number that the ids are divided by.
     """
-    if not by:
+    if isinstance(by, int) and not by:
         return ids
     if world & (world - 1):
         rest = tf.math.floormod(ids, world)

@@ -149,6 +149,37 @@ class Checks:
         strategies.refuse_in_xla("Checks that raise an error as they run")
         if not self._checks and self._consensus is None:
             return list(tensors)
+        with_others: dict[tf.DType, list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            if tensor.shape.rank == 1:
+                with_others.setdefault(tensor.dtype, []).append(place)
+        vectors = [places for places in with_others.values() if len(places) > 2]
+        joined = {place for places in vectors for place in places}
+        alone = [i for i in range(len(tensors)) if i not in joined]
+        # Hundreds of tensors would be hundreds of inputs and outputs of a
+        # branch, which are most of the time that tracing takes.
+        parts = [[tensors[i] for i in places] for places in vectors]
+        guarded = self._guard(
+            [
+                *(tensors[i] for i in alone),
+                *(tf.concat(each, 0) for each in parts),
+            ]
+        )
+        found: list[Any] = [None] * len(tensors)
+        for place, tensor in zip(alone, guarded, strict=False):
+            found[place] = tensor
+        for places, each, whole in zip(
+            vectors, parts, guarded[len(alone) :], strict=True
+        ):
+            lengths = tf.concat(tf.shape_n(each), 0)
+            for place, tensor in zip(
+                places, tf.split(whole, lengths, num=len(each)), strict=True
+            ):
+                tensor.set_shape(tensors[place].shape)
+                found[place] = tensor
+        return found
+
+    def _guard(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         consensus = self._consensus
         oks = self._oks() or [tf.constant(True)]
         ok = tf.reduce_all(_in_row(oks))
