@@ -1,12 +1,21 @@
-"""Arguments by name: an error for a misspelt one says what was meant."""
+"""Checks of arguments: their names, and the values that many of them have.
+
+An error for a misspelt name says what was meant. The functions of values take
+`what`, which begins their error: "Table 'user': embedding_dim".
+"""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import inspect
+import math
+import numbers
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
+
+import numpy as np
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -27,6 +36,7 @@ _KERAS = (
 )
 # Those of them that an error may suggest.
 _SUGGESTED = _KERAS[:4]
+_MOST = 2**63 - 1
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -94,4 +104,100 @@ def require_known(
         raise TypeError(
             f"{where} has no argument '{name}'{meant} Its arguments are "
             f"{', '.join(known)}."
+        )
+
+
+def as_int(value: Any) -> int | None:
+    """Returns an integer of any type, also NumPy's, as Python's; else None."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def integer(value: Any, what: str, least: int = 1, most: int = _MOST) -> int:
+    """Returns an integer in a range as Python's.
+
+    Args:
+        value: the argument.
+        what: its name, for error messages.
+        least: the least that it may be.
+        most: the most; by default what int64 holds.
+
+    Raises:
+        ValueError: it is none, or out of its range.
+    """
+    number = as_int(value)
+    if number is None or not least <= number <= most:
+        wanted = f">= {least}" if most == _MOST else f"from {least} to {most}"
+        raise ValueError(f"{what} must be an integer {wanted}, got {value!r}.")
+    return number
+
+
+def integer_or_none(value: Any, what: str, least: int = 1) -> int | None:
+    """Returns `integer`, or None for None."""
+    return None if value is None else integer(value, what, least)
+
+
+def finite(value: Any, what: str) -> float:
+    """Returns a finite number of any type as Python's.
+
+    Args:
+        value: the argument.
+        what: its name, for error messages.
+
+    Raises:
+        ValueError: it is not finite.
+        TypeError: it is no number.
+    """
+    is_number = isinstance(value, (numbers.Real, np.ndarray, np.generic))
+    if isinstance(value, bool) or not is_number or np.ndim(value):
+        raise TypeError(f"{what} must be a number, got {value!r}.")
+    if not math.isfinite(float(value)):
+        raise ValueError(f"{what} must be finite, got {value!r}.")
+    return float(value)
+
+
+def number(value: Any, what: str, positive: bool = True) -> float:
+    """Returns a finite number that is not negative as Python's.
+
+    Args:
+        value: the argument.
+        what: its name, for error messages.
+        positive: whether it must be above 0.
+
+    Raises:
+        ValueError: it is out of its range.
+        TypeError: it is no number.
+    """
+    checked = finite(value, what)
+    if checked < 0 or (positive and checked == 0):
+        raise ValueError(
+            f"{what} must be {'above' if positive else 'at least'} 0, got "
+            f"{value!r}."
+        )
+    return checked
+
+
+def flag(value: Any, what: str) -> bool:
+    """Returns a bool; raises a TypeError that begins with `what` for others."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be a bool, got {value!r}.")
+    return value
+
+
+def text(value: Any, what: str) -> str:
+    """Returns a string; raises a TypeError if it is empty or none."""
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{what} must be a non-empty string, got {value!r}.")
+    return value
+
+
+def choice(value: Any, choices: Iterable[Any], what: str) -> None:
+    """Raises a ValueError unless a value is one of some."""
+    if value not in choices:
+        raise ValueError(
+            f"{what} must be one of {list(choices)}, got {value!r}."
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -20,7 +19,7 @@ import tensorflow as tf
 
 from tfrs_embed import hashing as hashings
 from tfrs_embed import kerases
-from tfrs_embed.arguments import named_fields
+from tfrs_embed.arguments import as_int, choice, integer, named_fields, text
 from tfrs_embed.dynamic_keys import DynamicKeys
 from tfrs_embed.hashing import Hashing
 from tfrs_embed.optimizers import conversion
@@ -137,10 +136,7 @@ class TableConfig:
 
     def __post_init__(self) -> None:
         """Checks and normalises the fields."""
-        if not isinstance(self.name, str) or not self.name:
-            raise TypeError(
-                f"A table's name must be a non-empty string, got {self.name!r}."
-            )
+        text(self.name, "A table's name")
         where = f"Table '{self.name}'"
         for field in (
             "vocabulary_size",
@@ -148,12 +144,12 @@ class TableConfig:
             "max_ids_per_partition",
             "max_unique_ids_per_partition",
         ):
-            value = _positive_int(getattr(self, field), where, field)
+            value = integer(getattr(self, field), f"{where}: {field}")
             object.__setattr__(self, field, value)
-        _check_choice(self.combiner, COMBINERS, where, "combiner")
-        _check_choice(self.placement, PLACEMENTS, where, "placement")
+        choice(self.combiner, COMBINERS, f"{where}: combiner")
+        choice(self.placement, PLACEMENTS, f"{where}: placement")
         object.__setattr__(self, "dtype", _dtype_name(self.dtype, where))
-        _check_choice(self.rounding, ROUNDINGS, where, "rounding")
+        choice(self.rounding, ROUNDINGS, f"{where}: rounding")
         initializer = self.initializer
         if isinstance(initializer, (str, dict)):
             initializer = kerases.default().initializers.get(initializer)
@@ -259,11 +255,7 @@ class FeatureConfig:
 
     def __post_init__(self) -> None:
         """Checks and normalises the fields."""
-        if not isinstance(self.name, str) or not self.name:
-            raise TypeError(
-                "A feature's name must be a non-empty string, got "
-                f"{self.name!r}."
-            )
+        text(self.name, "A feature's name")
         where = f"Feature '{self.name}'"
         _check_table(self.table, where)
         for field in ("input_shape", "output_shape"):
@@ -586,7 +578,7 @@ def _table_spec(config: Any, index: int, keras: Any) -> TableSpec:
         if getattr(config, setting, None) is not None:
             raise ValueError(f"{where}: {setting} is unsupported.")
     # TF checks these when a config is made, but its fields can be assigned.
-    _check_choice(config.combiner, COMBINERS, where, "combiner")
+    choice(config.combiner, COMBINERS, f"{where}: combiner")
     initializer = config.initializer
     _check_initializer(initializer, where)
     initializer = _own_copy(initializer)
@@ -596,10 +588,10 @@ def _table_spec(config: Any, index: int, keras: Any) -> TableSpec:
         )
     return TableSpec(
         name=name,
-        vocabulary_size=_positive_int(
-            config.vocabulary_size, where, "vocabulary_size"
+        vocabulary_size=integer(
+            config.vocabulary_size, f"{where}: vocabulary_size"
         ),
-        dim=_positive_int(config.dim, where, "dim"),
+        dim=integer(config.dim, f"{where}: dim"),
         initializer=initializer,
         optimizer=config.optimizer,
         combiner=config.combiner,
@@ -653,25 +645,6 @@ def _table_dim(table: Any) -> int:
     if isinstance(table, _tpu.TableConfig):
         return table.dim
     return table.embedding_dim
-
-
-def as_int(value: Any) -> int | None:
-    """Returns an integer of any type, also NumPy's, as Python's; else None."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
-def _positive_int(value: Any, where: str, field: str) -> int:
-    number = as_int(value)
-    if number is None or number < 1:
-        raise ValueError(
-            f"{where}: {field} must be an integer >= 1, got {value!r}."
-        )
-    return number
 
 
 def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:
@@ -740,22 +713,7 @@ def _describe_hot_rows(hot_rows: Any) -> str:
 
 
 def _sequence_length(value: Any, where: str) -> int:
-    number = as_int(value)
-    if number is None or number < 0:
-        raise ValueError(
-            f"{where}: max_sequence_length must be an integer >= 0, got "
-            f"{value!r}."
-        )
-    return number
-
-
-def _check_choice(
-    value: Any, choices: Sequence[str], where: str, field: str
-) -> None:
-    if value not in choices:
-        raise ValueError(
-            f"{where}: {field} must be one of {list(choices)}, got {value!r}."
-        )
+    return integer(value, f"{where}: max_sequence_length", 0)
 
 
 def _dtype_name(dtype: Any, where: str) -> str:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.arguments import named_fields
+from tfrs_embed.arguments import integer, integer_or_none, named_fields
 
 #: The dtypes that keys may have.
 KEY_DTYPES = (
@@ -59,7 +58,7 @@ class FrequencyAdmission:
 
     def __post_init__(self) -> None:
         """Checks the field."""
-        value = _positive(self.threshold, "FrequencyAdmission: threshold")
+        value = integer(self.threshold, "FrequencyAdmission: threshold")
         object.__setattr__(self, "threshold", value)
 
 
@@ -122,7 +121,7 @@ class TimeToLive:
 
     def __post_init__(self) -> None:
         """Checks the field."""
-        value = _positive(self.steps, "TimeToLive: steps")
+        value = integer(self.steps, "TimeToLive: steps")
         object.__setattr__(self, "steps", value)
 
 
@@ -196,9 +195,8 @@ class DynamicKeys:
         self._check_eviction()
         for field in ("candidates", "max_rows"):
             value = getattr(self, field)
-            if value is not None:
-                value = _positive(value, f"DynamicKeys: {field}")
-                object.__setattr__(self, field, value)
+            value = integer_or_none(value, f"DynamicKeys: {field}")
+            object.__setattr__(self, field, value)
         if self.candidates is not None and not isinstance(
             self.admission, FrequencyAdmission
         ):
@@ -326,16 +324,6 @@ def rule_from_config(config: Any) -> Any:
     name = arguments.pop("class")
     [rule] = (kind for kind in _RULES if kind.__name__ == name)
     return rule(**arguments)
-
-
-def _positive(value: Any, what: str) -> int:
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
-    if number < 1:
-        raise ValueError(f"{what} must be an integer >= 1, got {value!r}.")
-    return number
 
 
 def _key_dtype(value: Any) -> tf.DType:

@@ -10,11 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from tfrs_embed.arguments import named_fields
+from tfrs_embed.arguments import (
+    as_int,
+    choice,
+    flag,
+    integer,
+    integer_or_none,
+    named_fields,
+)
 
 #: One salt of SipHash: 128 bits as two integers, or one that is both.
 Salt = int | Sequence[int] | None
@@ -65,7 +71,7 @@ class Hash:
 
     def __post_init__(self) -> None:
         """Checks and normalises the fields."""
-        _set(self, "buckets", _count_or_none(self.buckets, "Hash: buckets"))
+        _count_or_none(self, "buckets")
         _set(self, "salt", _salt(self.salt, "Hash: salt"))
         _set(self, "padding_value", _padding(self.padding_value, "Hash"))
 
@@ -118,24 +124,16 @@ class QuotientRemainder:
     def __post_init__(self) -> None:
         """Checks and normalises the fields."""
         where = "QuotientRemainder"
-        for field in ("num_categories", "num_collisions"):
-            value = getattr(self, field)
-            if value is not None or field == "num_categories":
-                _set(self, field, _count(value, f"{where}: {field}"))
+        count = integer(self.num_categories, f"{where}: num_categories")
+        _set(self, "num_categories", count)
+        _count_or_none(self, "num_collisions")
         if (self.num_collisions or 0) > self.num_categories:
             raise ValueError(
                 f"{where}: num_collisions={self.num_collisions} is above "
                 f"num_categories={self.num_categories}."
             )
-        if self.operation not in _OPERATIONS:
-            raise ValueError(
-                f"{where}: operation must be one of {list(_OPERATIONS)}, got "
-                f"{self.operation!r}."
-            )
-        if not isinstance(self.hashed, bool):
-            raise TypeError(
-                f"{where}: hashed must be a bool, got {self.hashed!r}."
-            )
+        choice(self.operation, _OPERATIONS, f"{where}: operation")
+        flag(self.hashed, f"{where}: hashed")
         _set(self, "salt", _salt(self.salt, f"{where}: salt"))
         if self.salt is not None and not self.hashed:
             raise ValueError(
@@ -198,7 +196,7 @@ class Multiplex:
     def __post_init__(self) -> None:
         """Checks and normalises the fields."""
         where = "Multiplex"
-        _set(self, "chunks", _count(self.chunks, f"{where}: chunks"))
+        _set(self, "chunks", integer(self.chunks, f"{where}: chunks"))
         given: Any = self.salts
         if isinstance(given, str) or not isinstance(given, Iterable):
             number = _salt_number(given, f"{where}: salts")
@@ -219,7 +217,7 @@ class Multiplex:
                 f"the same rows: {list(salts)}."
             )
         _set(self, "salts", salts)
-        _set(self, "buckets", _count_or_none(self.buckets, f"{where}: buckets"))
+        _count_or_none(self, "buckets")
         _set(self, "padding_value", _padding(self.padding_value, where))
 
 
@@ -347,32 +345,16 @@ def _set(hashing: Any, field: str, value: Any) -> None:
     object.__setattr__(hashing, field, value)
 
 
-def _integer(value: Any) -> int | None:
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
-
-
-def _count(value: Any, what: str) -> int:
-    number = _integer(value)
-    if number is None or not 1 <= number <= _MOST:
-        raise ValueError(f"{what} must be an integer >= 1, got {value!r}.")
-    return number
-
-
-def _count_or_none(value: Any, what: str) -> int | None:
-    return None if value is None else _count(value, what)
+def _count_or_none(hashing: Any, field: str) -> None:
+    what = f"{type(hashing).__name__}: {field}"
+    _set(hashing, field, integer_or_none(getattr(hashing, field), what))
 
 
 def _salt_number(value: Any, what: str) -> int:
-    number = _integer(value)
-    if number is None:
-        raise TypeError(
-            f"{what} must be of integers from 0 to 2^63 - 1, got {value!r}."
-        )
-    if not 0 <= number <= _MOST:
-        raise ValueError(
+    number = as_int(value)
+    if number is None or not 0 <= number <= _MOST:
+        kind = TypeError if number is None else ValueError
+        raise kind(
             f"{what} must be of integers from 0 to 2^63 - 1, got {value!r}."
         )
     return number
@@ -396,7 +378,7 @@ def _salt(value: Any, what: str) -> tuple[int, int] | None:
 def _padding(value: Any, where: str) -> int | str | None:
     if value is None or isinstance(value, str):
         return value
-    number = _integer(value)
+    number = as_int(value)
     if number is None:
         raise TypeError(
             f"{where}: padding_value must be an integer, a string or None, got "

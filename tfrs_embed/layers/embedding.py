@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfrs_embed.arguments import named
-from tfrs_embed.configs import COMBINERS, as_int
+from tfrs_embed.arguments import as_int, named
+from tfrs_embed.configs import COMBINERS
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.embedding_lookup import embedding_lookup

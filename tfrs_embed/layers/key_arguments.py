@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed import serialization
+from tfrs_embed.arguments import flag, integer
 from tfrs_embed.distribution import wire
 from tfrs_embed.dynamic_keys import (
     KeysOfShards,
@@ -151,23 +151,11 @@ class KeyArguments:
 
 
 def _positive(value: Any, field: str, where: str) -> int:
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
-    if number < 1:
-        raise ValueError(
-            f"{where}: {field} must be an integer >= 1, got {value!r}."
-        )
-    return number
+    return integer(value, f"{where}: {field}")
 
 
 def _flag(value: Any, field: str, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(
-            f"{where}: {field} must be True or False, got {value!r}."
-        )
-    return value
+    return flag(value, f"{where}: {field}")
 
 
 def _initializer(value: Any, where: str, keras: Any) -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import serialization
-from tfrs_embed.configs import TableSpec, as_int
+from tfrs_embed.arguments import as_int, choice
+from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution import wire
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers.rules import TableOptimizer
@@ -52,11 +53,7 @@ class TableArguments:
         """Checks the values."""
         threshold = check_integer(self.size_threshold, "size_threshold")
         object.__setattr__(self, "size_threshold", threshold)
-        if self.invalid_ids not in INVALID_IDS:
-            raise ValueError(
-                f"invalid_ids must be one of {list(INVALID_IDS)}, got "
-                f"{self.invalid_ids!r}."
-            )
+        choice(self.invalid_ids, INVALID_IDS, "invalid_ids")
         if self.communication_dtype is None:
             return
         sent_as = wire.communication_dtype(self.communication_dtype)

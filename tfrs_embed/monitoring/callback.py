@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfrs_embed import kerases
-from tfrs_embed.configs import as_int
+from tfrs_embed.arguments import as_int
 from tfrs_embed.monitoring.log import (
     StatisticsLog,
     check_labels,

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tfrs_embed.arguments import as_int
 from tfrs_embed.checkpoint.rows import FREQUENCY, LAST_USED, HeldRows
-from tfrs_embed.configs import as_int
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.monitoring import lookups, rows

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import numbers
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from tfrs_embed import kerases
+from tfrs_embed.arguments import number
 from tfrs_embed.optimizers import learning_rate as rates
 from tfrs_embed.optimizers.options import NO_OPTIONS, Limits, UpdateOptions
 
@@ -158,19 +155,7 @@ class RowWiseAdagrad:
         name = type(self).__name__
         rates.check_given(self.learning_rate, name)
         for setting in ("initial_accumulator_value", "epsilon"):
-            value = getattr(self, setting)
-            if isinstance(value, bool) or not isinstance(
-                value, (numbers.Real, np.ndarray, np.generic)
-            ):
-                raise TypeError(
-                    f"{name}: {setting} must be a number, got {value!r}."
-                )
-            value = float(value)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(
-                    f"{name}: {setting} must be finite and at least 0, got "
-                    f"{value!r}."
-                )
+            value = number(getattr(self, setting), f"{name}: {setting}", False)
             object.__setattr__(self, setting, value)
         if self.initial_accumulator_value == self.epsilon == 0:
             raise ValueError(

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import kerases
+from tfrs_embed.arguments import number
 from tfrs_embed.optimizers.conversion import rate_of_keras
 from tfrs_embed.optimizers.learning_rate import LearningRate
-from tfrs_embed.optimizers.options import number
 from tfrs_embed.optimizers.rules import TableOptimizer
 
 
@@ -52,7 +52,7 @@ class FollowLearningRate(kerases.Hooks):
     """
 
     def __init__(self, factor: float = 1.0) -> None:
-        self._factor = number("factor", factor, type(self).__name__)
+        self._factor = number(factor, f"{type(self).__name__}: factor")
         self._model: Any = None
         self._optimizer: Any = None
         self._rate: LearningRate | None = None

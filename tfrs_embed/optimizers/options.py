@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
+
+from tfrs_embed.arguments import finite, number
 
 #: The names of the options that clip gradients; a table has one of them.
 CLIPS = ("clipvalue", "row_clipnorm", "clipnorm", "global_clipnorm")
@@ -81,7 +81,7 @@ class UpdateOptions:
         made: dict[str, Any] = {
             name: _limits(value, where)
             if name == "clipvalue"
-            else number(name, value, where, name != "weight_decay")
+            else number(value, f"{where}: {name}", name != "weight_decay")
             for name, value in asked.items()
         }
         return cls(**made)
@@ -160,7 +160,7 @@ def factor(squares: tf.Tensor, limit: float) -> tf.Tensor:
 
 def _limits(value: Any, where: str) -> Limits:
     if not isinstance(value, (tuple, list)):
-        most = number("clipvalue", value, where)
+        most = number(value, f"{where}: clipvalue")
         return -most, most
     if len(value) != 2 or all(limit is None for limit in value):
         raise ValueError(
@@ -168,7 +168,7 @@ def _limits(value: Any, where: str) -> Limits:
             f"which one may be None, got {value!r}."
         )
     low, high = (
-        None if limit is None else _finite("clipvalue", limit, where)
+        None if limit is None else finite(limit, f"{where}: clipvalue")
         for limit in value
     )
     if low is not None and high is not None and low > high:
@@ -177,37 +177,3 @@ def _limits(value: Any, where: str) -> Limits:
             f"{value!r}."
         )
     return low, high
-
-
-def number(name: str, value: Any, where: str, positive: bool = True) -> float:
-    """Checks a number that can't be negative.
-
-    Args:
-        name: what it is called, in error messages.
-        value: the number.
-        where: what it is for, in error messages.
-        positive: whether it must be above 0.
-
-    Returns:
-        The number.
-
-    Raises:
-        ValueError: it is out of its range.
-        TypeError: it is no number.
-    """
-    checked = _finite(name, value, where)
-    if checked < 0 or (positive and checked == 0):
-        raise ValueError(
-            f"{where}: {name} must be {'above' if positive else 'at least'} 0, "
-            f"got {value!r}."
-        )
-    return checked
-
-
-def _finite(name: str, value: Any, where: str) -> float:
-    is_number = isinstance(value, (numbers.Real, np.ndarray, np.generic))
-    if isinstance(value, bool) or not is_number or np.ndim(value):
-        raise TypeError(f"{where}: {name} must be a number, got {value!r}.")
-    if not math.isfinite(float(value)):
-        raise ValueError(f"{where}: {name} must be finite, got {value!r}.")
-    return float(value)

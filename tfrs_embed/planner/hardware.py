@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 
-from tfrs_embed.arguments import named_fields
+from tfrs_embed.arguments import flag, integer_or_none, named_fields, text
 
 
 @named_fields
@@ -60,25 +60,11 @@ class Hardware:
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        if not isinstance(self.name, str) or not self.name:
-            raise TypeError(
-                f"Hardware: name must be a non-empty string, got {self.name!r}."
-            )
-        if not isinstance(self.shared, bool):
-            raise TypeError(
-                f"Hardware: shared must be a bool, got {self.shared!r}."
-            )
+        text(self.name, "Hardware: name")
+        flag(self.shared, "Hardware: shared")
         for field in ("replicas_per_host", "memory"):
-            value = getattr(self, field)
-            if value is not None and (
-                isinstance(value, bool)
-                or not isinstance(value, int)
-                or value < 1
-            ):
-                raise ValueError(
-                    f"Hardware: {field} must be an integer >= 1 or None, got "
-                    f"{value!r}."
-                )
+            value = integer_or_none(getattr(self, field), f"Hardware: {field}")
+            object.__setattr__(self, field, value)
         for field in (
             "memory_bandwidth",
             "inside_bandwidth",

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from tfrs_embed import hashing as hashings
 from tfrs_embed import progress as tasks
-from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, as_int
+from tfrs_embed.arguments import integer
+from tfrs_embed.configs import EmbeddingSpec, FeatureSpec
 from tfrs_embed.planner import batches as batch_readers
 from tfrs_embed.planner.counting import count_hot_rows
 from tfrs_embed.planner.usage import (
@@ -70,7 +71,7 @@ def table_usage(
                 "batch_size must be given with a hotness: the samples of one "
                 "replica."
             )
-        size = positive_integer(batch_size, "batch_size")
+        size = integer(batch_size, "batch_size")
         if (
             not _is_number(exponent)
             or not math.isfinite(exponent)
@@ -238,19 +239,3 @@ def read_batches(
         yield read
     if number < 0:
         raise ValueError(f"{what} has no batches.")
-
-
-def positive_integer(value: Any, what: str) -> int:
-    """Returns an argument as an integer >= 1.
-
-    Args:
-        value: the argument.
-        what: its name, for error messages.
-
-    Raises:
-        ValueError: it is none.
-    """
-    number = as_int(value)
-    if number is None or number < 1:
-        raise ValueError(f"{what} must be an integer >= 1, got {value!r}.")
-    return number

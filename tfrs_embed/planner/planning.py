@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfrs_embed import configs
+from tfrs_embed.arguments import integer
 from tfrs_embed.configs import (
     EmbeddingSpec,
     FeatureSpec,
@@ -20,7 +21,7 @@ from tfrs_embed.optimizers.rules import UpdateRule
 from tfrs_embed.planner.applying import rule_name, trained_by, whole_rows
 from tfrs_embed.planner.candidates import PLACEMENTS, Demand
 from tfrs_embed.planner.hardware import Hardware, hardware
-from tfrs_embed.planner.inputs import positive_integer, table_usage
+from tfrs_embed.planner.inputs import table_usage
 from tfrs_embed.planner.plans import (
     Plan,
     PlanAlternative,
@@ -126,10 +127,10 @@ def plan(
                 "any number."
             )
         replicas = machine.replicas_per_host
-    count = positive_integer(replicas, "replicas")
+    count = integer(replicas, "replicas")
     limit = machine.memory
     if memory_per_replica is not None:
-        limit = positive_integer(memory_per_replica, "memory_per_replica")
+        limit = integer(memory_per_replica, "memory_per_replica")
     usage = table_usage(
         spec, batches_or_hotness, count, batch_size, zipf_exponent, progress
     )

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from tfrs_embed import strict_json
-from tfrs_embed.arguments import named_fields
+from tfrs_embed.arguments import choice, named_fields
 from tfrs_embed.configs import as_hot_rows
 from tfrs_embed.planner.candidates import PLACEMENTS, PlacementName
 from tfrs_embed.planner.hardware import Hardware
@@ -77,11 +77,7 @@ class TablePlan:
     def __post_init__(self) -> None:
         """Checks that placement and ranks go together."""
         where = f"Table '{self.table}'"
-        if self.placement not in PLACEMENTS:
-            raise ValueError(
-                f"{where}: placement must be one of {list(PLACEMENTS)}, got "
-                f"{self.placement!r}."
-            )
+        choice(self.placement, PLACEMENTS, f"{where}: placement")
         slices = len(self.ranks)
         least, most = {"table": (1, 1), "column": (2, self.dim)}.get(
             self.placement, (0, 0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from tfrs_embed._tensorflow import (
     tpu_embedding_v2_utils,
     tpu_embedding_v3,
 )
+from tfrs_embed.arguments import integer
 from tfrs_embed.configs import (
     EmbeddingSpec,
     FeatureSpec,
@@ -315,11 +315,4 @@ def _check_limits(layout: Layout) -> None:
 
 
 def _check_positive(value: Any, what: str) -> None:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if isinstance(value, bool) or not 0 < number <= MAX_ROWS:
-        raise ValueError(
-            f"{what} must be an integer from 1 to {MAX_ROWS}, got {value!r}."
-        )
+    integer(value, what, most=MAX_ROWS)

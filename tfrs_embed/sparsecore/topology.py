@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import re
 
-from tfrs_embed.configs import as_int
+from tfrs_embed.arguments import as_int
 
 #: SparseCores of a chip, and TensorCores that its name counts, by generation.
 _GENERATIONS = {"v5p": (4, 2), "v6e": (2, 1)}

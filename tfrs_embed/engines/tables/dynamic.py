@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import key_values
+from tfrs_embed.arguments import integer_or_none
 from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution.replicas import Replicas
@@ -232,15 +233,7 @@ class DynamicTable(TableState):
         rule = self.spec.keys.eviction  # type: ignore[union-attr]
         if rule is None:
             raise ValueError(f"{where} has eviction=None: it evicts nothing.")
-        if count is not None and (
-            isinstance(count, bool)
-            or not isinstance(count, (int, np.integer))
-            or count < 0
-        ):
-            raise ValueError(
-                f"{where}: the number of keys to evict must be an integer >= "
-                f"0, got {count!r}."
-            )
+        integer_or_none(count, f"{where}: the number of keys to evict", 0)
         if count is None and not isinstance(rule, TimeToLive):
             raise ValueError(f"{where}: say how many keys to evict.")
         keys = rows.read_keys()
