@@ -184,7 +184,7 @@ def number(value: Any, what: str, positive: bool = True) -> float:
 def flag(value: Any, what: str) -> bool:
     """Returns a bool; raises a TypeError that begins with `what` for others."""
     if not isinstance(value, bool):
-        raise TypeError(f"{what} must be a bool, got {value!r}.")
+        raise TypeError(f"{what} must be True or False, got {value!r}.")
     return value
 
 
