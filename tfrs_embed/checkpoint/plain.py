@@ -29,7 +29,6 @@ class PlainVariable(Saved):
         raise NotImplementedError
 
     def check(self, key: str, reader: BundleReader) -> None:
-        """See the base class."""
         where = (
             f"Variable '{self.name}' can't be restored from '{key}' in "
             f"'{reader.prefix}'"
@@ -46,7 +45,6 @@ class PlainVariable(Saved):
             )
 
     def restore(self, key: str, reader: BundleReader) -> None:
-        """See the base class."""
         shape = self._variable.shape
         in_rows = shape.rank == 2 and shape.is_fully_defined()
         if reader.dtypes[key] == tf.float32 and in_rows:

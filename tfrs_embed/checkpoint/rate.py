@@ -49,11 +49,9 @@ class SavedRate(Trackable, Saved):
         return None if variable is None else np.asarray(variable.numpy())
 
     def save(self, key: str, session: Session) -> None:
-        """See the base class."""
         _write(key, self.value(), session)
 
     def check(self, key: str, reader: BundleReader) -> None:
-        """See the base class."""
         where = f"'{self.name}' can't be restored from '{reader.prefix}'"
         shape, dtype = reader.shapes[key], reader.dtypes[key]
         if shape or not dtype.is_floating:
@@ -77,7 +75,6 @@ class SavedRate(Trackable, Saved):
             )
 
     def restore(self, key: str, reader: BundleReader) -> None:
-        """See the base class."""
         if self._optimizer.rate.variable is not None:
             self._optimizer.rate.assign(float(reader.read(key)))
 
@@ -101,15 +98,12 @@ class _Taken(Trackable, Saved):
         self._value = self._rate.value()
 
     def save(self, key: str, session: Session) -> None:
-        """See the base class."""
         _write(key, self._value, session)
 
     def check(self, key: str, reader: BundleReader) -> None:
-        """See the base class."""
         self._rate.check(key, reader)
 
     def restore(self, key: str, reader: BundleReader) -> None:
-        """See the base class."""
         self._rate.restore(key, reader)
 
 

@@ -168,7 +168,6 @@ class Rows(Saved):
 
     @property
     def nbytes(self) -> int:
-        """See the base class."""
         return math.prod(self.shape) * self.dtype.size
 
     def reading(self) -> contextlib.AbstractContextManager[Any]:
@@ -180,7 +179,6 @@ class Rows(Saved):
         return contextlib.nullcontext()
 
     def save(self, key: str, session: Session) -> None:
-        """See the base class."""
         writer, shape = session.writer(), self.shape.as_list()
         with self.reading():
             for start, size in blocks(shape, tf.float32):
@@ -188,7 +186,6 @@ class Rows(Saved):
                 writer.add_rows(key, shape, start, rows)
 
     def check(self, key: str, reader: BundleReader) -> None:
-        """See the base class."""
         there, here = reader.shapes[key], self.shape.as_list()
         where = f"'{self.name}' can't be restored from '{reader.prefix}'"
         if sibling(key, KEYS) in reader.shapes:
@@ -220,7 +217,6 @@ class Rows(Saved):
         return self.initial is not None and (self.growing or growth.allowed())
 
     def restore(self, key: str, reader: BundleReader) -> None:
-        """See the base class."""
         there = reader.shapes[key]
         with self.writing(), futures.ThreadPoolExecutor(1) as thread:
             waiting: list[tuple[int, futures.Future[tf.Tensor]]] = []
@@ -262,15 +258,12 @@ class VariableRows(Rows):
         )
 
     def held(self) -> list[HeldRows]:
-        """See the base class."""
         return [held_rows(self._copies[0], self.shape[0])]
 
     def read_rows(self, start: int, size: int) -> tf.Tensor:
-        """See the base class."""
         return read_variable(self._copies[0], start, size)
 
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
-        """See the base class."""
         for copy in self._copies:
             scatter(copy, tf.range(start, start + rows.shape[0]), rows)
 

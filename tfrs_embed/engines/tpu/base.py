@@ -75,7 +75,6 @@ class TPUEngine(Engine):
             self._samples.append(_product([batch, *rest]))
 
     def require_all(self, given: Sequence[bool]) -> None:
-        """See the base class."""
         if all(given) or not strategies.in_replica(self._strategy):
             return
         absent = [
@@ -91,7 +90,6 @@ class TPUEngine(Engine):
         )
 
     def observe_batch(self, bags: Sequence[BaggedIds | None]) -> None:
-        """See the base class."""
         if self._step is not None:
             return
         for i, each in enumerate(bags):
@@ -106,7 +104,6 @@ class TPUEngine(Engine):
 
     @property
     def can_build(self) -> bool:
-        """See the base class."""
         return None not in self._samples
 
     def build(self) -> None:
@@ -172,12 +169,10 @@ class TPUEngine(Engine):
 
     @property
     def step(self) -> Any:
-        """See the base class."""
         return self._step
 
     @property
     def has_whole_tables(self) -> bool:
-        """See the base class."""
         return False
 
     def lookup(

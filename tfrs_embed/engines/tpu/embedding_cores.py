@@ -154,13 +154,11 @@ class _HostTable(ShardedVariable):
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """See the base class."""
         self._retrieve()
         yield
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """See the base class."""
         # The other tables' images would overwrite what the cores have.
         self._retrieve()
         yield
