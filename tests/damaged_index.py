@@ -58,7 +58,7 @@ def write(path, entries, change_block=lambda data: data):
 
 def read(prefix):
     """The entries of a checkpoint's index."""
-    return Index(prefix)._sorted_entries()
+    return dict(Index(prefix)._entries())
 
 
 def changed_proto(value, rng):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.index import REMEDY, Index
+from tfrs_embed.checkpoint.index import REMEDY, Index, damaged
 from tfrs_embed.checkpoint.stored import StoredTensor
 
 #: Bytes of a slice, unless one row has more.
@@ -288,12 +288,10 @@ class BundleReader:
         with contextlib.suppress(ValueError):
             _, incomplete = self._index.files(self.name_in_files(name))
             if incomplete:
-                raise tf.errors.DataLossError(
-                    None,
-                    None,
+                raise damaged(
                     f"'{name}' can't be read from the checkpoint "
                     f"'{self.prefix}': {', '.join(incomplete)} is missing or "
-                    f"cut off. {REMEDY}",
+                    "cut off"
                 )
         self._complete.add(name)
 

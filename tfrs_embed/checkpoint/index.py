@@ -89,7 +89,7 @@ class Index:
         with tf.io.gfile.GFile(self._path, "rb") as file:
             self._data = file.read()
         try:
-            values = self._sorted_entries()
+            values = dict(self._entries())
             self._header = tensor_bundle_pb2.BundleHeaderProto.FromString(
                 values.pop(b"")
             )
@@ -99,15 +99,11 @@ class Index:
                 key: self._checked_proto(key, value)
                 for key, value in values.items()
             }
-            slices = {
-                key
-                for name, proto in self._protos.items()
-                for key in _slice_keys(name, proto)
-            }
+            # Slices' keys begin with a zero.
             names = {
                 key.decode(): proto
                 for key, proto in self._protos.items()
-                if key not in slices and not key.startswith(b"\0")
+                if not key.startswith(b"\0")
             }
             self.shapes: Mapping[str, list[int]] = {
                 name: [dim.size for dim in proto.shape.dim]
@@ -204,11 +200,9 @@ class Index:
             if _length(file) < end:
                 # A slice's key begins with its tensor's name.
                 name = key.split(b"\0\1")[0].lstrip(b"\0").decode()
-                raise tf.errors.DataLossError(
-                    None,
-                    None,
+                raise damaged(
                     f"The checkpoint '{self._prefix}' can't be read: '{file}' "
-                    f"is missing, or ends before '{name}' does. {REMEDY}",
+                    f"is missing, or ends before '{name}' does"
                 )
 
     def _checked_proto(
@@ -244,16 +238,6 @@ class Index:
             )
         return proto
 
-    def _sorted_entries(self) -> dict[bytes, bytes]:
-        values: dict[bytes, bytes] = {}
-        last = None
-        for key, value in self._entries():
-            if last is not None and key <= last:
-                raise self._damaged("its keys are not sorted")
-            values[key] = value
-            last = key
-        return values
-
     def _entry(self, proto: tensor_bundle_pb2.BundleEntryProto) -> Entry:
         shards = self._header.num_shards
         return Entry(
@@ -271,14 +255,15 @@ class Index:
         footer = len(self._data) - _FOOTER
         _, at = self._handle(self._data, footer)
         (offset, size), _ = self._handle(self._data, at)
-        before = b""
+        before = None
         for key, value in self._block(offset, size):
             (offset, size), _ = self._handle(value, 0)
             for inner, found in self._block(offset, size):
                 # Those of the blocks are how TensorFlow finds a key's.
-                if not (before <= inner <= key):
+                if (before is not None and inner <= before) or inner > key:
                     raise self._damaged("its keys are not sorted")
                 yield inner, found
+                before = inner
             before = key
 
     def _handle(self, data: bytes, at: int) -> tuple[tuple[int, int], int]:
@@ -328,9 +313,12 @@ class Index:
             raise self._damaged("a block does not say where its entries are")
 
     def _damaged(self, why: str) -> tf.errors.DataLossError:
-        return tf.errors.DataLossError(
-            None, None, f"'{self._path}' is damaged: {why}. {REMEDY}"
-        )
+        return damaged(f"'{self._path}' is damaged: {why}")
+
+
+def damaged(what: str) -> tf.errors.DataLossError:
+    """An error that says what is damaged, and what to do then."""
+    return tf.errors.DataLossError(None, None, f"{what}. {REMEDY}")
 
 
 def _length(file: str) -> int:

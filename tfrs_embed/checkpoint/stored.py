@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.crc32c import crc32c, masked_crc32c
-from tfrs_embed.checkpoint.index import REMEDY, Entry, Index
+from tfrs_embed.checkpoint.index import Entry, Index, damaged
 
 _VERIFY_BYTES = 16 << 20
 
@@ -103,22 +103,17 @@ class _Piece:
             file.seek(entry.offset + (start - self.start) * self.row_bytes)
             data = file.read(size) if there else b""
         if not there or len(data) != size:
-            raise tf.errors.DataLossError(
-                None,
-                None,
-                f"'{entry.file}' is cut off: it ends within '{self._name}'. "
-                f"{REMEDY}",
+            raise damaged(
+                f"'{entry.file}' is cut off: it ends within '{self._name}'"
             )
         if start == self.start:
             self._crc, self._next = 0, start
         if start == self._next:
             self._crc, self._next = crc32c(data, self._crc), end
             if end == self.end and masked_crc32c(self._crc) != entry.masked_crc:
-                raise tf.errors.DataLossError(
-                    None,
-                    None,
+                raise damaged(
                     f"'{entry.file}' is damaged: the checksum of "
-                    f"'{self._name}' is wrong. {REMEDY}",
+                    f"'{self._name}' is wrong"
                 )
         shape = (end - start, *entry.shape[1:])
         return np.frombuffer(data, entry.dtype.as_numpy_dtype).reshape(shape)

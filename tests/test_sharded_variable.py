@@ -1,0 +1,88 @@
+"""A table that variables hold in parts is read, written and held as one."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
+
+ROWS, DIM = 23, 4
+TABLE = np.arange(ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM)
+
+#: Parts by the way that a table is cut.
+CUTS = {
+    "rows": [Part(range(i, ROWS, 3)) for i in (1, 2, 0)],
+    "more shards than rows": [Part(range(i, ROWS, 30)) for i in range(30)],
+    "columns": [Part(range(ROWS), (0, 2)), Part(range(ROWS), (2, 4))],
+    "hosts": [Part(range(10)), Part(range(10, 20)), Part(range(20, ROWS))],
+    "stacks": [Part(range(i, ROWS, 2), offset=5) for i in range(2)],
+}
+
+
+def make(cut, dtype=tf.float32):
+    shape = [30, 8] if cut == "stacks" else [ROWS, DIM]
+    held = []
+    for part in CUTS[cut]:
+        width = shape[1]
+        if part.columns:
+            width = part.columns[1] - part.columns[0]
+        held.append((part, tf.Variable(tf.zeros([shape[0], width], dtype))))
+    strategy = tf.distribute.get_strategy()
+    parts = dict(enumerate(CUTS[cut]))
+    return ShardedVariable(
+        "t/parameters", (ROWS, DIM), held, strategy, dtype, parts=parts
+    )
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+@pytest.mark.parametrize("cut", CUTS)
+def test_it_is_what_was_written(cut, dtype):
+    table = make(cut, dtype)
+    table.assign(TABLE)
+    np.testing.assert_array_equal(table.numpy(), TABLE)
+    for start, size in [(0, 1), (4, 7), (9, 12), (22, 1)]:
+        np.testing.assert_array_equal(
+            table.read_rows(start, size), TABLE[start : start + size]
+        )
+    table.write_rows(9, tf.zeros([3, DIM], dtype))
+    expected = np.where((np.arange(ROWS)[:, None] // 3) == 3, 0, TABLE)
+    np.testing.assert_array_equal(table.numpy(), expected)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_each_row_is_held_once(cut):
+    table = make(cut)
+    table.assign(TABLE)
+    held = table.held()
+    found = np.concatenate([h.gather(np.arange(h.rows)) for h in held])
+    assert sum(each.bytes for each in held) == TABLE.nbytes
+    np.testing.assert_array_equal(found[np.argsort(found[:, 0])], TABLE)
+
+
+def test_what_others_have_in_a_stack_stays():
+    table = make("stacks")
+    for variable in table.shards:
+        variable.assign(tf.fill(variable.shape, 7.0))
+    table.assign(TABLE)
+    for part, variable in zip(CUTS["stacks"], table.shards, strict=True):
+        mine = slice(part.offset, part.offset + len(part.rows))
+        np.testing.assert_array_equal(
+            variable[mine, :DIM], TABLE[list(part.rows)]
+        )
+        others = np.delete(variable.numpy(), mine, 0)
+        assert (others == 7.0).all()
+
+
+def test_copies_are_written_all_and_one_is_read():
+    copies = [tf.Variable(tf.zeros([ROWS, DIM])) for _ in range(2)]
+    table = ShardedVariable(
+        "t/parameters",
+        (ROWS, DIM),
+        [(Part(range(ROWS)), copy) for copy in copies],
+        tf.distribute.get_strategy(),
+        copied=True,
+    )
+    table.assign(TABLE)
+    for copy in copies:
+        np.testing.assert_array_equal(copy, TABLE)
+    assert len(table.held()) == 1
