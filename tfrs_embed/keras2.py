@@ -119,10 +119,13 @@ class EngineLayer(engine_layer.EngineLayer, tf_keras.layers.Layer):
         self._supports_ragged_inputs = True
 
     def look_up(
-        self, bags: Sequence[BaggedIds], training: bool | None
+        self,
+        bags: Sequence[BaggedIds],
+        training: bool | None,
+        begun: Any = None,
     ) -> list[tf.Tensor]:
         """See the base class."""
-        outputs: list[tf.Tensor] = self(bags, training=training)
+        outputs: list[tf.Tensor] = self(bags, training=training, begun=begun)
         return outputs
 
     def _add_variable(self, name: str, **kwargs: Any) -> Any:

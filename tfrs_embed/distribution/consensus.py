@@ -32,13 +32,13 @@ class Preparation(NamedTuple):
             of all replicas'.
         facts: what must be the same on all replicas.
         finish: takes the tensors, and the largest sizes, [sizes] int64, which
-            exist if the ids are valid.
+            exist if the ids are valid; returns what the lookup goes on with.
     """
 
     tensors: list[tf.Tensor]
     sizes: list[tf.Tensor]
     facts: Facts
-    finish: Callable[[list[tf.Tensor], tf.Tensor], None]
+    finish: Callable[[list[tf.Tensor], tf.Tensor], Any]
 
 
 #: Begins a lookup, as `Consensus.prepare` does; None: it can't.
@@ -56,6 +56,10 @@ class ReplicaConsensus(Consensus):
         number: the number of what it does, among all that a consensus is for.
         doing: says what that is, for errors.
         prepare: begins the lookup that is decided on; None: there is none.
+
+    Attributes:
+        begun: what the lookup goes on with, once it is decided; None: it has
+            not begun.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class ReplicaConsensus(Consensus):
         self._prepare = prepare
         self._preparation: Preparation | None = None
         self._longest: Any = None
+        self.begun: Any = None
 
     def prepare(
         self,
@@ -80,21 +85,16 @@ class ReplicaConsensus(Consensus):
         bags: Sequence[Any],
         weighted: Sequence[bool],
     ) -> list[tf.Tensor]:
-        """See the base class."""
         if self._prepare is not None:
             self._preparation = self._prepare(features, bags, weighted)
         return self._preparation.tensors if self._preparation else []
 
     def prepared(self, tensors: Sequence[tf.Tensor]) -> None:
-        """See the base class."""
         if self._preparation is not None:
-            self._preparation.finish(list(tensors), self._longest)
+            self.begun = self._preparation.finish(list(tensors), self._longest)
 
     def holds(self, ok: tf.Tensor) -> tf.Tensor:
-        """See the base class.
-
-        The tensor does not exist if the replicas do different things.
-        """
+        """Whether it holds on all; fails if replicas do different things."""
         number = tf.constant(self._number, tf.int64)
         bad = tf.cast(tf.logical_not(ok), tf.int64)
         begun = self._preparation
@@ -157,7 +157,6 @@ class ReplicaConsensus(Consensus):
         )
 
     def text(self, text: tf.Tensor) -> tf.Tensor:
-        """See the base class."""
         texts = self._gather(text)
         speaking = tf.where(texts[:, 0] > 0)[:, 0]
         rank = tf.strings.as_string(speaking[0])

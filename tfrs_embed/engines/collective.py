@@ -19,7 +19,12 @@ from tfrs_embed.distribution.consensus import (
     ReplicaConsensus,
 )
 from tfrs_embed.distribution.wire import Wire
-from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.engine import (
+    Engine,
+    Pipelined,
+    Together,
+    refuse_to_train,
+)
 from tfrs_embed.engines.norms import Norms
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import DeferredUpdate, Shard, stored
@@ -60,7 +65,7 @@ class Residuals(NamedTuple):
     after: list[tf.Tensor]
 
 
-class CollectiveEngine(Engine):
+class CollectiveEngine(Engine, Pipelined, Together):
     """Keeps a shard of the tables on each replica of a strategy.
 
     Each replica looks up its own part of the global batch; all must call
@@ -86,6 +91,7 @@ class CollectiveEngine(Engine):
         self._name = options.name
         self._strategy = options.strategy
         self._replicas = replicas.of(options.strategy)
+        self.local_replicas = self._replicas.local
         self._pipelined = options.pipelined
         self._norms = Norms(optimizers)
         # One replica sends nothing, and rounds nothing.
@@ -111,13 +117,7 @@ class CollectiveEngine(Engine):
         ]
 
     def build(self) -> None:
-        """See the base class.
-
-        With several workers all must build the same tables in the same order.
-
-        Raises:
-            RuntimeError: they don't.
-        """
+        """Creates the variables, on all workers in the same order."""
         if self._step is not None:
             return
         with tf.init_scope():
@@ -168,7 +168,6 @@ class CollectiveEngine(Engine):
                 )
 
     def traffic(self) -> list[Traffic]:
-        """See the base class."""
         return [
             Traffic(*(int(n) for n in counters.numpy()))
             for counters in self._traffic
@@ -239,33 +238,27 @@ class CollectiveEngine(Engine):
 
     @property
     def step(self) -> Any:
-        """See the base class."""
         return self._step
 
     @property
-    def can_decide(self) -> bool:
-        """See the base class."""
-        return self._replicas.world > 1
+    def together(self) -> Together | None:
+        return self if self._replicas.world > 1 else None
 
     @property
     def has_whole_tables(self) -> bool:
-        """See the base class."""
         return self._replicas.world == 1
 
-    @property
-    def local_replicas(self) -> int:
-        """See the base class."""
-        return self._replicas.local
-
     def consensus(self, training: bool = False) -> ReplicaConsensus | None:
-        """See the base class."""
+        replica = self._replicas.current(self._name)
+        if replica is None or self._replicas.world == 1:
+            return None
+        self._count_traffic(replica, 1, 0)
         return self._consensus_on(
             _TRAINING_LOOKUP if training else _LOOKUP,
             functools.partial(self._prepare, training),
         )
 
     def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
-        """See the base class."""
         consensus = self._consensus_on(_UPDATE)
         return ok if consensus is None else consensus.holds(ok)
 
@@ -320,11 +313,9 @@ class CollectiveEngine(Engine):
         bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType = tf.float32,
+        begun: Any = None,
     ) -> tuple[list[tf.Tensor], Any]:
-        """See the base class.
-
-        Outside of any replica it reads the shards of this process.
-        """
+        """Looks up; outside of any replica in the shards of this process."""
         replica = self._replicas.current(self._name)
         if replica is None:
             return self._lookup_outside(bags), None
@@ -332,7 +323,9 @@ class CollectiveEngine(Engine):
         shard = self._shards[replica]
         if not training:
             shard.apply_deferred()
-        activations, residuals = self._lookup(replica, bags, training, dtype)
+        activations, residuals = self._lookup(
+            replica, bags, training, dtype, begun
+        )
         if training:
             # After the lookups, and not at all if the ids are bad.
             with tf.control_dependencies(residuals.after):
@@ -346,6 +339,7 @@ class CollectiveEngine(Engine):
         bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType,
+        begun: Any,
     ) -> tuple[list[tf.Tensor], Residuals]:
         """Looks up in a replica; see `lookup`."""
 
@@ -375,13 +369,8 @@ class CollectiveEngine(Engine):
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
-        """See the base class.
-
-        Raises:
-            RuntimeError: the lookup was not made by a replica.
-        """
         if residuals is None:
-            self._refuse_to_train(
+            refuse_to_train(
                 f"{self._name} is trained by all replicas together: call it, "
                 "and the gradient, inside strategy.run."
             )
@@ -429,16 +418,13 @@ class CollectiveEngine(Engine):
 
     @property
     def deferred(self) -> list[DeferredUpdate]:
-        """See the base class."""
         return [s.deferred for s in self._shards if s.deferred]
 
     def drop_deferred(self) -> None:
-        """See the base class."""
         for shard in self._shards:
             shard.drop_deferred()
 
     def apply_deferred(self) -> None:
-        """See the base class."""
         replica = None
         if tf.distribute.in_cross_replica_context() is False:
             replica = self._replicas.current(self._name)

@@ -8,6 +8,7 @@ in it. All tables are exchanged together, whatever their widths.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -167,6 +168,7 @@ class ColumnWiseEngine(CollectiveEngine):
         bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType,
+        begun: Any,
     ) -> tuple[list[tf.Tensor], Residuals]:
         received = self._exchange.send_bags(replica, bags, training)
         mine = self._exchange.here(replica)
@@ -277,7 +279,7 @@ class ColumnWiseEngine(CollectiveEngine):
         ids = tf.add_n([tf.size(b.ids, tf.int64) for b in bags])
         self._count_traffic(
             replica,
-            self.decides + 3,
+            3,
             4 * others * words + self._vector_bytes(received),
             needed,
             ids,

@@ -9,15 +9,19 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.engine import (
+    Engine,
+    FixedBatches,
+    Pipelined,
+    Together,
+)
 from tfrs_embed.engines.norms import require_together
 from tfrs_embed.engines.tables.composite_step import CompositeStep
 from tfrs_embed.engines.traffic import Traffic
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.checks import Consensus
 
 
-class CompositeEngine(Engine):
+class CompositeEngine(Engine, Pipelined, FixedBatches):
     """Looks features up in, and trains, the tables of several engines.
 
     Args:
@@ -39,11 +43,6 @@ class CompositeEngine(Engine):
         for engine in engines:
             self.states.update(engine.states)
         self._engines = tuple(engines)
-        able = [e for e in engines if e.can_decide]
-        early = [e for e in able if e.begins_early]
-        self._deciding = [*early, *able, *engines][0]
-        for engine in engines:
-            engine.decides = engine is self._deciding
         # The places of each engine's features.
         self._places = [
             [i for i, f in enumerate(features) if f.table.name in e.states]
@@ -53,26 +52,29 @@ class CompositeEngine(Engine):
 
     @property
     def can_build(self) -> bool:
-        """See the base class."""
-        return all(e.can_build for e in self._engines)
+        return all(e.can_build for e, _ in self._fixed())
 
     def observe_batch(self, bags: Sequence[BaggedIds | None]) -> None:
-        """See the base class."""
-        for engine, places in zip(self._engines, self._places, strict=True):
+        for engine, places in self._fixed():
             engine.observe_batch([bags[i] for i in places])
 
     def require_all(self, given: Sequence[bool]) -> None:
-        """See the base class."""
-        for engine, places in zip(self._engines, self._places, strict=True):
+        for engine, places in self._fixed():
             engine.require_all([given[i] for i in places])
 
     def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
-        """See the base class."""
-        for engine, places in zip(self._engines, self._places, strict=True):
+        for engine, places in self._fixed():
             engine.raise_limits([bags[i] for i in places])
 
+    def _fixed(self) -> list[tuple[FixedBatches, list[int]]]:
+        """The engines that take batches of one size, with their features."""
+        return [
+            (engine, places)
+            for engine, places in zip(self._engines, self._places, strict=True)
+            if isinstance(engine, FixedBatches)
+        ]
+
     def build(self) -> None:
-        """See the base class."""
         if self._step is not None:
             return
         for engine in self._engines:
@@ -85,44 +87,38 @@ class CompositeEngine(Engine):
 
     @property
     def step(self) -> Any:
-        """See the base class."""
         return self._step
 
     @property
     def has_whole_tables(self) -> bool:
-        """See the base class."""
         return all(e.has_whole_tables for e in self._engines)
 
     @property
     def gives_rows(self) -> bool:
-        """See the base class."""
         return any(e.gives_rows for e in self._engines)
 
     @property
-    def local_replicas(self) -> int:
-        """See the base class."""
-        return max(e.local_replicas for e in self._engines)
-
-    def consensus(self, training: bool = False) -> Consensus | None:
-        """See the base class."""
-        return self._deciding.consensus(training)
-
-    def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
-        """See the base class."""
-        return self._deciding.all_agree(ok)
+    def together(self) -> Together | None:
+        able = [e.together for e in self._engines if e.together is not None]
+        # All of a strategy's replicas decide by the same collective.
+        return max(able, key=lambda e: e.begins_early, default=None)
 
     def lookup(
         self,
         bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType = tf.float32,
+        begun: Any = None,
     ) -> tuple[list[tf.Tensor], Any]:
-        """See the base class."""
         activations: list[Any] = [None] * len(bags)
         residuals = []
+        deciding: Any = self.together
         for engine, places in zip(self._engines, self._places, strict=True):
             found, residual = engine.lookup(
-                [bags[i] for i in places], training, dtype
+                [bags[i] for i in places],
+                training,
+                dtype,
+                begun if engine is deciding else None,
             )
             for i, vectors in zip(places, found, strict=True):
                 activations[i] = vectors
@@ -145,18 +141,8 @@ class CompositeEngine(Engine):
             ):
                 engine.apply_gradients(residual, [gradients[i] for i in places])
 
-    def apply_deferred(self) -> None:
-        """See the base class."""
-        for engine in self._engines:
-            engine.apply_deferred()
-
-    @property
-    def deferred(self) -> list[Any]:
-        """See the base class."""
-        return tf.nest.flatten([e.deferred or [] for e in self._engines])
-
     def traffic(self) -> list[Traffic]:
-        """See the base class; the sums of all engines."""
+        """The sums of all engines."""
         counted = [t for t in (e.traffic() for e in self._engines) if t]
         return [
             Traffic(
@@ -165,7 +151,17 @@ class CompositeEngine(Engine):
             for each in zip(*counted, strict=True)
         ]
 
+    @property
+    def deferred(self) -> list[Any]:
+        return tf.nest.flatten([e.deferred or [] for e in self._pipelined()])
+
+    def apply_deferred(self) -> None:
+        for engine in self._pipelined():
+            engine.apply_deferred()
+
     def drop_deferred(self) -> None:
-        """See the base class."""
-        for engine in self._engines:
+        for engine in self._pipelined():
             engine.drop_deferred()
+
+    def _pipelined(self) -> list[Pipelined]:
+        return [e for e in self._engines if isinstance(e, Pipelined)]

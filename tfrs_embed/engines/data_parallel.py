@@ -11,7 +11,7 @@ after the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -118,12 +118,11 @@ class DataParallelEngine(CollectiveEngine):
         bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType,
+        begun: Any,
     ) -> tuple[list[tf.Tensor], Residuals]:
         activations = self._shards[replica].lookup(
             self._table_names(), bags, training, dtype
         )
-        if self.decides and self._replicas.world > 1:
-            self._count_traffic(replica, 1, 0)
         after = [b.ids for b in bags]
         return activations, Residuals(replica, list(bags), None, after)
 

@@ -145,6 +145,7 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType = tf.float32,
+        begun: Any = None,
     ) -> tuple[list[tf.Tensor], Any]:
         """See the base class."""
         refuse_to_trace(self._name)

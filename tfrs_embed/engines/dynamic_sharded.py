@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -112,9 +113,10 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
         bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType,
+        begun: Any,
     ) -> tuple[list[tf.Tensor], Residuals]:
         refuse_to_trace(self._name)
-        return super()._lookup(replica, bags, training, dtype)
+        return super()._lookup(replica, bags, training, dtype, begun)
 
     def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
         refuse_to_trace(self._name)

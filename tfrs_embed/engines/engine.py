@@ -32,8 +32,6 @@ class Engine(abc.ABC):
     Attributes:
         features: the features, in the order of each call.
         optimizers: each table's optimizer or None, by the table's name.
-        decides: whether this engine runs the id check of the composite, the
-            replicas' consensus on a call's ids.
         states: each table's state by the table's name. Building the engine
             adds the variables, each of which is a `tf.Variable` or, where the
             table is in parts, has those members of one that see it whole.
@@ -46,7 +44,6 @@ class Engine(abc.ABC):
     ) -> None:
         self.features = tuple(features)
         self.optimizers = optimizers
-        self.decides = True
         self.states: dict[str, TableState] = {}
         for feature in features:
             table = feature.table
@@ -63,41 +60,9 @@ class Engine(abc.ABC):
         first call creates the variables, the others do nothing.
 
         Raises:
-            ValueError: `can_build` is False.
+            ValueError: a batch has to be seen first; see `FixedBatches`.
             RuntimeError: other workers build other tables.
         """
-
-    @property
-    def can_build(self) -> bool:
-        """Whether all is known that `build` needs; see `observe_batch`."""
-        return True
-
-    def observe_batch(self, bags: Sequence[BaggedIds | None]) -> None:
-        """Takes from a call's bags what `build` needs to know.
-
-        Args:
-            bags: each feature's bags, None if the call leaves it out.
-        """
-        return
-
-    def require_all(self, given: Sequence[bool]) -> None:
-        """Requires a call's features to be all of them, if the engine does.
-
-        Args:
-            given: which of the features the call has ids for.
-
-        Raises:
-            NotImplementedError: it does, and some are left out.
-        """
-        return
-
-    def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
-        """Raises the limits of hardware that has them to what a batch needs.
-
-        Args:
-            bags: each feature's bags in a global batch, executing eagerly.
-        """
-        return
 
     def _follow_step(self) -> None:
         """Lets the optimizers' learning rates follow this engine's step."""
@@ -119,41 +84,17 @@ class Engine(abc.ABC):
         return True
 
     @property
-    def local_replicas(self) -> int:
-        """The number of replicas that train the tables in this process."""
-        return 1
+    def gives_rows(self) -> bool:
+        """Whether a lookup on a gradient tape is a training step.
 
-    def consensus(self, training: bool = False) -> Consensus | None:
-        """The replicas that look up together, which decide about ids together.
-
-        Args:
-            training: whether the tables are about to be updated.
-
-        Returns:
-            The replicas; None: the one that asks looks up alone.
+        One that gives rows to keys has to know that before their gradients.
         """
+        return False
+
+    @property
+    def together(self) -> Together | None:
+        """Who decides with the other replicas; None: there are no others."""
         return None
-
-    @property
-    def can_decide(self) -> bool:
-        """Whether it has several replicas, which decide together."""
-        return False
-
-    @property
-    def begins_early(self) -> bool:
-        """Whether the consensus on its ids finds what its lookups need too."""
-        return False
-
-    def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
-        """Whether a condition holds on all replicas of a step.
-
-        Args:
-            ok: a scalar bool, on this replica.
-
-        Returns:
-            A scalar bool, the same on all replicas.
-        """
-        return ok
 
     @abc.abstractmethod
     def lookup(
@@ -161,6 +102,7 @@ class Engine(abc.ABC):
         bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType = tf.float32,
+        begun: Any = None,
     ) -> tuple[list[tf.Tensor], Any]:
         """Looks up each feature's ids.
 
@@ -168,6 +110,8 @@ class Engine(abc.ABC):
             bags: each feature's bags, in the order of `features`.
             training: whether the tables are about to be updated.
             dtype: the dtype that the activations will be cast to.
+            begun: what the consensus on these bags has begun of the lookup;
+                None: nothing.
 
         Returns:
             Each feature's activations, [count, dim] or in its bags' layout,
@@ -183,7 +127,7 @@ class Engine(abc.ABC):
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
-        """Updates the tables and the step, or defers that; see `deferred`.
+        """Updates the tables and the step, or defers that; see `Pipelined`.
 
         Args:
             residuals: the residuals that `lookup` returned.
@@ -193,76 +137,6 @@ class Engine(abc.ABC):
             RuntimeError: the lookup was not made where the tables are trained.
         """
 
-    def _refuse_to_train(self, text: str) -> None:
-        """Raises that tables are trained by replicas only.
-
-        Args:
-            text: what to say.
-
-        Raises:
-            RuntimeError: always, when executing eagerly. The gradients'
-                functions are in a SavedModel too, which may not run them.
-        """
-        if tf.executing_eagerly():
-            raise RuntimeError(text)
-        tf.debugging.Assert(False, [text])
-
-    @property
-    def deferred(self) -> Any:
-        """The variables of updates that pipelining defers, once built.
-
-        Returns:
-            A `DeferredUpdate`, or a list of them, for TensorFlow to track;
-            None: this engine's updates are never deferred.
-        """
-        return None
-
-    def apply_deferred(self) -> None:
-        """Applies the updates that pipelining has deferred.
-
-        Inside a replica, those of that replica; elsewhere, those of all
-        replicas of this process.
-        """
-        return
-
-    def drop_deferred(self) -> None:
-        """Drops the updates that pipelining has deferred."""
-        return
-
-    @property
-    def gives_rows(self) -> bool:
-        """Whether a lookup on a gradient tape is a training step.
-
-        One that gives rows to keys has to know that before their gradients.
-        """
-        return False
-
-    @property
-    def key_capacity(self) -> int | None:
-        """The number of keys that a shard has rows for.
-
-        None: an id is the number of its row.
-        """
-        return None
-
-    def local_key_counts(self) -> dict[int, int]:
-        """The number of keys with rows, by the ranks of this process's shards.
-
-        Raises:
-            NotImplementedError: an id is the number of its row.
-        """
-        raise NotImplementedError
-
-    def key_counts(self) -> list[int]:
-        """The number of keys with rows, of each shard.
-
-        With several workers it is a collective: all must ask.
-
-        Raises:
-            NotImplementedError: an id is the number of its row.
-        """
-        raise NotImplementedError
-
     def traffic(self) -> list[Traffic]:
         """The communication of each local replica since `build`.
 
@@ -270,10 +144,115 @@ class Engine(abc.ABC):
         """
         return []
 
+
+class Pipelined(abc.ABC):
+    """An engine whose updates can be deferred to the next training step."""
+
     @property
-    def variables(self) -> list[Any]:
-        """All tables' variables and slots, then the step; see `states`."""
-        variables = [
-            v for s in self.states.values() for v in s.variables.values()
-        ]
-        return [*variables, self.step]
+    @abc.abstractmethod
+    def deferred(self) -> Any:
+        """The variables of deferred updates, once built, to be tracked.
+
+        Returns:
+            A `DeferredUpdate`, or a list of them; None or an empty list: no
+            updates are deferred.
+        """
+
+    @abc.abstractmethod
+    def apply_deferred(self) -> None:
+        """Applies the updates that pipelining has deferred.
+
+        Inside a replica, those of that replica; elsewhere, those of all
+        replicas of this process.
+        """
+
+    @abc.abstractmethod
+    def drop_deferred(self) -> None:
+        """Drops the updates that pipelining has deferred."""
+
+
+class FixedBatches(abc.ABC):
+    """An engine of hardware that takes batches of one size."""
+
+    @property
+    @abc.abstractmethod
+    def can_build(self) -> bool:
+        """Whether all is known that `build` needs; see `observe_batch`."""
+
+    @abc.abstractmethod
+    def observe_batch(self, bags: Sequence[BaggedIds | None]) -> None:
+        """Takes from a call's bags what `build` needs to know.
+
+        Args:
+            bags: each feature's bags, None if the call leaves it out.
+        """
+
+    @abc.abstractmethod
+    def require_all(self, given: Sequence[bool]) -> None:
+        """Requires a call's features to be all of them, if the engine does.
+
+        Args:
+            given: which of the features the call has ids for.
+
+        Raises:
+            NotImplementedError: it does, and some are left out.
+        """
+
+    @abc.abstractmethod
+    def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
+        """Raises the limits of hardware that has them to what a batch needs.
+
+        Args:
+            bags: each feature's bags in a global batch, executing eagerly.
+        """
+
+
+class Together(abc.ABC):
+    """An engine of several replicas, which look up and decide together.
+
+    Attributes:
+        begins_early: whether the consensus on ids finds what their lookup needs
+            of the other replicas too.
+        local_replicas: the number of replicas that train the tables in this
+            process.
+    """
+
+    begins_early = False
+    local_replicas: int
+
+    @abc.abstractmethod
+    def consensus(self, training: bool = False) -> Consensus | None:
+        """The replicas that look up together, and decide about ids together.
+
+        Args:
+            training: whether the tables are about to be updated.
+
+        Returns:
+            The replicas; None: the one that asks looks up alone.
+        """
+
+    @abc.abstractmethod
+    def all_agree(self, ok: tf.Tensor) -> tf.Tensor:
+        """Whether a condition holds on all replicas of a step.
+
+        Args:
+            ok: a scalar bool, on this replica.
+
+        Returns:
+            A scalar bool, the same on all replicas.
+        """
+
+
+def refuse_to_train(text: str) -> None:
+    """Raises that tables are trained by replicas only.
+
+    Args:
+        text: what to say.
+
+    Raises:
+        RuntimeError: always, when executing eagerly. The gradients' functions
+            are in a SavedModel too, which may not run them.
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(text)
+    tf.debugging.Assert(False, [text])

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.engine import Engine, Pipelined
 from tfrs_embed.engines.norms import Norms
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import DeferredUpdate, Shard, stored
@@ -23,7 +23,7 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage import allocation
 
 
-class OneDeviceEngine(Engine):
+class OneDeviceEngine(Engine, Pipelined):
     """Holds each table in one variable on one device.
 
     Args:
@@ -49,7 +49,6 @@ class OneDeviceEngine(Engine):
         self._norms = Norms(optimizers)
 
     def build(self) -> None:
-        """See the base class."""
         self._shard.build(lambda table: table.vocabulary_size)
         for name, variables in self._shard.variables.items():
             self._fill(self.states[name].spec, variables[PARAMETERS])
@@ -75,7 +74,6 @@ class OneDeviceEngine(Engine):
 
     @property
     def step(self) -> tf.Variable:
-        """See the base class."""
         return self._shard.step
 
     def lookup(
@@ -83,8 +81,8 @@ class OneDeviceEngine(Engine):
         bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType = tf.float32,
+        begun: Any = None,
     ) -> tuple[list[tf.Tensor], Any]:
-        """See the base class."""
         if not training:
             self.apply_deferred()
         activations = self._shard.lookup(
@@ -99,7 +97,6 @@ class OneDeviceEngine(Engine):
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
-        """See the base class."""
         contributions = {}
         for name, state in self.states.items():
             if self.optimizers[name] is None:
@@ -116,13 +113,10 @@ class OneDeviceEngine(Engine):
 
     @property
     def deferred(self) -> DeferredUpdate | None:
-        """See the base class."""
         return self._shard.deferred
 
     def drop_deferred(self) -> None:
-        """See the base class."""
         self._shard.drop_deferred()
 
     def apply_deferred(self) -> None:
-        """See the base class."""
         self._shard.apply_deferred()

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed import backward_passes
 from tfrs_embed.configs import FeatureSpec, TableSpec, bytes_of
 from tfrs_embed.distribution import (
     alike,
@@ -38,7 +37,6 @@ from tfrs_embed.distribution.vector_exchange import (
 )
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.hot_rows import HotRows
-from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import (
     TableGroup,
@@ -53,7 +51,6 @@ from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
-from tfrs_embed.optimizers.rules import TableOptimizer
 
 
 class _Kept(NamedTuple):
@@ -89,7 +86,6 @@ class _Begun(NamedTuple):
         sizes: [groups + 1] int64: for each of the engine's groups the most keys
             that a replica has for another, then the most bags of a feature that
             is exchanged by vectors. This replica's, or all replicas'.
-        graph: the graph that it is in.
     """
 
     by_vectors: list[int]
@@ -97,7 +93,6 @@ class _Begun(NamedTuple):
     routes: list[Route]
     hot: dict[int, HotKeys]
     sizes: Any
-    graph: Any
 
 
 class RowWiseEngine(CollectiveEngine):
@@ -107,20 +102,7 @@ class RowWiseEngine(CollectiveEngine):
     together. Gradients are summed over the replicas.
     """
 
-    def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        optimizers: dict[str, TableOptimizer | None],
-        options: EngineOptions,
-    ) -> None:
-        super().__init__(features, optimizers, options)
-        # By local replica: what the consensus on a lookup's ids has begun.
-        self._begun: dict[int, _Begun] = {}
-
-    @property
-    def begins_early(self) -> bool:
-        """See the base class."""
-        return True
+    begins_early = True
 
     def _make_shards(self) -> list[Shard]:
         tables = [s.spec for s in self.states.values()]
@@ -237,11 +219,11 @@ class RowWiseEngine(CollectiveEngine):
         bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType,
+        begun: Any,
     ) -> tuple[list[tf.Tensor], Residuals]:
         device = self._shards[replica].device
-        begun = self._begun.pop(replica, None)
-        prepared = begun is not None and begun.graph is backward_passes.graph()
-        if begun is None or not prepared:
+        prepared = begun is not None
+        if not prepared:
             begun = self._begin(replica, bags, training)
             facts = self._facts(
                 begun, bags, [b.weights is not None for b in bags]
@@ -255,7 +237,7 @@ class RowWiseEngine(CollectiveEngine):
                     self._sizes_channel,
                 )
             )
-        by_vectors, groups, routes, hot, longest, _ = begun
+        by_vectors, groups, routes, hot, longest = begun
         activations: list[Any] = [None] * len(bags)
         positions, received = self._lookup_rows(
             replica, bags, groups, routes, hot, longest, training, activations
@@ -350,9 +332,7 @@ class RowWiseEngine(CollectiveEngine):
         if by_vectors:
             counts = tf.stack([bags[i].count for i in by_vectors])
             sizes[-1] = tf.cast(tf.reduce_max(counts), tf.int64)
-        return _Begun(
-            by_vectors, groups, routes, hot, sizes, backward_passes.graph()
-        )
+        return _Begun(by_vectors, groups, routes, hot, sizes)
 
     def _facts(
         self,
@@ -389,13 +369,11 @@ class RowWiseEngine(CollectiveEngine):
         ]
         begun = self._begin(replica, bags, training)
 
-        def finish(tensors: list[tf.Tensor], longest: tf.Tensor) -> None:
+        def finish(tensors: list[tf.Tensor], longest: tf.Tensor) -> _Begun:
             routes, hot = tf.nest.pack_sequence_as(
                 [begun.routes, begun.hot], tensors
             )
-            self._begun[replica] = begun._replace(
-                routes=routes, hot=hot, sizes=longest
-            )
+            return begun._replace(routes=routes, hot=hot, sizes=longest)
 
         return Preparation(
             tf.nest.flatten([begun.routes, begun.hot]),
@@ -749,10 +727,9 @@ class RowWiseEngine(CollectiveEngine):
         stages = self._row_exchange.stages
         collectives = stages * len(groups)
         if forward:
-            # Keys and rows; before them a consensus on the ids and on sizes,
-            # and on sizes again for each further stage.
+            # Keys and rows; on sizes again for each further stage.
             collectives *= 2
-            collectives += self.decides + (stages - 1 if groups else 0)
+            collectives += stages - 1 if groups else 0
         self._count_traffic(replica, collectives, sent, least, unique)
 
     def _count_hot(

@@ -361,7 +361,7 @@ class All2AllDenseEmbedding(Layer):
         engine = self._keyed_engine("load")
         return max(engine.key_counts()) / (engine.key_capacity or 1)
 
-    def _keyed_engine(self, what: str) -> Engine:
+    def _keyed_engine(self, what: str) -> Any:
         if not self._arguments.use_hashtable:
             raise AttributeError(
                 f"{self._where} has no {what}: with use_hashtable=False every "

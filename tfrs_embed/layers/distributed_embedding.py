@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfrs_embed import configs, placement, strategies
 from tfrs_embed.arguments import named
+from tfrs_embed.engines.engine import FixedBatches
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.declared_shapes import declared_shape, with_output_shape
@@ -300,9 +301,11 @@ class DistributedEmbedding(TableLayer):
                     "is measured has all features."
                 )
             assert self._engine_layer is not None
-            self._engine_layer.engine.raise_limits(
-                lookup_bags([self._spec.features[i] for i in given], bags)
-            )
+            engine = self._engine_layer.engine
+            if isinstance(engine, FixedBatches):
+                engine.raise_limits(
+                    lookup_bags([self._spec.features[i] for i in given], bags)
+                )
         result = {"inputs": structure.pack(ids, present)}
         if any(w is not None for w in flat_weights):
             result["weights"] = structure.pack(flat_weights, present)

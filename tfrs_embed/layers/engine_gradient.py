@@ -47,8 +47,9 @@ class EngineGradient:
         self._name = name
         self._engine = engine
         self._trigger = trigger
+        together = engine.together
         self.switch = backward_passes.Switch(
-            name, trigger, engine.local_replicas
+            name, trigger, together.local_replicas if together else 1
         )
         self.saved_with: Any = None
 
@@ -186,7 +187,9 @@ class EngineGradient:
         # Where the loss scale was too large Keras skips the step and lowers
         # it. It has to know: an infinite gradient tells it.
         infinite = tf.fill(tf.shape(trigger), float("inf"))
-        return tf.cond(self._engine.all_agree(good), update, lambda: infinite)
+        if together := self._engine.together:
+            good = together.all_agree(good)
+        return tf.cond(good, update, lambda: infinite)
 
     def _apply_apart(
         self, residuals: Any, gradients: list[tf.Tensor], trigger: tf.Tensor

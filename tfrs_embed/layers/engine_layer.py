@@ -14,7 +14,7 @@ from tfrs_embed._tensorflow import record, save_context
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.checkpoint.rows import other_slot
-from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.engine import Engine, Pipelined
 from tfrs_embed.engines.tables.column import Column
 from tfrs_embed.engines.tables.state import Tables
 from tfrs_embed.initial_values import building
@@ -85,10 +85,13 @@ class EngineLayer(Layer):
             """Has Keras list variables, by their names, among the weights."""
 
     def look_up(
-        self, bags: Sequence[BaggedIds], training: bool | None
+        self,
+        bags: Sequence[BaggedIds],
+        training: bool | None,
+        begun: Any = None,
     ) -> list[tf.Tensor]:
         """Calls the layer; see `call`."""
-        return self.call(bags, training)
+        return self.call(bags, training, begun)
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the tables, their slots and the scalar weight."""
@@ -111,7 +114,8 @@ class EngineLayer(Layer):
         )
         self.step = self._engine.step
         # The attribute's name is in SavedModels.
-        self.pending = self._engine.deferred
+        if isinstance(self._engine, Pipelined):
+            self.pending = self._engine.deferred
         for name, optimizer in self._engine.optimizers.items():
             rate = optimizer and optimizer.rate.variable
             if rate is not None:
@@ -138,7 +142,10 @@ class EngineLayer(Layer):
 
     @errors.without_input_dump
     def call(
-        self, bags: Sequence[BaggedIds], training: bool | None = None
+        self,
+        bags: Sequence[BaggedIds],
+        training: bool | None = None,
+        begun: Any = None,
     ) -> list[tf.Tensor]:
         """Looks up the features.
 
@@ -147,6 +154,8 @@ class EngineLayer(Layer):
             training: whether this is a training step; a pipelined engine's
                 lookup only runs ahead of its updates in one. False: the tables
                 are constants.
+            begun: what the consensus on the bags has begun; see
+                `Engine.lookup`.
 
         Returns:
             Each feature's activations in its output shape, in the layer's
@@ -156,7 +165,7 @@ class EngineLayer(Layer):
         if training is None and self._engine.gives_rows:
             training = record.could_possibly_record()
         if not self._is_variable(training):
-            vectors, _ = self._engine.lookup(bags, False, dtype)
+            vectors, _ = self._engine.lookup(bags, False, dtype, begun)
             return self._outputs(vectors, bags)
 
         call = ForwardPass(backward_passes.graph())
@@ -167,7 +176,7 @@ class EngineLayer(Layer):
         @custom_gradient
         def lookup(trigger: tf.Tensor) -> Any:
             vectors, residuals = self._engine.lookup(
-                bags, bool(training), dtype
+                bags, bool(training), dtype, begun
             )
 
             def backward(*gradients: Any) -> tf.Tensor:
@@ -223,13 +232,13 @@ class EngineLayer(Layer):
     def _drain_eagerly(self) -> None:
         # A function that is being traced must not apply updates as a side
         # effect of being asked for its variables.
-        if self.built and tf.executing_eagerly():
-            self._engine.apply_deferred()
+        if tf.executing_eagerly():
+            self.drain()
 
     @tf.autograph.experimental.do_not_convert
     def drain(self) -> None:
         """Applies the updates that pipelining has deferred."""
-        if self.built:
+        if self.built and isinstance(self._engine, Pipelined):
             self._engine.apply_deferred()
 
     def save_own_variables(self, store: Any) -> None:
@@ -280,7 +289,8 @@ class EngineLayer(Layer):
             if isinstance(variable, Column):
                 variable.check_value(value)
         # A deferred update belongs to the tables that are being replaced.
-        self._engine.drop_deferred()
+        if isinstance(self._engine, Pipelined):
+            self._engine.drop_deferred()
         for variable, value in found:
             dtype = variable.dtype.as_numpy_dtype
             variable.assign(np.asarray(value).astype(dtype, copy=False))

@@ -52,7 +52,8 @@ def to_bags(
         if keys.dtype == tf.uint64
         else tf.cast(keys, tf.int64)
     )
-    checks = Checks(engine.consensus(training))
+    together = engine.together
+    checks = Checks(together.consensus(training) if together else None)
     if not keys.shape[1:].is_fully_defined():
         checks.require(
             tf.reduce_all(tf.equal(tf.shape(keys)[1:], static_shape[1:])),

@@ -21,7 +21,7 @@ from tfrs_embed.checkpoint.names import in_graphs, in_saved_model
 from tfrs_embed.configs import EmbeddingSpec
 from tfrs_embed.distribution import handshake
 from tfrs_embed.engines import factory
-from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.engine import Engine, FixedBatches
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.state import Tables, TableState
@@ -182,7 +182,8 @@ class TableHolder(Layer):
         super().build(input_shape)
 
     def _make_tables_if_ready(self) -> None:
-        if self._engine_layer is None or self._engine_layer.engine.can_build:
+        engine: Any = self._engine_layer and self._engine_layer.engine
+        if not isinstance(engine, FixedBatches) or engine.can_build:
             self._ensure_tables()
 
     def _ensure_tables(self) -> None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfrs_embed import strategies
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.distribution import handshake
+from tfrs_embed.engines.engine import FixedBatches
 from tfrs_embed.layers import hashed_features, keras_tables
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_holder import TableHolder
@@ -20,6 +21,7 @@ from tfrs_embed.ops.bags import (
     position_mask,
     to_bags,
 )
+from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.lookup import combine, reshape_output
 from tfrs_embed.ops.tpu_inputs import require_given, require_known
@@ -118,7 +120,8 @@ class TableLayer(TableHolder):
                 strategies.refuse_in_xla(
                     f"Layer '{self.name}': calls with partial=True"
                 )
-                engine.require_all(there)
+                if isinstance(engine, FixedBatches):
+                    engine.require_all(there)
 
     def _engine_features(self) -> list[int]:
         """The index of the feature that each of the engine's belongs to."""
@@ -150,10 +153,18 @@ class TableLayer(TableHolder):
             handshake.compare_actions_under(
                 self._strategy, f"a lookup of Layer '{self.name}'"
             )
-        all_bags = self._to_bags(features, ids, weights, training, input_shapes)
+        engine = self._engine_layer.engine if self._engine_layer else None
+        consensus = None
+        if engine is not None and engine.together is not None:
+            consensus = engine.together.consensus(bool(training))
+        all_bags = self._to_bags(
+            features, ids, weights, training, input_shapes, consensus
+        )
         lookups = [each for feature in features for each in feature.lookups]
         bags = lookup_bags(features, all_bags)
-        found = self._lookup_in_engine(lookups, bags, training)
+        found = self._lookup_in_engine(
+            lookups, bags, training, consensus and consensus.begun
+        )
         for i, lookup in enumerate(lookups):
             layer = self._keras_layer(lookup.table.name)
             if layer is not None:
@@ -179,9 +190,9 @@ class TableLayer(TableHolder):
         weights: Sequence[Any],
         training: bool | None,
         input_shapes: Sequence[InputShape | None] | None,
+        consensus: Consensus | None,
     ) -> list[BaggedIds]:
         """Checks ids and weights where the layer is called; see `_lookup`."""
-        engine = self._engine_layer.engine if self._engine_layer else None
         in_tpu = is_tpu(self._strategy) and strategies.in_replica(
             self._strategy
         )
@@ -196,7 +207,7 @@ class TableLayer(TableHolder):
             ids,
             weights,
             self._arguments.invalid_ids,
-            engine and engine.consensus(bool(training)),
+            consensus,
             bool(training),
             input_shapes,
         )
@@ -211,6 +222,7 @@ class TableLayer(TableHolder):
         features: Sequence[FeatureSpec],
         bags: Sequence[BaggedIds],
         training: bool | None,
+        begun: Any,
     ) -> list[Any]:
         """Looks up the features that the engine has.
 
@@ -220,6 +232,7 @@ class TableLayer(TableHolder):
             features: the lookups of the call's features.
             bags: their bags.
             training: whether this is a training step.
+            begun: what the consensus on the bags has begun of the lookup.
 
         Returns:
             The features' activations; None for those of Keras layers.
@@ -232,7 +245,8 @@ class TableLayer(TableHolder):
         index = {id(feature): i for i, feature in enumerate(features)}
         by_engine = [index.get(id(f)) for f in engine.features]
         its_bags = [None if i is None else bags[i] for i in by_engine]
-        engine.observe_batch(its_bags)
+        if isinstance(engine, FixedBatches):
+            engine.observe_batch(its_bags)
         self._ensure_tables()
         if all(i is None for i in by_engine):
             return outputs
@@ -244,6 +258,7 @@ class TableLayer(TableHolder):
                 for f, b in zip(engine.features, its_bags, strict=True)
             ],
             training,
+            begun,
         )
         for i, output in zip(by_engine, found, strict=True):
             if i is not None:

@@ -43,7 +43,12 @@ class Consensus(abc.ABC):
     """Lets replicas decide together whether conditions hold.
 
     Where one of them stopped alone, the others would wait for it forever.
+
+    Attributes:
+        begun: what was begun by `prepare`, once it is prepared; None: nothing.
     """
+
+    begun: Any = None
 
     @abc.abstractmethod
     def holds(self, ok: tf.Tensor) -> tf.Tensor:

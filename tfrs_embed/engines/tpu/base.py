@@ -10,7 +10,11 @@ import tensorflow as tf
 
 from tfrs_embed import graphs, strategies
 from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.engines.engine import Engine
+from tfrs_embed.engines.engine import (
+    Engine,
+    FixedBatches,
+    refuse_to_train,
+)
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
@@ -22,7 +26,7 @@ from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.strategies import on_host
 
 
-class TPUEngine(Engine):
+class TPUEngine(Engine, FixedBatches):
     """Lets one of TensorFlow's TPU embedding classes hold the tables.
 
     A TPU program has fixed shapes, so the number of samples of each feature
@@ -106,6 +110,10 @@ class TPUEngine(Engine):
     def can_build(self) -> bool:
         return None not in self._samples
 
+    def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
+        """Does nothing: this hardware has no limits."""
+        return
+
     def build(self) -> None:
         """See the base class.
 
@@ -180,6 +188,7 @@ class TPUEngine(Engine):
         bags: Sequence[BaggedIds],
         training: bool,
         dtype: tf.DType = tf.float32,
+        begun: Any = None,
     ) -> tuple[list[tf.Tensor], Any]:
         """See the base class.
 
@@ -238,7 +247,7 @@ class TPUEngine(Engine):
             RuntimeError: the lookup was not made by a replica.
         """
         if residuals is None:
-            self._refuse_to_train(
+            refuse_to_train(
                 f"{self._name} is trained by the replicas of a TPUStrategy "
                 "together: call it, and the gradient, inside strategy.run."
             )
