@@ -319,7 +319,8 @@ def test_a_terminal_sees_progress(tmp_path, values, capsys, monkeypatch):
     monkeypatch.setattr(progress, "_AFTER_S", 0)
     assert main(["inspect", path]) == 0
     err = capsys.readouterr().err
-    assert "Reading 'c-1': 100%" in err
+    assert "Reading 'c-1': |####      | 50% of" in err
+    assert "Reading 'c-1': done, 9.4 KiB" in err
     assert err.endswith("\n")
     inspect(path, capsys, "--no-progress")
     assert not capsys.readouterr().err
