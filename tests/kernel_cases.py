@@ -14,9 +14,10 @@ import tensorflow as tf
 
 from tfrs_embed import kernels
 from tfrs_embed.kernels import handle_packs
-from tfrs_embed.ops import kernel_calls
+from tfrs_embed.ops import compiled
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding
+from tfrs_embed.ops.update import GradientContributions, TableUpdate
 from tfrs_embed.optimizers.options import UpdateOptions
 from tfrs_embed.optimizers.rules import (
     FTRL,
@@ -170,12 +171,12 @@ def make_gradients(rng, features, tables):
 
 def module():
     """The kernels' operations."""
-    return kernels.operations("CPU:0", training=True)
+    return kernels.operations("CPU:0")
 
 
 def _inputs(features):
     """What describes features to all operations."""
-    return kernel_calls._features(
+    return compiled.describe(
         [tf.constant(f.ids) for f in features],
         [f.bags() for f in features],
         [f.table for f in features],
@@ -216,16 +217,15 @@ def combine(rows, features):
     """Features of one table, which is given as a tensor."""
     places = [tf.constant(f.ids.astype(np.int32)) for f in features]
     bags = [f.bags() for f in features]
-    return kernel_calls.combine(module(), tf.constant(rows), places, bags)
+    return compiled.Compiled(module()).combine(tf.constant(rows), places, bags)
 
 
 def spread(gradients, num_rows, features, dtype=tf.float32):
     places = [tf.constant(f.ids.astype(np.int32)) for f in features]
-    return kernel_calls.spread(
-        module(),
+    return compiled.Compiled(module()).sum_gradients_by_row(
         [tf.constant(g) for g in gradients],
-        places,
         [f.bags() for f in features],
+        tf.concat(places, 0),
         tf.constant(num_rows),
         dtype,
     )
@@ -260,28 +260,26 @@ def update(
 ):
     """Updates; the features are in the order of their tables."""
     options = options or [OPTIONS["none"]] * len(variables)
-    numbers = range(len(variables))
-    by_table = [
-        [i for i, f in enumerate(features) if f.table == t] for t in numbers
-    ]
-    kernel_calls.update(
-        module(),
-        variables,
-        rules,
-        [tf.constant(rate)] * len(variables),
-        [[features[i].bags() for i in mine] for mine in by_table],
-        [
-            [tf.convert_to_tensor(gradients[i]) for i in mine]
-            for mine in by_table
-        ],
-        [Rounding(stochastic, 7, 3, 2, 5)] * len(variables),
-        STEP,
-        options,
-        [
-            tf.constant(rate * o.weight_decay) if o.weight_decay else None
-            for o in options
-        ],
-    )
+    updates = []
+    for t, o in enumerate(options):
+        mine = [i for i, f in enumerate(features) if f.table == t]
+        contributions = GradientContributions(
+            [features[i].bags() for i in mine],
+            [tf.convert_to_tensor(gradients[i]) for i in mine],
+        )
+        updates.append(
+            TableUpdate(
+                variables[t],
+                rules[t],
+                tf.constant(rate),
+                contributions,
+                STEP,
+                Rounding(stochastic, 7, 3, 2, 5),
+                o,
+                tf.constant(rate * o.weight_decay) if o.weight_decay else None,
+            )
+        )
+    compiled.Compiled(module())._update(updates)
 
 
 def results():

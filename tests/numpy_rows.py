@@ -8,6 +8,7 @@ from tfrs_embed.engines.tables.composite import CompositeTable
 from tfrs_embed.ops import update as update_ops
 from tfrs_embed.ops.lookup import combine
 from tfrs_embed.ops.rounding import widen
+from tfrs_embed.ops.stock import Stock
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import Slot
 from tfrs_embed.storage.row_store import RowStore
@@ -56,7 +57,7 @@ class NumpyRows(RowStore):
 
     def update(self, updates):
         for name, each in updates.items():
-            ids, gradients = update_ops.row_gradients(each.contributions)
+            ids, gradients = Stock().row_gradients(each.contributions)
             update_ops.update_unique(
                 each._replace(variables=self._tables[name]), ids, gradients
             )

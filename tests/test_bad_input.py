@@ -13,7 +13,7 @@ import tfrs_embed
 from fronts import keras, layers
 from helpers import assert_unchanged, state
 from tfrs_embed import configs
-from tfrs_embed.ops.bags import to_bags
+from tfrs_embed.ops.inputs import to_bags
 
 tpu = tf.tpu.experimental.embedding
 InvalidArgument = tf.errors.InvalidArgumentError

@@ -5,9 +5,11 @@ import pytest
 import tensorflow as tf
 
 import kernel_cases as cases
-from tfrs_embed.distribution import bag_messages, runs
+from tfrs_embed.distribution import bag_messages
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.compiled import Compiled
+from tfrs_embed.ops.stock import Stock
 
 WORLD = 3
 #: Feature 0 is on two replicas, feature 2 has ids of 64 bits and weights, and
@@ -58,10 +60,10 @@ def test_each_owner_reads_what_all_sources_wrote(
     implementation, seed, dtype, request
 ):
     rng = np.random.default_rng(seed)
-    module = None
+    operations = Stock()
     if implementation == "kernels":
         request.getfixturevalue("needs_kernels")
-        module = cases.module()
+        operations = Compiled(cases.module())
     made = [
         [
             make_bags(rng, feature, KINDS[(source + feature + seed) % 3], dtype)
@@ -88,14 +90,13 @@ def test_each_owner_reads_what_all_sources_wrote(
     capacity = max(map(max, sizes)) + 3
     for rank in range(WORLD):
         mine = [p for p in PIECES if p.rank == rank]
-        message = runs.pad(
-            module,
+        message = operations.pad_runs(
             tf.concat([sent[s][rank] for s in range(WORLD)], 0),
             tf.constant([sizes[s][rank] for s in range(WORLD)]),
             tf.constant(capacity),
         )
         found, counts = bag_messages.read(
-            module,
+            operations,
             mine,
             [b for b, _ in made[rank]],
             tf.ensure_shape(message, [WORLD, None]),

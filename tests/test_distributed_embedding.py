@@ -18,8 +18,8 @@ from tfrs_embed import (
     TableConfig,
     configs,
 )
-from tfrs_embed.ops.bags import to_bags
 from tfrs_embed.ops.input_shapes import InputShape
+from tfrs_embed.ops.inputs import to_bags
 from tfrs_embed.ops.samples import Matrix
 
 tpu = tf.tpu.experimental.embedding

@@ -559,7 +559,8 @@ def test_a_slot_of_another_shape_is_an_error(name, shape):
 
 def test_a_table_of_rank_one_is_an_error():
     rule = RULES["row_wise_adagrad"]
-    variables = [{n: tf.Variable(tf.ones([5])) for n in ("w", "accumulators")}]
+    names = "parameters", "accumulators"
+    variables = [{n: tf.Variable(tf.ones([5])) for n in names}]
     gradients = [tf.ones((2, 4))]
     with pytest.raises(tf.errors.InvalidArgumentError, match="of rank 2"):
         cases.update(variables, [rule], [feature()], gradients)

@@ -12,9 +12,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 import tfrs_embed
 from helpers import operations_run
 from tfrs_embed import kernels
-from tfrs_embed.distribution import exchange
-from tfrs_embed.distribution.exchange import route
-from tfrs_embed.ops import bag_matrix
+from tfrs_embed.ops import backend, bag_matrix, messages
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds
 
@@ -39,9 +37,9 @@ def make_keys(size, kind):
 @pytest.mark.parametrize("size", [0, 1, 7, 5000])
 def test_routes_of_both_implementations(size, kind, world):
     keys = make_keys(size, kind)
-    found = route(tf.constant(keys, tf.int64), world, "/CPU:0", True)
-    with kernels.disabled():
-        wanted = route(tf.constant(keys, tf.int64), world, "/CPU:0", True)
+    keys_of = tf.constant(keys, tf.int64)
+    found = backend.of("/CPU:0", True).route(keys_of, world)
+    wanted = messages.route(keys_of, world)
     np.testing.assert_array_equal(found.counts, wanted.counts)
     np.testing.assert_array_equal(found.owner, wanted.owner)
     for routed in (found, wanted):
@@ -57,17 +55,21 @@ def test_routes_of_both_implementations(size, kind, world):
 def test_messages_of_both_implementations(size, world):
     """Each shard's keys, written and read."""
     keys = make_keys(size, "any")
-    routed = route(tf.constant(keys, tf.int64), world, "/CPU:0", True)
+    operations = backend.of("/CPU:0", True)
+    routed = operations.route(tf.constant(keys, tf.int64), world)
     capacity = tf.cast(tf.reduce_max(routed.counts) + 3, tf.int32)
-    ops = kernels.operations("/CPU:0", True)
-    message, position = ops.tfrs_embed_write_keys(
-        keys=routed.row, counts=routed.counts, capacity=capacity
-    )
+    message, position = operations.write_keys(routed, capacity)
     for found, wanted in zip(
-        (message, position), exchange._write_keys(routed, capacity), strict=True
+        (message, position), messages.write_keys(routed, capacity), strict=True
     ):
         np.testing.assert_array_equal(found, wanted)
-    read, mask, places = ops.tfrs_embed_read_keys(message=message)
+    read, mask, places = operations.read_keys(message, capacity)
+    for found, wanted in zip(
+        (read, mask, places),
+        messages.read_keys(message, capacity),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(found, wanted)
     np.testing.assert_array_equal(read, np.ravel(message[:, 1:]))
     np.testing.assert_array_equal(np.flatnonzero(mask), places)
     # As the shards are in order, so are their messages' keys.
@@ -76,7 +78,7 @@ def test_messages_of_both_implementations(size, world):
 
 
 def test_messages_that_do_not_fit_are_errors():
-    ops = kernels.operations("/CPU:0", True)
+    ops = kernels.operations("/CPU:0")
     invalid = tf.errors.InvalidArgumentError
     keys, counts = tf.constant([1, 2, 3], tf.int64), [1, 2]
     for wrong in ([1, 1], [-1, 4], [0, 3], [2, 2]):
@@ -131,13 +133,9 @@ def test_ids_of_a_shard_of_both_implementations(world, sizes):
     for rank in range(world):
         # Each feature's table may begin on another shard.
         shards = [(rank + i) % world for i in range(len(bags))]
-        found = bag_matrix.of_shard(
-            matrix, columns, world, shards, "/CPU:0", True
-        )
-        with kernels.disabled():
-            wanted = bag_matrix.of_shard(
-                matrix, columns, world, shards, "/CPU:0", True
-            )
+        asked = matrix, columns, world, shards
+        found = backend.of("/CPU:0", True).ids_of_shard(*asked)
+        wanted = bag_matrix.ids_of_shard(*asked)
         for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
             assert int(one.count) == int(other.count) == max(sizes) + 2
             np.testing.assert_array_equal(one.ids, other.ids)
@@ -185,7 +183,7 @@ def test_bags_that_do_not_fit_are_errors(changed, message):
         "shards": [0, 1],
     }
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        kernels.operations("/CPU:0", True).tfrs_embed_ids_of_shard(
+        kernels.operations("/CPU:0").tfrs_embed_ids_of_shard(
             **{**arguments, **changed}
         )
 

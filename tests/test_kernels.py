@@ -63,7 +63,7 @@ def test_a_checkout_without_builds_works_and_says_how_to_build(
     assert status.path is status.loops is None
     assert "none are compiled" in str(status)
     assert "python -m tfrs_embed.kernels.build" in str(status)
-    assert kernels.operations("CPU:0", training=True) is None
+    assert kernels.operations("CPU:0") is None
     assert_works()
 
 
@@ -279,7 +279,7 @@ def test_in_use_they_are_named_with_their_file():
 @pytest.mark.usefixtures("needs_kernels")
 def test_disabled_leaves_them_unused_inside_only():
     def used():
-        return kernels.operations("CPU:0", training=True) is not None
+        return kernels.operations("CPU:0") is not None
 
     assert used()
     with kernels.disabled():
@@ -293,8 +293,8 @@ def test_disabled_leaves_them_unused_inside_only():
 @pytest.mark.usefixtures("needs_kernels")
 def test_only_rows_on_a_cpu_use_them():
     cpu = "/job:worker/replica:0/task:0/device:CPU:0"
-    assert kernels.operations(cpu, training=True) is not None
-    assert kernels.operations("/GPU:0", training=True) is None
+    assert kernels.operations(cpu) is not None
+    assert kernels.operations("/GPU:0") is None
 
 
 # Compiling.

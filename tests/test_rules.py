@@ -14,7 +14,7 @@ import kernel_cases
 import reference
 import tfrs_embed.kernels
 from tfrs_embed import optimizers, types
-from tfrs_embed.ops import kernel_calls
+from tfrs_embed.ops import compiled
 from tfrs_embed.optimizers import conversion, rules
 from tfrs_embed.optimizers.rules import RULES
 
@@ -130,5 +130,5 @@ def test_a_rule_of_ones_own_does_not_get_its_parents_loop():
     class Own(rules.SGD):
         """Another formula."""
 
-    assert kernel_calls.has_rule(rules.SGD())
-    assert not kernel_calls.has_rule(Own())
+    assert compiled.has_rule(rules.SGD())
+    assert not compiled.has_rule(Own())

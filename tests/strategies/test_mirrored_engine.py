@@ -30,7 +30,7 @@ from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.row_wise import RowWiseEngine
 from tfrs_embed.keras2 import EngineLayer
-from tfrs_embed.ops.bags import to_bags
+from tfrs_embed.ops.inputs import to_bags
 from tfrs_embed.optimizers import conversion
 
 TABLES = {

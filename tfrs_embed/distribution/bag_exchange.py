@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed import kernels
-from tfrs_embed.distribution import alike, bag_messages, runs
+from tfrs_embed.distribution import alike, bag_messages
 from tfrs_embed.distribution.alike import Facts, agreed_max
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.distribution.wire import Wire
+from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.stock import Stock
 
 #: Collective channels that an exchange uses.
 CHANNELS = 3 + alike.CHANNELS
@@ -128,13 +129,13 @@ class BagExchange:
         words, number = bucket_of(longest[0])
         capacity, bucket = bucket_of(longest[1])
         values = bag_messages.write(self.pieces, bags, heads)
-        module = self._kernels(replica, training)
-        message = runs.pad(module, values, words_to, words)
+        operations = self._operations(replica, training)
+        message = operations.pad_runs(values, words_to, words)
         message = self._replicas.all_to_all(
             replica, message, self._channel + 2, number
         )
         received, counts = bag_messages.read(
-            module, self.here(replica), bags, message, words
+            operations, self.here(replica), bags, message, words
         )
         return BagsReceived(
             received,
@@ -196,16 +197,16 @@ class BagExchange:
             float32. Its own pieces' are rounded as the others' are.
         """
         world = self._replicas.world
-        module = self._kernels(replica, training)
+        operations = self._operations(replica, training)
         units = self._units(replica, received)
         values = self._in_units(vectors)
         if len(vectors) > 1:
             # From piece after piece to replica after replica.
             starts = tf.cumsum(tf.reshape(units, [-1]), exclusive=True)
             starts = tf.transpose(tf.reshape(starts, [-1, world]))
-            values = runs.copy(module, values, starts, tf.transpose(units))
-        message = runs.pad(
-            module, values, tf.reduce_sum(units, 0), received.capacity
+            values = operations.copy_runs(values, starts, tf.transpose(units))
+        message = operations.pad_runs(
+            values, tf.reduce_sum(units, 0), received.capacity
         )
         message = self._replicas.all_to_all(
             replica, message, self._channel + 3, received.bucket
@@ -247,9 +248,8 @@ class BagExchange:
             Of each piece that this replica holds, those of all replicas' bags,
             [count, width].
         """
-        module = self._kernels(replica, training=True)
-        message = runs.pad(
-            module,
+        operations = self._operations(replica, training=True)
+        message = operations.pad_runs(
             self._in_units(gradients),
             self._by_rank(received.floats),
             received.capacity,
@@ -264,16 +264,16 @@ class BagExchange:
         flat = tf.reshape(self._wire.decode(message), [-1, self.unit])
         first = tf.range(self._replicas.world) * received.capacity
         starts = tf.cumsum(units, 0, exclusive=True) + first
-        values = runs.copy(module, flat, starts, units)
+        values = operations.copy_runs(flat, starts, units)
         parts = tf.split(values, tf.reduce_sum(units, 1))
         return [
             _of_width(part, piece.width)
             for part, piece in zip(parts, mine, strict=True)
         ]
 
-    def _kernels(self, replica: int, training: bool) -> Any:
-        """The kernels' operations where a local replica is, or None."""
-        return kernels.operations(self._replicas.devices[replica], training)
+    def _operations(self, replica: int, training: bool) -> Stock:
+        """The operations where a local replica is."""
+        return backend.of(self._replicas.devices[replica], training)
 
     def _units(self, replica: int, received: BagsReceived) -> tf.Tensor:
         """The units that each replica's vectors take, [pieces here, world]."""

@@ -12,13 +12,12 @@ don't.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.distribution import runs
-from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.parsed_ids import map_bag_sizes
+from tfrs_embed.ops.bags import BaggedIds, map_bag_sizes
+from tfrs_embed.ops.stock import Stock
 
 #: The words of a head: whether there are the bags' lengths, how many bags and
 #: how many ids there are, and one to spare.
@@ -118,7 +117,7 @@ def write(
 
 
 def read(
-    module: Any,
+    operations: Stock,
     mine: Sequence[Piece],
     bags: Sequence[BaggedIds],
     message: tf.Tensor,
@@ -127,7 +126,7 @@ def read(
     """Reads messages.
 
     Args:
-        module: the kernels' operations, or None.
+        operations: the operations where the messages are.
         mine: the pieces that they are for, those of one replica.
         bags: each feature's bags here: those that have weights have them in
             messages, too.
@@ -160,20 +159,22 @@ def read(
         starts, [len(mine), len(narrow), len(wide), len(weighted)]
     )
     flat = tf.reshape(message, [-1])
-    splits = runs.read_splits(
-        module, flat, starts[0], has_lengths, counts, numbers
+    splits = operations.read_splits(
+        flat, starts[0], has_lengths, counts, numbers
     )
     ids = {}
     for i, each in zip(
-        narrow, _words(module, flat, starts[1], sizes[1]), strict=True
+        narrow, _words(operations, flat, starts[1], sizes[1]), strict=True
     ):
         ids[i] = tf.bitcast(each, tf.int32)
     for i, each in zip(
-        wide, _words(module, flat, starts[2], sizes[2]), strict=True
+        wide, _words(operations, flat, starts[2], sizes[2]), strict=True
     ):
         ids[i] = tf.bitcast(tf.reshape(each, [-1, 2]), tf.int64)
     weights = dict(
-        zip(weighted, _words(module, flat, starts[3], sizes[3]), strict=True)
+        zip(
+            weighted, _words(operations, flat, starts[3], sizes[3]), strict=True
+        )
     )
     totals = tf.reduce_sum(counts, 1)
     found = [
@@ -239,12 +240,12 @@ def _ids_as_words(
 
 
 def _words(
-    module: Any, flat: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
+    operations: Stock, flat: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
 ) -> list[tf.Tensor]:
     """Pieces' words, from all sources.
 
     Args:
-        module: the kernels' operations, or None.
+        operations: the operations where the messages are.
         flat: the words of all messages.
         starts: [pieces, world] int32, where those of each source begin.
         sizes: [pieces, world] int32, how many they are.
@@ -254,6 +255,6 @@ def _words(
     """
     if sizes.shape[0] == 0:
         return []
-    words = runs.copy(module, flat, starts, sizes)
+    words = operations.copy_runs(flat, starts, sizes)
     found: list[tf.Tensor] = tf.split(words, tf.reduce_sum(sizes, 1))
     return found

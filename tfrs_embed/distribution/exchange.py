@@ -11,68 +11,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed import kernels
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.distribution.subgroups import Subgroups
+from tfrs_embed.ops import backend
+from tfrs_embed.ops.messages import Route
 
 #: Collective channels that an exchange of one kind of rows uses.
 CHANNELS = 4
-
-
-class Route(NamedTuple):
-    """A replica's unique keys, sorted by the shard that holds their rows.
-
-    Attributes:
-        index: [n] int32, each key's place among the unique ones.
-        row: [u] int64, the unique keys' rows on their shards.
-        owner: [u] int32, the unique keys' shards, ascending.
-        counts: [world] int64, the number of unique keys for each shard.
-    """
-
-    index: tf.Tensor
-    row: tf.Tensor
-    owner: tf.Tensor
-    counts: tf.Tensor
-
-
-def route(
-    keys: tf.Tensor, world: int, device: str | None, training: bool
-) -> Route:
-    """Finds the shard of each key: shard key % world, row key // world.
-
-    Args:
-        keys: [n] int64.
-        world: the number of shards.
-        device: where the keys are.
-        training: whether this is part of a training step.
-
-    Returns:
-        The route.
-    """
-    module = kernels.operations(device, training)
-    if module:
-        return Route(*module.tfrs_embed_route(keys=keys, world=world))
-    unique, index = tf.unique(keys)
-    if world == 1:
-        size = tf.size(unique)
-        return Route(
-            index,
-            unique,
-            tf.zeros([size], tf.int32),
-            tf.cast(size, tf.int64)[None],
-        )
-    owner = tf.cast(tf.math.floormod(unique, world), tf.int32)
-    # Sorted, not partitioned: that would be a tensor for each shard.
-    by_owner = tf.argsort(owner, stable=True)
-    owner = tf.gather(owner, by_owner)
-    firsts = tf.searchsorted(owner, tf.range(world + 1))
-    firsts.set_shape([world + 1])
-    return Route(
-        tf.gather(tf.math.invert_permutation(by_owner), index),
-        tf.math.floordiv(tf.gather(unique, by_owner), world),
-        owner,
-        tf.cast(firsts[1:] - firsts[:-1], tf.int64),
-    )
 
 
 class Received(NamedTuple):
@@ -176,24 +121,12 @@ class Exchange:
                 tf.constant(0),
             )
         capacity, bucket = bucket_of(longest)
-        module = kernels.operations(device, training)
-        if module:
-            message, position = module.tfrs_embed_write_keys(
-                keys=routed.row, counts=routed.counts, capacity=capacity
-            )
-        else:
-            message, position = _write_keys(routed, capacity)
+        operations = backend.of(device, training)
+        message, position = operations.write_keys(routed, capacity)
         message = self._replicas.all_to_all(
             replica, message, self._channel, bucket
         )
-        if module:
-            rows, mask, places = module.tfrs_embed_read_keys(message=message)
-        else:
-            mask = tf.sequence_mask(message[:, 0], capacity)
-            rows, mask = (
-                tf.reshape(each, [-1]) for each in (message[:, 1:], mask)
-            )
-            places = tf.cast(tf.where(mask)[:, 0], tf.int32)
+        rows, mask, places = operations.read_keys(message, capacity)
         return Received(rows, mask, places, position, capacity, bucket)
 
     def send_counts(
@@ -254,30 +187,3 @@ class Exchange:
             replica, tf.reshape(values, shape), channel, received.bucket
         )
         return tf.reshape(sent, [-1, dim])
-
-
-def _write_keys(
-    routed: Route, capacity: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Writes keys into messages.
-
-    Args:
-        routed: the keys.
-        capacity: scalar int32, the keys that a message has room for.
-
-    Returns:
-        [world, 1 + capacity] int64, messages that begin with the number of
-        their keys; and the places of the keys' rows in the answers, [u] int32.
-    """
-    # A message has one place more than the answer.
-    world = routed.counts.shape[0]
-    first = tf.cast(tf.cumsum(routed.counts, exclusive=True), tf.int32)
-    shift = tf.range(world) * capacity - first
-    position = tf.range(tf.size(routed.row)) + tf.gather(shift, routed.owner)
-    heads = tf.range(world) * (capacity + 1)
-    message = tf.scatter_nd(
-        tf.concat([heads, position + routed.owner + 1], 0)[:, None],
-        tf.concat([routed.counts, routed.row], 0),
-        [world * (capacity + 1)],
-    )
-    return tf.reshape(message, [world, capacity + 1]), position

@@ -17,10 +17,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import kernels
 from tfrs_embed.distribution import key_value_store, survivors, waits
 from tfrs_embed.distribution import replicas as replicas_lib
 from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.ops import backend
 from tfrs_embed.version import __version__
 
 #: Seconds that a worker waits for the others to build the same tables.
@@ -54,7 +54,7 @@ def program() -> dict[str, Any]:
     return {
         "tfrs_embed": __version__,
         "tensorflow": tf.__version__,
-        "kernels": kernels.operations(None, training=True) is not None,
+        "kernels": backend.of(None, training=True).compiled,
     }
 
 

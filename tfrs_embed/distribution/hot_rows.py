@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.distribution.exchange import Route
+from tfrs_embed.ops.messages import Route
 
 
 class HotKeys(NamedTuple):

@@ -14,18 +14,14 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfrs_embed.distribution import exchange
-from tfrs_embed.distribution.exchange import (
-    Collected,
-    Exchange,
-    Received,
-    Route,
-)
+from tfrs_embed.distribution.exchange import Collected, Exchange, Received
 from tfrs_embed.distribution.exchange_kind import first_stage
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.distribution.subgroups import Subgroups
 from tfrs_embed.distribution.wire import Wire
-from tfrs_embed.ops import lookup as lookup_ops
+from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.messages import Route
 
 #: The size of the groups of the first stage; None: `first_stage` says it.
 GROUP_SIZE: int | None = None
@@ -41,7 +37,7 @@ class RowExchange(abc.ABC):
     def route(
         self, keys: tf.Tensor, device: str | None, training: bool
     ) -> Route:
-        """Finds where keys are sent first; see `exchange.route`."""
+        """Finds where keys are sent first, as `messages.route` does."""
 
     @abc.abstractmethod
     def send_keys(
@@ -163,7 +159,8 @@ class OneStage(RowExchange):
         self, keys: tf.Tensor, device: str | None, training: bool
     ) -> Route:
         """See the base class."""
-        return exchange.route(keys, self._replicas.world, device, training)
+        world = self._replicas.world
+        return backend.of(device, training).route(keys, world)
 
     def send_keys(
         self,
@@ -275,7 +272,7 @@ class TwoStages(RowExchange):
         self, keys: tf.Tensor, device: str | None, training: bool
     ) -> Route:
         """See the base class."""
-        return exchange.route(keys, self._inner.world, device, training)
+        return backend.of(device, training).route(keys, self._inner.world)
 
     def send_keys(
         self,
@@ -294,11 +291,8 @@ class TwoStages(RowExchange):
             for i, routed in zip(numbers, routes, strict=True)
         ]
         collected = [
-            exchange.route(
-                tf.gather(first.rows, first.places),
-                self._outer.world,
-                device,
-                training,
+            backend.of(device, training).route(
+                tf.gather(first.rows, first.places), self._outer.world
             )
             for first in firsts
         ]
@@ -376,12 +370,11 @@ class TwoStages(RowExchange):
             )
         )
         index = tf.gather(position, collected.index)
-        total = lookup_ops.sum_gradients_by_row(
+        total = backend.of(device, training=True).sum_gradients_by_row(
             [got],
             [BaggedIds.of_rows(index, first.places, self.num_rows(received))],
             index,
             self._outer.world * received.capacity,
-            device,
             wire.dtype,
         )
         return wire.decode(

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.distribution.wire import Wire
-from tfrs_embed.ops import bag_matrix
+from tfrs_embed.ops import backend, bag_matrix
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds
 
@@ -87,7 +87,7 @@ class VectorExchange:
         matrix, words = self._gather(
             replica, bag_matrix.pack(bags, columns, rows), rows, width, 0
         )
-        found = bag_matrix.of_shard(
+        found = backend.of(device, training).ids_of_shard(
             matrix,
             columns,
             self._replicas.world,
@@ -96,8 +96,6 @@ class VectorExchange:
                 % self._replicas.world
                 for t in tables
             ],
-            device,
-            training,
         )
         floats, _ = bucket_of(most * sum(t.dim for t in tables))
         return VectorsReceived(found, rows, words, tf.cast(floats, tf.int64))

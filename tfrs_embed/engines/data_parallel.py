@@ -15,16 +15,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed import kernels
 from tfrs_embed.configs import TableSpec
-from tfrs_embed.distribution import exchange
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.table_group import TableGroup, by_width
 from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
 from tfrs_embed.graphs import TracedOnce
 from tfrs_embed.initial_values import initial_blocks
-from tfrs_embed.ops import lookup as lookup_ops
+from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import (
     PARAMETERS,
@@ -159,7 +157,7 @@ class DataParallelEngine(CollectiveEngine):
         # The kernels add up a row's gradients in the order that they are given,
         # whatever the number of threads: all copies stay equal.
         device = self._shards[replica].device
-        if not kernels.operations(device, training=True):
+        if not backend.of(device, training=True).compiled:
             of_all = [self._sum_all(rows) for rows in of_all]
         return self._as_contributions(of_all)
 
@@ -204,14 +202,13 @@ class DataParallelEngine(CollectiveEngine):
             The group's rows that the replica looked up, [n] int64 and unique,
             and their gradients, [n, dim] of the wire's dtype.
         """
-        device = self._shards[replica].device
-        routed = exchange.route(group.keys(bags), 1, device, training=True)
-        return routed.row, lookup_ops.sum_gradients_by_row(
+        operations = backend.of(self._shards[replica].device, training=True)
+        routed = operations.route(group.keys(bags), 1)
+        return routed.row, operations.sum_gradients_by_row(
             group.select(gradients),
             group.select(bags),
             routed.index,
             tf.size(routed.row),
-            device,
             self._wire.dtype,
         )
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import key_shards
-from tfrs_embed.distribution.exchange import Received, Route
+from tfrs_embed.distribution.exchange import Received
 from tfrs_embed.engines.collective import NEW_KEYS, Residuals
 from tfrs_embed.engines.dynamic import (
     EngineOfKeys,
@@ -32,6 +32,7 @@ from tfrs_embed.engines.tables.dynamic_rows import (
 from tfrs_embed.engines.tables.key_table import Found
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.messages import Route
 from tfrs_embed.optimizers.rules import TableOptimizer
 
 

@@ -24,7 +24,7 @@ from tfrs_embed.distribution import (
 )
 from tfrs_embed.distribution.alike import Facts
 from tfrs_embed.distribution.consensus import Preparation
-from tfrs_embed.distribution.exchange import Received, Route
+from tfrs_embed.distribution.exchange import Received
 from tfrs_embed.distribution.exchange_kind import (
     all_reduce_bytes,
     first_ranks,
@@ -45,10 +45,11 @@ from tfrs_embed.engines.table_group import (
 )
 from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
 from tfrs_embed.initial_values import initial_blocks
+from tfrs_embed.ops import backend, rounding
 from tfrs_embed.ops import lookup as lookup_ops
-from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.messages import Route
 from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
 
@@ -458,9 +459,8 @@ class RowWiseEngine(CollectiveEngine):
                 tf.gather(position, routed.index),
                 [tf.size(b.ids) for b in mine],
             )
-            vectors = lookup_ops.combine_all(
-                rows, index, mine, shard.device, training
-            )
+            operations = backend.of(shard.device, training)
+            vectors = operations.combine(rows, index, mine)
             for j, vector in zip(group.features, vectors, strict=True):
                 activations[j] = vector
             positions.append(index)
@@ -534,12 +534,11 @@ class RowWiseEngine(CollectiveEngine):
         ):
             count = self._row_exchange.num_rows(asked)
             copies = tf.size(kept.hot[i].places) if i in kept.hot else 0
-            sent = lookup_ops.sum_gradients_by_row(
+            sent = backend.of(device, training=True).sum_gradients_by_row(
                 group.select(gradients),
                 group.select(residuals.bags),
                 tf.concat(positions, 0),
                 count + copies,
-                device,
                 # Those of copies are added up as float32.
                 tf.float32 if i in kept.hot else self._wire.dtype,
             )

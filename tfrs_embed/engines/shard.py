@@ -13,8 +13,7 @@ from tfrs_embed._tensorflow import AutoTrackable
 from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.engines.norms import Factors
-from tfrs_embed.ops import concat_gradients, rounding, xla
-from tfrs_embed.ops import update as update_ops
+from tfrs_embed.ops import backend, concat_gradients, rounding, xla
 from tfrs_embed.ops.bags import BaggedIds, id_dtype
 from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions, TableUpdate
@@ -235,8 +234,8 @@ class Shard:
             dtype: what the vectors will be cast to.
 
         Returns:
-            Each feature's vectors, as `tfrs_embed.ops.lookup.lookup` gives
-            them.
+            Each feature's vectors, as `tfrs_embed.ops.stock.Stock.lookup`
+            gives them.
         """
         found: list[Any] = [None] * len(names)
         for store, places in self._by_store(names):
@@ -277,7 +276,7 @@ class Shard:
             # That of another call in the same step, if there was one.
             self.apply_deferred()
             for name, of_table in contributions.items():
-                ids, gradients = update_ops.row_gradients(of_table, self.device)
+                ids, gradients = self._row_gradients(of_table)
                 stored = deferred.ids[in_saved_model(name)]
                 stored.assign(tf.cast(ids, stored.dtype))
                 deferred.gradients[in_saved_model(name)].assign(gradients)
@@ -380,6 +379,12 @@ class Shard:
                 [bags] = contributions[copies].bags
                 self._take_over(copies, table, bags.ids, rows)
 
+    def _row_gradients(
+        self, of_table: GradientContributions
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The rows that a table's gradients are for, and their sums by row."""
+        return backend.of(self.device, training=True).row_gradients(of_table)
+
     def _clip_norms(
         self, contributions: dict[str, GradientContributions], factors: Factors
     ) -> dict[str, GradientContributions]:
@@ -399,7 +404,7 @@ class Shard:
             optimizer = self._optimizers[name]
             if optimizer is None or optimizer.options.norm is None:
                 continue
-            ids, rows = update_ops.row_gradients(of_table, self.device)
+            ids, rows = self._row_gradients(of_table)
             table, counted = name, None
             if name in self._owned:
                 # All replicas have the copies' gradients; one has the row.

@@ -115,27 +115,12 @@ def disabled() -> Iterator[None]:
 _disabled = 0
 
 
-def operations(device: str | None, training: bool) -> Any:
+def operations(device: str | None) -> Any:
     """The kernels' operations, or None where TensorFlow's own are to be used.
 
     Args:
         device: where the rows are; None or empty: where TensorFlow places them.
-        training: whether the operations are part of a training step. A graph
-            that isn't may be exported, to where there are no kernels.
     """
-    exported = not (training or tf.executing_eagerly())
-    return None if exported else _operations(device)
-
-
-def portable_operations(device: str | None) -> Any:
-    """The kernels' operations for a graph that may be exported, or None.
-
-    Such a graph must not contain them: see `portable_call`.
-    """
-    return _operations(device)
-
-
-def _operations(device: str | None) -> Any:
     if _disabled or save_context.in_save_context() or not _on_cpu(device):
         return None
     # Not at the top: kernels.build imports this module, and is built without

@@ -18,8 +18,8 @@ from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.declared_shapes import declared_shape, with_output_shape
 from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
-from tfrs_embed.ops.bags import lookup_bags, to_bags
 from tfrs_embed.ops.input_shapes import InputShape
+from tfrs_embed.ops.inputs import lookup_bags, to_bags
 from tfrs_embed.ops.tensors import ids_to_tensor, weights_to_tensor
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.planner.applying import with_plan

@@ -12,7 +12,8 @@ import tensorflow as tf
 from tfrs_embed import hashing as hashings
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.layers import keras_tables
-from tfrs_embed.ops.bags import BaggedIds, first_bags
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.inputs import first_bags
 from tfrs_embed.ops.lookup import reshape_output
 
 

@@ -14,15 +14,10 @@ from tfrs_embed.engines.engine import FixedBatches
 from tfrs_embed.layers import hashed_features, keras_tables
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_holder import TableHolder
-from tfrs_embed.ops.bags import (
-    BaggedIds,
-    first_bags,
-    lookup_bags,
-    position_mask,
-    to_bags,
-)
+from tfrs_embed.ops.bags import BaggedIds, position_mask
 from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.ops.input_shapes import InputShape
+from tfrs_embed.ops.inputs import first_bags, lookup_bags, to_bags
 from tfrs_embed.ops.lookup import combine, reshape_output
 from tfrs_embed.ops.tpu_inputs import require_given, require_known
 from tfrs_embed.serving import tables as served_tables

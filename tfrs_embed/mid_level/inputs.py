@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.ops.checks import Checks, message
-from tfrs_embed.ops.id_range import require_valid
+from tfrs_embed.ops.inputs import require_valid
 from tfrs_embed.ops.parsed_ids import ParsedIds, parse_ids
 from tfrs_embed.sparsecore.setup import Setup
 

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed import kernels
-from tfrs_embed.ops import kernel_calls
 from tfrs_embed.ops.bags import BaggedIds
 
 # The id of bags that a feature has not, as others have more. Both halves of one
@@ -74,13 +72,11 @@ def pack(
     return parts[0] if len(parts) == 1 else tf.concat(parts, 1)
 
 
-def of_shard(
+def ids_of_shard(
     matrix: tf.Tensor,
     columns: Sequence[BagColumns],
     world: int,
     shards: Sequence[int],
-    device: str | None,
-    training: bool,
 ) -> list[BaggedIds]:
     """Reads the ids whose rows are on one shard of each feature's table.
 
@@ -89,24 +85,12 @@ def of_shard(
         columns: the features' columns.
         world: the number of shards; id i is row i // world of shard i % world.
         shards: each feature's shard.
-        device: where the matrix is.
-        training: whether this is part of a training step.
 
     Returns:
         For each feature a bag for each row of the matrix: of those of its ids
         that are on the shard, the rows there. The bags' scales are left out.
     """
-    module = kernels.operations(device, training)
     count = tf.shape(matrix)[0]
-    if module:
-        found = kernel_calls.ids_of_shard(
-            module,
-            matrix,
-            [(c.bag_size, c.wide, c.weighted) for c in columns],
-            world,
-            shards,
-        )
-        return [_bags(*each, None, count) for each in found]
     bags = []
     first = 0
     for c, shard in zip(columns, shards, strict=True):
@@ -126,34 +110,12 @@ def of_shard(
             weights = matrix[:, first + c.ids : first + c.width]
             weights = tf.gather(tf.reshape(weights, [-1]), kept)
         bags.append(
-            _bags(
+            BaggedIds.in_one_row(
                 tf.math.floordiv(tf.gather(flat, kept), world),
-                None,
-                weights,
-                tf.cast(kept // c.bag_size, tf.int32),
                 count,
+                bag_ids=tf.cast(kept // c.bag_size, tf.int32),
+                weights=weights,
             )
         )
         first += c.width
     return bags
-
-
-def _bags(
-    rows: tf.Tensor,
-    splits: tf.Tensor | None,
-    weights: tf.Tensor | None,
-    bag_ids: tf.Tensor | None,
-    count: tf.Tensor,
-) -> BaggedIds:
-    """Bags given by splits, or by the bag of each id."""
-    return BaggedIds(
-        rows,
-        bag_ids,
-        weights,
-        None,
-        count,
-        count[None],
-        tf.TensorShape([None]),
-        tf.TensorShape([None]),
-        splits=splits,
-    )

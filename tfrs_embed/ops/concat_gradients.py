@@ -23,85 +23,12 @@ class ConcatGradients(NamedTuple):
         matrices: float32 tensors: matrices, or gradients that are no part of
             one.
         matrix_of: each gradient's among them.
-        first: [gradients] int32, each one's first column.
+        columns: each gradient's first column.
     """
 
     matrices: list[tf.Tensor]
     matrix_of: list[int]
-    first: tf.Tensor
-
-
-class _Cut(NamedTuple):
-    """An operation that cuts a matrix into gradients.
-
-    Attributes:
-        matrix: [count, width].
-        firsts: [k] int32, first columns of its parts.
-    """
-
-    matrix: tf.Tensor
-    firsts: tf.Tensor
-
-
-class _Finder:
-    """Finds the operations that gradients were cut by."""
-
-    def __init__(self) -> None:
-        self._cuts: dict[Any, _Cut] = {}
-
-    def find(self, gradient: tf.Tensor) -> tuple[_Cut, int] | None:
-        """The cut that made a gradient, and which part it is; None: no cut."""
-        source = _source(gradient)
-        if source is None:
-            return None
-        gradient, op = source, source.op
-        if op.type == "SplitV" and _constant(op.inputs[2]) == 1:
-            return self._of(op, self._by_sizes), gradient.value_index
-        if (
-            op.type == "Unpack"
-            and op.inputs[0].shape.rank == 3
-            and op.get_attr("axis") in (1, -2)
-        ):
-            return self._of(op, self._unpacked), gradient.value_index
-        if op.type == "Slice" and _is_offset(op.inputs[1].op):
-            return self._of(op, self._by_offset), 0
-        return None
-
-    def _of(self, op: Any, make: Any) -> _Cut:
-        if op not in self._cuts:
-            self._cuts[op] = make(op)
-        return self._cuts[op]
-
-    def _by_sizes(self, op: Any) -> _Cut:
-        firsts = _firsts(_stacked(op.inputs[1]))
-        if firsts is None:
-            sizes = tf.cast(op.inputs[1], tf.int32)
-            firsts = tf.cumsum(sizes, exclusive=True)
-        return self._of_part(op.inputs[0], firsts)
-
-    def _unpacked(self, op: Any) -> _Cut:
-        parts = op.inputs[0]
-        count, number, dim = tf.unstack(tf.shape(parts))
-        matrix = tf.reshape(parts, [count, number * dim])
-        return _Cut(matrix, tf.range(number) * dim)
-
-    def _by_offset(self, op: Any) -> _Cut:
-        offset = op.inputs[1]
-        firsts = _firsts(offset.op.inputs[1:])
-        first = (
-            tf.cast(offset, tf.int32)[1:]
-            if firsts is None
-            else firsts[offset.value_index :][:1]
-        )
-        return self._of_part(op.inputs[0], first)
-
-    def _of_part(self, matrix: tf.Tensor, firsts: tf.Tensor) -> _Cut:
-        """A cut of a matrix that may itself be a part of a larger one."""
-        found = self.find(matrix)
-        if found is None:
-            return _Cut(matrix, firsts)
-        cut, part = found
-        return _Cut(cut.matrix, cut.firsts[part] + firsts)
+    columns: list[int]
 
 
 def find(gradients: Sequence[tf.Tensor]) -> ConcatGradients:
@@ -111,42 +38,55 @@ def find(gradients: Sequence[tf.Tensor]) -> ConcatGradients:
         gradients: each [count, dim] float32.
 
     Returns:
-        Where they are. One that was not cut from a matrix, or in a way that
-        isn't known here, is a matrix of its own.
+        Where they are. One that was not cut from a matrix, or in a way or from
+        a column that isn't known when tracing, is a matrix of its own.
     """
-    finder = _Finder()
-    found = [finder.find(gradient) for gradient in gradients]
+    stacked: dict[Any, tf.Tensor] = {}
+    found = [_place(gradient, stacked) for gradient in gradients]
     numbers: dict[Any, int] = {}
-    matrices: list[tf.Tensor] = []
-    matrix_of = []
-    # The parts' first columns, cut after cut; 0 for those without.
-    firsts: list[tf.Tensor] = [tf.zeros([1], tf.int32)]
-    cuts: dict[int, int] = {}
-    cut_of, part_of = [], []
-    for gradient, cut_and_part in zip(gradients, found, strict=True):
-        matrix = gradient
-        cut_of.append(0)
-        part_of.append(0)
-        if cut_and_part is not None:
-            cut, part_of[-1] = cut_and_part
-            matrix = cut.matrix
-            if id(cut) not in cuts:
-                cuts[id(cut)] = len(firsts)
-                firsts.append(cut.firsts)
-            cut_of[-1] = cuts[id(cut)]
-        if matrix.ref() not in numbers:
-            numbers[matrix.ref()] = len(matrices)
-            matrices.append(matrix)
-        matrix_of.append(numbers[matrix.ref()])
-    if not cuts:
-        return ConcatGradients(
-            matrices, matrix_of, tf.zeros([len(found)], tf.int32)
-        )
-    starts = tf.cumsum(tf.stack([tf.size(f) for f in firsts]), exclusive=True)
-    places = tf.gather(starts, cut_of) + tf.constant(part_of)
+    for matrix, _ in found:
+        numbers.setdefault(matrix.ref(), len(numbers))
     return ConcatGradients(
-        matrices, matrix_of, tf.gather(tf.concat(firsts, 0), places)
+        [each.deref() for each in numbers],
+        [numbers[matrix.ref()] for matrix, _ in found],
+        [column for _, column in found],
     )
+
+
+def _place(
+    gradient: tf.Tensor, stacked: dict[Any, tf.Tensor]
+) -> tuple[tf.Tensor, int]:
+    """The matrix that a gradient was cut from, or itself, and its column.
+
+    Args:
+        gradient: the gradient.
+        stacked: by the operations that cut them, matrices that were made here.
+    """
+    source = _source(gradient)
+    if source is None:
+        return gradient, 0
+    op, part = source.op, source.value_index
+    if op.type == "Unpack" and op.get_attr("axis") in (1, -2):
+        shape = op.inputs[0].shape
+        if shape.rank != 3 or shape[2] is None:
+            return gradient, 0
+        if op not in stacked:
+            width = op.get_attr("num") * shape[2]
+            stacked[op] = tf.reshape(op.inputs[0], [-1, width])
+        return stacked[op], part * shape[2]
+    widths: list[int | None] = []
+    if op.type == "SplitV" and _constant(op.inputs[2]) == 1:
+        widths = _split_widths(op.inputs[1])
+    elif op.type == "Slice" and _is_offset(op.inputs[1].op):
+        offset = op.inputs[1]
+        widths = [_width(shape) for shape in offset.op.inputs[1:]]
+        part = offset.value_index
+    before = [width for width in widths[:part] if width is not None]
+    if not widths or len(before) < part:
+        return gradient, 0
+    # The matrix may itself be a part of a larger one.
+    matrix, first = _place(op.inputs[0], stacked)
+    return matrix, first + sum(before)
 
 
 def before_casts(gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -188,21 +128,6 @@ def _source(tensor: tf.Tensor) -> tf.Tensor | None:
 # concatenation.
 
 
-def _firsts(shapes: Sequence[tf.Tensor]) -> tf.Tensor | None:
-    """The first column of each of several matrices side by side, if known.
-
-    Args:
-        shapes: the matrices' shapes, [2] each.
-
-    Returns:
-        [matrices] int32, or None.
-    """
-    widths = [_width(shape) for shape in shapes]
-    if not widths or None in widths:
-        return None
-    return tf.cumsum(tf.constant(widths), exclusive=True)
-
-
 def _width(shape: tf.Tensor) -> int | None:
     """A matrix's width, by its shape, [2]; None if it isn't known."""
     if shape.op.type in ("Shape", "ShapeN"):
@@ -212,16 +137,23 @@ def _width(shape: tf.Tensor) -> int | None:
     return None if value is None or value.size != 2 else int(value[1])
 
 
-def _stacked(sizes: tf.Tensor) -> list[tf.Tensor]:
-    """The shapes that the gradient of a concatenation takes sizes from."""
-    # A row of them all, stacked as columns; which row is the axis.
+def _split_widths(sizes: tf.Tensor) -> list[int | None]:
+    """The sizes that a split takes; those of a concatenation's gradient, too.
+
+    Args:
+        sizes: [parts].
+    """
+    value = tf.get_static_value(sizes)
+    if value is not None:
+        return value.tolist()
+    # A row of the parts' shapes, stacked as columns; which row is the axis.
     op = sizes.op
     for kind in ("Squeeze", "Slice"):
         if op.type != kind:
             return []
         op = op.inputs[0].op
     stacked = op.type == "Pack" and op.get_attr("axis") == 1
-    return list(op.inputs) if stacked else []
+    return [_width(shape) for shape in op.inputs] if stacked else []
 
 
 def _is_offset(op: tf.Operation) -> bool:

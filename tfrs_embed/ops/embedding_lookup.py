@@ -8,12 +8,9 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfrs_embed.configs import COMBINERS, FeatureSpec, TableSpec
-from tfrs_embed.ops.bags import to_bags
-from tfrs_embed.ops.lookup import (
-    combine,
-    reshape_output,
-    sum_gradients_by_row,
-)
+from tfrs_embed.ops import backend
+from tfrs_embed.ops.inputs import to_bags
+from tfrs_embed.ops.lookup import combine, reshape_output
 from tfrs_embed.types import Combiner
 from tfrs_embed.weak_gradients import custom_gradient
 
@@ -116,7 +113,8 @@ def embedding_lookup(
     @custom_gradient
     def combined(rows: tf.Tensor) -> Any:
         def backward(gradient: tf.Tensor) -> tf.Tensor:
-            return sum_gradients_by_row(
+            operations = backend.of(None, training=True)
+            return operations.sum_gradients_by_row(
                 [gradient], [bags], index, tf.shape(rows)[0]
             )
 

@@ -7,13 +7,14 @@ their weights, and the shape that the bags are laid out in.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.ops.bags import bag_of_id
 from tfrs_embed.ops.checks import Checks, first, message
 from tfrs_embed.ops.input_checks import (
     as_float32,
@@ -25,7 +26,7 @@ from tfrs_embed.ops.input_checks import (
     to_tensor,
 )
 from tfrs_embed.ops.key_inputs import as_int64
-from tfrs_embed.strategies import is_tpu, refuse_in_xla
+from tfrs_embed.strategies import refuse_in_xla
 
 
 @dataclasses.dataclass
@@ -448,120 +449,6 @@ def _is_sequence(
     if static_rows is None or wanted[0] is None:
         return True
     return static_rows != wanted[0] * wanted[1] or wanted[1] == 1
-
-
-class Constants:
-    """int32 constants, each made once.
-
-    Half of the operations that ragged features are traced to would be such. On
-    TPUs each use has its own: the bridge cuts a pipelined loop into parts, and
-    refuses it if two of them have a constant in common.
-
-    Attributes:
-        shared: whether features share them, and may share other operations.
-    """
-
-    def __init__(self) -> None:
-        self.shared = not is_tpu(tf.distribute.get_strategy())
-        self._known: dict[int, tf.Tensor] = {}
-        self._vectors: dict[int, tf.Tensor] = {}
-
-    def scalar(self, value: int) -> tf.Tensor:
-        """A number, []."""
-        if value not in self._known or not self.shared:
-            self._known[value] = tf.constant(value, tf.int32)
-        return self._known[value]
-
-    def vector(self, value: int) -> tf.Tensor:
-        """A number, [1]."""
-        if value not in self._vectors or not self.shared:
-            self._vectors[value] = tf.constant([value], tf.int32)
-        return self._vectors[value]
-
-
-def bag_of_id(
-    splits: tf.Tensor,
-    num_ids: tf.Tensor | None = None,
-    constants: Constants | None = None,
-) -> tf.Tensor:
-    """The bag of each id, [n] int32.
-
-    Args:
-        splits: [count + 1] int32, where each bag begins and the last ends.
-        num_ids: scalar int32, n; None: the last of the splits.
-        constants: those of the call; None: this needs its own.
-    """
-    constants = constants or Constants()
-    num_ids = splits[-1] if num_ids is None else num_ids
-    # Each place that a bag ends at counts one more; those at the end of all ids
-    # are behind them. `tf.repeat` takes the memory of all bags being as long as
-    # the longest, and traces for longer.
-    ends = _bag_ends(splits, constants)
-    counts = tf.raw_ops.UnsortedSegmentSum(
-        data=tf.raw_ops.OnesLike(x=ends),
-        segment_ids=ends,
-        num_segments=num_ids + constants.scalar(1),
-    )
-    return tf.raw_ops.Slice(
-        input=tf.raw_ops.Cumsum(x=counts, axis=constants.scalar(0)),
-        begin=constants.vector(0),
-        size=tf.expand_dims(num_ids, constants.scalar(0)),
-    )
-
-
-def bag_sizes(splits: tf.Tensor, constants: Constants) -> tf.Tensor:
-    """The number of each bag's ids, [count] int32.
-
-    Args:
-        splits: [count + 1] int32, where each bag begins and the last ends.
-        constants: those of the call.
-    """
-    ends = _bag_ends(splits, constants)
-    begins = tf.raw_ops.Slice(
-        input=splits, begin=constants.vector(0), size=tf.shape(ends)
-    )
-    return ends - begins
-
-
-def map_bag_sizes(
-    function: Callable[[tf.Tensor], tf.Tensor], splits: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
-    """Computes something of the sizes of several features' bags at once.
-
-    Each operation takes some microseconds, whatever it does, and a model may
-    have hundreds of ragged features.
-
-    Args:
-        function: takes [n] int32, sizes, and returns [n]. Some of them are of
-            no bag, and may be negative.
-        splits: each feature's [count + 1] int32, where its bags begin and the
-            last ends.
-
-    Returns:
-        Each feature's [count].
-    """
-    sizes = tf.concat(tf.shape_n(splits), 0)
-    between = tf.ones_like(sizes)
-    pieces = tf.reshape(tf.stack([sizes - 1, between], 1), [-1])[:-1]
-    joined = tf.concat(splits, 0)
-    # From one feature to the next it is the size of no bag.
-    values = function(joined[1:] - joined[:-1])
-    found: list[tf.Tensor] = tf.split(values, pieces, num=2 * len(splits) - 1)
-    return found[::2]
-
-
-def _bag_ends(splits: tf.Tensor, constants: Constants) -> tf.Tensor:
-    # Its size is "all that follow".
-    return tf.raw_ops.Slice(
-        input=splits, begin=constants.vector(1), size=constants.vector(-1)
-    )
-
-
-def of_one_dtype(ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Ids of several features, int32 or int64, in the widest dtype of them."""
-    if any(i.dtype == tf.int64 for i in ids):
-        return [tf.cast(i, tf.int64) for i in ids]
-    return list(ids)
 
 
 def _order_message(

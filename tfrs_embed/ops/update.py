@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import kernels
-from tfrs_embed.ops import kernel_calls, lookup, rounding, xla
+from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.parsed_ids import of_one_dtype
 from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.optimizers.options import NO_OPTIONS, UpdateOptions
 from tfrs_embed.optimizers.rules import Slots, UpdateRule
@@ -31,6 +29,14 @@ class GradientContributions(NamedTuple):
     bags: Sequence[BaggedIds]
     gradients: Sequence[tf.Tensor]
     single: bool = False
+
+    @property
+    def one_each(self) -> bool:
+        """Whether each id's gradient is one bag's, not weighted nor scaled."""
+        first, *others = self.bags
+        if first.weights is not None or first.scale is not None or others:
+            return False
+        return self.single or first.bag_size == 1
 
 
 class TableUpdate(NamedTuple):
@@ -58,6 +64,11 @@ class TableUpdate(NamedTuple):
     options: UpdateOptions = NO_OPTIONS
     decay: tf.Tensor | None = None
 
+    @property
+    def parameters(self) -> tf.Variable:
+        """The table's rows."""
+        return self.variables[PARAMETERS]
+
     def new_rows(
         self, gradients: tf.Tensor, old: dict[str, tf.Tensor]
     ) -> Slots:
@@ -79,123 +90,11 @@ class TableUpdate(NamedTuple):
         return {PARAMETERS: rows, **slots}
 
 
-def row_gradients(
-    contributions: GradientContributions, device: str | None = None
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sums a table's gradients row by row, over all its features.
-
-    Args:
-        contributions: the contributions to its rows' gradients.
-        device: where the table is.
-
-    Returns:
-        The unique ids, [rows], in the order they first occur, and their summed
-        gradients, [rows, dim] float32.
-    """
-    ids = of_one_dtype([b.ids for b in contributions.bags])
-    unique, index = tf.unique(ids[0] if len(ids) == 1 else tf.concat(ids, 0))
-    module = kernels.operations(device, training=True)
-    if module is None and _one_each(contributions):
-        source = contributions.bags[0].bag_of_id()
-        size = tf.size(unique)
-        return unique, _add_by_row(
-            contributions.gradients[0], source, index, size
-        )
-    rows = lookup.sum_gradients_by_row(
-        contributions.gradients,
-        contributions.bags,
-        index,
-        tf.size(unique),
-        device,
-    )
-    return unique, rows
-
-
-def _add_by_row(
-    values: tf.Tensor, source: tf.Tensor, index: tf.Tensor, num_rows: tf.Tensor
-) -> tf.Tensor:
-    """rows[index[i]] += values[source[i]]; index has all of the rows."""
-    # Where most rows occur once, copying the first value of each and adding the
-    # rest costs a third of a segment sum over all.
-    number = tf.range(tf.size(index))
-    first = tf.math.unsorted_segment_min(number, index, num_rows)
-    rest = tf.where(tf.gather(first, index) < number)
-    return tf.tensor_scatter_nd_add(
-        tf.gather(values, tf.gather(source, first)),
-        tf.gather(index, rest),
-        tf.gather(values, tf.gather(source, rest[:, 0])),
-    )
-
-
-def _one_each(contributions: GradientContributions) -> bool:
-    """Whether each id's gradient is one bag's, neither weighted nor scaled."""
-    first, *others = contributions.bags
-    if first.weights is not None or first.scale is not None or others:
-        return False
-    return contributions.single or first.bag_size == 1
-
-
-def update(updates: Sequence[TableUpdate], device: str | None) -> None:
-    """Updates the rows that gradients are for, of tables and their slots.
-
-    Args:
-        updates: the tables, and what updates them.
-        device: where they are.
-    """
-    # A lookup inside XLA has an update for XLA, wherever that is traced.
-    if any(
-        b.validity is not None for u in updates for b in u.contributions.bags
-    ):
-        for table_update in updates:
-            num_rows = table_update.variables[PARAMETERS].shape[0]
-            bags, gradients, _ = table_update.contributions
-            update_unique(
-                table_update, *xla.row_gradients(bags, gradients, num_rows)
-            )
-        return
-    module = kernels.operations(device, training=True)
-    if module:
-        able = [u for u in updates if _has_kernel(u)]
-        if able:
-            _update_by_kernel(module, able)
-        updates = [u for u in updates if not _has_kernel(u)]
-    for group in _alike(updates):
-        if len(group) == 1:
-            [table_update] = group
-            ids, gradients = row_gradients(table_update.contributions, device)
-            update_unique(table_update, ids, gradients)
-        else:
-            _update_together(group, device)
-
-
-def _has_kernel(table_update: TableUpdate) -> bool:
-    """Whether the kernels can make an update."""
-    parameters = table_update.variables[PARAMETERS]
-    # They would round rows of two bytes twice: decayed, and updated.
-    decays = table_update.decay is not None and parameters.dtype != tf.float32
-    return kernel_calls.has_rule(table_update.rule) and not decays
-
-
-def _update_by_kernel(module: Any, updates: Sequence[TableUpdate]) -> None:
-    kernel_calls.update(
-        module,
-        [_in_order(u) for u in updates],
-        [u.rule for u in updates],
-        [u.rate for u in updates],
-        [u.contributions.bags for u in updates],
-        [u.contributions.gradients for u in updates],
-        [u.rounding for u in updates],
-        updates[0].step,
-        [u.options for u in updates],
-        [u.decay for u in updates],
-    )
-
-
-def _alike(updates: Sequence[TableUpdate]) -> list[list[TableUpdate]]:
+def alike(updates: Sequence[TableUpdate]) -> list[list[TableUpdate]]:
     """Groups tables of one width and optimizer."""
     groups: dict[Any, list[TableUpdate]] = {}
     for number, table_update in enumerate(updates):
-        rows, dim = table_update.variables[PARAMETERS].shape
+        rows, dim = table_update.parameters.shape
         key = (
             dim,
             table_update.rule,
@@ -209,16 +108,20 @@ def _alike(updates: Sequence[TableUpdate]) -> list[list[TableUpdate]]:
     return list(groups.values())
 
 
-def _update_together(
-    updates: Sequence[TableUpdate], device: str | None
+def update_together(
+    updates: Sequence[TableUpdate], sum_by_row: Callable[..., tf.Tensor]
 ) -> None:
     """Updates tables of one width and optimizer.
 
     Their rows are numbered one table after the other, so that many small tables
     cost little more than one: TensorFlow's operations cost some microseconds
     each, whatever they do.
+
+    Args:
+        updates: the tables, and what updates them.
+        sum_by_row: sums gradients, as `Stock.sum_gradients_by_row`.
     """
-    sizes = [u.variables[PARAMETERS].shape[0] for u in updates]
+    sizes = [u.parameters.shape[0] for u in updates]
     starts = np.cumsum([0, *sizes])
     dtype = tf.int32 if starts[-1] <= tf.int32.max else tf.int64
     ids = [
@@ -227,12 +130,11 @@ def _update_together(
         for b in u.contributions.bags
     ]
     unique, index = tf.unique(tf.concat(ids, 0))
-    sums = lookup.sum_gradients_by_row(
+    sums = sum_by_row(
         [g for u in updates for g in u.contributions.gradients],
         [b for u in updates for b in u.contributions.bags],
         index,
         tf.size(unique),
-        device,
     )
     # In the order that they first occur in, and so table after table.
     ends = tf.constant(starts[1:], dtype)
@@ -258,11 +160,6 @@ def _update_together(
             updates, rows, tf.split(new, counts, num=count), strict=True
         ):
             _write(table_update, name, r, each)
-
-
-def _in_order(table_update: TableUpdate) -> dict[str, tf.Variable]:
-    names = [PARAMETERS, *table_update.rule.slots()]
-    return {name: table_update.variables[name] for name in names}
 
 
 def update_unique(

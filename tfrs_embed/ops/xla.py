@@ -32,6 +32,11 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.validity import Validity
 
 
+def compiles(bags: Iterable[BaggedIds]) -> bool:
+    """Whether any bags are of a lookup that XLA compiles."""
+    return any(b.validity is not None for b in bags)
+
+
 def combine(
     rows: tf.Tensor, index: tf.Tensor | None, bags: BaggedIds
 ) -> tf.Tensor:

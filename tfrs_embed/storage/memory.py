@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tfrs_embed.kernels import handle_packs
-from tfrs_embed.ops import lookup as lookup_ops
-from tfrs_embed.ops import update as update_ops
+from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.update import PARAMETERS, TableUpdate
+from tfrs_embed.ops.update import PARAMETERS, TableUpdate, scatter_update
 from tfrs_embed.optimizers.rules import Slot
 from tfrs_embed.storage import allocation
 from tfrs_embed.storage.row_store import RowStore, StoredTable
@@ -63,12 +62,10 @@ class MemoryRows(RowStore):
         dtype: tf.DType,
     ) -> list[tf.Tensor]:
         used = list(dict.fromkeys(tables))
-        return lookup_ops.lookup(
+        return backend.of(self.device, training).lookup(
             [self._variables[name][PARAMETERS] for name in used],
             [used.index(name) for name in tables],
             bags,
-            self.device,
-            training,
             dtype,
         )
 
@@ -78,15 +75,14 @@ class MemoryRows(RowStore):
     def write(
         self, table: str, name: str, rows: tf.Tensor, values: tf.Tensor
     ) -> None:
-        update_ops.scatter_update(self._variables[table][name], rows, values)
+        scatter_update(self._variables[table][name], rows, values)
 
     def update(self, updates: Mapping[str, TableUpdate]) -> None:
-        update_ops.update(
+        backend.of(self.device, training=True).update(
             [
                 each._replace(variables=self._variables[name])
                 for name, each in updates.items()
-            ],
-            self.device,
+            ]
         )
 
     def count(self, table: str) -> tf.Tensor:

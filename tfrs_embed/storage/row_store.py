@@ -81,8 +81,8 @@ class RowStore(abc.ABC):
             dtype: what the vectors will be cast to.
 
         Returns:
-            Each feature's vectors, as `tfrs_embed.ops.lookup.lookup` gives
-            them.
+            Each feature's vectors, as `tfrs_embed.ops.stock.Stock.lookup`
+            gives them.
         """
 
     @abc.abstractmethod

@@ -120,7 +120,7 @@ class KeyTable:
         with tf.init_scope(), tf.device(_HOST):
             module = None
             if tf.executing_eagerly():
-                module = kernels.operations(_HOST, training=True)
+                module = kernels.operations(_HOST)
             if module:
                 self._operations = _KernelOperations(module, rules)
             else:

@@ -15,7 +15,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.ops.bags import BaggedIds, lookup_bags, to_bags
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.inputs import lookup_bags, to_bags
 from tfrs_embed.ops.samples import as_ragged
 from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.layout import FeatureLayout

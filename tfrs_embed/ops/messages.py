@@ -1,25 +1,111 @@
-"""Runs of rows, moved as they lie in memory.
-
-The kernels copy them. TensorFlow has no operation for it that GPUs have, too:
-there each row is gathered by its place.
-"""
+"""Keys and rows in replicas' messages, in TensorFlow's operations."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.ops.parsed_ids import bag_of_id
+from tfrs_embed.ops.bags import bag_of_id
 
 
-def copy(
-    module: Any, values: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
+class Route(NamedTuple):
+    """A replica's unique keys, sorted by the shard that holds their rows.
+
+    Attributes:
+        index: [n] int32, each key's place among the unique ones.
+        row: [u] int64, the unique keys' rows on their shards.
+        owner: [u] int32, the unique keys' shards, ascending.
+        counts: [world] int64, the number of unique keys for each shard.
+    """
+
+    index: tf.Tensor
+    row: tf.Tensor
+    owner: tf.Tensor
+    counts: tf.Tensor
+
+
+def route(keys: tf.Tensor, world: int) -> Route:
+    """Finds the shard of each key: shard key % world, row key // world.
+
+    Args:
+        keys: [n] int64.
+        world: the number of shards.
+    """
+    unique, index = tf.unique(keys)
+    if world == 1:
+        size = tf.size(unique)
+        return Route(
+            index,
+            unique,
+            tf.zeros([size], tf.int32),
+            tf.cast(size, tf.int64)[None],
+        )
+    owner = tf.cast(tf.math.floormod(unique, world), tf.int32)
+    # Sorted, not partitioned: that would be a tensor for each shard.
+    by_owner = tf.argsort(owner, stable=True)
+    owner = tf.gather(owner, by_owner)
+    firsts = tf.searchsorted(owner, tf.range(world + 1))
+    firsts.set_shape([world + 1])
+    return Route(
+        tf.gather(tf.math.invert_permutation(by_owner), index),
+        tf.math.floordiv(tf.gather(unique, by_owner), world),
+        owner,
+        tf.cast(firsts[1:] - firsts[:-1], tf.int64),
+    )
+
+
+def write_keys(
+    routed: Route, capacity: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Writes keys into messages.
+
+    Args:
+        routed: the keys.
+        capacity: scalar int32, the keys that a message has room for.
+
+    Returns:
+        [world, 1 + capacity] int64, messages that begin with the number of
+        their keys; and the places of the keys' rows in the answers, [u] int32.
+    """
+    # A message has one place more than the answer.
+    world = routed.counts.shape[0]
+    first = tf.cast(tf.cumsum(routed.counts, exclusive=True), tf.int32)
+    shift = tf.range(world) * capacity - first
+    position = tf.range(tf.size(routed.row)) + tf.gather(shift, routed.owner)
+    heads = tf.range(world) * (capacity + 1)
+    message = tf.scatter_nd(
+        tf.concat([heads, position + routed.owner + 1], 0)[:, None],
+        tf.concat([routed.counts, routed.row], 0),
+        [world * (capacity + 1)],
+    )
+    return tf.reshape(message, [world, capacity + 1]), position
+
+
+def read_keys(
+    message: tf.Tensor, capacity: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Reads messages that `write_keys` wrote.
+
+    Args:
+        message: [world, 1 + capacity] int64.
+        capacity: scalar int32.
+
+    Returns:
+        The keys' rows, [world * capacity] int64; which of them are no padding,
+        bool; and the places of those, [m] int32.
+    """
+    mask = tf.sequence_mask(message[:, 0], capacity)
+    rows, mask = (tf.reshape(each, [-1]) for each in (message[:, 1:], mask))
+    return rows, mask, tf.cast(tf.where(mask)[:, 0], tf.int32)
+
+
+def copy_runs(
+    values: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
 ) -> tf.Tensor:
     """Copies runs, one after the other.
 
     Args:
-        module: the kernels' operations, or None.
         values: [m, ...] float32, bfloat16 or float16.
         starts: int32 of any shape, the first row of each run.
         sizes: int32 of that shape, the runs' rows.
@@ -27,20 +113,16 @@ def copy(
     Returns:
         [n, ...]: n is the sum of the sizes.
     """
-    if module:
-        return module.tfrs_embed_copy_runs(
-            values=values, starts=starts, sizes=sizes, capacity=0, padded=False
-        )
+    # TensorFlow has no operation for runs that GPUs have, too.
     return tf.gather(values, _places(starts, sizes))
 
 
-def pad(
-    module: Any, values: tf.Tensor, lengths: tf.Tensor, capacity: tf.Tensor
+def pad_runs(
+    values: tf.Tensor, lengths: tf.Tensor, capacity: tf.Tensor
 ) -> tf.Tensor:
     """Lays values out in rows of one length.
 
     Args:
-        module: the kernels' operations, or None.
         values: [n, ...] float32, bfloat16 or float16, row after row.
         lengths: [rows] int32, how many each row has; they sum up to n.
         capacity: scalar int32, the length of a row.
@@ -49,14 +131,6 @@ def pad(
         [rows, capacity, ...]; the rest of a row is zeros.
     """
     first = tf.cumsum(lengths, exclusive=True)
-    if module:
-        return module.tfrs_embed_copy_runs(
-            values=values,
-            starts=first,
-            sizes=lengths,
-            capacity=capacity,
-            padded=True,
-        )
     # A gather and no scatter, which takes four times as long for single words.
     place = tf.range(capacity)
     index = tf.where(
@@ -67,7 +141,6 @@ def pad(
 
 
 def read_splits(
-    module: Any,
     words: tf.Tensor,
     starts: tf.Tensor,
     has_lengths: tf.Tensor,
@@ -77,7 +150,6 @@ def read_splits(
     """Where bags begin and end among the ids of their piece.
 
     Args:
-        module: the kernels' operations, or None.
         words: [n] float32, messages.
         starts: [pieces, world] int32, where the lengths of the bags are that
             each source has of a piece.
@@ -90,14 +162,6 @@ def read_splits(
         [m] int32: of each piece, where its first bag begins, which is 0, and
         where all of them end, source after source.
     """
-    if module:
-        return module.tfrs_embed_read_splits(
-            words=words,
-            starts=starts,
-            has_lengths=has_lengths,
-            counts=counts,
-            numbers=numbers,
-        )
     bags = tf.reduce_sum(counts, 1)
     has_lengths, counts, numbers = (
         tf.reshape(each, [-1]) for each in (has_lengths, counts, numbers)

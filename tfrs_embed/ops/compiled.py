@@ -1,0 +1,428 @@
+"""A step's operations as the kernels have them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.kernels import handle_packs, portable_call
+from tfrs_embed.ops import concat_gradients, lookup, xla
+from tfrs_embed.ops.bag_matrix import BagColumns
+from tfrs_embed.ops.bags import BaggedIds, of_one_dtype
+from tfrs_embed.ops.id_range import Row
+from tfrs_embed.ops.messages import Route
+from tfrs_embed.ops.rounding import widen
+from tfrs_embed.ops.stock import Stock
+from tfrs_embed.ops.update import PARAMETERS, TableUpdate
+from tfrs_embed.optimizers.rules import RULES, UpdateRule
+
+# Room for a rule's settings in cc/rows.h.
+_SETTINGS = 6
+
+_OUTPUTS = (tf.float32, tf.bfloat16, tf.float16)
+
+# The tensors of bags that a lookup in an exported graph takes.
+_FIELDS = ("ids", "grouping", "weights", "scale")
+
+
+class Compiled(Stock):
+    """The kernels' operations, on a CPU, in graphs that are not exported.
+
+    Args:
+        module: the kernels' operations.
+    """
+
+    compiled = True
+    checks_ids = True
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def inside(self, row: Row) -> tf.Tensor:
+        return self._module.tfrs_embed_inside(ids=row.parts, rows=row.sizes)
+
+    def require(
+        self, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        return _require(self._module, features, ids)
+
+    def lookup(
+        self,
+        tables: Sequence[tf.Variable],
+        table_of: Sequence[int],
+        bags: Sequence[BaggedIds],
+        dtype: tf.DType,
+    ) -> list[tf.Tensor]:
+        if not bags:
+            return []
+        handles, places = handle_packs.arguments(tables)
+        dims = [tables[t].shape[1] for t in table_of]
+        dtype = dtype if dtype in _OUTPUTS else tf.float32
+        return _lookup(
+            self._module, handles, dims, table_of, bags, dtype, places
+        )
+
+    def combine(
+        self,
+        rows: tf.Tensor,
+        index: Sequence[tf.Tensor],
+        bags: Sequence[BaggedIds],
+    ) -> list[tf.Tensor]:
+        if not bags:
+            return []
+        return self._module.tfrs_embed_combine(
+            rows=rows,
+            dims=[rows.shape[1]] * len(bags),
+            **describe(index, bags, [0] * len(bags)),
+        )
+
+    def sum_gradients_by_row(
+        self,
+        gradients: Sequence[tf.Tensor],
+        bags: Sequence[BaggedIds],
+        index: tf.Tensor,
+        num_rows: tf.Tensor,
+        dtype: tf.DType | None = None,
+    ) -> tf.Tensor:
+        if xla.compiles(bags) or gradients[0].dtype != tf.float32:
+            return Stock.sum_gradients_by_row(
+                gradients, bags, index, num_rows, dtype
+            )
+        sizes = [tf.size(b.ids) for b in bags]
+        places = [index] if len(bags) == 1 else tf.split(index, sizes)
+        return self._module.tfrs_embed_spread(
+            num_rows=num_rows,
+            gradients=list(gradients),
+            T=dtype or tf.float32,
+            dim=gradients[0].shape[1],
+            **describe(places, bags, [0] * len(bags)),
+        )
+
+    def update(self, updates: Sequence[TableUpdate]) -> None:
+        if not xla.compiles(b for u in updates for b in u.contributions.bags):
+            able = [u for u in updates if _has_kernel(u)]
+            if able:
+                self._update(able)
+            updates = [u for u in updates if not _has_kernel(u)]
+        super().update(updates)
+
+    def _update(self, updates: Sequence[TableUpdate]) -> None:
+        settings: list[float] = []
+        for u in updates:
+            values = u.rule.loop_settings()
+            settings += values + [0.0] * (_SETTINGS - len(values))
+        bags = [b for u in updates for b in u.contributions.bags]
+        table_of = [
+            t for t, u in enumerate(updates) for _ in u.contributions.bags
+        ]
+        found = concat_gradients.find(
+            [g for u in updates for g in u.contributions.gradients]
+        )
+        states, places = handle_packs.arguments(
+            [
+                u.variables[name]
+                for u in updates
+                for name in (PARAMETERS, *u.rule.slots())
+            ]
+        )
+        self._module.tfrs_embed_update(
+            states=states,
+            places=places,
+            rates=tf.stack([u.rate for u in updates]),
+            decays=_decays([u.decay for u in updates]),
+            gradients=concat_gradients.before_casts(found.matrices),
+            gradient_of=found.matrix_of,
+            columns=found.columns,
+            rules=[u.rule.loop for u in updates],
+            settings=settings,
+            clip_lows=[u.options.limits[0] for u in updates],
+            clip_highs=[u.options.limits[1] for u in updates],
+            row_norms=[u.options.row_clipnorm or math.inf for u in updates],
+            step=tf.convert_to_tensor(updates[0].step, tf.int64),
+            stochastic=[u.rounding.stochastic for u in updates],
+            seeds=[u.rounding.seed for u in updates],
+            first_rows=[u.rounding.first_row for u in updates],
+            row_strides=[u.rounding.row_stride for u in updates],
+            first_columns=[u.rounding.first_column for u in updates],
+            **describe([b.ids for b in bags], bags, table_of),
+        )
+
+    def ids_of_shard(
+        self,
+        matrix: tf.Tensor,
+        columns: Sequence[BagColumns],
+        world: int,
+        shards: Sequence[int],
+    ) -> list[BaggedIds]:
+        weighted = [c.weighted for c in columns]
+        count = tf.shape(matrix)[0]
+        rows, splits, weights = self._module.tfrs_embed_ids_of_shard(
+            matrix=matrix,
+            bag_sizes=[c.bag_size for c in columns],
+            wide=[c.wide for c in columns],
+            weighted=weighted,
+            M=len(columns),
+            W=sum(weighted),
+            world=world,
+            shards=list(shards),
+        )
+        given = iter(weights)
+        return [
+            BaggedIds.in_one_row(
+                r, count, splits=s, weights=next(given) if has_weights else None
+            )
+            for r, s, has_weights in zip(rows, splits, weighted, strict=True)
+        ]
+
+    def route(self, keys: tf.Tensor, world: int) -> Route:
+        return Route(*self._module.tfrs_embed_route(keys=keys, world=world))
+
+    def write_keys(
+        self, routed: Route, capacity: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        return self._module.tfrs_embed_write_keys(
+            keys=routed.row, counts=routed.counts, capacity=capacity
+        )
+
+    def read_keys(
+        self, message: tf.Tensor, capacity: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        return self._module.tfrs_embed_read_keys(message=message)
+
+    def copy_runs(
+        self, values: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
+    ) -> tf.Tensor:
+        return self._module.tfrs_embed_copy_runs(
+            values=values, starts=starts, sizes=sizes, capacity=0, padded=False
+        )
+
+    def pad_runs(
+        self, values: tf.Tensor, lengths: tf.Tensor, capacity: tf.Tensor
+    ) -> tf.Tensor:
+        return self._module.tfrs_embed_copy_runs(
+            values=values,
+            starts=tf.cumsum(lengths, exclusive=True),
+            sizes=lengths,
+            capacity=capacity,
+            padded=True,
+        )
+
+    def read_splits(
+        self,
+        words: tf.Tensor,
+        starts: tf.Tensor,
+        has_lengths: tf.Tensor,
+        counts: tf.Tensor,
+        numbers: tf.Tensor,
+    ) -> tf.Tensor:
+        return self._module.tfrs_embed_read_splits(
+            words=words,
+            starts=starts,
+            has_lengths=has_lengths,
+            counts=counts,
+            numbers=numbers,
+        )
+
+
+class Portable(Stock):
+    """TensorFlow's operations, which kernels replace where a graph runs.
+
+    For graphs that may be exported to where there are no kernels.
+
+    Args:
+        module: the kernels' operations.
+    """
+
+    checks_ids = True
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def require(
+        self, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        return portable_call.call(
+            lambda *ids: Stock.require(features, ids),
+            lambda *ids: _require(self._module, features, ids),
+            ids,
+        )
+
+    def lookup(
+        self,
+        tables: Sequence[tf.Variable],
+        table_of: Sequence[int],
+        bags: Sequence[BaggedIds],
+        dtype: tf.DType,
+    ) -> list[tf.Tensor]:
+        if not bags:
+            return []
+        dims = [tables[t].shape[1] for t in table_of]
+        shapes = [
+            _shape_of_vectors(b, dim) for b, dim in zip(bags, dims, strict=True)
+        ]
+        # The call has the kernel's inputs, which has ids of one dtype.
+        ids = of_one_dtype([b.ids for b in bags])
+        bags = [b._replace(ids=i) for b, i in zip(bags, ids, strict=True)]
+
+        def stock(*inputs: tf.Tensor) -> list[tf.Tensor]:
+            handles, unpacked = _unpack(inputs, len(tables), bags)
+            vectors = []
+            for t, shape, b in zip(table_of, shapes, unpacked, strict=True):
+                rows = tf.raw_ops.ResourceGather(
+                    resource=handles[t], indices=b.ids, dtype=tables[t].dtype
+                )
+                rows.set_shape([None, shape[-1]])
+                combined = lookup.combine(widen(rows), None, b)
+                if shape.rank != 2:
+                    sizes = [-1 if size is None else size for size in shape]
+                    combined = tf.reshape(combined, sizes)
+                vectors.append(combined)
+            return vectors
+
+        def kernel(*inputs: tf.Tensor) -> list[tf.Tensor]:
+            handles, unpacked = _unpack(inputs, len(tables), bags)
+            return _lookup(self._module, handles, dims, table_of, unpacked)
+
+        inputs = [t.handle for t in tables]
+        for name in _FIELDS:
+            fields = [getattr(b, name) for b in bags]
+            inputs += [field for field in fields if field is not None]
+        inputs.append(tf.stack([b.count for b in bags]))
+        vectors = portable_call.call(stock, kernel, inputs)
+        for vector, shape in zip(vectors, shapes, strict=True):
+            vector.set_shape(shape)
+        return vectors
+
+
+def has_rule(rule: UpdateRule) -> bool:
+    """Whether the kernels have the update rule."""
+    # A subclass has the loop of its parent, but another formula.
+    return rule.loop is not None and type(rule) in RULES
+
+
+def describe(
+    ids: Sequence[tf.Tensor], bags: Sequence[BaggedIds], table_of: Sequence[int]
+) -> dict[str, Any]:
+    """The inputs and attributes by which kernels know features."""
+
+    def given(name: str) -> tuple[list[tf.Tensor], list[bool]]:
+        values = [getattr(b, name) for b in bags]
+        return (
+            [v for v in values if v is not None],
+            [v is not None for v in values],
+        )
+
+    groupings, has_bag = given("grouping")
+    weights, has_weights = given("weights")
+    scales, has_scale = given("scale")
+    return {
+        "ids": of_one_dtype(ids),
+        "bags": groupings,
+        "weights": weights,
+        "scales": scales,
+        "counts": tf.stack([b.count for b in bags]),
+        "table_of": list(table_of),
+        "has_bag": has_bag,
+        "splits": [b.splits is not None for b in bags],
+        "per_bag": [b.bag_size or 1 for b in bags],
+        "has_weights": has_weights,
+        "has_scale": has_scale,
+    }
+
+
+def _require(
+    module: Any, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """One operation, however many features there are, that fails by itself."""
+    return module.tfrs_embed_require(
+        ids=ids,
+        rows=[feature.table.vocabulary_size for feature in features],
+        names=[str(feature) for feature in features],
+    )
+
+
+def _lookup(
+    module: Any,
+    handles: Sequence[tf.Tensor],
+    dims: Sequence[int],
+    table_of: Sequence[int],
+    bags: Sequence[BaggedIds],
+    dtype: tf.DType = tf.float32,
+    places: Sequence[int] = (),
+) -> list[tf.Tensor]:
+    """Looks up features by tables' handles; without places each is a table's.
+
+    Args:
+        module: the kernels' operations.
+        handles: the handles.
+        dims: each feature's table's width.
+        table_of: each feature's table.
+        bags: each feature's bags.
+        dtype: the vectors'.
+        places: each table's handle's place among the handles.
+    """
+    return module.tfrs_embed_lookup(
+        tables=list(handles),
+        dims=list(dims),
+        T=dtype,
+        shapes=[
+            _shape_of_vectors(b, dim) for b, dim in zip(bags, dims, strict=True)
+        ],
+        places=list(places),
+        **describe([b.ids for b in bags], bags, table_of),
+    )
+
+
+def _shape_of_vectors(bags: BaggedIds, dim: int) -> tf.TensorShape:
+    """The shape of a feature's vectors: no more than one size isn't known.
+
+    It is the bags' layout + [dim] if that has so many sizes, else [count, dim].
+    """
+    layout = bags.static_shape
+    sizes = layout.as_list() if layout.rank is not None else [None, None]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes) - 1 or (0 in known and None in sizes):
+        sizes = [None]
+    return tf.TensorShape([*sizes, dim])
+
+
+def _has_kernel(table_update: TableUpdate) -> bool:
+    """Whether the kernels can make an update."""
+    # They would round rows of two bytes twice: decayed, and updated.
+    wide = table_update.parameters.dtype == tf.float32
+    return has_rule(table_update.rule) and (table_update.decay is None or wide)
+
+
+def _decays(decays: Sequence[tf.Tensor | None]) -> tf.Tensor:
+    """The share that each table's rows lose, [tables] or [0] if none does."""
+    if all(decay is None for decay in decays):
+        return tf.zeros([0])
+    return tf.stack([0.0 if decay is None else decay for decay in decays])
+
+
+def _unpack(
+    inputs: Sequence[tf.Tensor], num_tables: int, bags: Sequence[BaggedIds]
+) -> tuple[list[tf.Tensor], list[BaggedIds]]:
+    """Tables' handles, and bags like the given ones."""
+    rest = iter(inputs[num_tables:])
+    fields: dict[str, list[Any]] = {}
+    for name in _FIELDS:
+        fields[name] = [
+            None if getattr(b, name) is None else next(rest) for b in bags
+        ]
+    counts = tf.unstack(next(rest), num=len(bags))
+    unpacked = []
+    for i, b in enumerate(bags):
+        given = {name: values[i] for name, values in fields.items()}
+        grouping = given.pop("grouping")
+        if b.splits is None:
+            given["bag_ids"] = grouping
+        else:
+            # Bags' numbers of the outer graph would be one more input.
+            given.update(splits=grouping, bag_ids=None)
+        unpacked.append(b._replace(count=counts[i], **given))
+    return list(inputs[:num_tables]), unpacked
