@@ -13,8 +13,7 @@ from conformance.harness import tensors
 from helpers import assert_unchanged, differentiate, state
 from tfrs_embed import strategies
 from tfrs_embed.ops import xla
-from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.validity import Validity
+from tfrs_embed.ops.bags import BaggedIds, Validity
 
 tpu = tf.tpu.experimental.embedding
 

@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.ops.checks import Checks, message
-from tfrs_embed.ops.inputs import require_valid
 from tfrs_embed.ops.parsed_ids import ParsedIds, parse_ids
+from tfrs_embed.ops.validation import require_valid
 from tfrs_embed.sparsecore.setup import Setup
 
 
@@ -49,7 +49,7 @@ def parse(
         each.flatten()
         _require_samples(setup, i, each, chips, checks)
         made.append(each)
-    require_valid(setup.features, made, checks, training=True)
+    require_valid(made, checks, training=True)
     return made
 
 

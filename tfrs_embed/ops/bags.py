@@ -13,7 +13,6 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.ops.validity import Validity
 from tfrs_embed.strategies import is_tpu
 
 
@@ -21,6 +20,36 @@ def id_dtype(table: TableSpec) -> tf.DType:
     """The smallest of int32 and int64 that holds a table's ids."""
     large = table.keys is not None or table.vocabulary_size > tf.int32.max
     return tf.int64 if large else tf.int32
+
+
+class Validity(NamedTuple):
+    """The validity of a feature's ids, where nothing can raise.
+
+    Attributes:
+        mask: [n] bool, the ids that are in the table.
+        all_valid: scalar bool, the same for all features of a call: whether it
+            may be trained on. If not, ids outside are NaN, else zero.
+    """
+
+    mask: tf.Tensor
+    all_valid: tf.Tensor
+
+    def weights(
+        self, weights: tf.Tensor | None, combined: bool
+    ) -> tf.Tensor | None:
+        """Weights, [n] float32 or None for ones, without those of absent ids.
+
+        Args:
+            weights: the weights.
+            combined: whether a vector may be made of several ids.
+
+        Returns:
+            The weights, zero for ids that aren't there; None if no sum has a
+            use for that.
+        """
+        if weights is not None:
+            return tf.where(self.mask, weights, 0.0)
+        return tf.cast(self.mask, tf.float32) if combined else None
 
 
 class BaggedIds(NamedTuple):

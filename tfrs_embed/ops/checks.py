@@ -89,6 +89,9 @@ class Checks:
     Args:
         consensus: with whom to decide whether they hold.
 
+    Attributes:
+        consensus: that.
+
     Raises:
         NotImplementedError: inside tf.vectorized_map.
     """
@@ -100,7 +103,7 @@ class Checks:
                 "can't be checked one by one. Call the layer once with all "
                 "ids: it takes tensors of any rank, and maps each id by itself."
             )
-        self._consensus = consensus
+        self.consensus = consensus
         self._checks: list[tuple[tf.Tensor, Callable[[], tf.Tensor]]] = []
 
     def require(self, ok: tf.Tensor, text: Callable[[], tf.Tensor]) -> None:
@@ -114,7 +117,7 @@ class Checks:
         Raises:
             tf.errors.InvalidArgumentError: when executing eagerly, at once.
         """
-        if self._consensus is not None or not tf.executing_eagerly():
+        if self.consensus is not None or not tf.executing_eagerly():
             self._checks.append((ok, text))
         elif not bool(ok):
             raise tf.errors.InvalidArgumentError(
@@ -141,7 +144,7 @@ class Checks:
         Raises:
             NotImplementedError: that is to be decided with others.
         """
-        if self._consensus is not None:
+        if self.consensus is not None:
             strategies.refuse_in_xla("Tables of several replicas")
         return tf.reduce_all(_in_row([tf.constant(True), *self._oks()]))
 
@@ -152,7 +155,7 @@ class Checks:
             NotImplementedError: inside XLA, which drops what raises.
         """
         strategies.refuse_in_xla("Checks that raise an error as they run")
-        if not self._checks and self._consensus is None:
+        if not self._checks and self.consensus is None:
             return list(tensors)
         with_others: dict[tf.DType, list[int]] = {}
         for place, tensor in enumerate(tensors):
@@ -185,7 +188,7 @@ class Checks:
         return found
 
     def _guard(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        consensus = self._consensus
+        consensus = self.consensus
         oks = self._oks() or [tf.constant(True)]
         ok = tf.reduce_all(_in_row(oks))
         if consensus is not None:

@@ -18,13 +18,12 @@ from tfrs_embed.strategies import in_xla, refuse_in_xla
 
 
 def parts(
-    feature: FeatureSpec, parsed: ParsedIds, invalid_ids: str, checks: Checks
+    parsed: ParsedIds, invalid_ids: str, checks: Checks
 ) -> list[ParsedIds]:
-    """Splits a feature's ids into those of its lookups, by rows.
+    """Splits a feature's ids into those of its `bagged` features, by rows.
 
     Args:
-        feature: the feature.
-        parsed: its ids.
+        parsed: the feature's ids.
         invalid_ids: "error", or "zero" to leave out ids that are none.
         checks: takes the conditions that depend on values.
 
@@ -34,6 +33,7 @@ def parts(
         absent. If an id's rows are multiplied, those come after the ids'
         places, and each is a vector of its own.
     """
+    feature = parsed.feature
     hashing = feature.hashing
     if hashing is None:
         return [parsed]
@@ -42,12 +42,16 @@ def parts(
         absent = _out_of_range(feature, parsed.ids, absent, invalid_ids, checks)
     made = rows(feature, parsed.ids, absent)
     # -1 is there for nothing else than what was found here.
-    drops = hashing.padding_value is not None or (
+    may_be_absent = hashing.padding_value is not None or (
         invalid_ids == "zero" and not hashings.takes_any_id(hashing)
+    )
+    parsed = dataclasses.replace(
+        parsed, may_be_absent=may_be_absent, hashed=True
     )
     if not hashings.multiplies(hashing):
         return [
-            dataclasses.replace(parsed, ids=each, drops=drops) for each in made
+            dataclasses.replace(parsed, feature=f, ids=each)
+            for f, each in zip(feature.bagged, made, strict=True)
         ]
     static = parsed.ids.shape
     shape = (
@@ -57,11 +61,24 @@ def parts(
     places = tf.ensure_shape(places, static)
     if absent is not None:
         places = tf.where(absent, -1, places)
+    first, *others = feature.bagged
     return [
-        dataclasses.replace(parsed, ids=places, drops=drops, places=True),
+        dataclasses.replace(
+            parsed, feature=first, ids=places, is_position=True
+        ),
         *(
-            ParsedIds(each, None, None, shape, static, False, drops=drops)
-            for each in made
+            ParsedIds(
+                f,
+                each,
+                None,
+                None,
+                shape,
+                static,
+                False,
+                may_be_absent=may_be_absent,
+                hashed=True,
+            )
+            for f, each in zip(others, made, strict=True)
         ),
     ]
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfrs_embed import hashing as hashings
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.ops.checks import Checks, message
+from tfrs_embed.ops.checks import Checks, first, message
 
 
 def require_output_shape(
@@ -49,24 +49,117 @@ def require_output_shape(
             )
 
 
-def require_equal(
+def require_sparse_order(
+    feature: FeatureSpec,
+    ids: tf.SparseTensor,
+    row: tf.Tensor,
+    column: tf.Tensor,
+    checks: Checks,
+) -> None:
+    """Requires indices that ascend and are within the dense shape."""
+    indices, size = ids.indices, ids.dense_shape
+    later_row = row[1:] > row[:-1]
+    later_column = (row[1:] == row[:-1]) & (column[1:] > column[:-1])
+    ascending = later_row | later_column
+    checks.require(
+        tf.reduce_all(ascending),
+        lambda: message(
+            f"{feature}: sparse ids must have unique indices in row-major "
+            "order; ",
+            first(indices[1:], ~ascending),
+            " follows ",
+            first(indices[:-1], ~ascending),
+            ". tf.sparse.reorder sorts them.",
+        ),
+    )
+    inside = (row >= 0) & (row < size[0]) & (column >= 0) & (column < size[1])
+    checks.require(
+        tf.reduce_all(inside),
+        lambda: message(
+            f"{feature}: sparse ids have the index ",
+            first(indices, ~inside),
+            " outside their dense shape ",
+            size,
+            ".",
+        ),
+    )
+
+
+def weights_like(
+    feature: FeatureSpec, ids: Any, weights: Any, checks: Checks
+) -> tf.Tensor | None:
+    """Weights' values as float32, if they are of the kind and shape of the ids.
+
+    Args:
+        feature: the feature.
+        ids: a Tensor, RaggedTensor or SparseTensor.
+        weights: its weights, or None.
+        checks: takes the conditions that depend on values.
+
+    Returns:
+        In the ids' shape, or [n], without a gradient; None: there are none.
+
+    Raises:
+        TypeError: weights of another kind, or no numbers.
+        ValueError: a wrong rank or static shape.
+    """
+    if weights is None:
+        return None
+    kinds = (tf.RaggedTensor, tf.SparseTensor)
+    kind = next((each for each in kinds if isinstance(ids, each)), None)
+    given = next((each for each in kinds if isinstance(weights, each)), None)
+    if given is not kind:
+        wanted = f"a {kind.__name__}" if kind else "a Tensor"
+        raise TypeError(
+            f"{feature}: weights must be {wanted} like the ids, got "
+            f"{type(weights).__name__}."
+        )
+    if kind is None:
+        values = weights = to_tensor(weights, f"{feature}: weights")
+        if not ids.shape.is_compatible_with(weights.shape):
+            raise ValueError(
+                f"{feature}: weights have the shape {weights.shape}, ids "
+                f"{ids.shape}; they must be equal."
+            )
+        parts = {"shape": (tf.shape(ids), tf.shape(weights))}
+    elif kind is tf.RaggedTensor:
+        values = weights.values
+        if weights.shape.rank != 2:
+            raise ValueError(
+                f"{feature}: ragged weights must have rank 2, got shape "
+                f"{weights.shape}."
+            )
+        parts = {"row splits": (ids.row_splits, weights.row_splits)}
+    else:
+        values = weights.values
+        parts = {
+            "indices": (ids.indices, weights.indices),
+            "dense shape": (ids.dense_shape, weights.dense_shape),
+        }
+    if not (values.dtype.is_floating or values.dtype.is_integer):
+        raise TypeError(
+            f"{feature}: weights must be numbers, got {values.dtype.name}."
+        )
+    for name, (expected, actual) in parts.items():
+        if actual is not expected:
+            _require_equal(feature, checks, expected, actual, name)
+    # Weights are data, on every engine: the TPU's give them no gradient.
+    return tf.stop_gradient(tf.cast(values, tf.float32))
+
+
+def _require_equal(
     feature: FeatureSpec,
     checks: Checks,
     expected: tf.Tensor,
     actual: tf.Tensor,
-    actual_name: str,
-    expected_name: str,
+    name: str,
 ) -> None:
-    """Requires two tensors to be equal, such as indices of ids and weights.
-
-    Args:
-        feature: the feature.
-        checks: takes the condition.
-        expected: a tensor, [n, ...].
-        actual: a tensor, [m, ...].
-        actual_name: its name, for errors.
-        expected_name: the other's.
-    """
+    """Requires a tensor of the weights, [m, ...], to be that of the ids."""
+    if expected.dtype != actual.dtype:  # Row splits of 32 and of 64 bits.
+        expected, actual = (
+            tf.cast(expected, tf.int64),
+            tf.cast(actual, tf.int64),
+        )
     # Cut to one length, so that the comparison itself can't fail.
     lengths = tf.shape(expected)[0], tf.shape(actual)[0]
     length = tf.minimum(*lengths)
@@ -76,9 +169,9 @@ def require_equal(
     checks.require(
         equal,
         lambda: message(
-            f"{feature}: the {actual_name} ",
+            f"{feature}: the {name} of the weights ",
             actual,
-            f" differ from the {expected_name} ",
+            f" differ from the {name} of the ids ",
             expected,
             ".",
         ),
@@ -142,29 +235,3 @@ def check_ids_dtype(feature: FeatureSpec, dtype: tf.DType) -> None:
             f" got {dtype.name}. Cast them where they are made: a float32 "
             "can't hold every id above 2^24."
         )
-
-
-def as_float32(feature: FeatureSpec, weights: tf.Tensor) -> tf.Tensor:
-    """Casts weights to float32, without a gradient.
-
-    Raises:
-        TypeError: they are no numbers.
-    """
-    if not (weights.dtype.is_floating or weights.dtype.is_integer):
-        raise TypeError(
-            f"{feature}: weights must be numbers, got {weights.dtype.name}."
-        )
-    # Weights are data, on every engine: the TPU's give them no gradient.
-    return tf.stop_gradient(tf.cast(weights, tf.float32))
-
-
-def refuse_weights(feature: FeatureSpec, wanted: str, weights: Any) -> None:
-    """Refuses weights of another kind than their ids.
-
-    Raises:
-        TypeError: always.
-    """
-    raise TypeError(
-        f"{feature}: weights must be {wanted} like the ids, got "
-        f"{type(weights).__name__}."
-    )

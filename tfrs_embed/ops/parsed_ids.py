@@ -14,16 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.ops.bags import bag_of_id
-from tfrs_embed.ops.checks import Checks, first, message
+from tfrs_embed.ops.bags import Validity, bag_of_id
+from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.input_checks import (
-    as_float32,
     check_ids_dtype,
     check_rank_2,
-    refuse_weights,
-    require_equal,
     require_output_shape,
+    require_sparse_order,
     to_tensor,
+    weights_like,
 )
 from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.strategies import refuse_in_xla
@@ -34,6 +33,7 @@ class ParsedIds:
     """A feature's ids on their way to bags; weights are not yet combined.
 
     Attributes:
+        feature: the feature.
         ids: n integers, of any shape until `flatten`.
         bag_ids: [n] int32, the bag of each id, ascending; None: `splits` says
             it, or every bag has `bag_size` ids.
@@ -46,12 +46,16 @@ class ParsedIds:
         bag_size: the number of ids in each bag, if `bag_ids` is None.
         splits: [count + 1] int32, where each bag begins and the last ends, if
             that is how they were given.
-        most: the most ids that a bag can have, if `combine` and if declared.
-        drops: whether -1 (absent) may occur, of ids that hashing made and
-            nobody has to check. None: the ids are the user's.
-        places: whether they are places among the ids, and not of a table.
+        max_bag_size: the most ids that a bag can have, if `combine` and if
+            declared.
+        may_be_absent: whether ids may be left out: those outside of the table,
+            and -1 among hashed ones.
+        hashed: whether hashing made the ids, so that nobody has to check them.
+        is_position: whether they are positions among the ids, not rows.
+        validity: inside XLA, which ids are in the table.
     """
 
+    feature: FeatureSpec
     ids: tf.Tensor
     bag_ids: tf.Tensor | None
     weights: tf.Tensor | None
@@ -61,9 +65,11 @@ class ParsedIds:
     kept: tf.Tensor | None = None
     bag_size: int = 1
     splits: tf.Tensor | None = None
-    most: int | None = None
-    drops: bool | None = None
-    places: bool = False
+    max_bag_size: int | None = None
+    may_be_absent: bool = False
+    hashed: bool = False
+    is_position: bool = False
+    validity: Validity | None = None
 
     def flatten(self) -> None:
         """Lays the ids out as [n]."""
@@ -74,6 +80,11 @@ class ParsedIds:
     def even(self) -> bool:
         """Whether every bag has `bag_size` ids."""
         return self.bag_ids is None and self.splits is None
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the ids are the user's numbers of rows, to be checked."""
+        return self.feature.table.keys is None and not self.hashed
 
     def bag_of_id(self) -> tf.Tensor:
         """Returns [n] int32, the bag of each id, unless they are `even`."""
@@ -120,23 +131,7 @@ def _parse_dense(
 ) -> ParsedIds:
     ids = to_tensor(ids, f"{feature}: ids")
     check_ids_dtype(feature, ids.dtype)
-    if weights is not None:
-        if isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
-            refuse_weights(feature, "a Tensor", weights)
-        weights = as_float32(feature, to_tensor(weights, f"{feature}: weights"))
-        if not ids.shape.is_compatible_with(weights.shape):
-            raise ValueError(
-                f"{feature}: weights have the shape {weights.shape}, ids "
-                f"{ids.shape}; they must be equal."
-            )
-        require_equal(
-            feature,
-            checks,
-            tf.shape(ids),
-            tf.shape(weights),
-            "shape of the weights",
-            "shape of the ids",
-        )
+    weights = weights_like(feature, ids, weights, checks)
     static = ids.shape
     shape = static if static.is_fully_defined() else tf.shape(ids)
     wanted = feature.output_shape
@@ -151,7 +146,9 @@ def _parse_dense(
     if weights is not None:
         weights = tf.reshape(weights, [-1])
     if wanted is None:
-        return ParsedIds(ids, None, weights, _layout(shape), static, False)
+        return ParsedIds(
+            feature, ids, None, weights, _layout(shape), static, False
+        )
     rank = static.rank
     if rank is None or rank not in (len(wanted), len(wanted) + 1):
         raise ValueError(
@@ -165,15 +162,26 @@ def _parse_dense(
     prefix_static = prefix_static.merge_with(tf.TensorShape(wanted))
     if not combine:
         layout = _layout(prefix)
-        return ParsedIds(ids, None, weights, layout, prefix_static, False)
+        return ParsedIds(
+            feature, ids, None, weights, layout, prefix_static, False
+        )
     if static[-1]:
         layout, bag_size = _layout(prefix), static[-1]
         return ParsedIds(
-            ids, None, weights, layout, prefix_static, True, None, bag_size
+            feature,
+            ids,
+            None,
+            weights,
+            layout,
+            prefix_static,
+            True,
+            bag_size=bag_size,
         )
     # Bags of a length that is not known, or of none at all.
     bag = tf.repeat(tf.range(tf.reduce_prod(_layout(prefix))), shape[-1])
-    return ParsedIds(ids, bag, weights, _layout(prefix), prefix_static, True)
+    return ParsedIds(
+        feature, ids, bag, weights, _layout(prefix), prefix_static, True
+    )
 
 
 def _parse_sequence(
@@ -198,10 +206,10 @@ def _parse_sequence(
         weights = tf.ensure_shape(weights, static)[:, :length]
         weights = tf.reshape(weights, [-1])
     if ids.shape[1] == length:
-        return ParsedIds(ids, None, weights, shape, laid_out, False)
+        return ParsedIds(feature, ids, None, weights, shape, laid_out, False)
     position = tf.range(rows)[:, None] * length + tf.range(width)
     bag = tf.reshape(position, [-1])
-    return ParsedIds(ids, bag, weights, shape, laid_out, False)
+    return ParsedIds(feature, ids, bag, weights, shape, laid_out, False)
 
 
 def _layout(shape: Any) -> Any:
@@ -217,25 +225,7 @@ def _parse_ragged(
 ) -> ParsedIds:
     check_ids_dtype(feature, ids.dtype)
     check_rank_2(feature, ids.shape, "ragged ids", "[batch, None]")
-    values = None
-    if weights is not None:
-        if not isinstance(weights, tf.RaggedTensor):
-            refuse_weights(feature, "a RaggedTensor", weights)
-        if weights.shape.rank != 2:
-            raise ValueError(
-                f"{feature}: ragged weights must have rank 2, got shape "
-                f"{weights.shape}."
-            )
-        if weights.row_splits is not ids.row_splits:
-            require_equal(
-                feature,
-                checks,
-                tf.cast(ids.row_splits, tf.int64),
-                tf.cast(weights.row_splits, tf.int64),
-                "row splits of the weights",
-                "row splits of the ids",
-            )
-        values = as_float32(feature, weights.values)
+    values = weights_like(feature, ids, weights, checks)
     splits = tf.cast(ids.row_splits, tf.int32)
 
     def places() -> tuple[tf.Tensor, tf.Tensor]:
@@ -264,30 +254,8 @@ def _parse_sparse(
     check_rank_2(feature, ids.shape, "sparse ids", "[batch, columns]")
     indices = ids.indices
     row, column = indices[:, 0], indices[:, 1]
-    _require_sparse_order(feature, ids, row, column, checks)
-    values = None
-    if weights is not None:
-        if not isinstance(weights, tf.SparseTensor):
-            refuse_weights(feature, "a SparseTensor", weights)
-        if weights.indices is not indices:
-            require_equal(
-                feature,
-                checks,
-                indices,
-                weights.indices,
-                "indices of the weights",
-                "indices of the ids",
-            )
-        if weights.dense_shape is not ids.dense_shape:
-            require_equal(
-                feature,
-                checks,
-                ids.dense_shape,
-                weights.dense_shape,
-                "dense shape of the weights",
-                "dense shape of the ids",
-            )
-        values = as_float32(feature, weights.values)
+    require_sparse_order(feature, ids, row, column, checks)
+    values = weights_like(feature, ids, weights, checks)
     return _by_rows(
         feature,
         checks,
@@ -296,36 +264,6 @@ def _parse_sparse(
         values,
         tf.cast(ids.dense_shape[0], tf.int32),
         ids.shape[0],
-    )
-
-
-def _require_sparse_order(
-    feature: FeatureSpec,
-    ids: tf.SparseTensor,
-    row: tf.Tensor,
-    column: tf.Tensor,
-    checks: Checks,
-) -> None:
-    """Requires indices that ascend and are within the dense shape."""
-    indices = ids.indices
-    later_row = row[1:] > row[:-1]
-    later_column = (row[1:] == row[:-1]) & (column[1:] > column[:-1])
-    ascending = later_row | later_column
-    checks.require(
-        tf.reduce_all(ascending),
-        lambda: _order_message(feature, indices, ascending),
-    )
-    size = ids.dense_shape
-    inside = (row >= 0) & (row < size[0]) & (column >= 0) & (column < size[1])
-    checks.require(
-        tf.reduce_all(inside),
-        lambda: message(
-            f"{feature}: sparse ids have the index ",
-            first(indices, ~inside),
-            " outside their dense shape ",
-            size,
-            ".",
-        ),
     )
 
 
@@ -357,7 +295,9 @@ def _by_rows(
 
     def of_rows(shape: Any, static: tf.TensorShape) -> ParsedIds:
         row = None if splits is not None else places()[0]
-        return ParsedIds(ids, row, weights, shape, static, True, splits=splits)
+        return ParsedIds(
+            feature, ids, row, weights, shape, static, True, splits=splits
+        )
 
     if wanted in (None, (None,)) and not length:
         known_rows = isinstance(rows, int)
@@ -425,6 +365,7 @@ def _sequences(
     )
     kept = tf.where(position < length)[:, 0]
     return ParsedIds(
+        feature,
         tf.gather(ids, kept),
         tf.gather(row * length + position, kept),
         weights,
@@ -449,15 +390,3 @@ def _is_sequence(
     if static_rows is None or wanted[0] is None:
         return True
     return static_rows != wanted[0] * wanted[1] or wanted[1] == 1
-
-
-def _order_message(
-    feature: FeatureSpec, indices: tf.Tensor, ascending: tf.Tensor
-) -> tf.Tensor:
-    return message(
-        f"{feature}: sparse ids must have unique indices in row-major order; ",
-        first(indices[1:], ~ascending),
-        " follows ",
-        first(indices[:-1], ~ascending),
-        ". tf.sparse.reorder sorts them.",
-    )

@@ -28,8 +28,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.validity import Validity
+from tfrs_embed.ops.bags import BaggedIds, Validity
 
 
 def compiles(bags: Iterable[BaggedIds]) -> bool:

@@ -1,0 +1,213 @@
+"""Valid ids grouped into the bags that lookups and updates work on."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.ops import backend
+from tfrs_embed.ops.bags import (
+    BaggedIds,
+    Constants,
+    bag_of_id,
+    bag_sizes,
+    id_dtype,
+    map_bag_sizes,
+)
+from tfrs_embed.ops.id_range import valid
+from tfrs_embed.ops.parsed_ids import ParsedIds
+
+
+def group(
+    parsed: Sequence[ParsedIds], layouts: Layouts | None = None
+) -> list[BaggedIds]:
+    """Groups the ids of a call into bags; absent ids are left out.
+
+    Args:
+        parsed: the ids, which are in their tables, or `may_be_absent`.
+        layouts: those of the call; None: this is its only grouping.
+    """
+    layouts = layouts or Layouts()
+    layouts.prepare_scales(
+        [
+            (each.splits, each.feature.table.combiner)
+            for each in parsed
+            if each.splits is not None
+            and each.weights is None
+            and not each.may_be_absent
+        ]
+    )
+    return [_group(each, layouts) for each in parsed]
+
+
+def _group(parsed: ParsedIds, layouts: Layouts) -> BaggedIds:
+    ids, bag, weights = parsed.ids, parsed.bag_ids, parsed.weights
+    splits, validity = parsed.splits, parsed.validity
+    if parsed.kept is not None:
+        weights = tf.gather(weights, parsed.kept)
+    shape, count = layouts.of(parsed.shape)
+    bag_size = parsed.bag_size if parsed.even else None
+    table = parsed.feature.table
+    if not parsed.may_be_absent:
+        pass
+    elif validity is not None:
+        weights = validity.weights(weights, parsed.combine)
+    else:
+        # An id that is left out leaves its bag empty, which is a zero vector.
+        there = ids >= 0 if parsed.hashed else valid(ids, table.vocabulary_size)
+        kept = tf.where(there)[:, 0]
+        bag = (
+            tf.cast(kept // bag_size, tf.int32)
+            if parsed.even
+            else tf.gather(parsed.bag_of_id(), kept)
+        )
+        bag_size = splits = None
+        ids = tf.gather(ids, kept)
+        weights = None if weights is None else tf.gather(weights, kept)
+    compiled = backend.of(None, training=True).compiled
+    if splits is not None and (not compiled or weights is not None):
+        # Once for all that needs it.
+        bag = bag_of_id(splits, tf.size(ids), layouts.constants)
+    if ids.dtype != tf.int64 or not compiled:
+        # TensorFlow's operations are faster on int32.
+        ids = tf.cast(ids, id_dtype(table))
+    if validity is not None:
+        beyond = 0 if parsed.is_position else table.vocabulary_size
+        ids = tf.where(validity.mask, ids, beyond)
+    if table.combiner == "sum" or (
+        # One id of weight 1: every combiner gives the row itself.
+        weights is None and (not parsed.combine or bag_size == 1)
+    ):
+        scale = None
+    elif weights is None and bag_size is not None:
+        scale = layouts.scale(count, bag_size, table.combiner)
+    elif weights is None and splits is not None:
+        scale = layouts.scale_of_splits(splits, table.combiner)
+    else:
+        scale = _scale(table.combiner, bag, bag_size, weights, count)
+    return BaggedIds(
+        ids,
+        bag,
+        weights,
+        scale,
+        count,
+        shape,
+        parsed.static_shape,
+        tf.TensorShape([bag_size]),
+        validity,
+        splits,
+        tf.TensorShape([parsed.max_bag_size if parsed.combine else 1]),
+    )
+
+
+class Layouts:
+    """The shapes that bags are laid out in, as tensors, each made once.
+
+    On TPUs each use has its own, as of constants.
+
+    Attributes:
+        constants: those of the call.
+    """
+
+    def __init__(self) -> None:
+        self.constants = Constants()
+        self._known: dict[tuple[int, ...], tuple[tf.Tensor, tf.Tensor]] = {}
+        self._scales: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
+        self._scales_of_splits: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
+
+    def of(self, shape: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """A shape, [rank] int32, and the number of its bags, a scalar.
+
+        Args:
+            shape: a list of integers, or a tensor.
+        """
+        if not isinstance(shape, list):
+            shape = tf.cast(shape, tf.int32)
+            if shape.shape == [1]:
+                return shape, tf.squeeze(shape)
+            return shape, tf.reduce_prod(shape)
+        key = tuple(shape)
+        if key not in self._known or not self.constants.shared:
+            self._known[key] = (
+                tf.constant(shape, tf.int32, [len(shape)]),
+                tf.constant(math.prod(shape)),
+            )
+        return self._known[key]
+
+    def scale(
+        self, count: tf.Tensor, bag_size: int, combiner: str
+    ) -> tf.Tensor:
+        """The scales, [count] float32, of bags of so many ids of weight 1."""
+        key = (id(count), bag_size, combiner)
+        if key not in self._scales or not self.constants.shared:
+            total = np.float32(bag_size)
+            total = np.sqrt(total) if combiner == "sqrtn" else total
+            scale = tf.fill([count], np.float32(1.0) / total)
+            # With its count, whose identity is then no other tensor's.
+            self._scales[key] = count, scale
+        return self._scales[key][1]
+
+    def prepare_scales(self, features: Sequence[tuple[tf.Tensor, str]]) -> None:
+        """Computes the scales of several features' bags at once.
+
+        Args:
+            features: each one's splits, [count + 1] int32, and its combiner.
+        """
+        if not self.constants.shared:
+            return
+        for combiner in ("mean", "sqrtn"):
+            splits = [each for each, c in features if c == combiner]
+            if len(splits) < 2:
+                continue
+            found = map_bag_sizes(
+                functools.partial(_scale_of_sizes, combiner), splits
+            )
+            for each, scale in zip(splits, found, strict=True):
+                static = each.shape[0]
+                scale.set_shape([None if static is None else static - 1])
+                self._scales_of_splits[id(each), combiner] = each, scale
+
+    def scale_of_splits(self, splits: tf.Tensor, combiner: str) -> tf.Tensor:
+        """The scales, [count] float32, of bags of ids of weight 1."""
+        known = self._scales_of_splits.get((id(splits), combiner))
+        if known is not None:
+            return known[1]
+        sizes = tf.cast(bag_sizes(splits, self.constants), tf.float32)
+        return _inverse(combiner, sizes)
+
+
+def _scale(
+    combiner: str,
+    bag: tf.Tensor | None,
+    bag_size: int | None,
+    weights: tf.Tensor | None,
+    count: tf.Tensor,
+) -> tf.Tensor:
+    """The factor of a bag's weighted sum; 0 for a zero total."""
+    if weights is not None:
+        terms = weights if combiner == "mean" else tf.square(weights)
+    else:
+        terms = tf.ones(tf.shape(bag), tf.float32)
+    total = (
+        tf.reduce_sum(tf.reshape(terms, [count, bag_size]), 1)
+        if bag is None
+        else tf.math.unsorted_segment_sum(terms, bag, count)
+    )
+    return _inverse(combiner, total)
+
+
+def _scale_of_sizes(combiner: str, sizes: tf.Tensor) -> tf.Tensor:
+    """The factor of bags of so many ids of weight 1."""
+    return _inverse(combiner, tf.cast(tf.maximum(sizes, 0), tf.float32))
+
+
+def _inverse(combiner: str, total: tf.Tensor) -> tf.Tensor:
+    """The factor of sums whose (squared) weights have these totals."""
+    if combiner == "sqrtn":
+        total = tf.sqrt(total)
+    return tf.math.divide_no_nan(1.0, total)
