@@ -110,7 +110,7 @@ class Checks:
         """Adds a condition.
 
         Args:
-            ok: a scalar bool tensor.
+            ok: a scalar bool tensor; in a graph, one of any length.
             text: called where any condition failed, this one or another;
                 returns the error's text, as `message` makes it.
 
@@ -123,17 +123,6 @@ class Checks:
             raise tf.errors.InvalidArgumentError(
                 None, None, text().numpy().decode()
             )
-
-    def require_all(
-        self, oks: tf.Tensor, text: Callable[[], tf.Tensor]
-    ) -> None:
-        """Adds conditions in a graph.
-
-        Args:
-            oks: [n] bool.
-            text: as in `require`; words the error of the first that failed.
-        """
-        self._checks.append((oks, text))
 
     def hold(self) -> tf.Tensor:
         """Returns whether all conditions hold, for code that can't raise.

@@ -25,7 +25,7 @@ def parts(
     Args:
         parsed: the feature's ids.
         invalid_ids: "error", or "zero" to leave out ids that are none.
-        checks: takes the conditions that depend on values.
+        checks: takes conditions.
 
     Returns:
         Of a feature without hashing, what was given. Else the rows of each of
@@ -139,10 +139,6 @@ def _quotient_remainder(
 
 def padding(feature: FeatureSpec, ids: tf.Tensor) -> tf.Tensor | None:
     """Which ids of a hashed feature are padding, bool of the ids' shape.
-
-    Args:
-        feature: the feature.
-        ids: its ids.
 
     Returns:
         The mask; None: none of them can be.

@@ -92,7 +92,7 @@ def require(
     """
     row = Row(features, ids)
     checks = Checks()
-    checks.require_all(row.valid(), row.message)
+    checks.require(row.valid(), row.message)
     [guarded] = checks.guard([row.all()])
     if len(ids) == 1:
         return [guarded]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,12 +88,7 @@ def _parse(
 def lookup_bags(
     features: Sequence[FeatureSpec], bags: Sequence[BaggedIds]
 ) -> list[BaggedIds]:
-    """The bags of the features' lookups, one feature after the other.
-
-    Args:
-        features: the features.
-        bags: what `to_bags` returned for them.
-    """
+    """The bags of the features' lookups among those that `to_bags` returned."""
     bagged = [(f, each) for f in features for each in f.bagged]
     return [
         b
@@ -106,13 +100,7 @@ def lookup_bags(
 def first_bags(
     features: Sequence[FeatureSpec], bags: Sequence[BaggedIds]
 ) -> list[BaggedIds]:
-    """The bags that each feature's activations are laid out by.
-
-    Args:
-        features: the features.
-        bags: what `to_bags` returned for them.
-    """
-    numbers = itertools.accumulate(
-        (len(feature.bagged) for feature in features), initial=0
-    )
-    return [bags[i] for i, _ in zip(numbers, features, strict=False)]
+    """The bags that each feature's activations are laid out by."""
+    rest = iter(bags)
+    of_features = [[next(rest) for _ in f.bagged] for f in features]
+    return [first for first, *_ in of_features]

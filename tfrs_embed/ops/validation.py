@@ -95,7 +95,7 @@ def require_valid(
             )
         return
     row = Row(features, [each.ids for each in parsed])
-    checks.require_all(backend.of(None, training).inside(row), row.message)
+    checks.require(backend.of(None, training).inside(row), row.message)
 
 
 def _together(parsed: Sequence[ParsedIds]) -> bool:
