@@ -70,7 +70,8 @@ class Consensus(abc.ABC):
 
         Args:
             features: the features of the call.
-            bags: their bags, without weights; ids may be out of range.
+            bags: their bags, without weights and scales; ids may be out of
+                range.
             weighted: which of them have weights.
 
         Returns:

@@ -37,7 +37,8 @@ def group(
         [
             (each.splits, each.feature.table.combiner)
             for each in parsed
-            if each.splits is not None
+            if each.scaled
+            and each.splits is not None
             and each.weights is None
             and not each.may_be_absent
         ]
@@ -79,10 +80,9 @@ def _group(parsed: ParsedIds, layouts: Layouts) -> BaggedIds:
     if validity is not None:
         beyond = 0 if parsed.is_position else table.vocabulary_size
         ids = tf.where(validity.mask, ids, beyond)
-    if table.combiner == "sum" or (
-        # One id of weight 1: every combiner gives the row itself.
-        weights is None and (not parsed.combine or bag_size == 1)
-    ):
+    # One id of weight 1: every combiner gives the row itself.
+    single = weights is None and (not parsed.combine or bag_size == 1)
+    if table.combiner == "sum" or single or not parsed.scaled:
         scale = None
     elif weights is None and bag_size is not None:
         scale = layouts.scale(count, bag_size, table.combiner)

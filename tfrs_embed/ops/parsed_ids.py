@@ -53,6 +53,7 @@ class ParsedIds:
         hashed: whether hashing made the ids, so that nobody has to check them.
         is_position: whether they are positions among the ids, not rows.
         validity: inside XLA, which ids are in the table.
+        scaled: whether the bags have scales, where their combiner needs them.
     """
 
     feature: FeatureSpec
@@ -70,6 +71,7 @@ class ParsedIds:
     hashed: bool = False
     is_position: bool = False
     validity: Validity | None = None
+    scaled: bool = True
 
     def flatten(self) -> None:
         """Lays the ids out as [n]."""
@@ -90,9 +92,11 @@ class ParsedIds:
         """Returns [n] int32, the bag of each id, unless they are `even`."""
         return bag_of_id(self.splits) if self.bag_ids is None else self.bag_ids
 
-    def without_weights(self) -> ParsedIds:
-        """These ids, each of weight 1."""
-        return dataclasses.replace(self, weights=None, kept=None)
+    def alone(self) -> ParsedIds:
+        """These ids, for bags without weights and scales."""
+        return dataclasses.replace(
+            self, weights=None, kept=None, scaled=False
+        )
 
 
 def parse_ids(

@@ -56,7 +56,7 @@ def validate(
     else:
         early = consensus.prepare(
             [each.feature for each in parsed],
-            group([each.without_weights() for each in parsed], layouts),
+            group([each.alone() for each in parsed], layouts),
             [each.weights is not None for each in parsed],
         )
         consensus.prepared(_guard(parsed, checks, early))
