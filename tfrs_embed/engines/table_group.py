@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.parsed_ids import bag_of_id
+from tfrs_embed.ops.bags import BaggedIds, bag_of_id
 from tfrs_embed.ops.update import GradientContributions
 
 

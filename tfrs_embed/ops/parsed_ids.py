@@ -94,9 +94,7 @@ class ParsedIds:
 
     def alone(self) -> ParsedIds:
         """These ids, for bags without weights and scales."""
-        return dataclasses.replace(
-            self, weights=None, kept=None, scaled=False
-        )
+        return dataclasses.replace(self, weights=None, kept=None, scaled=False)
 
 
 def parse_ids(
