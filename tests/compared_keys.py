@@ -53,7 +53,7 @@ class Compared:
     def plan(self, keys, counts, step):
         expected = self.reference.plan(keys, counts, step)
         before = int(self.table.physical())
-        plan = self.table.plan(
+        plan = self.table.reserve(
             int64(keys), counts if counts is None else int64(counts), step
         )
         assert int(plan.lacking) == expected.lacking
@@ -77,6 +77,7 @@ class Compared:
         if hints is None:
             hints = [self.hints.get(key, ABSENT) for key in keys]
         expected = self.reference.commit(keys, counts, step)
+        before = set(self.table.live().keys.tolist())
         commit = self.table.commit(
             int64(keys),
             counts if counts is None else int64(counts),
@@ -86,8 +87,8 @@ class Compared:
         assert int(commit.lacking) == expected.lacking
         if expected.lacking:
             return expected
-        assert set(commit.evicted_keys.numpy()) == expected.evicted
-        assert len(commit.evicted_keys) == len(expected.evicted)
+        after = set(self.table.live().keys.tolist())
+        assert before - after == expected.evicted
         new = self._new_rows(commit)
         assert set(new) == expected.admitted
         for key in expected.evicted:

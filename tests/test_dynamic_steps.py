@@ -871,18 +871,18 @@ def test_a_table_is_not_saved_while_its_keys_change(tmp_path, monkeypatch):
     layer = make_known()
     train_known(layer, tf.constant([1, 2, 3, 4], tf.int64))
     [rows] = layer.tables["numbers"]._rows.shards
-    counters = rows.counters
+    live = rows.live
 
-    def after_a_step(name):
+    def after_a_step():
         args = layer, tf.constant([8], tf.int64)
         thread = threading.Thread(target=train_known, args=args)
         thread.start()
         thread.join()
-        return counters(name)
+        return live()
 
     checkpoint = tf.train.Checkpoint(layer=layer)
     path = checkpoint.save(str(tmp_path / "good"))
-    monkeypatch.setattr(rows, "counters", after_a_step)
+    monkeypatch.setattr(rows, "live", after_a_step)
     with pytest.raises(RuntimeError, match="between steps"):
         checkpoint.save(str(tmp_path / "bad"))
     monkeypatch.undo()

@@ -7,7 +7,7 @@ a bucket above the longest that any of them has for another.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -31,13 +31,8 @@ class Received(NamedTuple):
             [world * capacity] rows that come back.
         capacity: scalar int32.
         bucket: scalar int32, the capacity's number.
-        keys: [world * capacity] int64, the keys that have these rows, in a
-            training step of a table that gives rows to keys.
-        occurrences: [world * capacity] int64, how often each was asked for, in
-            such a step; padding is 0.
-        step: scalar int64, the number of such a step.
-        new_keys: [m] int64, the keys that such a step admits.
-        initial: [m, dim] float32, their initial rows.
+        reservation: the rows that a training step of a table that gives rows to
+            keys has reserved for those asked for.
         version: scalar int64, when keys were found to have these rows.
         collected: what a first stage of the exchange has collected, if there
             are two.
@@ -49,11 +44,7 @@ class Received(NamedTuple):
     position: tf.Tensor
     capacity: tf.Tensor
     bucket: tf.Tensor
-    keys: tf.Tensor | None = None
-    occurrences: tf.Tensor | None = None
-    step: tf.Tensor | None = None
-    new_keys: tf.Tensor | None = None
-    initial: tf.Tensor | None = None
+    reservation: Any = None
     version: tf.Tensor | None = None
     collected: Collected | None = None
 

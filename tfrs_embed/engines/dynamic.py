@@ -14,17 +14,15 @@ from tfrs_embed.distribution import replicas
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.dynamic import DynamicTable
-from tfrs_embed.engines.tables.dynamic_rows import (
-    DynamicRows,
-    Planned,
-    Request,
-    commit,
-    initial_rows_of,
-    plan,
-    rows_at_first,
-)
-from tfrs_embed.engines.tables.key_rules import TRASH
+from tfrs_embed.engines.tables.key_rules import TRASH, rows_at_first
 from tfrs_embed.engines.tables.key_table import Found
+from tfrs_embed.engines.tables.keyed_shard import KeyedShard, initial_rows_of
+from tfrs_embed.engines.tables.reservation import (
+    Request,
+    Reservation,
+    commit,
+    reserve,
+)
 from tfrs_embed.ops import concat_gradients
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds
@@ -39,13 +37,11 @@ class _Residuals(NamedTuple):
 
     Attributes:
         bags: each feature's bags of keys.
-        requests: each table's keys, feature after feature.
-        planned: what the plan found of those of trained tables.
+        reserved: the rows of each trained table's keys, feature after feature.
     """
 
     bags: list[BaggedIds]
-    requests: dict[str, Request]
-    planned: dict[str, Planned]
+    reserved: dict[str, Reservation]
 
 
 class EngineOfKeys:
@@ -58,12 +54,10 @@ class EngineOfKeys:
 
     @property
     def has_whole_tables(self) -> bool:
-        """See `Engine`."""
         return False
 
     @property
     def gives_rows(self) -> bool:
-        """See `Engine`."""
         return True
 
     def _table(self) -> DynamicTable:
@@ -73,15 +67,12 @@ class EngineOfKeys:
 
     @property
     def key_capacity(self) -> int | None:
-        """See `Engine`."""
         return self._table().shard_capacity
 
     def local_key_counts(self) -> dict[int, int]:
-        """See `Engine`."""
         return self._table().local_counts()
 
     def key_counts(self) -> list[int]:
-        """See `Engine`."""
         return self._table().counts()
 
 
@@ -114,15 +105,14 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
             name: DynamicTable(state.spec, optimizers[name])
             for name, state in self.states.items()
         }
-        self._rows: dict[str, DynamicRows] = {}
+        self._rows: dict[str, KeyedShard] = {}
 
     def build(self) -> None:
-        """See the base class."""
         with tf.init_scope():
             self._shard.build(lambda table: rows_at_first(table, 1))
             for name, state in self.states.items():
                 optimizer = self.optimizers[name]
-                self._rows[name] = DynamicRows(
+                self._rows[name] = KeyedShard(
                     self._name,
                     state.spec,
                     1,
@@ -147,7 +137,6 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         dtype: tf.DType = tf.float32,
         begun: Any = None,
     ) -> tuple[list[tf.Tensor], Any]:
-        """See the base class."""
         refuse_to_trace(self._name)
         step = tf.convert_to_tensor(self.step) + 1
         located = list(bags)
@@ -160,17 +149,15 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
             )
             for name, mine in self._places().items()
         }
+        reserved = {}
         if training:
             trained = [n for n in requests if self.optimizers[n] is not None]
-            planned = dict(
-                zip(trained, plan([requests[n] for n in trained]), strict=True)
-            )
-        else:
-            planned = {}
+            rows = reserve([requests[n] for n in trained])
+            reserved = dict(zip(trained, rows, strict=True))
         found = {
-            name: Found(planned[name].rows, planned[name].version)
-            if name in planned
-            else self._rows[name].look_up(requests[name].keys)
+            name: Found(reserved[name].rows, reserved[name].version)
+            if name in reserved
+            else self._rows[name].key_table.look_up(requests[name].keys)
             for name in requests
         }
         for name, mine in self._places().items():
@@ -184,7 +171,7 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         # Vectors that went through a branch could not be written to their
         # places in a concatenation at once: a training step relies on being the
         # only one.
-        return activations, _Residuals(list(bags), requests, planned)
+        return activations, _Residuals(list(bags), reserved)
 
     def _check_read(
         self,
@@ -236,18 +223,15 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
     def apply_gradients(
         self, residuals: Any, gradients: Sequence[tf.Tensor]
     ) -> None:
-        """See the base class."""
-        bags, requests, planned = residuals
+        bags, reserved = residuals
         made = concat_gradients.find(gradients)
-        found = [each.rows for each in planned.values()]
+        found = [each.rows for each in reserved.values()]
         # Not in a step whose loss, or its gradient, fails, nor where there is
         # no room for another table's keys.
         with tf.control_dependencies(graphs.here([*made.matrices, *found])):
-            committed = commit(
-                [requests[n] for n in planned], list(planned.values())
-            )
+            committed = commit(list(reserved.values()))
         contributions = {}
-        for name, rows in zip(planned, committed, strict=True):
+        for name, rows in zip(reserved, committed, strict=True):
             mine = self._places()[name]
             parts = _split(rows, bags, mine)
             contributions[name] = GradientContributions(

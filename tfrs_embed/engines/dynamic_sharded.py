@@ -20,16 +20,10 @@ from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.row_wise import RowWiseEngine
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.dynamic import DynamicTable
-from tfrs_embed.engines.tables.dynamic_rows import (
-    DynamicRows,
-    Planned,
-    Request,
-    commit,
-    initial_rows_of,
-    plan,
-    rows_at_first,
-)
+from tfrs_embed.engines.tables.key_rules import TRASH, rows_at_first
 from tfrs_embed.engines.tables.key_table import Found
+from tfrs_embed.engines.tables.keyed_shard import KeyedShard, initial_rows_of
+from tfrs_embed.engines.tables.reservation import Request, commit, reserve
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.messages import Route
@@ -66,7 +60,7 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
             for name, state in self.states.items()
         }
         # By table, each local replica's.
-        self._rows: dict[str, list[DynamicRows]] = {}
+        self._rows: dict[str, list[KeyedShard]] = {}
 
     def _make_groups(self) -> list[TableGroup]:
         # A group numbers its tables' rows one after the other, which can't be
@@ -89,7 +83,7 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
         optimizer = self.optimizers[table.name]
         make_rows = initial_rows_of(table)
         self._rows[table.name] = [
-            DynamicRows(
+            KeyedShard(
                 self._name,
                 table,
                 self._replicas.world,
@@ -148,13 +142,14 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
         training: bool,
     ) -> Sequence[Received]:
         located = list(received)
-        planned = []
+        requests = {}
         step = tf.convert_to_tensor(self._shards[replica].step) + 1
         for i, (routed, asked) in enumerate(zip(routes, received, strict=True)):
             table = self._table_of(i)
+            shard = self._rows[table][replica]
             keys = self._keys(replica, asked.rows)
             if not training or self.optimizers[table] is None:
-                there = self._rows[table][replica].look_up(keys)
+                there = shard.key_table.look_up(keys)
                 located[i] = asked._replace(**there._asdict())
                 continue
             counts = tf.math.unsorted_segment_sum(
@@ -165,25 +160,19 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
             counts = self._row_exchange.send_counts(
                 replica, i, routed, asked, counts
             )
-            located[i] = asked._replace(
-                keys=keys, occurrences=counts, step=step
-            )
-            planned.append(i)
-        if not planned:
+            requests[i] = Request(shard, keys, counts, step)
+        if not requests:
             return located
         consensus = self._consensus_on(NEW_KEYS)
         if consensus is not None:
             # The counts and the consensus are more than other lookups have.
-            keys = [self._row_exchange.sent(received[i])[1] for i in planned]
-            collectives = self._row_exchange.stages * len(planned) + 1
+            keys = [self._row_exchange.sent(received[i])[1] for i in requests]
+            collectives = self._row_exchange.stages * len(requests) + 1
             self._count_traffic(replica, collectives, 8 * tf.add_n(keys))
-        requests = [self._request(replica, i, located[i]) for i in planned]
-        for i, found in zip(planned, plan(requests, consensus), strict=True):
+        reserved = reserve(list(requests.values()), consensus)
+        for i, each in zip(requests, reserved, strict=True):
             located[i] = located[i]._replace(
-                rows=found.rows,
-                new_keys=found.new_keys,
-                initial=found.initial,
-                version=found.version,
+                rows=each.rows, version=each.version, reservation=each
             )
         return located
 
@@ -195,42 +184,32 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
             found, rows
         )
 
-    def _request(self, replica: int, group: int, received: Received) -> Request:
-        return Request(
-            self._rows[self._table_of(group)][replica],
-            received.keys,
-            received.occurrences,
-            received.step,
-        )
-
     def _settle(
         self,
         replica: int,
         received: Sequence[Received],
         gradients: Sequence[tf.Tensor],
     ) -> Sequence[Received]:
-        planned = [i for i, r in enumerate(received) if r.keys is not None]
+        reserved = {
+            i: asked.reservation
+            for i, asked in enumerate(received)
+            if asked.reservation is not None
+        }
         # Not in a step whose loss, or its gradient, fails.
         with tf.control_dependencies(list(gradients)):
-            committed = commit(
-                [self._request(replica, i, received[i]) for i in planned],
-                [
-                    Planned(r.rows, r.new_keys, r.initial, r.version)
-                    for r in (received[i] for i in planned)
-                ],
-            )
+            committed = commit(list(reserved.values()))
         settled = list(received)
-        for i, rows in zip(planned, committed, strict=True):
+        for i, rows in zip(reserved, committed, strict=True):
             settled[i] = received[i]._replace(rows=rows)
         return settled
 
     def _read_outside(
         self, replica: int, table: str, keys: tf.Tensor
     ) -> tf.Tensor:
-        rows = self._rows[table][replica]
-        return rows.read(rows.look_up(self._keys(replica, keys)))
+        shard = self._rows[table][replica]
+        keys = self._keys(replica, keys)
+        return shard.read(shard.key_table.look_up(keys))
 
     def _trained(self, received: Received) -> tf.Tensor:
-        [first, *_] = self._rows.values()
-        trained = received.mask & first[0].trained(received.rows)
+        trained = received.mask & tf.not_equal(received.rows, TRASH)
         return tf.cast(tf.where(trained)[:, 0], tf.int32)

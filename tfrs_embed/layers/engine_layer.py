@@ -15,7 +15,7 @@ from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.checkpoint.rows import other_slot
 from tfrs_embed.engines.engine import Engine, Pipelined
-from tfrs_embed.engines.tables.column import Column
+from tfrs_embed.engines.tables.keyed_variable import KeyedVariable
 from tfrs_embed.engines.tables.state import Tables
 from tfrs_embed.initial_values import building
 from tfrs_embed.layers import errors
@@ -286,7 +286,7 @@ class EngineLayer(Layer):
                 self._refusal = str(error)
             raise ValueError(self._refusal) from None
         for variable, value in found:
-            if isinstance(variable, Column):
+            if isinstance(variable, KeyedVariable):
                 variable.check_value(value)
         # A deferred update belongs to the tables that are being replaced.
         if isinstance(self._engine, Pipelined):

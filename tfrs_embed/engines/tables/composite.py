@@ -54,11 +54,6 @@ class CompositeVariable(Trackable):
         return self.name.split(":")[0]
 
     @property
-    def _exported_whole(self) -> bool:
-        """Whether a SavedModel holds it whole, beside the variables."""
-        return False
-
-    @property
     def _exported_variables(self) -> Sequence[tf.Variable]:
         """The variables that a SavedModel holds."""
         return self._variables
@@ -87,9 +82,7 @@ class CompositeVariable(Trackable):
         """Sets the whole."""
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        if self.exporting and not self._exported_whole:
-            return {}
-        if not tf.executing_eagerly():
+        if self.exporting or not tf.executing_eagerly():
             return {}
         # By its full name the host is the device that TensorFlow has other
         # variables on; with several it would save and restore in a function.

@@ -14,14 +14,10 @@ from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.dynamic_keys import TimeToLive, are_counted
-from tfrs_embed.engines.tables.dynamic_columns import (
-    COUNTERS,
-    CandidatesColumn,
-    DynamicColumn,
-    DynamicKeyedRows,
-    eviction_order,
-)
-from tfrs_embed.engines.tables.dynamic_rows import DynamicRows
+from tfrs_embed.engines.tables.eviction_order import eviction_order
+from tfrs_embed.engines.tables.keyed_rows import COUNTERS, KeyedRows
+from tfrs_embed.engines.tables.keyed_shard import KeyedShard
+from tfrs_embed.engines.tables.keyed_variable import KeyedVariable
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
@@ -58,7 +54,7 @@ class DynamicTable(TableState):
 
     def expose(
         self,
-        shards: Sequence[DynamicRows],
+        shards: Sequence[KeyedShard],
         replicas: Replicas,
         strategy: tf.distribute.Strategy,
         step: Any,
@@ -71,49 +67,18 @@ class DynamicTable(TableState):
             strategy: the strategy that it was made under.
             step: the number of updates made, as the engine has it.
         """
-        rows = DynamicKeyedRows(self.spec, shards, replicas, step)
-        self._rows = rows
+        self._rows = KeyedRows(self.spec, shards, replicas, step)
         self._step = step
-        table = self.spec.name
-        # The others are written for the keys that are there.
-        self._add_column(KEYS, (None,), tf.int64, strategy)
-        for name in rows.names:
-            shape = (None, *rows.row_shape(name))
-            self._add_column(name, shape, tf.float32, strategy)
         assert self.spec.keys is not None
-        if not are_counted(self.spec.keys):
-            return
-        for name in COUNTERS:
-            self._add_column(name, (None,), tf.int64, strategy)
-        self.add(
-            CANDIDATES,
-            CandidatesColumn(
-                f"{table}/{CANDIDATES}",
-                tf.int64,
-                (None, 3),
-                rows.tables,
-                rows,
-                strategy,
-            ),
-        )
+        counted = are_counted(self.spec.keys)
+        # The others are written for the keys that are there.
+        parts = [KEYS, *self._rows.names]
+        for part in parts + [*COUNTERS, CANDIDATES] * counted:
+            variable = KeyedVariable(self.spec.name, part, self._rows, strategy)
+            self.add(part, variable)
 
     def step_restored(self) -> None:
-        """See the base class."""
         self._rows.count_from_step()
-
-    def _add_column(
-        self,
-        name: str,
-        shape: tuple[int | None, ...],
-        dtype: tf.DType,
-        strategy: tf.distribute.Strategy,
-    ) -> None:
-        rows = self._rows
-        parts = rows.variables(name) if name in rows.names else rows.tables
-        column = DynamicColumn(
-            f"{self.spec.name}/{name}", dtype, shape, parts, rows, strategy
-        )
-        self.add(name, column)
 
     @property
     def slots(self) -> dict[str, Any]:
@@ -124,7 +89,7 @@ class DynamicTable(TableState):
     @property
     def size(self) -> int:
         """The number of keys that have rows."""
-        return sum(self._built("size").key_counts())
+        return sum(self._built("size").counts())
 
     @property
     def capacity(self) -> int:
@@ -133,17 +98,16 @@ class DynamicTable(TableState):
 
     def counts(self) -> list[int]:
         """The number of keys with rows, of each shard."""
-        return self._built("the number of keys").key_counts()
+        return self._built("the number of keys").counts()
 
     def local_counts(self) -> dict[int, int]:
         """The same by the ranks of this process's shards."""
-        return self._built("the number of keys").local_key_counts()
+        return self._built("the number of keys").local_counts()
 
     @property
     def shard_capacity(self) -> int:
         """The number of keys that the largest of these has room for."""
-        shards = self._built("the capacity").shards
-        return max(int(shard.capacity()) for shard in shards)
+        return max(self.local_capacities())
 
     def keys(self) -> np.ndarray:
         """The keys that have rows, [size] int64, ascending.
@@ -151,7 +115,7 @@ class DynamicTable(TableState):
         Those of uint64 have the same bits; of strings these are the
         fingerprints, as `tf.fingerprint` makes them.
         """
-        return self._built("keys").read_keys()
+        return self._built("keys").read(KEYS)
 
     def lookup(self, keys: Any) -> np.ndarray:
         """Finds the rows of keys.
@@ -183,7 +147,7 @@ class DynamicTable(TableState):
             ValueError: there is no room for them, or they have another shape.
         """
         rows = self._built("give_rows")
-        rows.write_keys(np.unique(self._as_keys(keys)))
+        rows.write(KEYS, np.unique(self._as_keys(keys)))
 
     def remove(self, keys: Any) -> int:
         """Takes the rows of keys, and forgets what is known of them.
@@ -223,11 +187,9 @@ class DynamicTable(TableState):
         """
         rows = self._built("evict")
         order = self._by_score(rows, count)
-        return rows.remove(rows.read_keys()[order], evicted=True)
+        return rows.remove(rows.read(KEYS)[order], evicted=True)
 
-    def _by_score(
-        self, rows: DynamicKeyedRows, count: int | None
-    ) -> np.ndarray:
+    def _by_score(self, rows: KeyedRows, count: int | None) -> np.ndarray:
         """The places of the keys to evict, among the keys in their order."""
         where = f"Table '{self.spec.name}'"
         rule = self.spec.keys.eviction  # type: ignore[union-attr]
@@ -236,7 +198,7 @@ class DynamicTable(TableState):
         integer_or_none(count, f"{where}: the number of keys to evict", 0)
         if count is None and not isinstance(rule, TimeToLive):
             raise ValueError(f"{where}: say how many keys to evict.")
-        keys = rows.read_keys()
+        keys = rows.read(KEYS)
         frequency, last_used = (rows.read(name) for name in COUNTERS)
         if isinstance(rule, TimeToLive) and count is None:
             age = int(np.asarray(self._step)) - last_used
@@ -269,15 +231,16 @@ class DynamicTable(TableState):
         """Both counters, by name, of this process's keys, [n] int64."""
         shards = self._built("the counters").shards
         return {
-            name: np.concatenate([shard.counters(name) for shard in shards])
+            name: np.concatenate([getattr(s.live(), name) for s in shards])
             for name in COUNTERS
         }
 
     def local_capacities(self) -> list[int]:
         """The number of keys that each shard of this process has room for."""
-        return [int(s.capacity()) for s in self._built("the capacity").shards]
+        shards = self._built("the capacity").shards
+        return [int(shard.key_table.capacity()) for shard in shards]
 
-    def _built(self, what: str) -> DynamicKeyedRows:
+    def _built(self, what: str) -> KeyedRows:
         where = f"Table '{self.spec.name}': {what}"
         if not tf.executing_eagerly():
             raise RuntimeError(

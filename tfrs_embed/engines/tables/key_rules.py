@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import numpy as np
+
+from tfrs_embed import key_values
+from tfrs_embed.configs import TableSpec
+from tfrs_embed.dynamic_keys import (
+    CANDIDATES_PER_ROW,
+    FrequencyAdmission,
+    KeysOfShards,
+    ProbabilisticAdmission,
+    TimeToLive,
+)
 
 #: The row of a key that has none: it is read, never written, and zeros.
 ABSENT = 0
@@ -13,6 +24,16 @@ ABSENT = 0
 TRASH = 1
 #: The first row that a key can have.
 FIRST_ROW = 2
+
+# Rows beside those that keys have, for planned ones of a full table: at least
+# one in so many, and for small tables as many as there are, up to a limit.
+SPARE_PART = 32
+_MOST_SPARE_OF_SMALL = 1024
+# Where no key is evicted, a shard has so many standard deviations more rows
+# than keys that fall on it on average.
+_DEVIATIONS = 6
+# No table grows beyond what an index of rows can count.
+_UNLIMITED = 2**40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +67,78 @@ class KeyRules:
     policy: str = "none"
     ttl: int = 0
     evicts: bool = False
+
+
+def key_rules(table: TableSpec, world: int) -> KeyRules:
+    """The rules by which a shard's keys come and go.
+
+    Args:
+        table: the table, one with keys.
+        world: the number of shards.
+    """
+    keys = table.keys
+    assert keys is not None
+    evicts = keys.when_full in ("evict", "grow") and keys.evicts_in_steps
+    exact = evicts or isinstance(keys, KeysOfShards)
+    capacity = _rows_of_shard(table.vocabulary_size, world, exact)
+    most = capacity
+    if keys.when_full == "grow":
+        most = (
+            _UNLIMITED
+            if keys.max_rows is None
+            else _rows_of_shard(keys.max_rows, world, exact)
+        )
+    candidates = keys.candidates or CANDIDATES_PER_ROW * table.vocabulary_size
+    admission, eviction = keys.admission, keys.eviction
+    policy = "none"
+    if isinstance(eviction, TimeToLive):
+        policy = "ttl"
+    elif isinstance(eviction, str):
+        policy = eviction
+    return KeyRules(
+        capacity=capacity,
+        max_capacity=most,
+        candidates=-(-candidates // world),
+        threshold=(
+            admission.threshold
+            if isinstance(admission, FrequencyAdmission)
+            else 0
+        ),
+        probability=(
+            admission.probability
+            if isinstance(admission, ProbabilisticAdmission)
+            else 1.0
+        ),
+        seed=key_values.seed_of(table),
+        policy=policy,
+        ttl=eviction.steps if isinstance(eviction, TimeToLive) else 0,
+        evicts=evicts,
+    )
+
+
+def _rows_of_shard(rows: int, world: int, exact: bool) -> int:
+    """How many keys a shard has room for.
+
+    Keys fall on shards by chance. A shard that evicts, or whose rows are
+    declared, has its part of the rows. Another has more, so that as many keys
+    as rows find room.
+
+    Args:
+        rows: the table's rows.
+        world: the number of shards.
+        exact: whether it has its part.
+    """
+    share = -(-rows // world)
+    if exact or world == 1:
+        return share
+    return min(rows, share + math.ceil(_DEVIATIONS * math.sqrt(share)))
+
+
+def rows_at_first(table: TableSpec, world: int) -> int:
+    """The rows that a shard's variables are made with."""
+    capacity = key_rules(table, world).capacity
+    spare = max(capacity // SPARE_PART, min(capacity, _MOST_SPARE_OF_SMALL))
+    return FIRST_ROW + capacity + spare
 
 
 class Live(NamedTuple):

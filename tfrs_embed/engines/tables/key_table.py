@@ -1,9 +1,10 @@
 """The keys that have a shard's rows: which are admitted, which are evicted.
 
-A training step is planned and then committed. The plan is for the lookup: it
-says which rows to read, and for keys that the commit will admit it has rows
-that no key has, where their initial values can be written. The commit is for
-the update: it counts the keys, evicts and admits, and says which rows to write.
+A training step reserves rows and then commits. The reservation is for the
+lookup: it says which rows to read, and for keys that the commit will admit it
+has rows that no key has, where their initial values can be written. The commit
+is for the update: it counts the keys, evicts and admits, and says which rows to
+write.
 
 Other threads read rows meanwhile. A reader finds rows, reads them, and then
 checks that they haven't been written for other keys since; and nobody finds the
@@ -34,59 +35,37 @@ __all__ = [
     "FIRST_ROW",
     "TRASH",
     "Candidates",
-    "Commit",
     "Found",
+    "GivenRows",
     "KeyRules",
     "KeyTable",
     "Live",
-    "Plan",
 ]
 
 # Whatever the shard's device.
 _HOST = "/device:CPU:0"
 
 
-class Plan(NamedTuple):
-    """What a commit would do, and the rows to read until then.
+class GivenRows(NamedTuple):
+    """The rows that a step's keys have, or would have.
 
     Attributes:
-        rows: [n] int64, the keys' rows; `ABSENT` for keys that have none and
-            would not be admitted, and for entries that don't count.
-        new_keys: [m] int64, the keys that would be admitted.
-        new_rows: [m] int64, rows of no key, which stand for theirs in `rows`.
-        lacking: scalar int64, by how many rows a commit would fail; if it
-            isn't 0, the rest has no meaning.
-        physical: scalar int64, how many rows variables must have.
-        version: scalar int64; see `KeyTable.check`.
-    """
-
-    rows: tf.Tensor
-    new_keys: tf.Tensor
-    new_rows: tf.Tensor
-    lacking: tf.Tensor
-    physical: tf.Tensor
-    version: tf.Tensor
-
-
-class Commit(NamedTuple):
-    """What a commit did, and the rows to write.
-
-    Attributes:
-        rows: [n] int64, the keys' rows; `TRASH` for keys that have none, and
-            for entries that don't count.
-        new_keys: [m] int64, the keys that were admitted.
-        new_rows: [m] int64, their rows, which have to be reset.
-        evicted_keys: [k] int64.
+        rows: [n] int64, the keys' rows. Reserved: `ABSENT` for keys that have
+            none and would not be admitted, and for entries that don't count.
+            Committed: `TRASH` for these.
+        new_keys: [m] int64, the keys that are admitted, or would be.
+        new_rows: [m] int64, their rows. Reserved: rows of no key, which stand
+            for theirs in `rows`. Committed: they have to be reset.
         lacking: scalar int64, how many rows too few there are; if it isn't 0,
             nothing has changed, and the rest has no meaning.
         physical: scalar int64, how many rows variables must have.
-        version: scalar int64, which `KeyTable.publish` takes.
+        version: scalar int64, which `KeyTable.check` takes of a reservation,
+            and `KeyTable.publish` of a commit.
     """
 
     rows: tf.Tensor
     new_keys: tf.Tensor
     new_rows: tf.Tensor
-    evicted_keys: tf.Tensor
     lacking: tf.Tensor
     physical: tf.Tensor
     version: tf.Tensor
@@ -139,8 +118,11 @@ class KeyTable:
         return self._info()[2]
 
     def _info(self) -> tf.Tensor:
+        return self._run("info")
+
+    def _run(self, name: str, *inputs: Any) -> Any:
         with tf.device(_HOST):
-            return self._operations.info()
+            return self._operations.run(name, *inputs)
 
     def find(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the rows of keys, [n] int64; `ABSENT` for those without."""
@@ -148,8 +130,7 @@ class KeyTable:
 
     def look_up(self, keys: tf.Tensor) -> Found:
         """Finds the rows of keys, [n] int64, to be read and checked."""
-        with tf.device(_HOST):
-            return Found(*self._operations.find(keys))
+        return Found(*self._run("find", keys))
 
     def check(
         self, rows: tf.Tensor, version: tf.Tensor
@@ -157,17 +138,16 @@ class KeyTable:
         """Finds out which rows may have been read as those of other keys.
 
         Args:
-            rows: [n] int64, those that `look_up` or `plan` found.
+            rows: [n] int64, those that `look_up` or `reserve` found.
             version: what it returned with them.
 
         Returns:
             The rows, `ABSENT` in the place of those that were given to other
-            keys since, or shown by another plan; and the number of these, a
+            keys since, or reserved by another step; and the number of these, a
             scalar int64.
         """
-        with tf.device(_HOST):
-            current, changed = self._operations.check(rows, version)
-            return current, changed
+        current, changed = self._run("check", rows, version)
+        return current, changed
 
     def publish(self, version: tf.Tensor) -> None:
         """Lets a commit's new keys be found: their rows are written.
@@ -175,12 +155,11 @@ class KeyTable:
         Args:
             version: the commit's.
         """
-        with tf.device(_HOST):
-            self._operations.publish(version)
+        self._run("publish", version)
 
-    def plan(
+    def reserve(
         self, keys: tf.Tensor, counts: tf.Tensor | None, step: tf.Tensor
-    ) -> Plan:
+    ) -> GivenRows:
         """Says what `commit` would do; nobody can see a change.
 
         Args:
@@ -190,11 +169,10 @@ class KeyTable:
             step: scalar int64, the step's number.
 
         Returns:
-            The plan. If no commit is between two plans, the second has other
+            The rows. If no commit is between two calls, the second has other
             free rows than the first, if there are enough.
         """
-        with tf.device(_HOST):
-            return Plan(*self._operations.plan(keys, _or_none(counts), step))
+        return GivenRows(*self._run("plan", keys, _or_none(counts), step))
 
     def commit(
         self,
@@ -202,35 +180,31 @@ class KeyTable:
         counts: tf.Tensor | None,
         rows: tf.Tensor,
         step: tf.Tensor,
-    ) -> Commit:
+    ) -> GivenRows:
         """Counts a step's keys, and gives rows to those that are admitted.
 
         Args:
             keys: [n] int64, not necessarily unique.
             counts: [n] int64, how often each entry's key occurs; an entry of 0
                 does not count. None: once.
-            rows: [n] int64, those of the plan; others only take longer.
+            rows: [n] int64, those reserved; others only take longer.
             step: scalar int64, the step's number.
 
         Returns:
             What it did.
         """
-        with tf.device(_HOST):
-            return Commit(
-                *self._operations.commit(keys, _or_none(counts), rows, step)
-            )
+        found = self._run("commit", keys, _or_none(counts), rows, step)
+        return GivenRows(*found)
 
     def live(self) -> Live:
         """The keys that have rows, of one moment."""
-        with tf.device(_HOST):
-            return Live(*(x.numpy() for x in self._operations.export(False)))
+        return Live(*(x.numpy() for x in self._run("export", False)))
 
     def candidates(self) -> Candidates:
         """The keys without rows that admission remembers, of one moment."""
-        with tf.device(_HOST):
-            keys, _, frequency, last_seen = (
-                x.numpy() for x in self._operations.export(True)
-            )
+        keys, _, frequency, last_seen = (
+            x.numpy() for x in self._run("export", True)
+        )
         return Candidates(keys, frequency, last_seen)
 
     def replace(
@@ -276,10 +250,10 @@ class KeyTable:
             raise ValueError(
                 f"{n} keys don't fit into {self.rules.max_capacity} rows."
             )
-        with tf.device(_HOST):
-            version = self._operations.replace(
-                *(np.asarray(value, np.int64) for value in [*live, *others])
-            )
+        version = self._run(
+            "replace",
+            *(np.asarray(value, np.int64) for value in [*live, *others]),
+        )
         return FIRST_ROW + np.arange(n), version
 
     def remove(self, keys: np.ndarray, evicted: bool = False) -> np.ndarray:
@@ -292,9 +266,8 @@ class KeyTable:
         Returns:
             The rows that they had, [n] int64; `ABSENT` if none.
         """
-        with tf.device(_HOST):
-            keys = np.asarray(keys, np.int64)
-            return self._operations.remove(keys, evicted).numpy()
+        keys = np.asarray(keys, np.int64)
+        return self._run("remove", keys, evicted).numpy()
 
     def statistics(self) -> np.ndarray:
         """The numbers of keys in the last commit that did not fail, and in all.
@@ -344,53 +317,7 @@ class _KernelOperations:
             evicts=rules.evicts,
         )
 
-    def info(self) -> tf.Tensor:
-        return self._module.tfrs_embed_key_table_info(table=self._handle)
-
-    def find(self, keys: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return self._module.tfrs_embed_key_table_find(
-            table=self._handle, keys=keys
-        )
-
-    def check(
-        self, rows: tf.Tensor, version: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        return self._module.tfrs_embed_key_table_check(
-            table=self._handle, rows=rows, version=version
-        )
-
-    def publish(self, version: tf.Tensor) -> None:
-        self._module.tfrs_embed_key_table_publish(
-            table=self._handle, version=version
-        )
-
-    def plan(
-        self, keys: tf.Tensor, counts: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        return self._module.tfrs_embed_key_table_plan(
-            table=self._handle, keys=keys, counts=counts, step=step
-        )
-
-    def commit(
-        self,
-        keys: tf.Tensor,
-        counts: tf.Tensor,
-        rows: tf.Tensor,
-        step: tf.Tensor,
-    ) -> tuple[tf.Tensor, ...]:
-        return self._module.tfrs_embed_key_table_commit(
-            table=self._handle, keys=keys, counts=counts, rows=rows, step=step
-        )
-
-    def export(self, candidates: bool) -> tuple[tf.Tensor, ...]:
-        return self._module.tfrs_embed_key_table_export(
-            table=self._handle, candidates=candidates
-        )
-
-    def replace(self, *values: np.ndarray) -> tf.Tensor:
-        return self._module.tfrs_embed_key_table_replace(self._handle, *values)
-
-    def remove(self, keys: np.ndarray, evicted: bool) -> tf.Tensor:
-        return self._module.tfrs_embed_key_table_remove(
-            table=self._handle, keys=keys, evicted=evicted
-        )
+    def run(self, name: str, *inputs: Any) -> Any:
+        """Runs the operation of this name."""
+        operation = getattr(self._module, f"tfrs_embed_key_table_{name}")
+        return operation(self._handle, *inputs)

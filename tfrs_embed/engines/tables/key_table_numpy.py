@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,72 +38,10 @@ class NumpyOperations:
         # writes this instead.
         self._calls = make_variable(tf.constant(0, tf.int64), "calls")
 
-    def info(self) -> tf.Tensor:
-        """[12] int64: size, capacity, physical rows, the statistics.
-
-        The last is the number of commits that are not published.
-        """
-        [info] = self._call(self._table.info, [], [[12]])
-        return info
-
-    def find(self, keys: tf.Tensor) -> list[tf.Tensor]:
-        """See `KeyTable.look_up`."""
-        return self._call(self._table.find, [keys], [keys, []])
-
-    def check(self, rows: tf.Tensor, version: tf.Tensor) -> list[tf.Tensor]:
-        """See `KeyTable.check`."""
-        return self._call(self._table.check, [rows, version], [rows, []])
-
-    def publish(self, version: tf.Tensor) -> None:
-        """See `KeyTable.publish`."""
-        [done] = self._call(self._table.publish, [version], [[]])
-        # Grappler removes a call whose result nobody takes.
-        self._calls.assign_add(done)
-
-    def plan(
-        self, keys: tf.Tensor, counts: tf.Tensor, step: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """See `KeyTable.plan`."""
-        shapes = [keys, [None], [None], [], [], []]
-        return self._call(self._table.plan, [keys, counts, step], shapes)
-
-    def commit(
-        self,
-        keys: tf.Tensor,
-        counts: tf.Tensor,
-        rows: tf.Tensor,
-        step: tf.Tensor,
-    ) -> list[tf.Tensor]:
-        """See `KeyTable.commit`; keys are searched for without the rows."""
-        del rows
-        shapes = [keys, [None], [None], [None], [], [], []]
-        return self._call(self._table.commit, [keys, counts, step], shapes)
-
-    def export(self, candidates: bool) -> list[tf.Tensor]:
-        """Keys, rows, frequency and last_used, each [n] int64."""
-        return [tf.constant(x) for x in self._table.export(candidates)]
-
-    def replace(self, *values: np.ndarray) -> tf.Tensor:
-        """See `KeyTable.replace`; each [n] int64, those of candidates last.
-
-        Returns:
-            The version to publish.
-        """
-        return tf.constant(self._table.replace(*values))
-
-    def remove(self, keys: np.ndarray, evicted: bool) -> tf.Tensor:
-        """See `KeyTable.remove`."""
-        return tf.constant(self._table.remove(keys, evicted))
-
-    def _call(
-        self,
-        function: Callable[..., Any],
-        inputs: list[tf.Tensor],
-        shapes: list[Any],
-    ) -> list[tf.Tensor]:
-        """Calls a method of the table; shapes may be those of tensors."""
+    def run(self, name: str, *inputs: Any) -> Any:
+        """Runs the operation of this name; see `_Table`'s method."""
         # Graphs may stay when nothing else does: see EngineLayer.
-        method = weakref.WeakMethod(function)
+        method = weakref.WeakMethod(getattr(self._table, name))
 
         def call(before: Any, *values: Any) -> Any:
             del before  # So that it is no constant, which is computed once.
@@ -114,15 +51,35 @@ class NumpyOperations:
             return alive(*values)
 
         before = self._calls.read_value()
-        outputs = tf.numpy_function(
-            call, [before, *inputs], [tf.int64] * len(shapes), stateful=False
+        shapes = _SHAPES[name]
+        outputs = tf.nest.flatten(  # It may be the only one.
+            tf.numpy_function(
+                call,
+                [before, *inputs],
+                [tf.int64] * len(shapes),
+                stateful=False,
+            )
         )
-        outputs = tf.nest.flatten(outputs)  # It may be the only one.
         with tf.control_dependencies(outputs):
-            self._calls.assign_add(1)
+            # Grappler removes a call whose result nobody takes.
+            self._calls.assign_add(outputs[0] if name == "publish" else 1)
         for output, shape in zip(outputs, shapes, strict=True):
-            output.set_shape(getattr(shape, "shape", shape))
-        return outputs
+            output.set_shape(inputs[0].shape if shape is None else shape)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+
+# The shapes of the operations' results, all int64; None: that of the input.
+_SHAPES: dict[str, list[list[int | None] | None]] = {
+    "info": [[12]],
+    "find": [None, []],
+    "check": [None, []],
+    "publish": [[]],
+    "plan": [None, [None], [None], [], [], []],
+    "commit": [None, [None], [None], [], [], []],
+    "export": [[None]] * 4,
+    "replace": [[]],
+    "remove": [None],
+}
 
 
 class _Step(NamedTuple):
@@ -171,6 +128,7 @@ class _Table:
         self._unpublished: list[np.int64] = []
 
     def info(self) -> np.ndarray:
+        """[12]: size, capacity, physical rows, statistics, unpublished."""
         with self._lock:
             sizes = [len(self._live), self._capacity, self._physical]
             last = [len(self._unpublished)]
@@ -227,8 +185,13 @@ class _Table:
             return rows, new_keys, new, *self._scalars(room), self._version
 
     def commit(
-        self, keys: np.ndarray, counts: np.ndarray, number: np.ndarray
+        self,
+        keys: np.ndarray,
+        counts: np.ndarray,
+        hints: np.ndarray,
+        number: np.ndarray,
     ) -> tuple[np.ndarray | np.int64, ...]:
+        del hints  # Keys are searched for without them.
         with self._lock:
             step = self._read(keys, counts, number)
             room = self._find_room(step, number)
@@ -236,8 +199,8 @@ class _Table:
                 none = np.zeros([0], np.int64)
                 rows = np.full(len(keys), TRASH)
                 scalars = (*self._scalars(room), np.int64(0))
-                return rows, none, none, none, *scalars
-            evicted_keys = self._evict(step, room)
+                return rows, none, none, *scalars
+            evicted = self._evict(step, room)
             known = step.rows != ABSENT
             self._live.use(step.rows[known], step.occurrences[known], number)
             self._capacity = room.capacity
@@ -257,7 +220,7 @@ class _Table:
                 self._remember(step, number)
             last = [
                 len(new_keys),
-                len(evicted_keys),
+                evicted,
                 len(step.unknown) - len(new_keys),
                 step.hits,
             ]
@@ -265,14 +228,7 @@ class _Table:
             self._statistics[4:] += last
             rows = step.of_entries(step.rows, TRASH)
             rows[rows == ABSENT] = TRASH
-            return (
-                rows,
-                new_keys,
-                new_rows,
-                evicted_keys,
-                *self._scalars(room),
-                version,
-            )
+            return rows, new_keys, new_rows, *self._scalars(room), version
 
     def export(self, candidates: bool) -> tuple[np.ndarray, ...]:
         with self._lock:
@@ -402,8 +358,8 @@ class _Table:
         free[step.rows] = False
         return free
 
-    def _evict(self, step: _Step, room: _Room) -> np.ndarray:
-        """Makes the room; returns the keys that are gone."""
+    def _evict(self, step: _Step, room: _Room) -> int:
+        """Makes the room; returns how many keys are gone."""
         rows = room.expired
         if room.least:
             rest = self._may_go(step)
@@ -413,9 +369,8 @@ class _Table:
                 np.flatnonzero(rest), room.least, by_frequency
             )
             rows = np.concatenate([rows, others])
-        keys = self._live.keys[rows]
         self._live.erase(rows)
-        return keys
+        return len(rows)
 
     def _raise(self, physical: int) -> None:
         self._physical = max(self._physical, physical)

@@ -65,13 +65,13 @@ KeyChanges KeyTable::Commit(const Parallel& parallel, const KeyStep& step,
   if (!cannot_fail) UseAll(parallel, step, rows);
   // Expired keys first: they are in no order any more, and a new one must not
   // find them.
-  EvictVictims(&changes);
+  int64_t evicted = EvictVictims();
   if (scores_fell_.exchange(false)) live_.ScoresFell();
   for (int64_t i = 0; i < room.least; ++i) {
     victims_.push_back(live_.Pop(stamp_));
   }
   live_.EndPops();
-  EvictVictims(&changes);
+  evicted += EvictVictims();
   Place(step.number, &changes);
   if (!changes.new_rows.empty()) {
     Stamp(changes.new_rows);
@@ -84,8 +84,7 @@ KeyChanges KeyTable::Commit(const Parallel& parallel, const KeyStep& step,
   RememberCandidates(step.number);
   WriteUnknown(kTrashRow, rows);
   const int64_t admitted = admitted_.size(), unknown = unknown_.size();
-  last_ = {admitted, static_cast<int64_t>(changes.evicted_keys.size()),
-           unknown - admitted, hits};
+  last_ = {admitted, evicted, unknown - admitted, hits};
   total_.admitted += last_.admitted;
   total_.evicted += last_.evicted;
   total_.rejected += last_.rejected;
@@ -401,16 +400,17 @@ void KeyTable::PutVictimsBack() {
   victims_.clear();
 }
 
-void KeyTable::EvictVictims(KeyChanges* changes) {
+int64_t KeyTable::EvictVictims() {
   for (const int64_t row : victims_) {
     live_.index().Prefetch(live_.records()[row].key);
   }
   for (const int64_t row : victims_) {
-    changes->evicted_keys.push_back(live_.records()[row].key);
     live_.Erase(row);
     free_rows_.Give(row);
   }
+  const int64_t count = victims_.size();
   victims_.clear();
+  return count;
 }
 
 void KeyTable::Place(int64_t step, KeyChanges* changes) {

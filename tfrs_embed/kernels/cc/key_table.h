@@ -37,7 +37,7 @@ struct KeyStep {
 
 // What a step does to the rows.
 struct KeyChanges {
-  std::vector<int64_t> new_keys, new_rows, evicted_keys;
+  std::vector<int64_t> new_keys, new_rows;
   int64_t lacking = 0;  // If it isn't 0, the step does nothing.
   // Of a plan: which rows it read. Of a commit: what to publish; 0: nothing.
   int64_t version = 0;
@@ -190,7 +190,7 @@ class KeyTable {
 
   void PutVictimsBack();
 
-  void EvictVictims(KeyChanges* changes);
+  int64_t EvictVictims();
 
   // Gives rows to the admitted keys.
   void Place(int64_t step, KeyChanges* changes);

@@ -268,10 +268,9 @@ class CommitKeysOp : public OpOnKeys {
                                                       Input(ctx, 3), rows);
     TF_RETURN_IF_ERROR(CopyOut(ctx, 1, changes.new_keys));
     TF_RETURN_IF_ERROR(CopyOut(ctx, 2, changes.new_rows));
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 3, changes.evicted_keys));
-    TF_RETURN_IF_ERROR(ScalarOut(ctx, 4, changes.lacking));
-    TF_RETURN_IF_ERROR(ScalarOut(ctx, 5, resource->table.physical()));
-    return ScalarOut(ctx, 6, changes.version);
+    TF_RETURN_IF_ERROR(ScalarOut(ctx, 3, changes.lacking));
+    TF_RETURN_IF_ERROR(ScalarOut(ctx, 4, resource->table.physical()));
+    return ScalarOut(ctx, 5, changes.version);
   }
 };
 
@@ -448,14 +447,13 @@ REGISTER_OP("TfrsEmbedKeyTableCommit")
     .Output("final_rows: int64")
     .Output("new_keys: int64")
     .Output("new_rows: int64")
-    .Output("evicted_keys: int64")
     .Output("lacking: int64")
     .Output("physical: int64")
     .Output("version: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      SetVectors(c, 1, 3);
-      for (int i = 4; i <= 6; ++i) c->set_output(i, c->Scalar());
+      SetVectors(c, 1, 2);
+      for (int i = 3; i <= 5; ++i) c->set_output(i, c->Scalar());
       return LikeKeys(c);
     });
 

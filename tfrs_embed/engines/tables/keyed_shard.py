@@ -1,0 +1,289 @@
+"""A shard's rows of a table whose keys come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed import graphs, key_values
+from tfrs_embed.configs import TableSpec
+from tfrs_embed.dynamic_keys import KeysOfShards
+from tfrs_embed.engines.tables.key_rules import (
+    ABSENT,
+    SPARE_PART,
+    Candidates,
+    Live,
+    key_rules,
+)
+from tfrs_embed.engines.tables.key_table import Found, KeyTable
+from tfrs_embed.ops.checks import message
+from tfrs_embed.ops.update import PARAMETERS, scatter_update
+from tfrs_embed.optimizers.rules import Slot
+
+# Keys that get rows between steps get their initial values in blocks of so many
+# numbers.
+_BLOCK_ELEMENTS = 1 << 20
+
+
+def initial_rows_of(table: TableSpec) -> key_values.Maker:
+    """What makes the initial rows of a table's keys, traced once.
+
+    Args:
+        table: the table.
+
+    Raises:
+        ValueError: its initializer's rows can't be made one by one.
+    """
+    return graphs.TracedOnce(
+        key_values.maker(table), tf.TensorSpec([None], tf.int64)
+    )
+
+
+class KeyedShard:
+    """A shard's keys of one table, and the rows they have.
+
+    Args:
+        owner: whose they are, for errors.
+        table: the table, one with keys.
+        world: the number of shards.
+        variables: the shard's parameters and slots by name; see
+            `rows_at_first`. Their rows are all zero, or the slots' initial
+            value.
+        slots: the slots, by name.
+        device: where the variables are.
+        make_initial: makes keys' initial values; see `initial_rows_of`.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        table: TableSpec,
+        world: int,
+        variables: Mapping[str, tf.Variable],
+        slots: Mapping[str, Slot],
+        device: str | None,
+        make_initial: key_values.Maker,
+    ) -> None:
+        self._owner = f"{owner}, table '{table.name}'"
+        self._table = table
+        self._world = world
+        self.variables = dict(variables)
+        self._slots = {PARAMETERS: Slot(0.0), **slots}
+        self._device = device
+        self.make_initial = make_initial
+        self.rules = key_rules(table, world)
+        self.key_table = KeyTable(self.rules)
+
+    @property
+    def dim(self) -> int:
+        """The width of a row."""
+        return self._table.dim
+
+    def check_vectors(self, found: Found, vectors: tf.Tensor) -> tf.Tensor:
+        """Clears vectors that may be other keys'.
+
+        Args:
+            found: the keys' rows, from `KeyTable.look_up` or a reservation.
+            vectors: [n, dim], which have been read from there since.
+
+        Returns:
+            [n, dim]: zeros where a row was given to another key meanwhile.
+        """
+        with tf.control_dependencies(graphs.here([vectors])):
+            rows, changed = self.key_table.check(*found)
+        return tf.cond(
+            changed > 0,
+            lambda: tf.where(
+                tf.equal(rows, found.rows)[:, None],
+                vectors,
+                tf.zeros_like(vectors),
+            ),
+            lambda: vectors,
+        )
+
+    def read(self, found: Found) -> tf.Tensor:
+        """Reads keys' vectors, [n, dim]; see `check_vectors`."""
+        with tf.device(self._device):
+            vectors = tf.gather(self.variables[PARAMETERS], found.rows)
+            return self.check_vectors(found, vectors)
+
+    def no_room(
+        self, keys: tf.Tensor, counts: tf.Tensor | None, lacking: tf.Tensor
+    ) -> tf.Tensor:
+        """Says that a step's keys lack rows: a scalar string."""
+        absent = tf.equal(self.key_table.find(keys), ABSENT)
+        if counts is not None:
+            absent &= counts > 0
+        key = tf.reduce_sum(tf.boolean_mask(keys, absent)[:1])
+        dtype = self._table.keys.dtype  # type: ignore[union-attr]
+        if dtype == tf.uint64:
+            key = tf.bitcast(key, tf.uint64)
+        what = "the fingerprint of a key" if dtype == tf.string else "a key"
+        more = "More rows make"
+        if isinstance(self._table.keys, KeysOfShards):
+            more = f"A larger {KeysOfShards.ROWS} makes"
+        return message(
+            f"{self._owner}: no room for the keys of this step: a shard has "
+            "rows for ",
+            self.key_table.capacity(),
+            " keys, and holds ",
+            self.key_table.size(),
+            ". It needs ",
+            lacking,
+            " rows more than it can make room for; ",
+            key,
+            f" is {what} without one.",
+            f" Other shards may have free rows. {more} room on all."
+            if self._world > 1
+            else f" {more} room.",
+        )
+
+    def lost_room(self, lacking: tf.Tensor) -> tf.Tensor:
+        """Says that another step has taken rows: a scalar string."""
+        return tf.strings.join(
+            [
+                f"{self._owner}: another step has given rows to other keys "
+                "since this one looked its keys up. It lacks ",
+                tf.strings.as_string(lacking),
+                " rows.",
+            ]
+        )
+
+    def write(self, name: str, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Sets rows, [n] int64, of the parameters or a slot."""
+        with tf.device(self._device):
+            scatter_update(self.variables[name], rows, values)
+
+    def reset(self, rows: tf.Tensor, initial: tf.Tensor) -> None:
+        """Gives rows initial values, and their slots theirs."""
+        self.write(PARAMETERS, rows, initial)
+        for name, slot in self._slots.items():
+            if name != PARAMETERS:
+                shape = [tf.size(rows), *slot.row(self.dim)]
+                self.write(name, rows, tf.fill(shape, slot.initial))
+
+    def ensure_rows(self, rows: tf.Tensor) -> None:
+        """Gives the variables as many rows at least; a scalar int64."""
+        rules = self.rules
+        if rules.policy == "none" and rules.max_capacity == rules.capacity:
+            return  # Nothing makes room: there are all that there can be.
+        with tf.device(self._device):
+            _grow(
+                rows,
+                [self.variables[name].handle for name in self._slots],
+                tuple(slot.initial for slot in self._slots.values()),
+                tuple(slot.row(self.dim) for slot in self._slots.values()),
+            )
+
+    # Eagerly, of what users and checkpoints read and write.
+
+    def live(self) -> Live:
+        """The keys that have rows, by row."""
+        live = self.key_table.live()
+        order = np.argsort(live.rows)
+        return Live(*(values[order] for values in live))
+
+    def candidates(self) -> np.ndarray:
+        """The candidates, [c, 3] int64: key, occurrences, last seen in step."""
+        return np.stack(self.key_table.candidates(), 1)
+
+    def replace(
+        self,
+        keys: np.ndarray,
+        frequency: np.ndarray,
+        last_used: np.ndarray,
+        candidates: np.ndarray,
+    ) -> None:
+        """Forgets all keys, and gives rows of initial values to others.
+
+        Args:
+            keys: [n] int64, unique.
+            frequency: [n] int64.
+            last_used: [n] int64.
+            candidates: as `candidates` returns them.
+
+        Raises:
+            ValueError: there is no room for them.
+        """
+        rows, version = self.key_table.replace(
+            keys, frequency, last_used, Candidates(*candidates.T)
+        )
+        self.ensure_rows(self.key_table.physical())
+        size = max(1, _BLOCK_ELEMENTS // self.dim)
+        for start in range(0, len(keys), size):
+            part = slice(start, start + size)
+            self.reset(
+                tf.constant(rows[part], tf.int64),
+                self.make_initial(tf.constant(keys[part], tf.int64)),
+            )
+        self.key_table.publish(version)
+
+    def set_known(
+        self,
+        frequency: np.ndarray | None = None,
+        last_used: np.ndarray | None = None,
+        candidates: np.ndarray | None = None,
+    ) -> None:
+        """Sets what is known of keys, and leaves their vectors alone.
+
+        Args:
+            frequency: of the keys that have rows, by row; None: as it is.
+            last_used: the same.
+            candidates: as `candidates` returns them; None: as they are.
+        """
+        live = self.live()
+        if candidates is None:
+            candidates = self.candidates()
+        rows, version = self.key_table.replace(
+            live.keys,
+            live.frequency if frequency is None else frequency,
+            live.last_used if last_used is None else last_used,
+            Candidates(*candidates.T),
+        )
+        if not np.array_equal(live.rows, rows):
+            for name, variable in self.variables.items():
+                with tf.device(self._device):
+                    values = tf.gather(variable, live.rows)
+                self.write(name, tf.constant(rows, tf.int64), values)
+        self.key_table.publish(version)
+
+    def remove(self, keys: np.ndarray, evicted: bool = False) -> int:
+        """Takes the rows of keys; returns how many had one.
+
+        Args:
+            keys: [n] int64, unique.
+            evicted: whether they count as evicted.
+        """
+        return int(np.sum(self.key_table.remove(keys, evicted) != ABSENT))
+
+
+# A function, as it is called in several branches, and of handles: what holds
+# variables would keep them alive in graphs that TensorFlow keeps.
+@tf.function(autograph=False)
+def _grow(
+    rows: tf.Tensor,
+    handles: list[tf.Tensor],
+    initial: tuple[float, ...],
+    row_shapes: tuple[tuple[int, ...], ...],
+) -> None:
+    """Gives variables [n, ...] as many rows at least, and some to spare."""
+    shape = tf.raw_ops.VariableShape(input=handles[0])
+    here = tf.cast(shape[0], tf.int64)
+
+    def grow() -> tf.Tensor:
+        more = rows - here + rows // SPARE_PART
+        for handle, value, row in zip(
+            handles, initial, row_shapes, strict=True
+        ):
+            before = tf.raw_ops.ReadVariableOp(
+                resource=handle, dtype=tf.float32
+            )
+            added = tf.fill(tf.stack([more, *row]), tf.constant(value))
+            tf.raw_ops.AssignVariableOp(
+                resource=handle, value=tf.concat([before, added], 0)
+            )
+        return tf.constant(True)
+
+    tf.cond(rows > here, grow, lambda: tf.constant(False))
