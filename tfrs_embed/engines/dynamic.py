@@ -100,7 +100,6 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         self._shard.trash = TRASH
         self._name = options.name
         self._strategy = options.strategy
-        self._device = options.device
         self.states = {
             name: DynamicTable(state.spec, optimizers[name])
             for name, state in self.states.items()
@@ -116,9 +115,8 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
                     self._name,
                     state.spec,
                     1,
-                    self._shard.variables[name],
+                    self._shard.store(name),
                     optimizer.rule.slots() if optimizer else {},
-                    self._device,
                     initial_rows_of(state.spec),
                 )
                 assert isinstance(state, DynamicTable)

@@ -87,9 +87,8 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
                 self._name,
                 table,
                 self._replicas.world,
-                shard.variables[table.name],
+                shard.store(table.name),
                 optimizer.rule.slots() if optimizer else {},
-                shard.device,
                 make_rows,
             )
             for shard in self._shards

@@ -166,6 +166,10 @@ class Shard:
             places.setdefault(self._stores[name], []).append(place)
         return places.items()
 
+    def store(self, table: str) -> RowStore:
+        """What keeps a table's rows here."""
+        return self._stores[table]
+
     def drop_variables(self) -> None:
         """Frees the variables of tables that were made before one failed."""
         for store in self._stores.values():

@@ -27,7 +27,7 @@ FIRST_ROW = 2
 
 # Rows beside those that keys have, for planned ones of a full table: at least
 # one in so many, and for small tables as many as there are, up to a limit.
-SPARE_PART = 32
+_SPARE_PART = 32
 _MOST_SPARE_OF_SMALL = 1024
 # Where no key is evicted, a shard has so many standard deviations more rows
 # than keys that fall on it on average.
@@ -137,7 +137,7 @@ def _rows_of_shard(rows: int, world: int, exact: bool) -> int:
 def rows_at_first(table: TableSpec, world: int) -> int:
     """The rows that a shard's variables are made with."""
     capacity = key_rules(table, world).capacity
-    spare = max(capacity // SPARE_PART, min(capacity, _MOST_SPARE_OF_SMALL))
+    spare = max(capacity // _SPARE_PART, min(capacity, _MOST_SPARE_OF_SMALL))
     return FIRST_ROW + capacity + spare
 
 

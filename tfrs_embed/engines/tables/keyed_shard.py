@@ -12,15 +12,15 @@ from tfrs_embed.configs import TableSpec
 from tfrs_embed.dynamic_keys import KeysOfShards
 from tfrs_embed.engines.tables.key_rules import (
     ABSENT,
-    SPARE_PART,
     Candidates,
     Live,
     key_rules,
 )
 from tfrs_embed.engines.tables.key_table import Found, KeyTable
 from tfrs_embed.ops.checks import message
-from tfrs_embed.ops.update import PARAMETERS, scatter_update
+from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import Slot
+from tfrs_embed.storage.row_store import RowStore
 
 # Keys that get rows between steps get their initial values in blocks of so many
 # numbers.
@@ -48,11 +48,9 @@ class KeyedShard:
         owner: whose they are, for errors.
         table: the table, one with keys.
         world: the number of shards.
-        variables: the shard's parameters and slots by name; see
-            `rows_at_first`. Their rows are all zero, or the slots' initial
-            value.
+        store: the shard's rows, all zero, and slots, all of their initial
+            values; see `rows_at_first`.
         slots: the slots, by name.
-        device: where the variables are.
         make_initial: makes keys' initial values; see `initial_rows_of`.
     """
 
@@ -61,17 +59,16 @@ class KeyedShard:
         owner: str,
         table: TableSpec,
         world: int,
-        variables: Mapping[str, tf.Variable],
+        store: RowStore,
         slots: Mapping[str, Slot],
-        device: str | None,
         make_initial: key_values.Maker,
     ) -> None:
         self._owner = f"{owner}, table '{table.name}'"
         self._table = table
         self._world = world
-        self.variables = dict(variables)
-        self._slots = {PARAMETERS: Slot(0.0), **slots}
-        self._device = device
+        self._store = store
+        self.variables = store.variables(table.name)
+        self._slots = slots
         self.make_initial = make_initial
         self.rules = key_rules(table, world)
         self.key_table = KeyTable(self.rules)
@@ -105,8 +102,8 @@ class KeyedShard:
 
     def read(self, found: Found) -> tf.Tensor:
         """Reads keys' vectors, [n, dim]; see `check_vectors`."""
-        with tf.device(self._device):
-            vectors = tf.gather(self.variables[PARAMETERS], found.rows)
+        with tf.device(self._store.device):
+            vectors = self._store.read(self._table.name, PARAMETERS, found.rows)
             return self.check_vectors(found, vectors)
 
     def no_room(
@@ -153,29 +150,22 @@ class KeyedShard:
 
     def write(self, name: str, rows: tf.Tensor, values: tf.Tensor) -> None:
         """Sets rows, [n] int64, of the parameters or a slot."""
-        with tf.device(self._device):
-            scatter_update(self.variables[name], rows, values)
+        with tf.device(self._store.device):
+            self._store.write(self._table.name, name, rows, values)
 
     def reset(self, rows: tf.Tensor, initial: tf.Tensor) -> None:
         """Gives rows initial values, and their slots theirs."""
         self.write(PARAMETERS, rows, initial)
         for name, slot in self._slots.items():
-            if name != PARAMETERS:
-                shape = [tf.size(rows), *slot.row(self.dim)]
-                self.write(name, rows, tf.fill(shape, slot.initial))
+            shape = [tf.size(rows), *slot.row(self.dim)]
+            self.write(name, rows, tf.fill(shape, slot.initial))
 
     def ensure_rows(self, rows: tf.Tensor) -> None:
         """Gives the variables as many rows at least; a scalar int64."""
         rules = self.rules
         if rules.policy == "none" and rules.max_capacity == rules.capacity:
             return  # Nothing makes room: there are all that there can be.
-        with tf.device(self._device):
-            _grow(
-                rows,
-                [self.variables[name].handle for name in self._slots],
-                tuple(slot.initial for slot in self._slots.values()),
-                tuple(slot.row(self.dim) for slot in self._slots.values()),
-            )
+        self._store.resize(self._table.name, rows)
 
     # Eagerly, of what users and checkpoints read and write.
 
@@ -243,9 +233,11 @@ class KeyedShard:
             Candidates(*candidates.T),
         )
         if not np.array_equal(live.rows, rows):
-            for name, variable in self.variables.items():
-                with tf.device(self._device):
-                    values = tf.gather(variable, live.rows)
+            for name in self.variables:
+                with tf.device(self._store.device):
+                    values = self._store.read(
+                        self._table.name, name, tf.constant(live.rows)
+                    )
                 self.write(name, tf.constant(rows, tf.int64), values)
         self.key_table.publish(version)
 
@@ -257,33 +249,3 @@ class KeyedShard:
             evicted: whether they count as evicted.
         """
         return int(np.sum(self.key_table.remove(keys, evicted) != ABSENT))
-
-
-# A function, as it is called in several branches, and of handles: what holds
-# variables would keep them alive in graphs that TensorFlow keeps.
-@tf.function(autograph=False)
-def _grow(
-    rows: tf.Tensor,
-    handles: list[tf.Tensor],
-    initial: tuple[float, ...],
-    row_shapes: tuple[tuple[int, ...], ...],
-) -> None:
-    """Gives variables [n, ...] as many rows at least, and some to spare."""
-    shape = tf.raw_ops.VariableShape(input=handles[0])
-    here = tf.cast(shape[0], tf.int64)
-
-    def grow() -> tf.Tensor:
-        more = rows - here + rows // SPARE_PART
-        for handle, value, row in zip(
-            handles, initial, row_shapes, strict=True
-        ):
-            before = tf.raw_ops.ReadVariableOp(
-                resource=handle, dtype=tf.float32
-            )
-            added = tf.fill(tf.stack([more, *row]), tf.constant(value))
-            tf.raw_ops.AssignVariableOp(
-                resource=handle, value=tf.concat([before, added], 0)
-            )
-        return tf.constant(True)
-
-    tf.cond(rows > here, grow, lambda: tf.constant(False))
