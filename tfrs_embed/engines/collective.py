@@ -32,7 +32,7 @@ from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.composite import CompositeTable
 from tfrs_embed.engines.tables.composite_step import CompositeStep
 from tfrs_embed.engines.tables.state import TableState
-from tfrs_embed.engines.traffic import Traffic
+from tfrs_embed.engines.traffic import Sent, Traffic
 from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding
@@ -173,6 +173,11 @@ class CollectiveEngine(Engine, Pipelined, Together):
             for counters in self._traffic
         ]
 
+    def _count(self, replica: int, sent: Sent) -> None:
+        """Adds to a local replica's counters, if there are others."""
+        if self._replicas.world > 1:
+            self._count_traffic(replica, *sent)
+
     def _count_traffic(
         self,
         replica: int,
@@ -182,10 +187,14 @@ class CollectiveEngine(Engine, Pipelined, Together):
         unique: Any = 0,
     ) -> None:
         """Adds to a local replica's counters, in the order of `Traffic`."""
-        numbers = [
-            tf.cast(n, tf.int64) for n in (collectives, sent, least, unique)
-        ]
-        self._traffic[replica].assign_add(tf.stack(numbers))
+        numbers = (collectives, sent, least, unique)
+        if all(isinstance(n, int) for n in numbers):
+            added = tf.constant(numbers, tf.int64)
+        else:
+            added = tf.stack(
+                [tf.convert_to_tensor(n, tf.int64) for n in numbers]
+            )
+        self._traffic[replica].assign_add(added)
 
     def _describe(self) -> handshake.Facts:
         """The facts about the tables that all workers must share."""

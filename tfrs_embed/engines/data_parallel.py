@@ -147,7 +147,7 @@ class DataParallelEngine(CollectiveEngine):
             tf.stack([tf.size(rows, tf.int64) for rows, _ in sums]),
             self._sizes_channel,
         )
-        self._count(replica, longest)
+        self._count_update(replica, longest)
         of_all = [
             self._gather_all(replica, channel, longest[i], *of_group)
             for i, (channel, of_group) in enumerate(
@@ -178,7 +178,7 @@ class DataParallelEngine(CollectiveEngine):
             contributions.update(group.contributions(rows, places, gradients))
         return contributions
 
-    def _count(self, replica: int, longest: tf.Tensor) -> None:
+    def _count_update(self, replica: int, longest: tf.Tensor) -> None:
         """Adds an update's traffic: keys and gradients to all-gathers."""
         sent = tf.add_n(
             [

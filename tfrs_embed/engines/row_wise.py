@@ -20,9 +20,7 @@ from tfrs_embed.distribution import (
     consensus,
     hot_rows,
     row_exchange,
-    vector_exchange,
 )
-from tfrs_embed.distribution.alike import Facts
 from tfrs_embed.distribution.consensus import Preparation
 from tfrs_embed.distribution.exchange import Received
 from tfrs_embed.distribution.exchange_kind import (
@@ -31,10 +29,7 @@ from tfrs_embed.distribution.exchange_kind import (
     vectors_are_less,
 )
 from tfrs_embed.distribution.hot_rows import HotKeys
-from tfrs_embed.distribution.vector_exchange import (
-    VectorExchange,
-    VectorsReceived,
-)
+from tfrs_embed.distribution.vector_exchange import VectorsReceived
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.hot_rows import HotRows
 from tfrs_embed.engines.shard import Shard
@@ -44,10 +39,11 @@ from tfrs_embed.engines.table_group import (
     rows_per_shard,
 )
 from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
+from tfrs_embed.engines.traffic import Sent
+from tfrs_embed.engines.vector_distribution import VectorDistribution
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import backend, rounding
 from tfrs_embed.ops import lookup as lookup_ops
-from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.messages import Route
 from tfrs_embed.ops.rounding import Rounding, widen
@@ -131,9 +127,12 @@ class RowWiseEngine(CollectiveEngine):
 
     def _build(self) -> None:
         self._sizes_channel = self._replicas.allocate(alike.CHANNELS)
-        self._vector_exchange = VectorExchange(
+        self._vectors = VectorDistribution(
+            self._name,
+            self.features,
             self._replicas,
-            self._replicas.allocate(vector_exchange.CHANNELS),
+            self._shards,
+            self._first_shards,
             self._wire,
         )
         # Rows of two bytes are sent as they are.
@@ -222,52 +221,46 @@ class RowWiseEngine(CollectiveEngine):
         dtype: tf.DType,
         begun: Any,
     ) -> tuple[list[tf.Tensor], Residuals]:
-        device = self._shards[replica].device
-        prepared = begun is not None
-        if not prepared:
+        sent = Sent()
+        if begun is None:
             begun = self._begin(replica, bags, training)
-            facts = self._facts(
-                begun, bags, [b.weights is not None for b in bags]
-            )
+            weighted = [b.weights is not None for b in bags]
             begun = begun._replace(
                 sizes=alike.agreed_max(
                     self._replicas,
                     replica,
                     begun.sizes,
-                    facts,
+                    self._vectors.facts(begun.by_vectors, bags, weighted),
                     self._sizes_channel,
                 )
             )
-        by_vectors, groups, routes, hot, longest = begun
+            sent = Sent(1)
         activations: list[Any] = [None] * len(bags)
         positions, received = self._lookup_rows(
-            replica, bags, groups, routes, hot, longest, training, activations
+            replica, bags, begun, training, activations
         )
-        vectors = None
-        if by_vectors:
-            vectors = self._vector_exchange.send_bags(
-                replica,
-                [bags[i] for i in by_vectors],
-                [self._columns(i, bags[i]) for i in by_vectors],
-                [self.features[i].table for i in by_vectors],
-                self._first_shards,
-                longest[-1],
-                device,
-                training,
-            )
-            self._lookup_vectors(
-                replica, bags, by_vectors, vectors, training, activations
-            )
-        self._count(replica, groups, routes, received, forward=True)
-        self._count_hot(replica, hot, forward=True)
-        if not prepared and self._replicas.world > 1:
-            self._count_traffic(replica, 1, 0)
-        self._count_vectors(replica, bags, by_vectors, vectors, forward=True)
+        sent = sent.plus(*self._sent_forward(replica, begun, received))
         after = [asked.rows for asked in received]
-        if vectors is not None:
+        vectors = None
+        if begun.by_vectors:
+            vectors, of_vectors = self._vectors.look_up(
+                replica,
+                bags,
+                begun.by_vectors,
+                begun.sizes[-1],
+                training,
+                activations,
+            )
+            sent = sent.plus(*of_vectors)
             after += [b.ids for b in vectors.bags]
+        self._count(replica, sent)
         kept = _Kept(
-            groups, positions, list(received), hot, by_vectors, vectors
+            begun.groups,
+            positions,
+            list(received),
+            begun.hot,
+            begun.by_vectors,
+            vectors,
         )
         return activations, Residuals(replica, list(bags), kept, after)
 
@@ -287,14 +280,6 @@ class RowWiseEngine(CollectiveEngine):
                 self._wire.size,
                 bytes_of(table),
             )
-        )
-
-    def _columns(self, feature: int, bags: BaggedIds) -> BagColumns:
-        assert bags.bag_size is not None
-        return BagColumns(
-            bags.bag_size,
-            self.features[feature].table.vocabulary_size > tf.int32.max,
-            bags.weights is not None,
         )
 
     def _begin(
@@ -335,18 +320,6 @@ class RowWiseEngine(CollectiveEngine):
             sizes[-1] = tf.cast(tf.reduce_max(counts), tf.int64)
         return _Begun(by_vectors, groups, routes, hot, sizes)
 
-    def _facts(
-        self,
-        begun: _Begun,
-        bags: Sequence[BaggedIds],
-        weighted: Sequence[bool],
-    ) -> Facts:
-        """What replicas must share for a lookup: the bags sent as vectors."""
-        values = [0] * len(bags)
-        for i in begun.by_vectors:
-            values[i] = 2 * (bags[i].bag_size or 0) + weighted[i]
-        return Facts(values, self._unlike)
-
     def _prepare(
         self,
         training: bool,
@@ -379,56 +352,19 @@ class RowWiseEngine(CollectiveEngine):
         return Preparation(
             tf.nest.flatten([begun.routes, begun.hot]),
             begun.sizes,
-            self._facts(
-                begun, bags, [i is not None and weighted[i] for i in mine]
+            self._vectors.facts(
+                begun.by_vectors,
+                bags,
+                [i is not None and weighted[i] for i in mine],
             ),
             finish,
-        )
-
-    def _unlike(self, feature: tf.Tensor, facts: tf.Tensor) -> tf.Tensor:
-        """Says that replicas differ in the bags of a feature."""
-
-        def said(rank: tf.Tensor) -> tf.Tensor:
-            fact = facts[rank]
-            size = tf.strings.as_string(fact // 2)
-            known = tf.strings.join(
-                [
-                    size,
-                    " ids in each bag, ",
-                    tf.where(fact % 2 > 0, "with weights", "without weights"),
-                ]
-            )
-            return tf.where(
-                fact > 0, known, "another number of ids, or one not known"
-            )
-
-        one, other = tf.argmax(facts), tf.argmin(facts)
-        names = [str(feature) for feature in self.features]
-        return tf.strings.join(
-            [
-                f"{self._name}: all replicas must give a feature bags of the "
-                "same number of ids when tracing, or all of an unknown one. ",
-                tf.gather(names, feature),
-                " has ",
-                said(one),
-                " on the replica of rank ",
-                tf.strings.as_string(one),
-                ", and ",
-                said(other),
-                " on that of rank ",
-                tf.strings.as_string(other),
-                ".",
-            ]
         )
 
     def _lookup_rows(
         self,
         replica: int,
         bags: Sequence[BaggedIds],
-        groups: dict[int, TableGroup],
-        routes: Sequence[Route],
-        hot: dict[int, HotKeys],
-        longest: tf.Tensor,
+        begun: _Begun,
         training: bool,
         activations: list[Any],
     ) -> tuple[list[list[tf.Tensor]], Sequence[Received]]:
@@ -438,6 +374,7 @@ class RowWiseEngine(CollectiveEngine):
             For each group, the positions and keys of `_Kept`.
         """
         shard = self._shards[replica]
+        _, groups, routes, hot, longest = begun
         asked_for = self._row_exchange.send_keys(
             replica, list(groups), routes, longest, shard.device, training
         )
@@ -499,28 +436,6 @@ class RowWiseEngine(CollectiveEngine):
         position = tf.gather(tf.concat([position, behind], 0), hot.order)
         return tf.concat([rows, copies], 0), position
 
-    def _lookup_vectors(
-        self,
-        replica: int,
-        bags: Sequence[BaggedIds],
-        by_vectors: Sequence[int],
-        received: VectorsReceived,
-        training: bool,
-        activations: list[Any],
-    ) -> None:
-        """Fetches vectors, and writes them to `activations`."""
-        sums = self._shards[replica].lookup(
-            [self.features[i].table.name for i in by_vectors],
-            received.bags,
-            training,
-            self._wire.dtype,
-        )
-        found = self._vector_exchange.send_vectors(
-            replica, received, sums, [bags[i].count for i in by_vectors]
-        )
-        for i, vectors in zip(by_vectors, found, strict=True):
-            activations[i] = bags[i].scaled(vectors)
-
     def _contributions(
         self, residuals: Residuals, gradients: Sequence[tf.Tensor]
     ) -> dict[str, GradientContributions]:
@@ -558,40 +473,19 @@ class RowWiseEngine(CollectiveEngine):
             rows = tf.gather(asked.rows, places)
             contributions.update(group.contributions(rows, places, got))
         contributions.update(self._hot_rows.contributions(replica, of_copies))
-        self._count(replica, kept.groups, None, kept.received, forward=False)
-        self._count_hot(replica, kept.hot, forward=False)
+        sent = self._sent_backward(kept)
         if kept.vectors is not None:
-            self._add_vectors(residuals, gradients, contributions)
-        return contributions
-
-    def _add_vectors(
-        self,
-        residuals: Residuals,
-        gradients: Sequence[tf.Tensor],
-        contributions: dict[str, GradientContributions],
-    ) -> None:
-        """Adds the contributions of features exchanged by vectors."""
-        replica, kept = residuals.replica, residuals.kept
-        got = self._vector_exchange.send_gradients(
-            replica,
-            kept.vectors,
-            [residuals.bags[i].scaled(gradients[i]) for i in kept.by_vectors],
-        )
-        for i, b, gradient in zip(
-            kept.by_vectors, kept.vectors.bags, got, strict=True
-        ):
-            table = self.features[i].table.name
-            of_table = contributions.get(table, GradientContributions([], []))
-            contributions[table] = GradientContributions(
-                [*of_table.bags, b], [*of_table.gradients, gradient]
+            of_vectors = self._vectors.add_gradients(
+                replica,
+                residuals.bags,
+                kept.by_vectors,
+                kept.vectors,
+                gradients,
+                contributions,
             )
-        self._count_vectors(
-            replica,
-            residuals.bags,
-            kept.by_vectors,
-            kept.vectors,
-            forward=False,
-        )
+            sent = sent.plus(*of_vectors)
+        self._count(replica, sent)
+        return contributions
 
     def _locate(
         self,
@@ -699,76 +593,40 @@ class RowWiseEngine(CollectiveEngine):
             activations.append(lookup_ops.combine(widen(found), None, b))
         return activations
 
-    def _count(
-        self,
-        replica: int,
-        groups: dict[int, TableGroup],
-        routes: Sequence[Route] | None,
-        received: Sequence[Received],
-        forward: bool,
-    ) -> None:
-        """Adds a lookup's or an update's traffic by rows to the counters."""
+    def _sent_forward(
+        self, replica: int, begun: _Begun, received: Sequence[Received]
+    ) -> Sent:
+        """What a lookup's keys and rows have sent."""
         if self._replicas.world == 1:
-            return
-        sent = least = unique = tf.constant(0, tf.int64)
-        for i, (group, asked) in enumerate(
-            zip(groups.values(), received, strict=True)
+            return Sent()
+        stages, groups = self._row_exchange.stages, begun.groups
+        sent = Sent(2 * stages * len(groups) + (stages - 1 if groups else 0))
+        for i, (group, routed, asked) in enumerate(
+            zip(groups.values(), begun.routes, received, strict=True)
         ):
-            gradient = self._wire.size * group.dim
             row = self._wires[i].size * group.dim
             messages, keys = self._row_exchange.sent(asked)
-            sent += keys * (row if forward else gradient)
-            if forward and routes is not None:
-                sent += 8 * (messages + keys)
-                unique += tf.reduce_sum(routes[i].counts)
-                needed = self._row_exchange.needed(replica, routes[i], asked)
-                least += needed * (8 + row + gradient)
-        stages = self._row_exchange.stages
-        collectives = stages * len(groups)
-        if forward:
-            # Keys and rows; on sizes again for each further stage.
-            collectives *= 2
-            collectives += stages - 1 if groups else 0
-        self._count_traffic(replica, collectives, sent, least, unique)
+            needed = self._row_exchange.needed(replica, routed, asked)
+            sent = sent.plus(
+                bytes=keys * row + 8 * (messages + keys),
+                least=needed * (8 + row + self._wire.size * group.dim),
+                unique=tf.reduce_sum(routed.counts),
+            )
+        for hot in begun.hot.values():
+            sent = sent.plus(unique=tf.size(hot.places, tf.int64))
+        return sent
 
-    def _count_hot(
-        self, replica: int, hot: dict[int, HotKeys], forward: bool
-    ) -> None:
-        """Adds a lookup's or an update's traffic of hot rows."""
-        if forward:
-            if hot:
-                keys = [tf.size(h.places, tf.int64) for h in hot.values()]
-                self._count_traffic(replica, 0, 0, 0, tf.add_n(keys))
-        elif self._hot_rows.floats:
-            sent = all_reduce_bytes(self._hot_rows.floats, self._replicas.world)
-            self._count_traffic(replica, 1, sent, sent)
-
-    def _count_vectors(
-        self,
-        replica: int,
-        bags: Sequence[BaggedIds],
-        by_vectors: Sequence[int],
-        received: VectorsReceived | None,
-        forward: bool,
-    ) -> None:
-        """Adds a lookup's or an update's traffic by vectors."""
-        if received is None:
-            return
-        others = self._replicas.world - 1
-        sent = self._wire.size * received.floats
-        if not forward:
-            self._count_traffic(replica, 1, sent)
-            return
-        least, ids = [], []
-        for i in by_vectors:
-            columns, dim = self._columns(i, bags[i]), self.features[i].table.dim
-            size = 4 * columns.width + self._wire.size * (others + 1) * dim
-            least.append(size * tf.cast(bags[i].count, tf.int64))
-            ids.append(tf.size(bags[i].ids, tf.int64))
-        self._count_traffic(
-            replica,
-            2,
-            4 * received.words + others * sent,
-            tf.add_n(least),
-            tf.add_n(ids),
-        )
+    def _sent_backward(self, kept: _Kept) -> Sent:
+        """What the gradients of rows, and of copies, have sent."""
+        if self._replicas.world == 1:
+            return Sent()
+        sent = Sent(self._row_exchange.stages * len(kept.groups))
+        for group, asked in zip(
+            kept.groups.values(), kept.received, strict=True
+        ):
+            _, keys = self._row_exchange.sent(asked)
+            sent = sent.plus(bytes=keys * self._wire.size * group.dim)
+        if self._hot_rows.floats:
+            size = all_reduce_bytes(self._hot_rows.floats, self._replicas.world)
+            sent = sent.plus(1, size, size)
+        return sent

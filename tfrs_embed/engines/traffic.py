@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,3 +27,36 @@ class Traffic:
     bytes: int
     least_bytes: int
     unique_keys: int
+
+
+class Sent(NamedTuple):
+    """What part of a step adds to a replica's `Traffic`.
+
+    Each is a number, or a scalar int64 tensor.
+    """
+
+    collectives: Any = 0
+    bytes: Any = 0
+    least: Any = 0
+    unique: Any = 0
+
+    def plus(
+        self,
+        collectives: Any = 0,
+        bytes: Any = 0,
+        least: Any = 0,
+        unique: Any = 0,
+    ) -> Sent:
+        """The sums of this and more."""
+        more = (collectives, bytes, least, unique)
+        # No operation is made for what adds nothing.
+        return Sent(
+            *(
+                b
+                if isinstance(a, int) and a == 0
+                else a
+                if isinstance(b, int) and b == 0
+                else a + b
+                for a, b in zip(self, more, strict=True)
+            )
+        )
