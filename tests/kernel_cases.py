@@ -18,39 +18,17 @@ from tfrs_embed.ops import compiled
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.ops.update import GradientContributions, TableUpdate
+from tfrs_embed.optimizers import rules
 from tfrs_embed.optimizers.options import UpdateOptions
-from tfrs_embed.optimizers.rules import (
-    FTRL,
-    SGD,
-    Adagrad,
-    AdagradMomentum,
-    Adam,
-    Momentum,
-    RMSprop,
-    RowWiseAdagrad,
-)
+from update_rules import CASES
 
 STEP = 11  # Of updates, which their rounding depends on.
 DIMS = [1, 3, 8, 16, 32, 64, 128, 255, 256, 300, 1024]
 
 #: Each rule, with settings that take each way through its formula.
 RULES = {
-    "sgd": SGD(),
-    "adagrad": Adagrad(0.2),
-    "adagrad_momentum": AdagradMomentum(0.8, epsilon=1e-3),
-    "adagrad_momentum_nesterov": AdagradMomentum(
-        0.8, use_nesterov=True, exponent=3.0, beta2=0.9, epsilon=1e-3
-    ),
-    "adam": Adam(epsilon=1e-3),
-    "adam_outside": Adam(0.7, 0.8, sum_inside_sqrt=False),
-    "ftrl": FTRL(-0.5, 0.01, 0.02, 0.1),
-    "ftrl_linear": FTRL(
-        -0.6, 0.01, 0.02, 0.1, multiply_linear_by_learning_rate=True
-    ),
-    "momentum": Momentum(0.8),
-    "momentum_nesterov": Momentum(0.8, use_nesterov=True),
-    "rmsprop": RMSprop(0.8, epsilon=1e-3),
-    "row_wise_adagrad": RowWiseAdagrad(0.1, epsilon=1e-3),
+    name: getattr(rules, rule)(**settings)
+    for name, (rule, settings) in CASES.items()
 }
 
 #: What may come before a rule in the kernels. A norm is of a row's gradient.

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import math
 import zlib
 
 import numpy as np
 import tensorflow as tf
+
+from update_rules import RULES
 
 
 @dataclasses.dataclass
@@ -85,34 +88,14 @@ class Table:
 
     def __post_init__(self):
         self.rows = np.array(self.rows, np.float64)
-        start = {
-            None: {},
-            "SGD": {},
-            "Adagrad": {
-                "accumulators": self.settings.get(
-                    "initial_accumulator_value", 0.1
-                )
-            },
-            "AdagradMomentum": {"accumulators": 0.0, "momenta": 0.0},
-            "Adam": {"momenta": 0.0, "velocities": 0.0},
-            "FTRL": {
-                "accumulators": self.settings.get(
-                    "initial_accumulator_value", 0.1
-                ),
-                "linears": 0.0,
-            },
-            "Momentum": {"momenta": 0.0},
-            "RMSprop": {"velocities": 0.0},
-            "RowWiseAdagrad": {
-                "accumulators": self.settings.get(
-                    "initial_accumulator_value", 0.0
-                )
-            },
-        }[self.rule]
-        shape = self.rows.shape
-        if self.rule == "RowWiseAdagrad":
-            shape = shape[:1]  # A number for each row.
-        for name, value in start.items():
+        if self.rule is None:
+            return
+        row = RULES[self.rule]
+        shape = self.rows.shape[:1] if row.by_row else self.rows.shape
+        defaults = inspect.signature(row.update).parameters
+        for name, value in row.slots.items():
+            if isinstance(value, str):
+                value = self.settings.get(value, defaults[value].default)
             self.slots[name] = np.full(shape, value, np.float64)
 
 
@@ -235,7 +218,9 @@ class Reference:
             for i, g in rows.items():
                 decay = table.options.get("weight_decay", 0.0)
                 table.rows[i] -= rate * decay * table.rows[i]
-                UPDATES[table.rule](table, i, g, rate, **table.settings)
+                if table.rule is not None:
+                    update = RULES[table.rule].update
+                    update(table, i, g, rate, **table.settings)
                 if table.dtype != "float32":
                     dtype = tf.as_dtype(table.dtype).as_numpy_dtype
                     row = table.rows[i].astype(np.float32)
@@ -277,121 +262,6 @@ class Reference:
     def copy(self):
         """An independent copy."""
         return copy.deepcopy(self)
-
-
-def _no_update(table, i, g, rate):
-    pass
-
-
-def _sgd(table, i, g, rate):
-    table.rows[i] -= rate * g
-
-
-def _adagrad(table, i, g, rate, initial_accumulator_value=0.1):
-    a = table.slots["accumulators"]
-    a[i] += g**2
-    table.rows[i] -= rate * g / np.sqrt(a[i])
-
-
-def _adagrad_momentum(
-    table,
-    i,
-    g,
-    rate,
-    momentum=0.0,
-    use_nesterov=False,
-    exponent=2.0,
-    beta2=1.0,
-    epsilon=1e-10,
-):
-    a, m = table.slots["accumulators"], table.slots["momenta"]
-    a[i] = a[i] + g**2 if beta2 == 1 else beta2 * a[i] + (1 - beta2) * g**2
-    s = (a[i] + epsilon) ** (-1 / exponent) * g
-    m[i] = momentum * m[i] + s
-    table.rows[i] -= rate * (momentum * m[i] + s if use_nesterov else m[i])
-
-
-def _adam(
-    table,
-    i,
-    g,
-    rate,
-    beta_1=0.9,
-    beta_2=0.999,
-    epsilon=1e-7,
-    sum_inside_sqrt=True,
-):
-    m, v = table.slots["momenta"], table.slots["velocities"]
-    m[i] = beta_1 * m[i] + (1 - beta_1) * g
-    v[i] = beta_2 * v[i] + (1 - beta_2) * g**2
-    if sum_inside_sqrt:
-        table.rows[i] -= rate * m[i] / np.sqrt(v[i] + epsilon**2)
-    else:
-        table.rows[i] -= rate * m[i] / (np.sqrt(v[i]) + epsilon)
-
-
-def _ftrl(
-    table,
-    i,
-    g,
-    rate,
-    learning_rate_power=-0.5,
-    l1_regularization_strength=0.0,
-    l2_regularization_strength=0.0,
-    beta=0.0,
-    initial_accumulator_value=0.1,
-    multiply_linear_by_learning_rate=False,
-):
-    a, linear = table.slots["accumulators"], table.slots["linears"]
-    p, w = learning_rate_power, table.rows[i]
-    l1, l2 = l1_regularization_strength, l2_regularization_strength
-    new = a[i] + g**2
-    d = new**-p - a[i] ** -p
-    if multiply_linear_by_learning_rate:
-        linear[i] += rate * g - d * w
-        bound = rate * l1
-        denominator = new**-p + 2 * rate * l2 + beta
-    else:
-        linear[i] += g - d * w / rate
-        bound = l1
-        denominator = (new**-p + beta) / rate + 2 * l2
-    a[i] = new
-    table.rows[i] = (
-        np.clip(linear[i], -bound, bound) - linear[i]
-    ) / denominator
-
-
-def _momentum(table, i, g, rate, momentum=0.0, use_nesterov=False):
-    m = table.slots["momenta"]
-    m[i] = momentum * m[i] - rate * g
-    table.rows[i] += momentum * m[i] - rate * g if use_nesterov else m[i]
-
-
-def _rmsprop(table, i, g, rate, rho=0.9, epsilon=1e-7):
-    v = table.slots["velocities"]
-    v[i] = rho * v[i] + (1 - rho) * g**2
-    table.rows[i] -= rate * g / np.sqrt(v[i] + epsilon)
-
-
-def _row_wise_adagrad(
-    table, i, g, rate, initial_accumulator_value=0.0, epsilon=1e-8
-):
-    a = table.slots["accumulators"]
-    a[i] += np.mean(g**2)
-    table.rows[i] -= rate * g / (np.sqrt(a[i]) + epsilon)
-
-
-UPDATES = {
-    None: _no_update,
-    "SGD": _sgd,
-    "Adagrad": _adagrad,
-    "AdagradMomentum": _adagrad_momentum,
-    "Adam": _adam,
-    "FTRL": _ftrl,
-    "Momentum": _momentum,
-    "RMSprop": _rmsprop,
-    "RowWiseAdagrad": _row_wise_adagrad,
-}
 
 
 # Rows of two bytes.

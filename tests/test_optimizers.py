@@ -1,6 +1,7 @@
 """What becomes a table optimizer, and that it trains as its original does."""
 
 import copy
+import inspect
 import itertools
 import json
 import math
@@ -17,6 +18,7 @@ from tfrs_embed.optimizers import Regularized, RowWiseAdagrad, conversion
 from tfrs_embed.optimizers import rules as rules
 from tfrs_embed.optimizers.conversion import convert
 from tfrs_embed.optimizers.options import UpdateOptions
+from update_rules import CASES
 
 pytestmark = pytest.mark.usefixtures("both_implementations")
 
@@ -540,12 +542,28 @@ KERAS = {
     ),
     "ftrl_scheduled": lambda m: m.Ftrl(SCHEDULE, beta=0.4),
 }
+OF_KERAS = {
+    f"{name}_case": (kind.keras, named)
+    for name, (rule, settings) in CASES.items()
+    if (kind := getattr(rules, rule)).keras is not None
+    and {
+        *(named := {kind.keras_names.get(k, k): v for k, v in settings.items()})
+    }
+    <= {*inspect.signature(getattr(new, kind.keras)).parameters}
+}
 ORIGINALS = {
     **{
         f"{module}_{name}": (
             lambda m=MODULES[module], make=KERAS[name]: make(m)
         )
         for module, name in itertools.product(MODULES, KERAS)
+    },
+    # Each case of a rule that Keras has settings for.
+    **{
+        f"new_{name}": lambda kind=kind, named=named: getattr(new, kind)(
+            0.1, **named
+        )
+        for name, (kind, named) in OF_KERAS.items()
     },
     "new_adagrad_epsilon": lambda: new.Adagrad(0.3, epsilon=0.1),
     "new_rmsprop": lambda: new.RMSprop(0.3),
@@ -760,8 +778,11 @@ def test_one_of_several_such_settings_is_named_with_its_own_value():
 
 
 REFUSED_KINDS = {
-    "Adamax": lambda: new.Adamax(0.1),
-    "Nadam": lambda: (legacy if NUMBER == 2 else new).Nadam(0.1),
+    **{
+        kind: lambda kind=kind: getattr(new, kind)(0.1)
+        for kind in ("Adadelta", "Adamax", "Lion", "Nadam")
+        if kind not in {rule.keras for rule in rules.RULES}
+    },
     "OwnSGD": lambda: OwnSGD(0.1),
     "OwnAdagrad": lambda: type("OwnAdagrad", (tpu.Adagrad,), {})(0.1),
     "float": lambda: 0.1,

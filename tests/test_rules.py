@@ -8,12 +8,19 @@ import typing
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras
 
+import documentation
+import fronts
 import kernel_cases
 import reference
 import tfrs_embed.kernels
+import update_rules
+from conformance.descriptors import optimizer_of
+from fronts import keras
 from tfrs_embed import optimizers, types
+from tfrs_embed.checkpoint.conversion.keras_slots import KERAS_SLOTS
 from tfrs_embed.ops import compiled
 from tfrs_embed.optimizers import conversion, rules
 from tfrs_embed.optimizers.rules import RULES
@@ -40,7 +47,7 @@ def test_this_packages_optimizers_have_the_defaults_of_their_rules():
 
 @EVERY
 def test_a_rule_is_among_what_the_tests_compare_with_the_reference(rule):
-    assert rule.__name__ in reference.UPDATES
+    assert update_rules.RULES[rule.__name__].cases
     assert rule in map(type, kernel_cases.RULES.values())
 
 
@@ -64,6 +71,51 @@ def test_a_rules_settings_have_room_in_the_kernels(rule):
     assert len(rule().loop_settings()) <= int(room)
 
 
+@pytest.mark.parametrize("case", update_rules.CASES)
+def test_an_optimizer_of_a_rule_becomes_it(case):
+    rule, settings = update_rules.CASES[case]
+    given = optimizer_of(rule, settings)
+    made = conversion.convert(given, "Table 't'", keras)
+    assert made.rule == getattr(rules, rule)(**settings)
+
+
+def test_the_page_of_one_device_lists_the_rules_and_names():
+    page = (documentation.ROOT / "docs/one_device.md").read_text("utf-8")
+    section = page.partition("\n## Optimizers\n")[2].partition("\n## ")[0]
+    words = {*re.findall(r"\w+", section)}
+    assert {rule.__name__ for rule in RULES} <= words
+    assert {rule.keras for rule in RULES if rule.keras} <= words
+    assert {*typing.get_args(types.OptimizerName)} <= words
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if rule.keras], ids=name_of
+)
+def test_a_rule_knows_the_slots_of_keras(rule):
+    """Those of an optimizer with the settings of the rule's last case."""
+    *_, settings = update_rules.RULES[rule.__name__].cases.values()
+    named = {rule.keras_names.get(k, k): v for k, v in settings.items()}
+
+    def made_by(module):
+        kind = getattr(module, rule.keras)
+        known = inspect.signature(kind).parameters
+        return kind(**{k: v for k, v in named.items() if k in known})
+
+    legacy = made_by(tf_keras.optimizers.legacy)
+    legacy._create_all_weights([tf.Variable([1.0])])
+    assert {*legacy.get_slot_names()} <= {*KERAS_SLOTS}
+    new = made_by(keras.optimizers)
+    if fronts.NUMBER == 2:
+        new.build([tf.Variable([1.0])])
+        slots = [v.name for v in new.variables if v.shape.rank]
+        assert all({*name.split("/")} & {*KERAS_SLOTS} for name in slots)
+    else:
+        new.build([keras.Variable([1.0])])
+        for name in rule.keras_3_slots:
+            assert [tuple(v.shape) for v in getattr(new, name)] == [(1,)]
+        assert {*rule.keras_3_slots.values()} == {*rule().slots()}
+
+
 @pytest.mark.parametrize("rule", OF_TPU, ids=name_of)
 def test_a_rule_has_the_defaults_of_tensorflows_optimizer(rule):
     assert conversion.convert(rule.tpu(), "Table 't'").rule == rule()
@@ -71,7 +123,7 @@ def test_a_rule_has_the_defaults_of_tensorflows_optimizer(rule):
 
 @EVERY
 def test_a_rule_has_the_defaults_of_the_reference(rule):
-    update = inspect.signature(reference.UPDATES[rule.__name__])
+    update = inspect.signature(update_rules.RULES[rule.__name__].update)
     defaults = {
         name: parameter.default
         for name, parameter in update.parameters.items()

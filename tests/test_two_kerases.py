@@ -203,7 +203,7 @@ WRONG = {
         "TypeError",
         (
             "Lion can't train a table",
-            "SGD, Adagrad, Adam, Ftrl, RMSprop or AdamW",
+            "use SGD, Adagrad, Adam, ",
         ),
     ),
     "t3.PartialTPUEmbedding(feature, keras.optimizers.Adam(use_ema=True))": (

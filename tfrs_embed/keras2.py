@@ -31,7 +31,7 @@ from tfrs_embed.layers import (
 )
 from tfrs_embed.layers.base import Front
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.optimizers import RowWiseAdagrad
+from tfrs_embed.optimizers.conversion import DECLARED
 
 __all__ = [
     "All2AllDenseEmbedding",
@@ -163,7 +163,8 @@ def _of_tf_keras(layer: T) -> T:
 
 
 # Keras may find one in the config of a user's own layer.
-tf_keras.saving.register_keras_serializable("tfrs_embed")(RowWiseAdagrad)
+for _declared in DECLARED:
+    tf_keras.saving.register_keras_serializable("tfrs_embed")(_declared)
 
 
 @_of_tf_keras

@@ -57,7 +57,7 @@ from tfrs_embed.layers import (
     partial_tpu_embedding,
 )
 from tfrs_embed.layers.base import Front
-from tfrs_embed.optimizers import RowWiseAdagrad
+from tfrs_embed.optimizers.conversion import DECLARED
 from tfrs_embed.strategies import is_tpu
 from tfrs_embed.version import OLDEST_KERAS_3
 
@@ -349,7 +349,8 @@ def _of_keras_3(layer: T) -> T:
 
 
 # Keras may find one in the config of a user's own layer.
-keras.saving.register_keras_serializable("tfrs_embed")(RowWiseAdagrad)
+for _declared in DECLARED:
+    keras.saving.register_keras_serializable("tfrs_embed")(_declared)
 
 
 @_of_keras_3

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TypedDict
 
+from tfrs_embed.optimizers.declared import OptimizerName
 from tfrs_embed.optimizers.rules import TableOptimizer
 
 __all__ = [
@@ -53,12 +54,6 @@ Rounding = Literal["stochastic", "nearest"]
 
 #: The treatment of an id outside its table.
 InvalidIds = Literal["error", "zero"]
-
-#: An optimizer of `tf.tpu.experimental.embedding`, or for the last name of
-#: `tfrs_embed.optimizers`, with its defaults.
-OptimizerName = Literal[
-    "sgd", "adagrad", "adagrad_momentum", "adam", "ftrl", "row_wise_adagrad"
-]
 
 
 class HasLearningRate(Protocol):

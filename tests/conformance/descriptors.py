@@ -4,12 +4,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+import update_rules
 from fronts import NUMBER, layers
 from nightly import ALL
 from numpy_rows import NumpyRows
 from reference import Table
 from tfrs_embed import DynamicKeys, TableConfig
-from tfrs_embed.optimizers import Regularized, RowWiseAdagrad
+from tfrs_embed.optimizers import Regularized, rules
+from update_rules import CASES
 
 tpu = tf.tpu.experimental.embedding
 Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
@@ -56,36 +58,18 @@ class Optimizer(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012
 
 
-def _optimizer(rule, **settings):
-    return Optimizer(getattr(tpu, rule)(RATE, **settings), rule, settings)
-
-
-def _stored(name, **settings):
+def optimizer_of(rule, settings):
+    """An optimizer that becomes a rule: TensorFlow's, ours, else Keras's."""
+    kind = getattr(rules, rule)
+    own = kind.tpu or kind.declared
+    if own is not None:
+        return own(RATE, **settings)
     # As Keras stores it: each layer makes an optimizer of its own.
-    config = {"learning_rate": RATE, **settings}
-    return {"class_name": name, "config": config}
-
-
-def _momentum(**settings):
-    stored = _stored(
-        "SGD",
-        momentum=settings["momentum"],
-        nesterov=settings.get("use_nesterov", False),
-    )
-    return Optimizer(stored, "Momentum", settings)
-
-
-def _rmsprop(**settings):
+    named = {kind.keras_names.get(k, k): v for k, v in settings.items()}
     # Of what doesn't say this, tf_keras makes a legacy optimizer.
     new = {"is_legacy_optimizer": False} if NUMBER == 2 else {}
-    stored = _stored("RMSprop", **new, **settings)
-    return Optimizer(stored, "RMSprop", settings)
-
-
-def _row_wise_adagrad(**settings):
-    return Optimizer(
-        RowWiseAdagrad(RATE, **settings), "RowWiseAdagrad", settings
-    )
+    config = {"learning_rate": RATE, **new, **named}
+    return {"class_name": kind.keras, "config": config}
 
 
 def _regularized(given, **options):
@@ -93,50 +77,24 @@ def _regularized(given, **options):
     return given._replace(optimizer=made, options=made.options.given())
 
 
+def _optimizer(rule, **settings):
+    return Optimizer(optimizer_of(rule, settings), rule, settings)
+
+
 OPTIMIZERS = {
-    "sgd": _optimizer("SGD"),
-    "adagrad": _optimizer("Adagrad", initial_accumulator_value=0.2),
-    "adagrad_momentum": _optimizer(
-        "AdagradMomentum",
-        momentum=0.8,
-        use_nesterov=True,
-        exponent=3.0,
-        beta2=0.9,
-    ),
-    "adagrad_momentum_plain": _optimizer(
-        "AdagradMomentum", momentum=0.8, epsilon=1e-3
-    ),
-    "adam": _optimizer("Adam", epsilon=1e-3),
-    "adam_outside": _optimizer(
-        "Adam", beta_1=0.7, beta_2=0.8, sum_inside_sqrt=False
-    ),
-    "ftrl": _optimizer(
-        "FTRL",
-        l1_regularization_strength=0.01,
-        l2_regularization_strength=0.02,
-        beta=0.1,
-    ),
-    "ftrl_linear": _optimizer(
-        "FTRL",
-        learning_rate_power=-0.6,
-        l1_regularization_strength=0.01,
-        l2_regularization_strength=0.02,
-        beta=0.1,
-        multiply_linear_by_learning_rate=True,
-    ),
-    "momentum": _momentum(momentum=0.8),
-    "momentum_nesterov": _momentum(momentum=0.8, use_nesterov=True),
-    "rmsprop": _rmsprop(rho=0.8, epsilon=1e-3),
-    "row_wise_adagrad": _row_wise_adagrad(
-        initial_accumulator_value=0.2, epsilon=1e-3
-    ),
+    **{
+        name: _optimizer(rule, **settings)
+        for name, (rule, settings) in CASES.items()
+    },
     "sgd_clipvalue_decay": _regularized(
         _optimizer("SGD"),
         clipvalue=(-0.5, 0.25),
         weight_decay=0.5,
     ),
     "adagrad_clipnorm_decay": _regularized(
-        _optimizer("Adagrad"), clipnorm=0.5, weight_decay=0.5
+        _optimizer("Adagrad"),
+        clipnorm=0.5,
+        weight_decay=0.5,
     ),
     "ftrl_row_clipnorm": _regularized(
         _optimizer("FTRL", beta=0.1), row_clipnorm=0.25
@@ -146,8 +104,12 @@ OPTIMIZERS = {
 COMPILED = tuple(
     name for name, o in OPTIMIZERS.items() if "clipnorm" not in o.options
 )
-#: One setting of each update rule that TPUs have.
-RULES = ("sgd", "adagrad", "adagrad_momentum", "adam_outside", "ftrl_linear")
+#: The last case of each update rule that TPUs have.
+RULES = tuple(
+    [*row.cases][-1]
+    for rule, row in update_rules.RULES.items()
+    if getattr(rules, rule).tpu
+)
 
 
 class Engine(NamedTuple):

@@ -44,13 +44,12 @@ class PartialTPUEmbedding(TableLayer):
             `keras_rs.layers` or of `tf.tpu.experimental.embedding`, or any
             nesting of dicts, lists and tuples of them. Features that name the
             same table object share it.
-        optimizer: trains the large tables: a Keras SGD, Adagrad, Adam, AdamW,
-            Ftrl or RMSprop, whose learning rate is read at each step; a
-            `tf.tpu.experimental.embedding` optimizer, or one of
-            `tfrs_embed.optimizers`; or the name of one ("sgd", "adagrad",
-            "adagrad_momentum", "adam", "ftrl", "row_wise_adagrad"). A table's
-            own optimizer wins over it. None: such tables have no slots and are
-            not trained.
+        optimizer: trains the large tables: a Keras optimizer such as SGD,
+            Adagrad, Adam, AdamW, Ftrl or RMSprop, whose learning rate is read
+            at each step; a `tf.tpu.experimental.embedding` optimizer, or one of
+            `tfrs_embed.optimizers`; or the name of one, such as "adagrad" (see
+            `tfrs_embed.types.OptimizerName`). A table's own optimizer wins over
+            it. None: such tables have no slots and are not trained.
         pipeline_execution_with_tensor_core: whether the tables' updates overlap
             the next training step. Lookup i then sees the updates of steps 0
             to i - 2. Reading tables, saving, evaluating and `drain()` apply

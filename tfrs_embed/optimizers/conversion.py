@@ -38,18 +38,19 @@ from tfrs_embed.optimizers.rules import (
     needs_whole_rows,
 )
 
-# The rules that are TensorFlow's optimizers, those that are this package's, and
-# those that are Keras's: of one class that with fewer settings first.
+# The rules that are TensorFlow's optimizers, and those that are Keras's: of one
+# class that with fewer settings first.
 _OF_TPU: dict[type, type[UpdateRule]] = {
     rule.tpu: rule for rule in RULES if rule.tpu is not None
-}
-_DECLARED: dict[type, type[UpdateRule]] = {
-    rule.declared: rule for rule in RULES if rule.declared is not None
 }
 _OF_KERAS: dict[str, list[type[UpdateRule]]] = {
     kind: [rule for rule in RULES if rule.keras == kind]
     for kind in dict.fromkeys(rule.keras for rule in RULES)
     if kind is not None
+}
+#: Those that are this package's optimizers.
+DECLARED: dict[type, type[UpdateRule]] = {
+    rule.declared: rule for rule in RULES if rule.declared is not None
 }
 # Adam, whose weight decay has a default.
 _OF_KERAS["AdamW"] = [Adam]
@@ -61,12 +62,10 @@ def convert(
     """Turns whatever a user may give into a table optimizer.
 
     Args:
-        optimizer: None; "sgd", "adagrad", "adagrad_momentum", "adam" or "ftrl"
-            (the `tf.tpu.experimental.embedding` optimizer with its defaults),
-            or "row_wise_adagrad" (that of `tfrs_embed.optimizers`); such an
-            object; a Keras SGD, Adagrad, Adam, AdamW, Ftrl or RMSprop, of
-            tf_keras, new or legacy (AdamW and RMSprop only new), or of Keras 3,
-            possibly wrapped in a LossScaleOptimizer; any of these in a
+        optimizer: None; an `OptimizerName`, which stands for an optimizer of
+            `tf.tpu.experimental.embedding` or `tfrs_embed.optimizers` with its
+            defaults; such an object; a Keras optimizer that is a rule's, of
+            tf_keras or of Keras 3, possibly wrapped in a LossScaleOptimizer; a
             `tfrs_embed.optimizers.Regularized`; or a dict as `serialize`, or
             `keras.optimizers.serialize`, makes it.
         where: what the optimizer is for, in error messages: "Table 'user'".
@@ -165,7 +164,7 @@ def _find(optimizer: Any, where: str, keras: Any) -> _Found:
         return dataclasses.replace(found, source=source, options=options)
     if type(optimizer) in _OF_TPU:
         return _from_tpu(optimizer, where, source)
-    if type(optimizer) in _DECLARED:
+    if type(optimizer) in DECLARED:
         return _from_declared(optimizer, where, source)
     if isinstance(optimizer, type):
         raise TypeError(
@@ -184,7 +183,7 @@ def _find(optimizer: Any, where: str, keras: Any) -> _Found:
     message = (
         f"{where}: {_class_name(optimizer)} can't train a table; use "
         f"{_one_of([*_OF_KERAS])} of {wanted}.optimizers, {TPU_OPTIMIZERS}, or "
-        f"{_one_of([kind.__name__ for kind in _DECLARED])} of "
+        f"{_one_of([kind.__name__ for kind in DECLARED])} of "
         "tfrs_embed.optimizers."
     )
     if own is not None and own.__name__ != wanted:
@@ -199,7 +198,7 @@ _KERAS_NAMES = {kerases.TF_KERAS: "tf_keras", kerases.KERAS_3: "Keras 3"}
 
 
 def _by_name(name: str, where: str) -> Any:
-    kinds = {_snake(kind.__name__): kind for kind in (*_OF_TPU, *_DECLARED)}
+    kinds = {_snake(kind.__name__): kind for kind in (*_OF_TPU, *DECLARED)}
     if name.lower() not in kinds:
         raise ValueError(
             f"{where}: unknown optimizer {name!r}; known names are "
@@ -238,10 +237,7 @@ def _from_tpu(optimizer: Any, where: str, source: Any) -> _Found:
             _refuse(where, setting, value)
     limits = _tpu_clipvalue(optimizer)
     kind = _OF_TPU[type(optimizer)]
-    rule = _make(
-        kind,
-        {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(kind)},
-    )
+    rule = _with_fields_of(kind, optimizer)
     # Summing a row's gradients first changes nothing for SGD.
     if not optimizer.use_gradient_accumulation and not isinstance(rule, SGD):
         _refuse(where, "use_gradient_accumulation", False)
@@ -262,14 +258,15 @@ def _tpu_clipvalue(optimizer: Any) -> Any:
 
 def _from_declared(optimizer: Any, where: str, source: Any) -> _Found:
     where = f"{where}: {type(optimizer).__name__}"
-    kind = _DECLARED[type(optimizer)]
-    rule = _make(
-        kind,
-        {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(kind)},
-    )
+    rule = _with_fields_of(DECLARED[type(optimizer)], optimizer)
     return _Found(
         rule, lambda: LearningRate.of(optimizer.learning_rate, where), source
     )
+
+
+def _with_fields_of(rule: type[UpdateRule], optimizer: Any) -> UpdateRule:
+    names = [field.name for field in dataclasses.fields(rule)]
+    return _make(rule, {name: getattr(optimizer, name) for name in names})
 
 
 def tpu_class(rule: UpdateRule, where: str) -> Any:
@@ -516,7 +513,7 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
             "class_name": Regularized.__name__,
             "config": config,
         }
-    if type(optimizer) in _DECLARED:
+    if type(optimizer) in DECLARED:
         assigned = _assigned_rate(optimizer, trained_by)
         if assigned is not None:
             optimizer = dataclasses.replace(optimizer, learning_rate=assigned)
@@ -589,7 +586,7 @@ def deserialize(config: Any, keras: Any) -> Any:
     if "clipvalue" in arguments:
         arguments["clipvalue"] = tuple(arguments["clipvalue"])
     arguments["learning_rate"] = restored(arguments["learning_rate"], keras)
-    known = _DECLARED if config["kind"] == "tfrs_embed" else _OF_TPU
+    known = DECLARED if config["kind"] == "tfrs_embed" else _OF_TPU
     kinds: dict[str, Any] = {kind.__name__: kind for kind in known}
     return kinds[config["class_name"]](**arguments)
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from tfrs_embed import kerases
 from tfrs_embed.arguments import number
 from tfrs_embed.optimizers import learning_rate as rates
 from tfrs_embed.optimizers.options import NO_OPTIONS, Limits, UpdateOptions
+
+#: The names of optimizers with their defaults: those of
+#: `tf.tpu.experimental.embedding`, and of this module.
+OptimizerName = Literal[
+    "sgd", "adagrad", "adagrad_momentum", "adam", "ftrl", "row_wise_adagrad"
+]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

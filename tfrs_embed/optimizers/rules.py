@@ -69,7 +69,9 @@ class UpdateRule(abc.ABC):
             rows as the rule does; None: there isn't one. Of rules of one class
             the last has the most settings.
         keras_names: fields' names in Keras, where these are others.
-        keras_slots: Keras's slots, and the rule's names of them.
+        keras_slots: the slots of tf_keras's optimizer, new and legacy, and the
+            rule's names of them.
+        keras_3_slots: the same of Keras 3's, which are attributes.
     """
 
     tpu: ClassVar[type | None] = None
@@ -78,6 +80,7 @@ class UpdateRule(abc.ABC):
     keras: ClassVar[str | None] = None
     keras_names: ClassVar[Mapping[str, str]] = {}
     keras_slots: ClassVar[Mapping[str, str]] = {}
+    keras_3_slots: ClassVar[Mapping[str, str]] = {}
 
     @property
     def name(self) -> str:
@@ -166,7 +169,6 @@ class SGD(UpdateRule):
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
     ) -> tuple[tf.Tensor, Slots]:
-        """See the base class."""
         return w - rate * g, {}
 
 
@@ -184,15 +186,14 @@ class Adagrad(UpdateRule):
     loop = 2
     keras = "Adagrad"
     keras_slots: ClassVar = {"accumulator": "accumulators"}
+    keras_3_slots: ClassVar = {"_accumulators": "accumulators"}
 
     def slots(self) -> dict[str, Slot]:
-        """See the base class."""
         return {"accumulators": Slot(self.initial_accumulator_value)}
 
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
     ) -> tuple[tf.Tensor, Slots]:
-        """See the base class."""
         a = slots["accumulators"] + tf.square(g)
         return w - rate * g * tf.math.rsqrt(a), {"accumulators": a}
 
@@ -234,20 +235,17 @@ class RowWiseAdagrad(UpdateRule):
     loop = 8
 
     def slots(self) -> dict[str, Slot]:
-        """See the base class."""
         begin = self.initial_accumulator_value
         return {"accumulators": Slot(begin, by_row=True)}
 
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
     ) -> tuple[tf.Tensor, Slots]:
-        """See the base class."""
         a = slots["accumulators"] + tf.reduce_mean(tf.square(g), 1)
         scale = rate / (tf.sqrt(a) + self.epsilon)
         return w - scale[:, None] * g, {"accumulators": a}
 
     def loop_settings(self) -> list[float]:
-        """See the base class."""
         return [self.epsilon]
 
 
@@ -273,13 +271,11 @@ class AdagradMomentum(UpdateRule):
     loop = 3
 
     def slots(self) -> dict[str, Slot]:
-        """See the base class."""
         return {"accumulators": Slot(0.0), "momenta": Slot(0.0)}
 
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
     ) -> tuple[tf.Tensor, Slots]:
-        """See the base class."""
         a, m = slots["accumulators"], slots["momenta"]
         if self.beta2 == 1.0:
             a = a + tf.square(g)
@@ -291,7 +287,6 @@ class AdagradMomentum(UpdateRule):
         return w - rate * step, {"accumulators": a, "momenta": m}
 
     def loop_settings(self) -> list[float]:
-        """See the base class."""
         added = 1.0 if self.beta2 == 1.0 else 1.0 - self.beta2
         return [
             self.momentum,
@@ -322,15 +317,17 @@ class Adam(UpdateRule):
     loop = 4
     keras = "Adam"
     keras_slots: ClassVar = {"m": "momenta", "v": "velocities"}
+    keras_3_slots: ClassVar = {
+        "_momentums": "momenta",
+        "_velocities": "velocities",
+    }
 
     def slots(self) -> dict[str, Slot]:
-        """See the base class."""
         return {"momenta": Slot(0.0), "velocities": Slot(0.0)}
 
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
     ) -> tuple[tf.Tensor, Slots]:
-        """See the base class."""
         m = self.beta_1 * slots["momenta"] + (1.0 - self.beta_1) * g
         v = self.beta_2 * slots["velocities"]
         v += (1.0 - self.beta_2) * tf.square(g)
@@ -343,7 +340,6 @@ class Adam(UpdateRule):
         return w - rate * step, {"momenta": m, "velocities": v}
 
     def loop_settings(self) -> list[float]:
-        """See the base class."""
         inside = self.sum_inside_sqrt
         return [
             self.beta_1,
@@ -358,11 +354,9 @@ class Adam(UpdateRule):
     def settings_of_keras(
         cls, config: Mapping[str, Any], legacy: bool, where: str
     ) -> Mapping[str, Any]:
-        """See the base class."""
         return {**config, "sum_inside_sqrt": False}
 
     def keras_factor(self) -> tuple[Callable[[tf.Tensor], tf.Tensor], str]:
-        """See the base class."""
         return self.bias_correction, "Adam's bias correction"
 
     def bias_correction(self, step: tf.Tensor) -> tf.Tensor:
@@ -406,9 +400,12 @@ class FTRL(UpdateRule):
     loop = 5
     keras = "Ftrl"
     keras_slots: ClassVar = {"accumulator": "accumulators", "linear": "linears"}
+    keras_3_slots: ClassVar = {
+        "_accumulators": "accumulators",
+        "_linears": "linears",
+    }
 
     def slots(self) -> dict[str, Slot]:
-        """See the base class."""
         return {
             "accumulators": Slot(self.initial_accumulator_value),
             "linears": Slot(0.0),
@@ -417,7 +414,6 @@ class FTRL(UpdateRule):
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
     ) -> tuple[tf.Tensor, Slots]:
-        """See the base class."""
         l1 = self.l1_regularization_strength
         l2 = self.l2_regularization_strength
         a = slots["accumulators"] + tf.square(g)
@@ -435,7 +431,6 @@ class FTRL(UpdateRule):
         return w, {"accumulators": a, "linears": linear}
 
     def loop_settings(self) -> list[float]:
-        """See the base class."""
         return [
             -self.learning_rate_power,
             self.l1_regularization_strength,
@@ -462,21 +457,19 @@ class Momentum(UpdateRule):
     keras_names: ClassVar = {"use_nesterov": "nesterov"}
     # New and legacy.
     keras_slots: ClassVar = {"m": "momenta", "momentum": "momenta"}
+    keras_3_slots: ClassVar = {"momentums": "momenta"}
 
     def slots(self) -> dict[str, Slot]:
-        """See the base class."""
         return {"momenta": Slot(0.0)}
 
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
     ) -> tuple[tf.Tensor, Slots]:
-        """See the base class."""
         m = self.momentum * slots["momenta"] - rate * g
         step = self.momentum * m - rate * g if self.use_nesterov else m
         return w + step, {"momenta": m}
 
     def loop_settings(self) -> list[float]:
-        """See the base class."""
         return [self.momentum, float(self.use_nesterov)]
 
 
@@ -496,28 +489,25 @@ class RMSprop(UpdateRule):
     keras = "RMSprop"
     # New and legacy.
     keras_slots: ClassVar = {"velocity": "velocities", "rms": "velocities"}
+    keras_3_slots: ClassVar = {"_velocities": "velocities"}
 
     def slots(self) -> dict[str, Slot]:
-        """See the base class."""
         return {"velocities": Slot(0.0)}
 
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
     ) -> tuple[tf.Tensor, Slots]:
-        """See the base class."""
         v = self.rho * slots["velocities"] + (1.0 - self.rho) * tf.square(g)
         step = rate * g * tf.math.rsqrt(v + self.epsilon)
         return w - step, {"velocities": v}
 
     def loop_settings(self) -> list[float]:
-        """See the base class."""
         return [self.rho, 1.0 - self.rho, self.epsilon]
 
     @classmethod
     def settings_of_keras(
         cls, config: Mapping[str, Any], legacy: bool, where: str
     ) -> Mapping[str, Any]:
-        """See the base class."""
         if legacy:
             raise ValueError(
                 f"{where}: epsilon={config['epsilon']!r} can't be honoured "

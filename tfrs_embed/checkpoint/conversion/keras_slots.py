@@ -22,11 +22,7 @@ _TRAINED, _ITERATIONS = "_trainable_variables", "_iterations"
 # The lists of slots of Keras 3's optimizers, in the order of the variables they
 # train, and the slots' names here.
 _KERAS_3_SLOTS = {
-    "_accumulators": "accumulators",
-    "_linears": "linears",
-    "_momentums": "momenta",
-    "_velocities": "velocities",
-    "momentums": "momenta",
+    slot: own for rule in RULES for slot, own in rule.keras_3_slots.items()
 }
 
 
