@@ -549,58 +549,35 @@ def _values_of(config: Any, own: type) -> dict[str, Any]:
 
 
 def _table_spec(config: Any, index: int, keras: Any) -> TableSpec:
-    if isinstance(config, TableConfig):
-        initializer = _own_copy(config.initializer)
-        if initializer is None:
-            initializer = keras.initializers.VarianceScaling(mode="fan_out")
-        return TableSpec(
-            name=config.name,
-            vocabulary_size=config.vocabulary_size,
-            dim=config.embedding_dim,
-            initializer=initializer,
-            optimizer=config.optimizer,
+    own = config
+    if not isinstance(config, TableConfig):
+        # TF lets names be left out, and numbers such tables in this way too.
+        name = config.name or f"table_{index}"
+        for setting in ("quantization_config", "layout"):
+            if getattr(config, setting, None) is not None:
+                raise ValueError(f"Table '{name}': {setting} is unsupported.")
+        # TF checks these when a config is made, but its fields can be assigned.
+        own = TableConfig(
+            name,
+            config.vocabulary_size,
+            integer(config.dim, f"Table '{name}': dim"),
+            config.initializer,
             combiner=config.combiner,
-            placement=config.placement,
-            max_ids_per_partition=config.max_ids_per_partition,
-            max_unique_ids_per_partition=config.max_unique_ids_per_partition,
-            source=config,
-            keys=config.keys,
-            hot_rows=config.hot_rows,  # type: ignore[arg-type]
-            dtype=config.dtype,
-            rounding=config.rounding,
+            # Older versions of TensorFlow do not have this setting.
+            dtype=getattr(config, "dtype", "float32"),
         )
-    # TF lets names be left out, and numbers such tables in this way too.
-    name = config.name or f"table_{index}"
-    where = f"Table '{name}'"
-    # Older versions of TensorFlow do not have all of these settings.
-    dtype = _dtype_name(getattr(config, "dtype", "float32"), where)
-    for setting in ("quantization_config", "layout"):
-        if getattr(config, setting, None) is not None:
-            raise ValueError(f"{where}: {setting} is unsupported.")
-    # TF checks these when a config is made, but its fields can be assigned.
-    choice(config.combiner, COMBINERS, f"{where}: combiner")
-    initializer = config.initializer
-    _check_initializer(initializer, where)
-    initializer = _own_copy(initializer)
+    values = {f.name: getattr(own, f.name) for f in dataclasses.fields(own)}
+    dim = values.pop("embedding_dim")
+    initializer = _own_copy(own.initializer)
     if initializer is None:
-        initializer = keras.initializers.TruncatedNormal(
-            stddev=1 / math.sqrt(config.dim)
+        kinds = keras.initializers
+        initializer = (
+            kinds.VarianceScaling(mode="fan_out")
+            if own is config
+            else kinds.TruncatedNormal(stddev=1 / math.sqrt(dim))
         )
-    return TableSpec(
-        name=name,
-        vocabulary_size=integer(
-            config.vocabulary_size, f"{where}: vocabulary_size"
-        ),
-        dim=integer(config.dim, f"{where}: dim"),
-        initializer=initializer,
-        optimizer=config.optimizer,
-        combiner=config.combiner,
-        placement="auto",
-        max_ids_per_partition=256,
-        max_unique_ids_per_partition=256,
-        source=config,
-        dtype=dtype,
-    )
+    values |= {"initializer": initializer, "optimizer": config.optimizer}
+    return TableSpec(dim=dim, source=config, **values)
 
 
 def _feature_spec(config: Any, name: str, table: TableSpec) -> FeatureSpec:
