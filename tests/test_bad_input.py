@@ -809,28 +809,32 @@ def huge(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "owner", "slots"),
+    ("kind", "owner", "rows", "slots"),
     [
         (
             "partial",
             "Table 'bad'",
+            HUGE,
             ", and 16777216.0 TiB for the optimizer's slots",
         ),
         (
             "keyed",
             "Table 'table'",
-            ", and 16777216.0 TiB for the optimizer's slots",
+            # A part of 32 is spare, and two rows are no key's.
+            HUGE + HUGE // 32 + 2,
+            ", and 17301504.0 TiB for the optimizer's slots",
         ),
-        ("plain", "Layer 'bad'", ""),
+        ("plain", "Layer 'bad'", HUGE, ""),
     ],
 )
-def test_a_table_that_memory_lacks_for_is_named(kind, owner, slots):
+def test_a_table_that_memory_lacks_for_is_named(kind, owner, rows, slots):
     layer = huge(kind)
     with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
         layer.build(None)
     assert str(caught.value).startswith(
         f"{owner} can't be built: /job:localhost/replica:0/task:0/device:CPU:0 "
-        f"lacks memory. {HUGE:,} rows of 4 float32 take 16777216.0 TiB{slots}. "
+        f"lacks memory. {rows:,} rows of 4 float32 take {rows / 2**36:.1f} "
+        f"TiB{slots}. "
     )
     assert "OOM when allocating" in str(caught.value.__cause__)
     assert not layer.built
