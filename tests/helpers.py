@@ -47,7 +47,7 @@ def state(layer):
     What is pending is applied before. All2AllDenseEmbedding has one table,
     whose variables go by their own names.
     """
-    if hasattr(layer, "embedding_tables"):
+    if not hasattr(layer, "table_optimizer"):
         copies = {
             f"{table}/{name}": variable.numpy()
             for table in layer.embedding_tables

@@ -1269,7 +1269,8 @@ def test_reprs_are_short_and_say_what_there_is():
         "<Embedding 'e': [9, 2], combiner=None>"
     )
     assert repr(layers.All2AllDenseEmbedding(9, 2, 1, 1, name="a")) == (
-        "<All2AllDenseEmbedding 'a': [9, 2] on each replica, any keys>"
+        "<All2AllDenseEmbedding 'a': 1 features, tables table [9, 2] one "
+        "device, by key>"
     )
 
 
@@ -1352,7 +1353,7 @@ def test_a_deep_copy_shares_nothing(kind, built):
 @pytest.mark.parametrize("kind", PUBLIC)
 def test_a_pickled_layer_goes_on_as_the_layer_does(kind, made):
     layer, inputs = PUBLIC[kind]()
-    if made == "loaded" and hasattr(layer, "load_tables"):
+    if made == "loaded" and hasattr(layer, "load_tables") and kind != "keys":
         # Its tables are there before it is called.
         name, table = next(iter(layer.embedding_tables.items()))
         layer.load_tables({name: np.full(table.shape, 0.5)})

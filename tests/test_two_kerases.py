@@ -143,10 +143,10 @@ KINDS = {
 
 
 def train(layer, rows):
-    if hasattr(layer, "tables"):
-        ids = {n: tf.constant(rows, tf.int64) for n in features}
-    elif hasattr(layer, "table"):
+    if hasattr(layer, "table"):
         ids = tf.constant(rows, tf.int64)[:, None, None]
+    elif hasattr(layer, "tables"):
+        ids = {n: tf.constant(rows, tf.int64) for n in features}
     else:
         ids = tf.constant(rows, tf.int64)
     with tf.GradientTape() as tape:

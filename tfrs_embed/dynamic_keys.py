@@ -293,16 +293,24 @@ def to_config(keys: DynamicKeys) -> dict[str, Any]:
     }
     config["dtype"] = keys.dtype.name
     for field in ("admission", "eviction"):
-        value = config[field]
-        if isinstance(value, _RULES):
-            fields = dataclasses.asdict(value)
-            config[field] = {"class": type(value).__name__, **fields}
-        elif callable(value):
-            raise ValueError(
-                "A table whose eviction rule is a function can't be stored in "
-                f"a layer's config: {value!r}."
-            )
+        config[field] = rule_to_config(config[field])
     return config
+
+
+def rule_to_config(rule: Any) -> Any:
+    """What a config stores of an admission or eviction rule, JSON-able.
+
+    Raises:
+        ValueError: it is a function.
+    """
+    if isinstance(rule, _RULES):
+        return {"class": type(rule).__name__, **dataclasses.asdict(rule)}
+    if callable(rule):
+        raise ValueError(
+            "A table whose eviction rule is a function can't be stored in a "
+            f"layer's config: {rule!r}."
+        )
+    return rule
 
 
 def from_config(config: Mapping[str, Any]) -> DynamicKeys:
@@ -317,7 +325,7 @@ _RULES = (FrequencyAdmission, ProbabilisticAdmission, TimeToLive)
 
 
 def rule_from_config(config: Any) -> Any:
-    """Makes an admission or eviction rule of what `to_config` stored of it."""
+    """Makes an admission or eviction rule of what `rule_to_config` returned."""
     if not isinstance(config, Mapping):
         return config
     arguments = dict(config)

@@ -60,21 +60,6 @@ class EngineOfKeys:
     def gives_rows(self) -> bool:
         return True
 
-    def _table(self) -> DynamicTable:
-        [table] = self.states.values()
-        assert isinstance(table, DynamicTable)
-        return table
-
-    @property
-    def key_capacity(self) -> int | None:
-        return self._table().shard_capacity
-
-    def local_key_counts(self) -> dict[int, int]:
-        return self._table().local_counts()
-
-    def key_counts(self) -> list[int]:
-        return self._table().counts()
-
 
 class DynamicEngine(EngineOfKeys, OneDeviceEngine):
     """Holds each table on one device, and gives its rows to keys.

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfrs_embed import configs, placement, strategies
-from tfrs_embed._tensorflow import record
-from tfrs_embed.arguments import named
-from tfrs_embed.checkpoint.index import check_files
-from tfrs_embed.checkpoint.names import in_graphs
-from tfrs_embed.distribution import handshake
-from tfrs_embed.engines import factory
-from tfrs_embed.engines.engine import Engine
-from tfrs_embed.engines.options import EngineOptions
+from tfrs_embed import configs, placement
+from tfrs_embed.arguments import flag, integer, named
+from tfrs_embed.dynamic_keys import KeysOfShards
+from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.layers import errors
-from tfrs_embed.layers.base import ChangeIds, Layer
-from tfrs_embed.layers.copies import copy_layer, copy_state
-from tfrs_embed.layers.key_arguments import KeyArguments
-from tfrs_embed.layers.keys import checked_shape, to_bags
-from tfrs_embed.monitoring.monitor import TableMonitor
-from tfrs_embed.monitoring.reports import StatisticsReport
-from tfrs_embed.ops.lookup import reshape_output
-from tfrs_embed.optimizers import conversion
+from tfrs_embed.layers.base import ChangeIds
+from tfrs_embed.layers.table_arguments import KeyArguments
+from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.placement import EngineKind
-from tfrs_embed.serving import tables as served_tables
 from tfrs_embed.strategies import is_tpu
 from tfrs_embed.types import LayerArguments, Optimizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+KEY_DTYPES = (tf.int32, tf.int64, tf.uint32, tf.uint64)
+_TABLE = "table"
 
-class All2AllDenseEmbedding(Layer):
+
+class All2AllDenseEmbedding(TableLayer):
     """Looks keys up in one table that is spread over the replicas.
 
     The arguments and shapes are those of the layer of this name in NVIDIA's
@@ -127,6 +119,9 @@ class All2AllDenseEmbedding(Layer):
             room for it.
     """
 
+    _CHECKPOINTED = (_TABLE, "step")
+    _arguments: _Arguments
+
     @named
     def __init__(
         self,
@@ -147,177 +142,106 @@ class All2AllDenseEmbedding(Layer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        self._where = f"Layer '{self.name}'"
-        self._arguments = KeyArguments(
-            where=self._where,
-            max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
-            embedding_vec_size=embedding_vec_size,
-            slot_num=slot_num,
-            nnz_per_slot=nnz_per_slot,
-            dynamic_input=dynamic_input,
-            use_hashtable=use_hashtable,
-            key_dtype=key_dtype,
-            embedding_initializer=embedding_initializer,
-            optimizer=optimizer,
-            admission=admission,
-            eviction=eviction,
-            when_full=when_full,
-            communication_dtype=communication_dtype,
-            keras=self._front.keras,
-        )
-        self._strategy = tf.distribute.get_strategy()
-        self._check_support()
-        feature = self._feature()
-        table_optimizer = conversion.convert(
-            optimizer, self._where, self._front.keras
-        )
-        self._engine = self._make_engine(feature, table_optimizer)
-        self._engine_layer = self._front.engine_layer(
-            self._engine,
-            name="engine",
-            dtype=self._dtype_policy,
-            trainable=self.trainable,
-        )
-        self._has_table = False
-        self.table: TableState = self._engine.states[feature.table.name]
-
-    def _feature(self) -> configs.FeatureSpec:
-        """The one feature and its table, in the engines' terms."""
-        arguments = self._arguments
-        initializer = arguments.embedding_initializer
-        if initializer is None:
-            initializers = self._front.keras.initializers
-            initializer = initializers.RandomUniform(-0.05, 0.05)
-        rows = arguments.max_vocabulary_size_per_gpu
-        table = configs.TableConfig(
-            "table",
-            rows * self._strategy.num_replicas_in_sync,
-            arguments.embedding_vec_size,
-            initializer=initializer,
-            keys=arguments.keys(),
-        )
-        spec = configs.parse(
-            configs.FeatureConfig("keys", table), owner=self.name
-        )
-        [feature] = spec.features
-        return feature
-
-    def _make_engine(
-        self,
-        feature: configs.FeatureSpec,
-        optimizer: TableOptimizer | None,
-    ) -> Engine:
-        several = self._strategy.num_replicas_in_sync > 1
-        if feature.table.keys is not None:
-            kind = EngineKind.DYNAMIC_SHARDED if several else EngineKind.DYNAMIC
-        elif several:
-            kind = EngineKind.SHARDED
-        else:
-            kind = EngineKind.ONE_DEVICE
-        table = feature.table.name
-        return factory.make_engine(
-            [feature],
-            {table: optimizer},
-            {table: kind},
-            EngineOptions(
-                self._strategy,
-                self._where,
-                communication_dtype=self._arguments.communication_dtype,
+        if is_tpu(self._strategy):
+            raise NotImplementedError(
+                f"Layer '{self.name}' needs one replica, a MirroredStrategy or "
+                "a MultiWorkerMirroredStrategy, not "
+                f"{type(self._strategy).__name__}."
+            )
+        initializers = self._front.keras.initializers
+        with errors.of_layer(self.name):
+            arguments = _Arguments(
+                max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
+                embedding_vec_size=embedding_vec_size,
+                slot_num=slot_num,
+                nnz_per_slot=nnz_per_slot,
+                dynamic_input=dynamic_input,
+                use_hashtable=use_hashtable,
+                key_dtype=key_dtype,
+                embedding_initializer=initializers.get(embedding_initializer),
+                optimizer=optimizer,
+                admission=admission,
+                eviction=eviction,
+                when_full=when_full,
+                communication_dtype=communication_dtype,
+            )
+            table = configs.TableConfig(
+                _TABLE,
+                arguments.max_vocabulary_size_per_gpu
+                * self._strategy.num_replicas_in_sync,
+                arguments.embedding_vec_size,
+                arguments.embedding_initializer
+                or initializers.RandomUniform(-0.05, 0.05),
+                keys=arguments.keys(),
+            )
+        feature = configs.FeatureConfig(
+            self.name,
+            table,
+            output_shape=(
+                *arguments.keys_shape,
+                arguments.embedding_vec_size,
             ),
         )
-
-    def statistics(self, sample: int | None = None) -> StatisticsReport:
-        """Measures the table; see `PartialTPUEmbedding.statistics`.
-
-        Args:
-            sample: about how many rows to read; None: all, in blocks.
-
-        Returns:
-            The statistics; they print as a table.
-
-        Raises:
-            ValueError: the sample is below 1.
-            TypeError: the sample is no integer.
-        """
-        self._ensure_table()
-        return TableMonitor(self, sample=sample).measure()
-
-    def build(self, input_shape: Any = None) -> None:
-        """Creates the table."""
-        strategies.check(self.name, self._strategy)
-        self._ensure_table()
-        super().build(input_shape)
-
-    def _ensure_table(self) -> None:
-        """Creates the table's variables if they aren't there yet."""
-        if self._has_table:
-            return
-        handshake.compare_workers_under(
-            self._strategy, self._where, self._describe
-        )
-        with (
-            self._front.creating(),
-            tf.init_scope(),
-            strategies.scope(self._strategy),
-        ):
-            self._engine_layer.ensure_built()
-        self.step = self._engine_layer.step
-        self.table.step_restored()
-        self._has_table = True
+        spec = configs.parse(feature, self._front.keras, self.name)
+        routes = placement.route(spec, 0, self._strategy)
+        self._place(spec, routes, arguments)
+        self.table: TableState = self.tables[_TABLE]
 
     if TYPE_CHECKING:
         # To a type checker Keras's own is Any.
-        def __call__(
+        def __call__(  # type: ignore[override]
             self, inputs: Any, *, training: bool | None = None
         ) -> tf.Tensor:
             """Looks keys up; see the class."""
 
-    def _describe(self) -> handshake.Facts:
-        """The facts, besides the table, that all workers must share."""
-        arguments = self._arguments
-        return {
-            "": {
-                "class": type(self).__name__,
-                "dtype": self.compute_dtype,
-                "trainable": self.trainable,
-                "slot_num": arguments.slot_num,
-                "nnz_per_slot": arguments.nnz_per_slot,
-                "dynamic_input": arguments.dynamic_input,
-                "use_hashtable": arguments.use_hashtable,
-                "key_dtype": arguments.key_dtype.name,
-            }
-        }
-
     @errors.without_input_dump
     def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
         """Looks keys up; see the class."""
-        strategies.check(self.name, self._strategy)
-        self._ensure_table()
-        if training is None:
-            # Such a call is a training step: its gradient updates the table.
-            training = record.could_possibly_record()
-        bags = to_bags(
-            inputs,
-            bool(training),
-            self._arguments,
-            self._engine,
-            self._where,
-        )
-        served = served_tables.current()
-        if served is not None:
-            vectors = served.gather(self, self.table, bags.ids)
-            dim = self._arguments.embedding_vec_size
-            output = reshape_output(vectors, bags, dim)
-            return tf.cast(output, self.compute_dtype)
-        [output] = self._engine_layer.look_up([bags], training)
-        return output
+        if isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
+            raise TypeError(
+                f"Layer '{self.name}': keys must be a Tensor, got "
+                f"{type(inputs).__name__}."
+            )
+        keys, dtype = tf.convert_to_tensor(inputs), self._arguments.key_dtype
+        if keys.dtype != dtype:
+            raise TypeError(
+                f"Layer '{self.name}': keys must be of key_dtype={dtype.name}, "
+                f"got {keys.dtype.name}."
+            )
+        self.compute_output_shape(keys.shape)
+        return self._lookup([keys], [None], training)
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
-        """The shape of the output for keys of `input_shape`."""
-        shape = checked_shape(
-            tf.TensorShape(input_shape), self._arguments, self._where
+        """The shape of the output for keys of `input_shape`.
+
+        Args:
+            input_shape: the keys' shape.
+
+        Returns:
+            That shape + [embedding_vec_size].
+
+        Raises:
+            ValueError: the arguments say another shape.
+        """
+        shape, arguments = tf.TensorShape(input_shape), self._arguments
+        wanted = tf.TensorShape(arguments.keys_shape)
+        if shape.rank is None or not shape.is_compatible_with(wanted):
+            text = "[k], as dynamic_input=True says"
+            if not arguments.dynamic_input:
+                text = (
+                    f"[batch, slot_num={arguments.slot_num}, "
+                    f"nnz_per_slot={arguments.nnz_per_slot}]"
+                )
+            raise ValueError(
+                f"Layer '{self.name}': keys must have the shape {text}, got "
+                f"{shape}."
+            )
+        return tf.TensorShape(
+            [*shape.merge_with(wanted), arguments.embedding_vec_size]
         )
-        return shape + tf.TensorShape([self._arguments.embedding_vec_size])
+
+    def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
+        return change(inputs, self._arguments.key_dtype, False)
 
     @property
     def table_optimizer(self) -> TableOptimizer | None:
@@ -325,8 +249,7 @@ class All2AllDenseEmbedding(Layer):
 
         Assigning its `learning_rate` takes effect at the next step.
         """
-        [optimizer] = self._engine.optimizers.values()
-        return optimizer
+        return self.table_optimizers.get(_TABLE)
 
     @property
     def sizes(self) -> dict[int, int]:
@@ -335,7 +258,7 @@ class All2AllDenseEmbedding(Layer):
         Raises:
             AttributeError: `use_hashtable` is False.
         """
-        return self._keyed_engine("sizes").local_key_counts()
+        return self._keys("sizes").local_counts()
 
     @property
     def size(self) -> int:
@@ -346,7 +269,7 @@ class All2AllDenseEmbedding(Layer):
         Raises:
             AttributeError: `use_hashtable` is False.
         """
-        return sum(self._keyed_engine("size").key_counts())
+        return self._keys("size").size
 
     @property
     def load(self) -> float:
@@ -358,107 +281,72 @@ class All2AllDenseEmbedding(Layer):
         Raises:
             AttributeError: `use_hashtable` is False.
         """
-        engine = self._keyed_engine("load")
-        return max(engine.key_counts()) / (engine.key_capacity or 1)
+        table = self._keys("load")
+        return max(table.counts()) / table.shard_capacity
 
-    def _keyed_engine(self, what: str) -> Any:
-        if not self._arguments.use_hashtable:
+    def _keys(self, what: str) -> DynamicTable:
+        if not isinstance(self.table, DynamicTable):
             raise AttributeError(
-                f"{self._where} has no {what}: with use_hashtable=False every "
-                "key has its row."
+                f"Layer '{self.name}' has no {what}: with use_hashtable=False "
+                "every key has its row."
             )
-        self._ensure_table()
-        return self._engine
+        self._ensure_tables()
+        return self.table
 
-    def save_own_variables(self, store: Any) -> None:
-        """Nothing: the engine's own layer stores them."""
 
-    def load_own_variables(self, store: Any) -> None:
-        """Nothing: the engine's own layer loads them."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Arguments(KeyArguments):
+    """The layer's arguments; see the class."""
 
-    def __repr__(self) -> str:
-        """The table's shape on each replica, and what its keys are."""
-        if not hasattr(self, "_arguments"):
-            return super().__repr__()  # It is being made.
-        arguments = self._arguments
-        keys = "any keys" if arguments.use_hashtable else "keys are rows"
-        return (
-            f"<All2AllDenseEmbedding '{self.name}': "
-            f"[{arguments.max_vocabulary_size_per_gpu}, "
-            f"{arguments.embedding_vec_size}] on each replica, {keys}>"
-        )
+    max_vocabulary_size_per_gpu: int
+    embedding_vec_size: int
+    slot_num: int
+    nnz_per_slot: int
+    dynamic_input: bool
+    use_hashtable: bool
+    eviction: Any
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments, JSON-able.
-
-        Raises:
-            ValueError: the optimizer's learning rate can't be stored.
-        """
-        config = super().get_config()
-        keras = self._front.keras
-        config.update(self._arguments.to_config(self.table_optimizer, keras))
-        config["activity_regularizer"] = keras.regularizers.serialize(
-            self.activity_regularizer
-        )
-        return config
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> All2AllDenseEmbedding:
-        """Makes the layer of what `get_config` returned; leaves that alone."""
-        return cls(**KeyArguments.from_config(config, cls._front.keras))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> All2AllDenseEmbedding:
-        """Copies the layer with its table, slots and step.
-
-        Raises:
-            ValueError: the optimizer's learning rate can't be stored.
-        """
-        copied = copy_layer(self, self._strategy, memo)
-        if self._has_table:
-            copied.build(None)
-            copy_state([(self.table, copied.table)], (self.step, copied.step))
-        return copied
-
-    def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
-        return change(inputs, self._arguments.key_dtype, False)
-
-    def get_build_config(self) -> dict[str, Any]:
-        """Whether there is a table; it does not depend on the inputs."""
-        return {"has_table": True} if self._has_table else {}
-
-    def build_from_config(self, config: dict[str, Any]) -> None:
-        """Creates the table."""
-        with tf.name_scope(in_graphs(self.name)):  # As in a call.
-            self.build(None)
-
-    def _check_support(self) -> None:
-        strategy = self._strategy
-        parameter_server = tf.distribute.experimental.ParameterServerStrategy
-        if (
-            is_tpu(strategy)
-            or isinstance(strategy, parameter_server)
-            or (
-                strategy.num_replicas_in_sync > 1
-                and not placement.can_shard(strategy)
-            )
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        for name in (
+            "max_vocabulary_size_per_gpu",
+            "embedding_vec_size",
+            "slot_num",
+            "nnz_per_slot",
         ):
-            raise NotImplementedError(
-                f"{self._where} needs one replica, a MirroredStrategy or a "
-                f"MultiWorkerMirroredStrategy, not {type(strategy).__name__}."
+            self._set(name, integer(getattr(self, name), name))
+        for name in ("dynamic_input", "use_hashtable"):
+            flag(getattr(self, name), name)
+        try:
+            dtype = tf.as_dtype(self.key_dtype)
+        except TypeError:
+            dtype = None
+        if dtype not in KEY_DTYPES:
+            raise ValueError(
+                f"key_dtype must be one of {[d.name for d in KEY_DTYPES]}, got "
+                f"{self.key_dtype!r}."
             )
+        self._set("key_dtype", dtype)
+        names = ("admission", "eviction", "when_full")
+        given = [name for name in names if getattr(self, name) is not None]
+        if given and not self.use_hashtable:
+            raise ValueError(
+                "with use_hashtable=False every key has its row: "
+                f"{', '.join(given)} can't be honoured."
+            )
+        super().__post_init__()
 
-    def _checkpoint_adapter(self, path: str) -> Any:
-        # TensorFlow asks for it before it reads a value.
-        check_files(path)
-        return super()._checkpoint_adapter(path)  # type: ignore[misc]
+    def keys(self) -> KeysOfShards | None:
+        """How keys come and go; None: they are the rows' numbers."""
+        if not self.use_hashtable:
+            return None
+        return KeysOfShards(
+            self.key_dtype, self.admission, self.eviction, self.when_full
+        )
 
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: Any
-    ) -> dict[str, Any]:
-        children = super()._trackable_children(save_type, **kwargs)
-        if save_type == "checkpoint":
-            # The same keys whatever holds the table.
-            children = {
-                k: v for k, v in children.items() if k in ("table", "step")
-            }
-        return children
+    @property
+    def keys_shape(self) -> tuple[int | None, ...]:
+        """The shape that keys must have; None: any size."""
+        if self.dynamic_input:
+            return (None,)
+        return (None, self.slot_num, self.nnz_per_slot)

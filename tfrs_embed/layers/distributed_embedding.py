@@ -21,7 +21,6 @@ from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import lookup_bags, to_bags
 from tfrs_embed.ops.tensors import ids_to_tensor, weights_to_tensor
-from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.planner.applying import with_plan
 from tfrs_embed.planner.plans import Plan
 from tfrs_embed.sparsecore.stacking import Stacking
@@ -461,19 +460,13 @@ class DistributedEmbedding(TableLayer):
         return shapes
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Arguments(TableArguments):
     """The layer's arguments; see the class."""
 
     table_stacking: Any
     update_stats: bool
     strict_shapes: bool
-
-    def to_config(self, optimizer: TableOptimizer | None) -> dict[str, Any]:
-        """See the base class."""
-        config = super().to_config(optimizer)
-        config["table_stacking"] = copy.deepcopy(self.table_stacking)
-        return config
 
 
 def _is_preprocessed(inputs: Any) -> bool:

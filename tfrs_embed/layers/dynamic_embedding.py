@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import configs, placement, serialization
+from tfrs_embed import configs, placement
 from tfrs_embed.arguments import named
-from tfrs_embed.distribution import wire
 from tfrs_embed.distribution.key_shards import shards_of
-from tfrs_embed.dynamic_keys import (
-    DynamicKeys,
-    rule_from_config,
-    to_config,
-)
+from tfrs_embed.dynamic_keys import DynamicKeys
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.layers import errors
-from tfrs_embed.layers.table_arguments import TableArguments, check_integer
-from tfrs_embed.layers.table_holder import TableHolder
+from tfrs_embed.layers.table_arguments import KeyArguments, check_integer
 from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
-from tfrs_embed.optimizers import conversion
 from tfrs_embed.types import Combiner, LayerArguments, Optimizer
 
 if TYPE_CHECKING:
@@ -116,52 +110,55 @@ class DynamicEmbedding(TableLayer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        where = f"Layer '{self.name}'"
-        self._vocabulary = _Vocabulary(initial_vocabulary, where)
-        input_dim = check_integer(input_dim, f"{where}: input_dim", 1)
-        rows = len(self._vocabulary.keys) if input_dim is None else input_dim
-        if rows < max(1, len(self._vocabulary.keys)):
-            raise ValueError(
-                f"{where}: give it an input_dim, or an initial vocabulary."
-                if rows == 0
-                else f"{where}: an initial vocabulary of "
-                f"{len(self._vocabulary.keys)} keys needs as many rows, and "
-                f"input_dim is {rows}."
-            )
         keras = self._front.keras
-        try:
+        with errors.of_layer(self.name):
+            vocabulary = _Vocabulary(initial_vocabulary)
             keys = DynamicKeys(
-                key_dtype or self._vocabulary.dtype,
+                key_dtype or vocabulary.dtype,
                 admission,
                 eviction_policy,
                 when_full,
                 candidates,
                 max_rows,
             )
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{where}: {error}") from error
-        self._vocabulary.convert(keys.dtype)
-        if input_dim is None:
-            world = self._strategy.num_replicas_in_sync
-            rows = self._vocabulary.rows(keys.dtype, world)
-        table = configs.TableConfig(
-            _TABLE,
-            rows,
-            output_dim,
-            keras.initializers.get(embedding_initializer),
-            combiner=combiner,
-            keys=keys,
-        )
-        arguments = TableArguments(
-            optimizer=optimizer,
-            pipeline_execution_with_tensor_core=False,
-            size_threshold=None,
-            sparse_core_embedding_config=None,
-            embedding_feature=None,
-            invalid_ids="error",
-            plan=None,
-            communication_dtype=wire.communication_dtype(communication_dtype),
-        )
+            vocabulary.convert(keys.dtype)
+            rows = check_integer(input_dim, "input_dim", 1)
+            if rows is None:
+                world = self._strategy.num_replicas_in_sync
+                rows = vocabulary.rows(keys.dtype, world)
+            if rows == 0:
+                raise ValueError(
+                    "give it an input_dim, or an initial vocabulary."
+                )
+            if rows < len(vocabulary.keys):
+                raise ValueError(
+                    f"an initial vocabulary of {len(vocabulary.keys)} keys "
+                    f"needs as many rows, and input_dim is {rows}."
+                )
+            table = configs.TableConfig(
+                _TABLE,
+                rows,
+                output_dim,
+                keras.initializers.get(embedding_initializer),
+                combiner=combiner,
+                keys=keys,
+            )
+            arguments = _Arguments(
+                output_dim=output_dim,
+                initial_vocabulary=vocabulary.keys.tolist() or None,
+                eviction_policy=keys.eviction,
+                input_dim=rows,
+                embedding_initializer=table.initializer,
+                optimizer=optimizer,
+                key_dtype=keys.dtype,
+                combiner=table.combiner,
+                admission=admission,
+                when_full=keys.when_full,
+                candidates=candidates,
+                max_rows=max_rows,
+                communication_dtype=communication_dtype,
+            )
+        self._vocabulary = vocabulary
         spec = configs.parse(
             configs.FeatureConfig("keys", table), keras, self.name
         )
@@ -201,58 +198,18 @@ class DynamicEmbedding(TableLayer):
                 if not state.size:
                     state.give_rows(self._vocabulary.keys)
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments, JSON-able.
 
-        Raises:
-            ValueError: the optimizer's learning rate can't be stored, or the
-                eviction policy is a function.
-        """
-        keras = self._front.keras
-        [table] = self._spec.tables
-        assert table.keys is not None
-        keys = to_config(table.keys)
-        config = super(TableHolder, self).get_config()
-        config.update(
-            output_dim=table.dim,
-            initial_vocabulary=self._vocabulary.to_config(),
-            eviction_policy=keys["eviction"],
-            input_dim=table.vocabulary_size,
-            embedding_initializer=serialization.initializer_to_config(
-                table.source.initializer, keras
-            ),
-            optimizer=conversion.serialize(
-                self._arguments.optimizer, self.table_optimizers.get(_TABLE)
-            ),
-            key_dtype=keys["dtype"],
-            combiner=table.combiner,
-            admission=keys["admission"],
-            when_full=keys["when_full"],
-            candidates=keys["candidates"],
-            max_rows=keys["max_rows"],
-            communication_dtype=self._arguments.sent_as,
-            activity_regularizer=keras.regularizers.serialize(
-                self.activity_regularizer
-            ),
-        )
-        return config
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Arguments(KeyArguments):
+    """The layer's arguments; see the class."""
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> DynamicEmbedding:
-        """Makes the layer of what `get_config` returned; leaves that alone."""
-        keras = cls._front.keras
-        arguments = dict(config)
-        for name in ("eviction_policy", "admission"):
-            arguments[name] = rule_from_config(arguments[name])
-        arguments["embedding_initializer"] = (
-            serialization.initializer_from_config(
-                config["embedding_initializer"], keras
-            )
-        )
-        arguments["optimizer"] = conversion.deserialize(
-            config["optimizer"], keras
-        )
-        return cls(**arguments)
+    output_dim: int
+    initial_vocabulary: list[Any] | None
+    eviction_policy: Any
+    input_dim: int
+    combiner: str
+    candidates: int | None
+    max_rows: int | None
 
 
 class _Vocabulary:
@@ -260,7 +217,6 @@ class _Vocabulary:
 
     Args:
         given: the keys as the layer is given them, or None.
-        where: the layer, for errors.
 
     Attributes:
         keys: [n], integers, or strings as bytes.
@@ -271,20 +227,20 @@ class _Vocabulary:
         TypeError: they are no keys.
     """
 
-    def __init__(self, given: Any, where: str) -> None:
-        self._what = f"{where}: initial_vocabulary"
+    def __init__(self, given: Any) -> None:
         if hasattr(given, "numpy"):
             given = given.numpy()
         # As objects, Python's integers of any size stay what they are.
         keys = np.array([] if given is None else given, object)
         if keys.ndim != 1:
             raise ValueError(
-                f"{self._what} must have the shape [n], got {list(keys.shape)}."
+                "initial_vocabulary must have the shape [n], got "
+                f"{list(keys.shape)}."
             )
         kinds = {_kind(key) for key in keys}
         if None in kinds or len(kinds) > 1:
             raise TypeError(
-                f"{self._what} must be integers or strings, got "
+                f"initial_vocabulary must be integers or strings, got "
                 f"{keys.tolist()[:5]}."
             )
         if kinds == {tf.string}:
@@ -294,10 +250,10 @@ class _Vocabulary:
             self.dtype = tf.as_dtype(getattr(given, "dtype", tf.int64))
         if b"" in keys.tolist():
             raise ValueError(
-                f"{self._what} has an empty string, which is no key."
+                "initial_vocabulary has an empty string, which is no key."
             )
         if len(set(keys.tolist())) < len(keys):
-            raise ValueError(f"{self._what} has keys twice.")
+            raise ValueError("initial_vocabulary has keys twice.")
         self.keys = keys
 
     def convert(self, dtype: tf.DType) -> None:
@@ -311,7 +267,7 @@ class _Vocabulary:
             return
         if (self.dtype == tf.string) != (dtype == tf.string):
             raise TypeError(
-                f"{self._what} is of {self.dtype.name}, and key_dtype is "
+                f"initial_vocabulary is of {self.dtype.name}, and key_dtype is "
                 f"{dtype.name}."
             )
         if dtype == tf.string:
@@ -319,7 +275,7 @@ class _Vocabulary:
         for key in min(self.keys), max(self.keys):
             if not dtype.min <= key <= dtype.max:
                 raise ValueError(
-                    f"{self._what} has {key}, which is no {dtype.name}."
+                    f"initial_vocabulary has {key}, which is no {dtype.name}."
                 )
         self.keys = self.keys.astype(dtype.as_numpy_dtype)
 
@@ -332,14 +288,10 @@ class _Vocabulary:
         """
         if world == 1:
             return len(self.keys)
-        keys = as_int64(self._what, dtype, self.keys, Checks()).numpy()
+        keys = as_int64(
+            "initial_vocabulary", dtype, self.keys, Checks()
+        ).numpy()
         return world * int(np.bincount(shards_of(keys, world)).max())
-
-    def to_config(self) -> list[Any] | None:
-        """The keys, JSON-able."""
-        keys = self.keys.tolist()
-        texts = [k.decode() if isinstance(k, bytes) else k for k in keys]
-        return texts or None
 
 
 def _kind(key: Any) -> tf.DType | None:

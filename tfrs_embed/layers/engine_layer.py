@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import backward_passes
-from tfrs_embed._tensorflow import record, save_context
+from tfrs_embed._tensorflow import save_context
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.checkpoint.rows import other_slot
@@ -162,8 +162,6 @@ class EngineLayer(Layer):
             compute dtype.
         """
         dtype = tf.as_dtype(self.compute_dtype)
-        if training is None and self._engine.gives_rows:
-            training = record.could_possibly_record()
         if not self._is_variable(training):
             vectors, _ = self._engine.lookup(bags, False, dtype, begun)
             return self._outputs(vectors, bags)

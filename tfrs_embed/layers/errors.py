@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -37,3 +38,16 @@ def without_input_dump(call: F) -> F:
 
     # Keras reads the signature, through TensorFlow's decorators only.
     return make_decorator(call, calling)
+
+
+@contextlib.contextmanager
+def of_layer(name: str) -> Iterator[None]:
+    """Begins the errors that a layer's arguments cause with the layer's name.
+
+    Args:
+        name: the layer's name.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"Layer '{name}': {error}") from error

@@ -233,7 +233,7 @@ class PartialTPUEmbedding(TableLayer):
         }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Arguments(TableArguments):
     """The layer's arguments.
 
@@ -246,5 +246,5 @@ class _Arguments(TableArguments):
     def __post_init__(self) -> None:
         """Checks the values."""
         batch_size = check_integer(self.batch_size, "batch_size", minimum=1)
-        object.__setattr__(self, "batch_size", batch_size)
+        self._set("batch_size", batch_size)
         super().__post_init__()

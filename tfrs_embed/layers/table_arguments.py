@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import serialization
+from tfrs_embed import dynamic_keys, serialization
 from tfrs_embed.arguments import as_int, choice
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution import wire
@@ -19,12 +20,12 @@ from tfrs_embed.planner.plans import Plan
 INVALID_IDS = ("error", "zero")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TableArguments:
-    """The constructor arguments that layers of tables share, as given.
+    """The constructor arguments of a layer of tables, as given.
 
-    Each layer has one object with all of its arguments, of this class or one
-    made of it. There they are out of reach of Keras's tracking.
+    Each layer has one object of a subclass, which adds the layer's own
+    arguments. There they are out of reach of Keras's tracking.
 
     Attributes:
         optimizer: of the tables that have none of their own.
@@ -41,23 +42,23 @@ class TableArguments:
     """
 
     optimizer: Any
-    pipeline_execution_with_tensor_core: bool
-    size_threshold: int | None
-    sparse_core_embedding_config: Any
-    embedding_feature: Any
-    invalid_ids: str
-    plan: Plan | None
-    communication_dtype: Any
+    pipeline_execution_with_tensor_core: bool = False
+    size_threshold: int | None = None
+    sparse_core_embedding_config: Any = None
+    embedding_feature: Any = None
+    invalid_ids: str = "error"
+    plan: Plan | None = None
+    communication_dtype: Any = None
 
     def __post_init__(self) -> None:
         """Checks the values."""
         threshold = check_integer(self.size_threshold, "size_threshold")
-        object.__setattr__(self, "size_threshold", threshold)
+        self._set("size_threshold", threshold)
         choice(self.invalid_ids, INVALID_IDS, "invalid_ids")
         if self.communication_dtype is None:
             return
         sent_as = wire.communication_dtype(self.communication_dtype)
-        object.__setattr__(self, "communication_dtype", sent_as)
+        self._set("communication_dtype", sent_as)
         if isinstance(self.plan, Plan):
             planned = self.plan.communication_dtype
             if planned != sent_as:
@@ -67,6 +68,10 @@ class TableArguments:
                     "tfrs_embed.plan the same."
                 )
 
+    def _set(self, name: str, value: Any) -> None:
+        """Sets a field while the object is being made."""
+        object.__setattr__(self, name, value)
+
     @property
     def sent_as(self) -> str:
         """The name of the dtype that rows and gradients are sent as."""
@@ -74,55 +79,106 @@ class TableArguments:
             return self.communication_dtype
         return "float32" if self.plan is None else self.plan.communication_dtype
 
-    def to_config(self, optimizer: TableOptimizer | None) -> dict[str, Any]:
+    def to_config(
+        self, optimizer: TableOptimizer | None, keras: Any
+    ) -> dict[str, Any]:
         """The arguments by name, JSON-able.
 
         Args:
             optimizer: what `optimizer` was converted to, for a table that it
                 trains; None if there is none.
+            keras: the layer's Keras.
 
         Raises:
-            ValueError: an optimizer's learning rate can't be stored.
+            ValueError: an optimizer's learning rate can't be stored, or a rule
+                is a function.
         """
         config = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
         }
-        config.update(
-            optimizer=conversion.serialize(self.optimizer, optimizer),
-            sparse_core_embedding_config=serialization.dataclass_to_config(
-                self.sparse_core_embedding_config
-            ),
-            embedding_feature=getattr(self.embedding_feature, "name", None),
-            plan=None if self.plan is None else self.plan.to_json(),
-        )
+        for name, (store, _) in _STORED.items():
+            if config.get(name) is not None:
+                config[name] = store(config[name])
+        if "embedding_initializer" in config:
+            config["embedding_initializer"] = (
+                serialization.initializer_to_config(
+                    config["embedding_initializer"], keras
+                )
+            )
+        config["optimizer"] = conversion.serialize(self.optimizer, optimizer)
         return config
 
-    @staticmethod
-    def from_config(config: Mapping[str, Any], keras: Any) -> dict[str, Any]:
-        """Arguments by name, of a config with what `to_config` returned.
 
-        Args:
-            config: the config; its other entries are left as they are.
-            keras: the layer's Keras.
-        """
-        arguments = dict(config)
-        arguments["optimizer"] = conversion.deserialize(
-            config["optimizer"], keras
-        )
-        arguments["sparse_core_embedding_config"] = (
-            serialization.sparse_core_from_config(
-                config["sparse_core_embedding_config"]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeyArguments(TableArguments):
+    """The constructor arguments of a layer of one table of keys, as given.
+
+    Attributes:
+        embedding_initializer: of the rows.
+        key_dtype: the keys' dtype.
+        admission: which keys get rows; see `DynamicKeys`.
+        when_full: what happens without a free row; see `DynamicKeys`.
+    """
+
+    embedding_initializer: Any
+    key_dtype: tf.DType
+    admission: Any
+    when_full: str | None
+
+    def to_config(
+        self, optimizer: TableOptimizer | None, keras: Any
+    ) -> dict[str, Any]:
+        """See the base class; without the arguments that such layers lack."""
+        config = super().to_config(optimizer, keras)
+        shared = {f.name for f in dataclasses.fields(TableArguments)}
+        for name in shared - {"optimizer", "communication_dtype"}:
+            del config[name]
+        return config
+
+
+def from_config(config: Mapping[str, Any], keras: Any) -> dict[str, Any]:
+    """A layer's arguments by name, of its config.
+
+    Args:
+        config: what its `get_config` returned. It is not changed.
+        keras: the layer's Keras.
+    """
+    arguments = dict(config)
+    for name, (_, restore) in _STORED.items():
+        if arguments.get(name) is not None:
+            arguments[name] = restore(arguments[name])
+    if "embedding_initializer" in arguments:
+        arguments["embedding_initializer"] = (
+            serialization.initializer_from_config(
+                config["embedding_initializer"], keras
             )
         )
-        # Files of older versions have none.
-        if arguments.get("plan") is not None:
-            arguments["plan"] = Plan.from_json(arguments["plan"])
-        feature = config["embedding_feature"]
-        if feature is not None:
-            kinds = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
-            arguments["embedding_feature"] = kinds[feature]
-        return arguments
+    arguments["optimizer"] = conversion.deserialize(config["optimizer"], keras)
+    return arguments
+
+
+def _as_text(keys: Sequence[Any]) -> list[Any]:
+    return [k.decode() if isinstance(k, bytes) else k for k in keys]
+
+
+_RULE = (dynamic_keys.rule_to_config, dynamic_keys.rule_from_config)
+_FEATURES = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
+# How arguments that aren't None are stored in a config, and restored from it.
+_STORED: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "admission": _RULE,
+    "eviction": _RULE,
+    "eviction_policy": _RULE,
+    "embedding_feature": (lambda feature: feature.name, _FEATURES.__getitem__),
+    "initial_vocabulary": (_as_text, tuple),
+    "key_dtype": (lambda dtype: dtype.name, tf.as_dtype),
+    "plan": (Plan.to_json, Plan.from_json),
+    "sparse_core_embedding_config": (
+        serialization.dataclass_to_config,
+        serialization.sparse_core_from_config,
+    ),
+    "table_stacking": (copy.deepcopy, copy.deepcopy),
+}
 
 
 def check_integer(

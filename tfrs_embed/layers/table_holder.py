@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -33,6 +33,7 @@ from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.layers.table_arguments import (
     TableArguments,
     convert_optimizers,
+    from_config,
 )
 from tfrs_embed.layers.table_values import check_values
 from tfrs_embed.monitoring.monitor import TableMonitor
@@ -52,8 +53,11 @@ class TableHolder(Layer):
         **kwargs: those of every Keras layer.
     """
 
-    #: The argument that is the feature configuration.
-    _FEATURES: str
+    #: The argument that is the feature configuration, if there is one.
+    _FEATURES: ClassVar[str | None] = None
+    #: The attributes that checkpoints hold: the keys are the same whatever
+    #: holds the tables.
+    _CHECKPOINTED: ClassVar[tuple[str, ...]] = ("tables", "step")
     _arguments: TableArguments
 
     def __init__(self, **kwargs: Any) -> None:
@@ -427,24 +431,25 @@ class TableHolder(Layer):
             if table.optimizer is None and table.name in optimizers
         )
         config = super().get_config()
-        config.update(self._arguments.to_config(next(of_layer, None)))
         keras = self._front.keras
+        config.update(self._arguments.to_config(next(of_layer, None), keras))
         config["activity_regularizer"] = keras.regularizers.serialize(
             self.activity_regularizer
         )
-        config[self._FEATURES] = serialization.features_to_config(
-            self._spec, optimizers, keras
-        )
+        if self._FEATURES is not None:
+            config[self._FEATURES] = serialization.features_to_config(
+                self._spec, optimizers, keras
+            )
         return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TableHolder:
         """Makes the layer of what `get_config` returned; leaves that alone."""
-        keras = cls._front.keras
-        arguments = TableArguments.from_config(config, keras)
-        arguments[cls._FEATURES] = serialization.features_from_config(
-            config[cls._FEATURES], keras
-        )
+        arguments = from_config(config, cls._front.keras)
+        if cls._FEATURES is not None:
+            arguments[cls._FEATURES] = serialization.features_from_config(
+                config[cls._FEATURES], cls._front.keras
+            )
         return cls(**arguments)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableHolder:
@@ -523,9 +528,8 @@ class TableHolder(Layer):
             self.drain()
         children = super()._trackable_children(save_type, **kwargs)
         if save_type == "checkpoint":
-            # Tables and slots by name: the same keys whatever the route.
             children = {
-                k: v for k, v in children.items() if k in ("tables", "step")
+                k: v for k, v in children.items() if k in self._CHECKPOINTED
             }
         return children
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfrs_embed import strategies
+from tfrs_embed._tensorflow import record
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.distribution import handshake
 from tfrs_embed.engines.engine import FixedBatches
@@ -141,6 +142,13 @@ class TableLayer(TableHolder):
             return self._lookup_served(
                 served, features, ids, weights, input_shapes
             )
+        if (
+            training is None
+            and self._engine_layer is not None
+            and self._engine_layer.engine.gives_rows
+        ):
+            # Such a call is a training step: its gradient updates the tables.
+            training = record.could_possibly_record()
         self._make_tables_if_ready()
         if self._engine_layer is None and not self._compared:
             # Engines do so themselves.

@@ -238,13 +238,8 @@ class TableStatistics(kerases.Hooks):
 
 
 def _names(layer: Any) -> list[str]:
-    spec = getattr(layer, "_spec", None)
-    if spec is None:
-        return list(layer._engine_layer.engine.states)
-    return [t.name for t in spec.tables]
+    return [t.name for t in layer._spec.tables]
 
 
 def _built(layer: Any) -> bool:
-    return bool(getattr(layer, "_has_tables", False)) or bool(
-        getattr(layer, "_has_table", False)
-    )
+    return bool(layer._has_tables)

@@ -303,13 +303,7 @@ def worker_number() -> int:
 
 def check_labels(layer: Any, labels: Mapping[str, Sequence[str]]) -> None:
     """Checks the labels of a layer's tables; see `write_projector`."""
-    spec = getattr(layer, "_spec", None)
-    if spec is None:
-        raise ValueError(
-            f"Layer '{layer.name}' gives its rows to keys: they can't be "
-            "labelled by number."
-        )
-    specs = {t.name: t for t in spec.tables}
+    specs = {t.name: t for t in layer._spec.tables}
     for name, given in labels.items():
         if name not in specs:
             raise ValueError(

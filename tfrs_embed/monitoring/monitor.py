@@ -389,8 +389,6 @@ def check_sample(sample: Any) -> int | None:
 
 def _states(layer: Any) -> dict[str, TableState]:
     """A layer's tables by name."""
-    spec = getattr(layer, "_spec", None)
-    if spec is None:
-        states: dict[str, TableState] = layer._engine_layer.engine.states
-        return dict(states)
-    return {table.name: layer.tables[table.name] for table in spec.tables}
+    return {
+        table.name: layer.tables[table.name] for table in layer._spec.tables
+    }
