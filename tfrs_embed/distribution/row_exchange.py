@@ -9,12 +9,18 @@ messages are fewer and longer.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed.distribution import exchange
-from tfrs_embed.distribution.exchange import Collected, Exchange, Received
+from tfrs_embed.distribution.exchange import (
+    Collected,
+    Exchange,
+    JoinedExchange,
+    Received,
+)
 from tfrs_embed.distribution.exchange_kind import first_stage
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.distribution.subgroups import Subgroups
@@ -55,8 +61,8 @@ class RowExchange(abc.ABC):
             replica: the local replica that calls.
             numbers: the groups.
             routes: of each of these, the replica's keys.
-            longest: [all groups or more] int64, the number of keys in a group's
-                longest message between any two replicas.
+            longest: int64, the largest of all replicas' `sizes`; there may be
+                more behind them.
             device: where the keys are.
             training: whether this is part of a training step.
 
@@ -127,6 +133,75 @@ class RowExchange(abc.ABC):
         self, replica: int, routed: Route, received: Received
     ) -> tf.Tensor:
         """How many keys a replica would send to others without padding."""
+
+    def units(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Which of some groups travel together: their places among these."""
+        return [[place] for place in range(len(numbers))]
+
+    def sizes(
+        self, numbers: Sequence[int], routes: Sequence[Route]
+    ) -> list[tf.Tensor]:
+        """The longest of a replica's messages, of which all need the largest.
+
+        Args:
+            numbers: the groups of a lookup.
+            routes: the replica's keys of each.
+
+        Returns:
+            Scalars int64, as many for any groups.
+        """
+        sizes = [tf.constant(0, tf.int64)] * self.num_sizes
+        for i, routed in zip(numbers, routes, strict=True):
+            sizes[i] = tf.reduce_max(routed.counts)
+        return sizes
+
+    @property
+    def num_sizes(self) -> int:
+        """How many sizes there are."""
+        return len(self._rows)
+
+    def send_all_counts(
+        self,
+        replica: int,
+        numbers: Sequence[int],
+        routes: Sequence[Route],
+        received: Sequence[Received],
+        counts: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Sends how often keys of several groups occurred."""
+        return [
+            self.send_counts(replica, *each)
+            for each in zip(numbers, routes, received, counts, strict=True)
+        ]
+
+    def send_all_rows(
+        self,
+        replica: int,
+        numbers: Sequence[int],
+        received: Sequence[Received],
+        rows: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Answers with rows of several groups; see `send_rows`."""
+        return [
+            self.send_rows(replica, *each)
+            for each in zip(numbers, received, rows, strict=True)
+        ]
+
+    def send_all_gradients(
+        self,
+        replica: int,
+        numbers: Sequence[int],
+        received: Sequence[Received],
+        gradients: Sequence[tf.Tensor],
+        device: str | None,
+    ) -> list[tf.Tensor]:
+        """Sends gradients of several groups back; see `send_gradients`."""
+        return [
+            self.send_gradients(replica, *each, device)
+            for each in zip(numbers, received, gradients, strict=True)
+        ]
+
+    _rows: Sequence[Wire]
 
     #: The number of stages. Each is a collective for each group and kind of
     #: message, and one more on the messages' sizes.
@@ -229,6 +304,147 @@ class OneStage(RowExchange):
     ) -> tf.Tensor:
         """See the base class."""
         return _others(routed, self._replicas.ranks[replica])
+
+
+class Joined(OneStage):
+    """Sends everything to where it belongs, groups of one width together.
+
+    Args:
+        replicas: the replicas; more than one.
+        rows: for each group, what its rows are sent as.
+        wire: what gradients are sent as.
+        dims: the groups' widths.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        rows: Sequence[Wire],
+        wire: Wire,
+        dims: Sequence[int],
+    ) -> None:
+        super().__init__(replicas, rows, wire)
+        kinds = list(zip(dims, rows, strict=True))
+        self._kinds = list(dict.fromkeys(kinds))
+        self._kind_of = [self._kinds.index(kind) for kind in kinds]
+        self._joined = [
+            JoinedExchange(replicas, replicas.allocate(exchange.CHANNELS))
+            for _ in self._kinds
+        ]
+
+    def units(self, numbers: Sequence[int]) -> list[list[int]]:
+        by_kind: dict[int, list[int]] = {}
+        for place, i in enumerate(numbers):
+            by_kind.setdefault(self._kind_of[i], []).append(place)
+        return list(by_kind.values())
+
+    def _each(
+        self, numbers: Sequence[int], function: Callable[..., Any], *values: Any
+    ) -> list[Any]:
+        """Maps an exchange and its groups' values to the groups' results."""
+        found: list[Any] = [None] * len(numbers)
+        for places in self.units(numbers):
+            kind = self._kind_of[numbers[places[0]]]
+            results = function(
+                kind, *([each[place] for place in places] for each in values)
+            )
+            for place, result in zip(places, results, strict=True):
+                found[place] = result
+        return found
+
+    def sizes(
+        self, numbers: Sequence[int], routes: Sequence[Route]
+    ) -> list[tf.Tensor]:
+        sizes = [tf.constant(0, tf.int64)] * self.num_sizes
+        for places in self.units(numbers):
+            sizes[self._kind_of[numbers[places[0]]]] = JoinedExchange.longest(
+                [routes[place] for place in places]
+            )
+        return sizes
+
+    @property
+    def num_sizes(self) -> int:
+        return len(self._kinds)
+
+    def send_keys(
+        self,
+        replica: int,
+        numbers: Sequence[int],
+        routes: Sequence[Route],
+        longest: tf.Tensor,
+        device: str | None,
+        training: bool,
+    ) -> list[Received]:
+        return self._each(
+            numbers,
+            lambda kind, of_kind: self._joined[kind].send_keys(
+                replica, of_kind, longest[kind]
+            ),
+            routes,
+        )
+
+    def send_all_counts(
+        self,
+        replica: int,
+        numbers: Sequence[int],
+        routes: Sequence[Route],
+        received: Sequence[Received],
+        counts: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        return self._each(
+            numbers,
+            lambda kind, *values: self._joined[kind].send_counts(
+                replica, *values
+            ),
+            received,
+            counts,
+        )
+
+    def send_all_rows(
+        self,
+        replica: int,
+        numbers: Sequence[int],
+        received: Sequence[Received],
+        rows: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        return self._each(
+            numbers,
+            lambda kind, *values: [
+                self._kinds[kind][1].read(each)
+                for each in self._joined[kind].send_rows(replica, *values)
+            ],
+            received,
+            rows,
+        )
+
+    def send_all_gradients(
+        self,
+        replica: int,
+        numbers: Sequence[int],
+        received: Sequence[Received],
+        gradients: Sequence[tf.Tensor],
+        device: str | None,
+    ) -> list[tf.Tensor]:
+        wire = self._wire
+        return self._each(
+            numbers,
+            lambda kind, of_kind, values: [
+                wire.decode(each)
+                for each in self._joined[kind].send_gradients(
+                    replica, of_kind, [wire.encode(each) for each in values]
+                )
+            ],
+            received,
+            gradients,
+        )
+
+    def num_rows(self, received: Received) -> tf.Tensor:
+        return tf.size(received.position)
+
+    def sent(self, received: Received) -> tuple[tf.Tensor, tf.Tensor]:
+        # The numbers of keys are among these.
+        others, keys = super().sent(received)
+        return tf.zeros_like(others), keys
 
 
 class TwoStages(RowExchange):
@@ -403,7 +619,12 @@ class TwoStages(RowExchange):
         )
 
 
-def make(replicas: Replicas, rows: Sequence[Wire], wire: Wire) -> RowExchange:
+def make(
+    replicas: Replicas,
+    rows: Sequence[Wire],
+    wire: Wire,
+    joined: Sequence[int] | None = None,
+) -> RowExchange:
     """Makes the exchange of a strategy's replicas.
 
     All workers must, at the same time.
@@ -412,10 +633,14 @@ def make(replicas: Replicas, rows: Sequence[Wire], wire: Wire) -> RowExchange:
         replicas: the replicas.
         rows: for each group of tables, what its rows are sent as.
         wire: what gradients are sent as.
+        joined: the groups' widths, if groups of one width are to travel
+            together; in two stages none do.
     """
     size = GROUP_SIZE
     if size is None:
         size = first_stage(replicas.world, replicas.on_host)
+    if size == 1 and joined and len(joined) > 1 and replicas.world > 1:
+        return Joined(replicas, rows, wire, joined)
     if size == 1:
         return OneStage(replicas, rows, wire)
     return TwoStages(replicas, rows, size, wire)

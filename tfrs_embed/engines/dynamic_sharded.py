@@ -62,6 +62,8 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
         # By table, each local replica's.
         self._rows: dict[str, list[KeyedShard]] = {}
 
+    joins_groups = True
+
     def _make_groups(self) -> list[TableGroup]:
         # A group numbers its tables' rows one after the other, which can't be
         # done with keys.
@@ -136,38 +138,54 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
     def _locate(
         self,
         replica: int,
+        numbers: Sequence[int],
         routes: Sequence[Route],
         received: Sequence[Received],
         training: bool,
     ) -> Sequence[Received]:
         located = list(received)
-        requests = {}
-        step = tf.convert_to_tensor(self._shards[replica].step) + 1
-        for i, (routed, asked) in enumerate(zip(routes, received, strict=True)):
-            table = self._table_of(i)
-            shard = self._rows[table][replica]
+        keys_of = {}
+        for i, asked in enumerate(received):
+            table = self._table_of(numbers[i])
             keys = self._keys(replica, asked.rows)
-            if not training or self.optimizers[table] is None:
-                there = shard.key_table.look_up(keys)
-                located[i] = asked._replace(**there._asdict())
+            if training and self.optimizers[table] is not None:
+                keys_of[i] = keys
                 continue
-            counts = tf.math.unsorted_segment_sum(
-                tf.ones_like(routed.index, tf.int64),
-                routed.index,
-                tf.size(routed.row),
-            )
-            counts = self._row_exchange.send_counts(
-                replica, i, routed, asked, counts
-            )
-            requests[i] = Request(shard, keys, counts, step)
-        if not requests:
+            there = self._rows[table][replica].key_table.look_up(keys)
+            located[i] = asked._replace(**there._asdict())
+        if not keys_of:
             return located
+        # Those of tables without an optimizer travel with the others'.
+        units = [
+            unit
+            for unit in self._row_exchange.units(numbers)
+            if any(i in keys_of for i in unit)
+        ]
+        counted = [i for unit in units for i in unit]
+        counts = self._row_exchange.send_all_counts(
+            replica,
+            [numbers[i] for i in counted],
+            [routes[i] for i in counted],
+            [received[i] for i in counted],
+            [_occurrences(routes[i]) for i in counted],
+        )
         consensus = self._consensus_on(NEW_KEYS)
         if consensus is not None:
             # The counts and the consensus are more than other lookups have.
-            keys = [self._row_exchange.sent(received[i])[1] for i in requests]
-            collectives = self._row_exchange.stages * len(requests) + 1
-            self._count_traffic(replica, collectives, 8 * tf.add_n(keys))
+            sent = [self._row_exchange.sent(received[i])[1] for i, *_ in units]
+            collectives = self._row_exchange.stages * len(units) + 1
+            self._count_traffic(replica, collectives, 8 * tf.add_n(sent))
+        step = tf.convert_to_tensor(self._shards[replica].step) + 1
+        requests = {
+            i: Request(
+                self._rows[self._table_of(numbers[i])][replica],
+                keys_of[i],
+                each,
+                step,
+            )
+            for i, each in zip(counted, counts, strict=True)
+            if i in keys_of
+        }
         reserved = reserve(list(requests.values()), consensus)
         for i, each in zip(requests, reserved, strict=True):
             located[i] = located[i]._replace(
@@ -212,3 +230,12 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
     def _trained(self, received: Received) -> tf.Tensor:
         trained = received.mask & tf.not_equal(received.rows, TRASH)
         return tf.cast(tf.where(trained)[:, 0], tf.int32)
+
+
+def _occurrences(routed: Route) -> tf.Tensor:
+    """How often each unique key of a replica occurs, [u] int64."""
+    return tf.math.unsorted_segment_sum(
+        tf.ones_like(routed.index, tf.int64),
+        routed.index,
+        tf.size(routed.row),
+    )

@@ -80,9 +80,9 @@ class _Begun(NamedTuple):
         groups: the groups of tables that are exchanged by rows; see `_Kept`.
         routes: where the keys of each of these groups are sent.
         hot: the keys of hot rows, which are not; see `_Kept`.
-        sizes: [groups + 1] int64: for each of the engine's groups the most keys
-            that a replica has for another, then the most bags of a feature that
-            is exchanged by vectors. This replica's, or all replicas'.
+        sizes: [k + 1] int64: those of `RowExchange.sizes`, then the most bags
+            of a feature that is exchanged by vectors. This replica's, or all
+            replicas'.
     """
 
     by_vectors: list[int]
@@ -100,6 +100,8 @@ class RowWiseEngine(CollectiveEngine):
     """
 
     begins_early = True
+    #: Whether groups of one width are exchanged together.
+    joins_groups = False
 
     def _make_shards(self) -> list[Shard]:
         tables = [s.spec for s in self.states.values()]
@@ -138,7 +140,10 @@ class RowWiseEngine(CollectiveEngine):
         # Rows of two bytes are sent as they are.
         self._wires = [self._wire.of_rows(g.dtype) for g in self._groups]
         self._row_exchange = row_exchange.make(
-            self._replicas, self._wires, self._wire
+            self._replicas,
+            self._wires,
+            self._wire,
+            [g.dim for g in self._groups] if self.joins_groups else None,
         )
         self._hot_rows.build(self._replicas, self._shards, self._groups)
         super()._build()
@@ -312,12 +317,11 @@ class RowWiseEngine(CollectiveEngine):
                 routes[place], hot[i] = hot_rows.split(
                     routes[place], of_group.keys[replica]
                 )
-        sizes = [tf.constant(0, tf.int64)] * (len(self._groups) + 1)
-        for i, routed in zip(groups, routes, strict=True):
-            sizes[i] = tf.reduce_max(routed.counts)
+        most = tf.constant(0, tf.int64)
         if by_vectors:
             counts = tf.stack([bags[i].count for i in by_vectors])
-            sizes[-1] = tf.cast(tf.reduce_max(counts), tf.int64)
+            most = tf.cast(tf.reduce_max(counts), tf.int64)
+        sizes = [*self._row_exchange.sizes(list(groups), routes), most]
         return _Begun(by_vectors, groups, routes, hot, sizes)
 
     def _prepare(
@@ -330,11 +334,10 @@ class RowWiseEngine(CollectiveEngine):
         replica = self._replicas.current(self._name)
         place = {id(feature): i for i, feature in enumerate(features)}
         mine = [place.get(id(feature)) for feature in self.features]
-        if (
-            replica is None
-            or all(i is None for i in mine)
-            or len(self._groups) >= consensus.MOST_SIZES
-        ):
+        if replica is None or all(i is None for i in mine):
+            return None
+        # One more is of vectors.
+        if self._row_exchange.num_sizes >= consensus.MOST_SIZES:
             return None
         # As the layer completes what a call leaves out.
         bags = [
@@ -378,14 +381,20 @@ class RowWiseEngine(CollectiveEngine):
         asked_for = self._row_exchange.send_keys(
             replica, list(groups), routes, longest, shard.device, training
         )
-        received = self._locate(replica, routes, asked_for, training)
-        positions = []
-        for (i, group), routed, asked in zip(
-            groups.items(), routes, received, strict=True
-        ):
+        received = self._locate(
+            replica, list(groups), routes, asked_for, training
+        )
+        read = []
+        for (i, group), asked in zip(groups.items(), received, strict=True):
             rows = self._gather(shard, group, asked.rows, training)
-            rows = self._check_read(replica, i, asked, rows)
-            rows = self._row_exchange.send_rows(replica, i, asked, rows)
+            read.append(self._check_read(replica, i, asked, rows))
+        answers = self._row_exchange.send_all_rows(
+            replica, list(groups), received, read
+        )
+        positions = []
+        for (i, group), routed, asked, rows in zip(
+            groups.items(), routes, received, answers, strict=True
+        ):
             position = asked.position
             if i in hot:
                 rows, position = self._add_copies(
@@ -442,7 +451,7 @@ class RowWiseEngine(CollectiveEngine):
         replica, kept = residuals.replica, residuals.kept
         contributions: dict[str, GradientContributions] = {}
         device = self._shards[replica].device
-        gradients_of = []
+        sums = []
         of_copies = {}
         for (i, group), asked, positions in zip(
             kept.groups.items(), kept.received, kept.positions, strict=True
@@ -460,11 +469,10 @@ class RowWiseEngine(CollectiveEngine):
             if i in kept.hot:
                 of_copies[i] = kept.hot[i], sent[count:]
                 sent = sent[:count]
-            gradients_of.append(
-                self._row_exchange.send_gradients(
-                    replica, i, asked, sent, device
-                )
-            )
+            sums.append(sent)
+        gradients_of = self._row_exchange.send_all_gradients(
+            replica, list(kept.groups), kept.received, sums, device
+        )
         settled = self._settle(replica, kept.received, gradients_of)
         for group, asked, got in zip(
             kept.groups.values(), settled, gradients_of, strict=True
@@ -490,6 +498,7 @@ class RowWiseEngine(CollectiveEngine):
     def _locate(
         self,
         replica: int,
+        numbers: Sequence[int],
         routes: Sequence[Route],
         received: Sequence[Received],
         training: bool,
@@ -498,6 +507,7 @@ class RowWiseEngine(CollectiveEngine):
 
         Args:
             replica: the local replica whose shard it is.
+            numbers: the groups.
             routes: for each group, the keys that the replica asked for.
             received: for each group, the keys that it was asked for.
             training: whether the tables are about to be updated.
@@ -599,19 +609,21 @@ class RowWiseEngine(CollectiveEngine):
         """What a lookup's keys and rows have sent."""
         if self._replicas.world == 1:
             return Sent()
-        stages, groups = self._row_exchange.stages, begun.groups
-        sent = Sent(2 * stages * len(groups) + (stages - 1 if groups else 0))
-        for i, (group, routed, asked) in enumerate(
-            zip(groups.values(), begun.routes, received, strict=True)
-        ):
-            row = self._wires[i].size * group.dim
-            messages, keys = self._row_exchange.sent(asked)
-            needed = self._row_exchange.needed(replica, routed, asked)
-            sent = sent.plus(
-                bytes=keys * row + 8 * (messages + keys),
-                least=needed * (8 + row + self._wire.size * group.dim),
-                unique=tf.reduce_sum(routed.counts),
-            )
+        stages, numbers = self._row_exchange.stages, list(begun.groups)
+        units = self._row_exchange.units(numbers)
+        sent = Sent(2 * stages * len(units) + (stages - 1 if units else 0))
+        for first, *others in units:
+            dim = begun.groups[numbers[first]].dim
+            row = self._wires[numbers[first]].size * dim
+            messages, keys = self._row_exchange.sent(received[first])
+            sent = sent.plus(bytes=keys * row + 8 * (messages + keys))
+            for i in (first, *others):
+                routed = begun.routes[i]
+                needed = self._row_exchange.needed(replica, routed, received[i])
+                sent = sent.plus(
+                    least=needed * (8 + row + self._wire.size * dim),
+                    unique=tf.reduce_sum(routed.counts),
+                )
         for hot in begun.hot.values():
             sent = sent.plus(unique=tf.size(hot.places, tf.int64))
         return sent
@@ -620,12 +632,13 @@ class RowWiseEngine(CollectiveEngine):
         """What the gradients of rows, and of copies, have sent."""
         if self._replicas.world == 1:
             return Sent()
-        sent = Sent(self._row_exchange.stages * len(kept.groups))
-        for group, asked in zip(
-            kept.groups.values(), kept.received, strict=True
-        ):
-            _, keys = self._row_exchange.sent(asked)
-            sent = sent.plus(bytes=keys * self._wire.size * group.dim)
+        numbers = list(kept.groups)
+        units = self._row_exchange.units(numbers)
+        sent = Sent(self._row_exchange.stages * len(units))
+        for first, *_ in units:
+            _, keys = self._row_exchange.sent(kept.received[first])
+            dim = kept.groups[numbers[first]].dim
+            sent = sent.plus(bytes=keys * self._wire.size * dim)
         if self._hot_rows.floats:
             size = all_reduce_bytes(self._hot_rows.floats, self._replicas.world)
             sent = sent.plus(1, size, size)
