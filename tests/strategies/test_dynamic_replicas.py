@@ -275,6 +275,78 @@ def test_a_table_without_room_leaves_the_others_as_they_are(strategy):
     step([0, 1, 2])
 
 
+def many_tables(strategy, dims, trained):
+    """A layer of a table of each width, and a function that trains it."""
+    with strategy.scope():
+        features = {
+            str(i): tfrs_embed.FeatureConfig(
+                str(i),
+                tfrs_embed.TableConfig(
+                    f"table {i}",
+                    64,
+                    dim,
+                    initializer=tf_keras.initializers.RandomUniform(
+                        -1, 1, seed=i
+                    ),
+                    keys=tfrs_embed.DynamicKeys(),
+                    optimizer="sgd" if i in trained else None,
+                ),
+            )
+            for i, dim in dims.items()
+        }
+        layer = tfrs_embed.PartialTPUEmbedding(
+            features, None, name="many" if len(dims) > 1 else "alone"
+        )
+
+    def of_replica(ids):
+        with tf.GradientTape() as tape:
+            vectors = layer(
+                dict(zip(features, ids, strict=True)), training=True
+            )
+            loss = tf.add_n([tf.reduce_sum(v * v) for v in vectors.values()])
+        differentiate(tape, loss, layer.trainable_variables)
+        return vectors
+
+    return tf.function(lambda *ids: strategy.run(of_replica, (ids,)))
+
+
+def test_tables_of_a_width_travel_together_as_if_alone(strategy):
+    dims, trained = {0: 3, 1: 3, 2: 5, 3: 3}, (0, 2, 3)
+    world = strategy.num_replicas_in_sync
+    rng = np.random.default_rng(0)
+    # Of different sizes; one of them has none on one replica.
+    batches = [
+        [
+            distribute(
+                strategy,
+                [
+                    rng.integers(
+                        0, 40, 0 if (i, r) == (1, 0) else 3 * i + r + 2
+                    )
+                    for r in range(world)
+                ],
+            )
+            for i in dims
+        ]
+        for _ in range(3)
+    ]
+    step = many_tables(strategy, dims, trained)
+    alone = {i: many_tables(strategy, {i: dims[i]}, trained) for i in trained}
+    for ids in batches:
+        found = local(strategy, step(*ids))
+        for i, of_table in alone.items():
+            expected = local(strategy, of_table(ids[i]))
+            for rank, vectors in found.items():
+                np.testing.assert_array_equal(
+                    vectors[str(i)], expected[rank][str(i)]
+                )
+    graph = step.get_concrete_function(*batches[0]).graph
+    kinds = [op.type for op in graph.get_operations()]
+    # Keys, counts, rows and gradients of each width.
+    here = len(local(strategy, step(*batches[0])))
+    assert kinds.count("CollectiveAllToAllV2") == 4 * 2 * here
+
+
 def test_checkpoints_move_between_numbers_of_replicas(strategy, tmp_path):
     world = strategy.num_replicas_in_sync
     rows = 14 * world * world
