@@ -233,7 +233,6 @@ class OneStage(RowExchange):
     def route(
         self, keys: tf.Tensor, device: str | None, training: bool
     ) -> Route:
-        """See the base class."""
         world = self._replicas.world
         return backend.of(device, training).route(keys, world)
 
@@ -246,7 +245,6 @@ class OneStage(RowExchange):
         device: str | None,
         training: bool,
     ) -> list[Received]:
-        """See the base class."""
         return [
             self._exchanges[i].send_keys(
                 replica, routed, longest[i], device, training
@@ -262,7 +260,6 @@ class OneStage(RowExchange):
         received: Received,
         counts: tf.Tensor,
     ) -> tf.Tensor:
-        """See the base class."""
         return self._exchanges[number].send_counts(
             replica, routed, received, counts
         )
@@ -270,7 +267,6 @@ class OneStage(RowExchange):
     def send_rows(
         self, replica: int, number: int, received: Received, rows: tf.Tensor
     ) -> tf.Tensor:
-        """See the base class."""
         exchange = self._exchanges[number]
         return self._rows[number].read(
             exchange.send_rows(replica, received, rows)
@@ -284,7 +280,6 @@ class OneStage(RowExchange):
         gradients: tf.Tensor,
         device: str | None,
     ) -> tf.Tensor:
-        """See the base class."""
         return self._wire.decode(
             self._exchanges[number].send_gradients(
                 replica, received, self._wire.encode(gradients)
@@ -292,17 +287,14 @@ class OneStage(RowExchange):
         )
 
     def num_rows(self, received: Received) -> tf.Tensor:
-        """See the base class."""
         return self._replicas.world * received.capacity
 
     def sent(self, received: Received) -> tuple[tf.Tensor, tf.Tensor]:
-        """See the base class."""
         return _sent(self._replicas.world, received)
 
     def needed(
         self, replica: int, routed: Route, received: Received
     ) -> tf.Tensor:
-        """See the base class."""
         return _others(routed, self._replicas.ranks[replica])
 
 
@@ -487,7 +479,6 @@ class TwoStages(RowExchange):
     def route(
         self, keys: tf.Tensor, device: str | None, training: bool
     ) -> Route:
-        """See the base class."""
         return backend.of(device, training).route(keys, self._inner.world)
 
     def send_keys(
@@ -499,7 +490,6 @@ class TwoStages(RowExchange):
         device: str | None,
         training: bool,
     ) -> list[Received]:
-        """See the base class."""
         firsts = [
             self._first[i].send_keys(
                 replica, routed, longest[i], device, training
@@ -539,7 +529,6 @@ class TwoStages(RowExchange):
         received: Received,
         counts: tf.Tensor,
     ) -> tf.Tensor:
-        """See the base class."""
         first, collected, position = _collected(received)
         counts = self._first[number].send_counts(replica, routed, first, counts)
         counts = tf.math.unsorted_segment_sum(
@@ -554,7 +543,6 @@ class TwoStages(RowExchange):
     def send_rows(
         self, replica: int, number: int, received: Received, rows: tf.Tensor
     ) -> tf.Tensor:
-        """See the base class."""
         first, collected, position = _collected(received)
         found = self._second[number].send_rows(replica, received, rows)
         # Where nothing was asked for, any row will do.
@@ -577,7 +565,6 @@ class TwoStages(RowExchange):
         gradients: tf.Tensor,
         device: str | None,
     ) -> tf.Tensor:
-        """See the base class."""
         first, collected, position = _collected(received)
         wire = self._wire
         got = wire.decode(
@@ -600,11 +587,9 @@ class TwoStages(RowExchange):
         )
 
     def num_rows(self, received: Received) -> tf.Tensor:
-        """See the base class."""
         return self._inner.world * _collected(received).first.capacity
 
     def sent(self, received: Received) -> tuple[tf.Tensor, tf.Tensor]:
-        """See the base class."""
         first = _sent(self._inner.world, _collected(received).first)
         second = _sent(self._outer.world, received)
         return first[0] + second[0], first[1] + second[1]
@@ -612,7 +597,6 @@ class TwoStages(RowExchange):
     def needed(
         self, replica: int, routed: Route, received: Received
     ) -> tf.Tensor:
-        """See the base class."""
         collected = _collected(received).route
         return _others(routed, self._inner.ranks[replica]) + _others(
             collected, self._outer.ranks[replica]

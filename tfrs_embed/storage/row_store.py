@@ -1,7 +1,7 @@
 """The interface of what keeps tables' rows on one device.
 
-Engines know rows and slots by it alone. Who wants to know which rows changed
-finds all changes in `write` and `update`.
+Engines look up and update rows by it alone. Steps change rows in `update` and
+`write`; restores and first values change them through `variables`.
 """
 
 from __future__ import annotations
