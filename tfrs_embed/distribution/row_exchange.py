@@ -71,7 +71,7 @@ class RowExchange(abc.ABC):
         """
 
     @abc.abstractmethod
-    def send_counts(
+    def _send_counts(
         self,
         replica: int,
         number: int,
@@ -82,7 +82,7 @@ class RowExchange(abc.ABC):
         """Sends how often keys occurred; see `Exchange.send_counts`."""
 
     @abc.abstractmethod
-    def send_rows(
+    def _send_rows(
         self, replica: int, number: int, received: Received, rows: tf.Tensor
     ) -> tf.Tensor:
         """Answers with rows, and returns the answers.
@@ -99,7 +99,7 @@ class RowExchange(abc.ABC):
         """
 
     @abc.abstractmethod
-    def send_gradients(
+    def _send_gradients(
         self,
         replica: int,
         number: int,
@@ -160,7 +160,7 @@ class RowExchange(abc.ABC):
         """How many sizes there are."""
         return len(self._rows)
 
-    def send_all_counts(
+    def send_counts(
         self,
         replica: int,
         numbers: Sequence[int],
@@ -170,24 +170,24 @@ class RowExchange(abc.ABC):
     ) -> list[tf.Tensor]:
         """Sends how often keys of several groups occurred."""
         return [
-            self.send_counts(replica, *each)
+            self._send_counts(replica, *each)
             for each in zip(numbers, routes, received, counts, strict=True)
         ]
 
-    def send_all_rows(
+    def send_rows(
         self,
         replica: int,
         numbers: Sequence[int],
         received: Sequence[Received],
         rows: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Answers with rows of several groups; see `send_rows`."""
+        """Answers with rows of several groups; see `_send_rows`."""
         return [
-            self.send_rows(replica, *each)
+            self._send_rows(replica, *each)
             for each in zip(numbers, received, rows, strict=True)
         ]
 
-    def send_all_gradients(
+    def send_gradients(
         self,
         replica: int,
         numbers: Sequence[int],
@@ -195,9 +195,9 @@ class RowExchange(abc.ABC):
         gradients: Sequence[tf.Tensor],
         device: str | None,
     ) -> list[tf.Tensor]:
-        """Sends gradients of several groups back; see `send_gradients`."""
+        """Sends gradients of several groups back; see `_send_gradients`."""
         return [
-            self.send_gradients(replica, *each, device)
+            self._send_gradients(replica, *each, device)
             for each in zip(numbers, received, gradients, strict=True)
         ]
 
@@ -252,7 +252,7 @@ class OneStage(RowExchange):
             for i, routed in zip(numbers, routes, strict=True)
         ]
 
-    def send_counts(
+    def _send_counts(
         self,
         replica: int,
         number: int,
@@ -264,7 +264,7 @@ class OneStage(RowExchange):
             replica, routed, received, counts
         )
 
-    def send_rows(
+    def _send_rows(
         self, replica: int, number: int, received: Received, rows: tf.Tensor
     ) -> tf.Tensor:
         exchange = self._exchanges[number]
@@ -272,7 +272,7 @@ class OneStage(RowExchange):
             exchange.send_rows(replica, received, rows)
         )
 
-    def send_gradients(
+    def _send_gradients(
         self,
         replica: int,
         number: int,
@@ -375,7 +375,7 @@ class Joined(OneStage):
             routes,
         )
 
-    def send_all_counts(
+    def send_counts(
         self,
         replica: int,
         numbers: Sequence[int],
@@ -392,7 +392,7 @@ class Joined(OneStage):
             counts,
         )
 
-    def send_all_rows(
+    def send_rows(
         self,
         replica: int,
         numbers: Sequence[int],
@@ -409,7 +409,7 @@ class Joined(OneStage):
             rows,
         )
 
-    def send_all_gradients(
+    def send_gradients(
         self,
         replica: int,
         numbers: Sequence[int],
@@ -521,7 +521,7 @@ class TwoStages(RowExchange):
             )
         return found
 
-    def send_counts(
+    def _send_counts(
         self,
         replica: int,
         number: int,
@@ -540,7 +540,7 @@ class TwoStages(RowExchange):
             replica, collected, received._replace(position=position), counts
         )
 
-    def send_rows(
+    def _send_rows(
         self, replica: int, number: int, received: Received, rows: tf.Tensor
     ) -> tf.Tensor:
         first, collected, position = _collected(received)
@@ -557,7 +557,7 @@ class TwoStages(RowExchange):
             )
         )
 
-    def send_gradients(
+    def _send_gradients(
         self,
         replica: int,
         number: int,

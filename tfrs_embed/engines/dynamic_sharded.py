@@ -162,7 +162,7 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
             if any(i in keys_of for i in unit)
         ]
         counted = [i for unit in units for i in unit]
-        counts = self._row_exchange.send_all_counts(
+        counts = self._row_exchange.send_counts(
             replica,
             [numbers[i] for i in counted],
             [routes[i] for i in counted],

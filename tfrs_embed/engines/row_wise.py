@@ -388,7 +388,7 @@ class RowWiseEngine(CollectiveEngine):
         for (i, group), asked in zip(groups.items(), received, strict=True):
             rows = self._gather(shard, group, asked.rows, training)
             read.append(self._check_read(replica, i, asked, rows))
-        answers = self._row_exchange.send_all_rows(
+        answers = self._row_exchange.send_rows(
             replica, list(groups), received, read
         )
         positions = []
@@ -470,7 +470,7 @@ class RowWiseEngine(CollectiveEngine):
                 of_copies[i] = kept.hot[i], sent[count:]
                 sent = sent[:count]
             sums.append(sent)
-        gradients_of = self._row_exchange.send_all_gradients(
+        gradients_of = self._row_exchange.send_gradients(
             replica, list(kept.groups), kept.received, sums, device
         )
         settled = self._settle(replica, kept.received, gradients_of)
