@@ -120,6 +120,8 @@ class All2AllDenseEmbedding(TableLayer):
     """
 
     _CHECKPOINTED = (_TABLE, "step")
+    # Conversions of files know the layer by it.
+    _ENGINE_NAME = "engine"
     _arguments: _Arguments
 
     @named

@@ -58,6 +58,8 @@ class TableHolder(Layer):
     #: The attributes that checkpoints hold: the keys are the same whatever
     #: holds the tables.
     _CHECKPOINTED: ClassVar[tuple[str, ...]] = ("tables", "step")
+    #: The name of the engine's layer, which files of Keras hold.
+    _ENGINE_NAME: ClassVar[str] = "tpu_embedding"
     _arguments: TableArguments
 
     def __init__(self, **kwargs: Any) -> None:
@@ -124,7 +126,7 @@ class TableHolder(Layer):
         if large:
             self._engine_layer = self._front.engine_layer(
                 self._make_engine(routes, optimizers, batch_size, stacking),
-                name="tpu_embedding",
+                name=self._ENGINE_NAME,
                 dtype=self._dtype_policy,
                 trainable=self.trainable,
             )
