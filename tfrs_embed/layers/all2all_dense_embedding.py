@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfrs_embed import configs, placement
 from tfrs_embed.arguments import flag, integer, named
+from tfrs_embed.distribution import handshake
 from tfrs_embed.dynamic_keys import KeysOfShards
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.state import TableState
@@ -241,6 +242,13 @@ class All2AllDenseEmbedding(TableLayer):
         return tf.TensorShape(
             [*shape.merge_with(wanted), arguments.embedding_vec_size]
         )
+
+    def _describe(self) -> handshake.Facts:
+        facts, arguments = super()._describe(), self._arguments
+        names = ("slot_num", "nnz_per_slot", "dynamic_input", "use_hashtable")
+        own = {name: getattr(arguments, name) for name in names}
+        own["key_dtype"] = arguments.key_dtype.name
+        return {**facts, "": {**facts[""], **own}}
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         return change(inputs, self._arguments.key_dtype, False)
