@@ -169,7 +169,8 @@ class Checks:
         for places, each, whole in zip(
             vectors, parts, guarded[len(alone) :], strict=True
         ):
-            lengths = tf.concat(tf.shape_n(each), 0)
+            # TensorFlow's compiler for TPUs puts a ShapeN behind its use.
+            lengths = tf.stack([tf.size(tensor) for tensor in each])
             for place, tensor in zip(
                 places, tf.split(whole, lengths, num=len(each)), strict=True
             ):
