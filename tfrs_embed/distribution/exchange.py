@@ -18,8 +18,8 @@ from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import bag_of_id
 from tfrs_embed.ops.messages import Route
 
-#: Collective channels that an exchange of one kind of rows uses.
-CHANNELS = 4
+# The collective channels of an exchange, one for each kind of message.
+_KEYS, _ROWS, _GRADIENTS, _COUNTS = range(4)
 
 
 class Received(NamedTuple):
@@ -27,27 +27,27 @@ class Received(NamedTuple):
 
     Attributes:
         rows: [world * capacity] int64, the rows asked for; padding is 0.
-        mask: [world * capacity] bool, which of them are no padding.
-        places: [m] int32, the places of those.
+        places: [m] int32, the places of those that are no padding.
         position: [u] int32, the place of each unique key's row among the
             [world * capacity] rows that come back.
         capacity: scalar int32.
         bucket: scalar int32, the capacity's number.
+        number: the number of the group whose rows these are.
         reservation: the rows that a training step of a table that gives rows to
             keys has reserved for those asked for.
         version: scalar int64, when keys were found to have these rows.
         collected: what a first stage of the exchange has collected, if there
             are two.
         together: the messages that have the keys of several tables, if these
-            are of such; rows, mask and places are without padding then.
+            are of such; rows and places are without padding then.
     """
 
     rows: tf.Tensor
-    mask: tf.Tensor
     places: tf.Tensor
     position: tf.Tensor
     capacity: tf.Tensor
     bucket: tf.Tensor
+    number: int = 0
     reservation: Any = None
     version: tf.Tensor | None = None
     collected: Collected | None = None
@@ -87,155 +87,164 @@ class Collected(NamedTuple):
 
 
 class Exchange:
-    """Exchanges the keys, rows and gradients of one width.
+    """Exchanges the keys, rows and gradients of one group of tables.
 
-    Rows and gradients are those of a `Wire`, of any dtype.
+    Rows and gradients are of any dtype that a `Wire` has. Methods take and
+    return lists of one, as `JoinedExchange` does of several.
 
     Args:
         replicas: those that exchange: all, or the groups of some.
-        channel: the first of `CHANNELS` collective channels.
     """
 
-    def __init__(self, replicas: Replicas | Subgroups, channel: int) -> None:
+    def __init__(self, replicas: Replicas | Subgroups) -> None:
         self._replicas = replicas
-        self._channel = channel
+        self._channel = replicas.allocate(4)
+
+    def longest(self, routes: Sequence[Route]) -> tf.Tensor:
+        """The numbers in the longest of a replica's messages: scalar int64."""
+        [routed] = routes
+        return tf.reduce_max(routed.counts)
 
     def send_keys(
         self,
         replica: int,
-        routed: Route,
+        routes: Sequence[Route],
         longest: tf.Tensor,
         device: str | None,
         training: bool,
-    ) -> Received:
+    ) -> list[Received]:
         """Sends keys to their shards.
 
         Args:
             replica: the local replica that calls.
-            routed: its keys.
-            longest: scalar int64, the number of keys in the longest message
-                between any two replicas.
+            routes: its keys.
+            longest: scalar int64, the largest of the replicas' `longest`.
             device: where the keys are.
             training: whether this is part of a training step.
 
         Returns:
             What the others asked of this one.
         """
-        world = self._replicas.world
-        if world == 1:
+        [routed] = routes
+        if self._replicas.world == 1:
             size = tf.size(routed.row)
             place = tf.range(size)
-            return Received(
-                routed.row,
-                tf.ones([size], tf.bool),
-                place,
-                place,
-                size,
-                tf.constant(0),
-            )
+            return [Received(routed.row, place, place, size, tf.constant(0))]
         capacity, bucket = bucket_of(longest)
         operations = backend.of(device, training)
         message, position = operations.write_keys(routed, capacity)
         message = self._replicas.all_to_all(
-            replica, message, self._channel, bucket
+            replica, message, self._channel + _KEYS, bucket
         )
-        rows, mask, places = operations.read_keys(message, capacity)
-        return Received(rows, mask, places, position, capacity, bucket)
+        rows, _, places = operations.read_keys(message, capacity)
+        return [Received(rows, places, position, capacity, bucket)]
 
     def send_counts(
         self,
         replica: int,
-        routed: Route,
-        received: Received,
-        counts: tf.Tensor,
-    ) -> tf.Tensor:
+        received: Sequence[Received],
+        counts: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
         """Sends how often each key occurred to its shard.
 
         Args:
             replica: the local replica that calls.
-            routed: its keys.
             received: what `send_keys` returned.
             counts: [u] int64, of the unique keys.
 
         Returns:
-            [world * capacity] int64, those of the keys that the others asked
-            for; padding is 0.
+            Those of the keys that the others asked for, int64, as `rows` has
+            these; padding is 0.
         """
-        world = self._replicas.world
-        if world == 1:
-            return counts
-        message = tf.scatter_nd(
-            received.position[:, None],
-            counts,
-            [world * received.capacity],
-        )
-        message = self._replicas.all_to_all(
-            replica,
-            tf.reshape(message, [world, received.capacity]),
-            self._channel + 3,
-            received.bucket,
-        )
-        return tf.reshape(message, [-1])
+        if self._replicas.world == 1:
+            return [*counts]
+        [asked], [values] = received, counts
+        size = self._replicas.world * asked.capacity
+        values = tf.scatter_nd(asked.position[:, None], values, [size])
+        return self._send(replica, received, [values], _COUNTS)
 
     def send_rows(
-        self, replica: int, received: Received, rows: tf.Tensor
-    ) -> tf.Tensor:
-        """Answers with rows, [world * capacity, dim]; returns the answers."""
-        return self._send(replica, received, rows, self._channel + 1)
+        self,
+        replica: int,
+        received: Sequence[Received],
+        rows: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Answers with the rows asked for, [..., dim]; returns the answers."""
+        return self._send(replica, received, rows, _ROWS)
 
     def send_gradients(
-        self, replica: int, received: Received, gradients: tf.Tensor
-    ) -> tf.Tensor:
+        self,
+        replica: int,
+        received: Sequence[Received],
+        gradients: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
         """Sends the answers' gradients back; returns those of `rows`."""
-        return self._send(replica, received, gradients, self._channel + 2)
+        return self._send(replica, received, gradients, _GRADIENTS)
 
     def _send(
-        self, replica: int, received: Received, values: tf.Tensor, channel: int
-    ) -> tf.Tensor:
+        self,
+        replica: int,
+        received: Sequence[Received],
+        values: Sequence[tf.Tensor],
+        kind: int,
+    ) -> list[tf.Tensor]:
+        """Sends values of keys, or those that answer them."""
         if self._replicas.world == 1:
-            return values
-        dim = values.shape[1]
-        shape = [self._replicas.world, received.capacity, dim]
+            return [*values]
+        [asked], [each] = received, values
+        return [self._send_messages(replica, asked, each, kind)]
+
+    def _send_messages(
+        self, replica: int, asked: Received, values: tf.Tensor, kind: int
+    ) -> tf.Tensor:
+        """Sends messages, [world * capacity, ...]; returns the others'."""
+        width = values.shape[1:].as_list()
+        shape = [self._replicas.world, asked.capacity, *width]
         sent = self._replicas.all_to_all(
-            replica, tf.reshape(values, shape), channel, received.bucket
+            replica,
+            tf.reshape(values, shape),
+            self._channel + kind,
+            asked.bucket,
         )
-        return tf.reshape(sent, [-1, dim])
+        return tf.reshape(sent, [-1, *width])
+
+    def num_rows(self, received: Received) -> tf.Tensor:
+        """The number of rows that come back, padding included."""
+        return self._replicas.world * received.capacity
+
+    def sent(self, received: Received) -> tuple[tf.Tensor, tf.Tensor]:
+        """The numbers of keys, and the keys, that a replica sends to others."""
+        others = tf.constant(self._replicas.world - 1, tf.int64)
+        return others, others * tf.cast(received.capacity, tf.int64)
+
+    def needed(self, replica: int, routed: Route) -> tf.Tensor:
+        """How many keys a replica would send to others without padding."""
+        rank = self._replicas.ranks[replica]
+        return tf.reduce_sum(routed.counts) - routed.counts[rank]
 
 
-class JoinedExchange:
-    """Exchanges the keys, rows and gradients of several tables together.
+class JoinedExchange(Exchange):
+    """Exchanges the keys, rows and gradients of several groups together.
 
     Their keys can't be told apart by their numbers: a message begins with the
-    number of each table's keys, and has these one table after the other.
+    number of each group's keys, and has these one group after the other.
 
     Args:
-        replicas: all replicas; more than one.
-        channel: the first of `CHANNELS` collective channels.
+        replicas: those that exchange; more than one.
     """
 
-    def __init__(self, replicas: Replicas, channel: int) -> None:
-        self._replicas = replicas
-        self._channel = channel
-
-    @staticmethod
-    def longest(routes: Sequence[Route]) -> tf.Tensor:
-        """The numbers in the longest of a replica's messages: scalar int64."""
+    def longest(self, routes: Sequence[Route]) -> tf.Tensor:
         keys = tf.add_n([routed.counts for routed in routes])
         return tf.reduce_max(keys) + len(routes)
 
     def send_keys(
-        self, replica: int, routes: Sequence[Route], longest: tf.Tensor
+        self,
+        replica: int,
+        routes: Sequence[Route],
+        longest: tf.Tensor,
+        device: str | None,
+        training: bool,
     ) -> list[Received]:
-        """Sends keys to their shards.
-
-        Args:
-            replica: the local replica that calls.
-            routes: its keys of each table.
-            longest: scalar int64, the largest of the replicas' `longest`.
-
-        Returns:
-            For each table, what the others asked of this one.
-        """
         world, tables = self._replicas.world, len(routes)
         capacity, bucket = bucket_of(longest)
         counts = tf.stack([routed.counts for routed in routes])
@@ -255,7 +264,7 @@ class JoinedExchange:
         message = self._replicas.all_to_all(
             replica,
             tf.reshape(message, [world, capacity]),
-            self._channel,
+            self._channel + _KEYS,
             bucket,
         )
         asked_counts = tf.transpose(message[:, :tables])
@@ -275,7 +284,6 @@ class JoinedExchange:
         return [
             Received(
                 each,
-                tf.ones_like(each, tf.bool),
                 tf.range(tf.size(each)),
                 tf.range(tf.size(routed.row)),
                 capacity,
@@ -291,55 +299,35 @@ class JoinedExchange:
         received: Sequence[Received],
         counts: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Sends how often each key occurred to its shard, table by table."""
-        return self._send(replica, received, counts, self._channel + 3)
-
-    def send_rows(
-        self,
-        replica: int,
-        received: Sequence[Received],
-        rows: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
-        """Answers with rows, table by table; returns the answers."""
-        return self._send(replica, received, rows, self._channel + 1, True)
-
-    def send_gradients(
-        self,
-        replica: int,
-        received: Sequence[Received],
-        gradients: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
-        """Sends the answers' gradients back; returns those of the rows."""
-        return self._send(replica, received, gradients, self._channel + 2)
+        return self._send(replica, received, counts, _COUNTS)
 
     def _send(
         self,
         replica: int,
         received: Sequence[Received],
         values: Sequence[tf.Tensor],
-        channel: int,
-        answers: bool = False,
+        kind: int,
     ) -> list[tf.Tensor]:
-        """Sends values of each table's keys, or those that answer them."""
-        capacity, bucket = received[0].capacity, received[0].bucket
         together = received[0].together
         assert together is not None
         here, there, sizes = together.sent, together.asked, together.asked_sizes
-        if answers:
+        if kind == _ROWS:
             here, there, sizes = there, here, together.sizes
-        world, joined = self._replicas.world, tf.concat(values, 0)
-        width = joined.shape[1:].as_list()
+        joined = tf.concat(values, 0)
+        size = self._replicas.world * received[0].capacity
         message = tf.scatter_nd(
-            here[:, None], joined, [world * capacity, *width]
+            here[:, None], joined, [size, *joined.shape[1:].as_list()]
         )
-        message = self._replicas.all_to_all(
-            replica,
-            tf.reshape(message, [world, capacity, *width]),
-            channel,
-            bucket,
-        )
-        found = tf.gather(tf.reshape(message, [-1, *width]), there)
-        return tf.split(found, sizes, num=len(values))
+        message = self._send_messages(replica, received[0], message, kind)
+        return tf.split(tf.gather(message, there), sizes, num=len(values))
+
+    def num_rows(self, received: Received) -> tf.Tensor:
+        return tf.size(received.position)
+
+    def sent(self, received: Received) -> tuple[tf.Tensor, tf.Tensor]:
+        # The numbers of keys are among these.
+        others, keys = super().sent(received)
+        return tf.zeros_like(others), keys
 
 
 def _places_of_tables(counts: tf.Tensor, capacity: tf.Tensor) -> tf.Tensor:

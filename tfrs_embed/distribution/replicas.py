@@ -295,9 +295,7 @@ class Replicas:
         Returns:
             A tensor of that shape: what each rank sent.
         """
-        if self.world == 1:
-            return values
-        return self._launch(
+        return self._move(
             tf.raw_ops.CollectiveAllToAllV2,
             replica,
             values,
@@ -361,15 +359,7 @@ class Replicas:
         Returns:
             [world * n, ...].
         """
-        if self.world == 1:
-            return values
-        if values.dtype == tf.bfloat16:
-            # TensorFlow gathers none. No bit of what is sent changes, so that
-            # it may be of another dtype.
-            sent = tf.bitcast(values, tf.float16)
-            found = self.gather(replica, sent, channel, bucket, group)
-            return tf.bitcast(found, tf.bfloat16)
-        return self._launch(
+        return self._move(
             tf.raw_ops.CollectiveGatherV2,
             replica,
             values,
@@ -377,6 +367,26 @@ class Replicas:
             bucket,
             group,
         )
+
+    def _move(
+        self,
+        op: Any,
+        replica: int,
+        values: tf.Tensor,
+        channel: int,
+        bucket: Any,
+        group: Group | None,
+    ) -> tf.Tensor:
+        """Launches a collective that moves values, and changes none."""
+        if self.world == 1:
+            return values
+        if values.dtype == tf.bfloat16:
+            # TensorFlow gathers none. No bit of what is sent changes, so that
+            # it may be of another dtype.
+            sent = tf.bitcast(values, tf.float16)
+            found = self._launch(op, replica, sent, channel, bucket, group)
+            return tf.bitcast(found, tf.bfloat16)
+        return self._launch(op, replica, values, channel, bucket, group)
 
     def _launch(
         self,

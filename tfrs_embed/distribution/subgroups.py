@@ -63,6 +63,10 @@ class Subgroups:
         with tf.init_scope():
             return [found.numpy().tolist() for found in TracedOnce(gather)()]
 
+    def allocate(self, channels: int) -> int:
+        """Reserves collective channels; see `Replicas.allocate`."""
+        return self._replicas.allocate(channels)
+
     def all_to_all(
         self, replica: int, values: tf.Tensor, channel: int, bucket: Any = 0
     ) -> tf.Tensor:

@@ -65,24 +65,13 @@ class Wire:
         return Wire(dtype.name) if dtype.size < tf.float32.size else self
 
     def encode(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns what is sent for values, of their shape.
+        """Returns what is sent for values, of their shape and of `dtype`.
 
         Args:
             values: float32, or of `dtype` already.
         """
-        values = tf.cast(values, self.dtype)
-        if self.dtype == tf.bfloat16:
-            # TensorFlow gathers no bfloat16 between replicas. Nothing computes
-            # with what is sent, so that its bits may be those of any dtype.
-            return tf.bitcast(values, tf.float16)
-        return values
-
-    def read(self, sent: tf.Tensor) -> tf.Tensor:
-        """Returns what `encode` made as numbers of `dtype`, without a copy."""
-        if self.dtype == tf.bfloat16:
-            return tf.bitcast(sent, tf.bfloat16)
-        return sent
+        return tf.cast(values, self.dtype)
 
     def decode(self, sent: tf.Tensor) -> tf.Tensor:
         """Returns what `encode` made as float32."""
-        return tf.cast(self.read(sent), tf.float32)
+        return tf.cast(sent, tf.float32)

@@ -164,8 +164,6 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
         counted = [i for unit in units for i in unit]
         counts = self._row_exchange.send_counts(
             replica,
-            [numbers[i] for i in counted],
-            [routes[i] for i in counted],
             [received[i] for i in counted],
             [_occurrences(routes[i]) for i in counted],
         )
@@ -228,8 +226,9 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
         return shard.read(shard.key_table.look_up(keys))
 
     def _trained(self, received: Received) -> tf.Tensor:
-        trained = received.mask & tf.not_equal(received.rows, TRASH)
-        return tf.cast(tf.where(trained)[:, 0], tf.int32)
+        rows = tf.gather(received.rows, received.places)
+        trained = tf.where(tf.not_equal(rows, TRASH))[:, 0]
+        return tf.gather(received.places, trained)
 
 
 def _occurrences(routed: Route) -> tf.Tensor:

@@ -141,9 +141,11 @@ class RowWiseEngine(CollectiveEngine):
         self._wires = [self._wire.of_rows(g.dtype) for g in self._groups]
         self._row_exchange = row_exchange.make(
             self._replicas,
-            self._wires,
+            len(self._groups),
             self._wire,
-            [g.dim for g in self._groups] if self.joins_groups else None,
+            list(zip((g.dim for g in self._groups), self._wires, strict=True))
+            if self.joins_groups
+            else None,
         )
         self._hot_rows.build(self._replicas, self._shards, self._groups)
         super()._build()
@@ -388,9 +390,7 @@ class RowWiseEngine(CollectiveEngine):
         for (i, group), asked in zip(groups.items(), received, strict=True):
             rows = self._gather(shard, group, asked.rows, training)
             read.append(self._check_read(replica, i, asked, rows))
-        answers = self._row_exchange.send_rows(
-            replica, list(groups), received, read
-        )
+        answers = self._row_exchange.send_rows(replica, received, read)
         positions = []
         for (i, group), routed, asked, rows in zip(
             groups.items(), routes, received, answers, strict=True
@@ -438,9 +438,7 @@ class RowWiseEngine(CollectiveEngine):
         of_group = self._hot_rows.group(number)
         assert of_group is not None
         places = tf.cast(hot.places, tf.int64)
-        copies = self._wires[number].read(
-            self._gather(shard, of_group.copies, places, training)
-        )
+        copies = self._gather(shard, of_group.copies, places, training)
         behind = tf.shape(rows)[0] + tf.range(tf.size(places))
         position = tf.gather(tf.concat([position, behind], 0), hot.order)
         return tf.concat([rows, copies], 0), position
@@ -471,7 +469,7 @@ class RowWiseEngine(CollectiveEngine):
                 sent = sent[:count]
             sums.append(sent)
         gradients_of = self._row_exchange.send_gradients(
-            replica, list(kept.groups), kept.received, sums, device
+            replica, kept.received, sums, device
         )
         settled = self._settle(replica, kept.received, gradients_of)
         for group, asked, got in zip(
