@@ -27,7 +27,6 @@ from tfrs_embed.structure import Structure
 from tfrs_embed.types import Combiner, Optimizer, Rounding, TablePlace
 
 COMBINERS: tuple[str, ...] = get_args(Combiner)
-PLACEMENTS: tuple[str, ...] = get_args(TablePlace)
 _MOST_SHOWN = 8
 ROUNDINGS: tuple[str, ...] = get_args(Rounding)
 #: The types that a table's rows may have.
@@ -147,7 +146,7 @@ class TableConfig:
             value = integer(getattr(self, field), f"{where}: {field}")
             object.__setattr__(self, field, value)
         choice(self.combiner, COMBINERS, f"{where}: combiner")
-        choice(self.placement, PLACEMENTS, f"{where}: placement")
+        choice(self.placement, get_args(TablePlace), f"{where}: placement")
         object.__setattr__(self, "dtype", _dtype_name(self.dtype, where))
         choice(self.rounding, ROUNDINGS, f"{where}: rounding")
         initializer = self.initializer
@@ -297,7 +296,7 @@ class TableSpec:
         initializer: a callable taking (shape, dtype).
         optimizer: as the user gave it; None: the layer's.
         combiner: one of `COMBINERS`.
-        placement: one of `PLACEMENTS`.
+        placement: one of `TablePlace`.
         max_ids_per_partition: SparseCore's limit.
         max_unique_ids_per_partition: SparseCore's limit.
         source: the user's own config object; of keras_rs's, one of ours that

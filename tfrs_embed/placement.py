@@ -20,57 +20,52 @@ from tfrs_embed.strategies import is_tpu
 from tfrs_embed.text_table import format_bytes, text_table
 
 
-class EngineKind(enum.Enum):
+class ShardingType(enum.Enum):
     """A way to hold and train tables; the value is its name for users."""
 
     KERAS = "Keras"
     ONE_DEVICE = "one device"
-    SHARDED = "sharded"
-    COLUMNS = "by column"
+    ROW_WISE = "sharded"
+    COLUMN_WISE = "by column"
     DYNAMIC = "one device, by key"
     DYNAMIC_SHARDED = "sharded, by key"
-    MIRRORED = "mirrored"
+    DATA_PARALLEL = "mirrored"
     SPARSE_CORE = "SparseCore"
     EMBEDDING_CORE = "TPU embedding core"
     TPU_REPLICATED = "replicated on TPU"
 
 
-class TableRoute(NamedTuple):
+class Assignment(NamedTuple):
     """The engine that is chosen for a table.
 
     Attributes:
-        kind: the engine.
+        sharding: the engine.
         reason: why it is chosen, for users.
     """
 
-    kind: EngineKind
+    sharding: ShardingType
     reason: str
 
 
-_ON_TPUS = (
-    EngineKind.SPARSE_CORE,
-    EngineKind.EMBEDDING_CORE,
-    EngineKind.TPU_REPLICATED,
-)
 _EmbeddingFeature = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
-_BY_FEATURE = {
-    _EmbeddingFeature.V2: EngineKind.SPARSE_CORE,
-    _EmbeddingFeature.V1: EngineKind.EMBEDDING_CORE,
-    _EmbeddingFeature.UNSUPPORTED: EngineKind.TPU_REPLICATED,
+_ON_TPUS = {
+    _EmbeddingFeature.V2: ShardingType.SPARSE_CORE,
+    _EmbeddingFeature.V1: ShardingType.EMBEDDING_CORE,
+    _EmbeddingFeature.UNSUPPORTED: ShardingType.TPU_REPLICATED,
 }
 # The engines of placements over several replicas.
 _SPREAD = {
-    "row": EngineKind.SHARDED,
-    "sharded": EngineKind.SHARDED,
-    "column": EngineKind.COLUMNS,
-    "table": EngineKind.COLUMNS,
+    "row": ShardingType.ROW_WISE,
+    "sharded": ShardingType.ROW_WISE,
+    "column": ShardingType.COLUMN_WISE,
+    "table": ShardingType.COLUMN_WISE,
 }
 # Those whose replicas send each other rows or gradients.
 _SENDING = (
-    EngineKind.SHARDED,
-    EngineKind.COLUMNS,
-    EngineKind.DYNAMIC_SHARDED,
-    EngineKind.MIRRORED,
+    ShardingType.ROW_WISE,
+    ShardingType.COLUMN_WISE,
+    ShardingType.DYNAMIC_SHARDED,
+    ShardingType.DATA_PARALLEL,
 )
 
 
@@ -151,16 +146,8 @@ class Placement:
 
     def __str__(self) -> str:
         """The report: a line per table, totals, what is sent and missing."""
-        head = (
-            "table",
-            "rows",
-            "dim",
-            "size",
-            "engine",
-            "optimizer",
-            "features",
-            "reason",
-        )
+        left = ("table", "engine", "optimizer", "features", "reason")
+        head = (left[0], "rows", "dim", "size", *left[1:])
         lines = [
             (
                 t.table,
@@ -174,18 +161,10 @@ class Placement:
             )
             for t in self.tables
         ]
-        features = sum(len(t.features) for t in self.tables)
-        total = (
-            f"{len(self.tables)} tables",
-            f"{self.total_rows:,}",
-            "",
-            format_bytes(self.total_bytes),
-            "",
-            "",
-            f"{features} features",
-            "",
-        )
-        left = ("table", "engine", "optimizer", "features", "reason")
+        tables = f"{len(self.tables)} tables"
+        features = f"{sum(len(t.features) for t in self.tables)} features"
+        size = format_bytes(self.total_bytes)
+        total = (tables, f"{self.total_rows:,}", "", size, "", "", features, "")
         report = text_table(head, lines, left, total)
         if self.communication_dtype not in (None, "float32"):
             report.append(
@@ -196,12 +175,13 @@ class Placement:
         return "\n".join(report)
 
 
-def route(
+def assign(
     spec: EmbeddingSpec,
     size_threshold: int | None,
     strategy: tf.distribute.Strategy,
     embedding_feature: Any = None,
-) -> dict[str, TableRoute]:
+    keras_trains: bool = True,
+) -> dict[str, Assignment]:
     """Chooses an engine for each table.
 
     Args:
@@ -210,25 +190,30 @@ def route(
         strategy: the strategy the tables are created under.
         embedding_feature: a TPU's embedding hardware to use instead of what it
             reports: UNSUPPORTED leaves it unused.
+        keras_trains: whether small tables are Keras's variables, which the
+            model's optimizer trains. Otherwise these go to an engine too: a
+            copy on each replica, if there are several.
 
     Returns:
-        Each table's route, by its name.
+        Each table's engine, by the table's name.
 
     Raises:
         ValueError: a table asks for a place that the strategy doesn't have, or
             the TPU doesn't have the embedding hardware.
-        NotImplementedError: large tables under a strategy that has no engine
-            for them.
+        NotImplementedError: the strategy has no engine for such tables.
     """
     tpu = _tpu_engine(strategy, embedding_feature)
-    return {
-        table.name: _route(table, size_threshold, strategy, tpu)
-        for table in spec.tables
-    }
+    assigned = {}
+    for table in spec.tables:
+        chosen = _assign(table, size_threshold, strategy, tpu)
+        if chosen.sharding is ShardingType.KERAS and not keras_trains:
+            chosen = _replicate(table, strategy, chosen.reason)
+        assigned[table.name] = chosen
+    return assigned
 
 
 def require_dtypes(
-    spec: EmbeddingSpec, routes: Mapping[str, TableRoute]
+    spec: EmbeddingSpec, assigned: Mapping[str, Assignment]
 ) -> None:
     """Requires that tables of other dtypes than float32 can be where they are.
 
@@ -237,16 +222,16 @@ def require_dtypes(
 
     Args:
         spec: the configuration.
-        routes: each table's route, by its name.
+        assigned: each table's engine, by the table's name.
 
     Raises:
         ValueError: one of them is such a table.
     """
     for table in spec.tables:
-        kind, reason = routes[table.name]
-        if kind in _ON_TPUS:
-            require_float32(table, f"on TPUs ({kind.value})")
-        if kind is EngineKind.KERAS:
+        sharding, reason = assigned[table.name]
+        if sharding in _ON_TPUS.values():
+            require_float32(table, f"on TPUs ({sharding.value})")
+        if sharding is ShardingType.KERAS:
             require_float32(
                 table,
                 f"in a Keras layer ({reason}), which the model's optimizer "
@@ -254,52 +239,9 @@ def require_dtypes(
             )
 
 
-def route_to_engines(
-    spec: EmbeddingSpec,
-    size_threshold: int | None,
-    strategy: tf.distribute.Strategy,
-    embedding_feature: Any = None,
-) -> dict[str, TableRoute]:
-    """The same for tables that their own optimizers train, small ones too.
-
-    What `route` leaves to Keras layers goes to an engine of the default
-    device: a copy on each replica, if there are several.
-
-    Args:
-        spec: the configuration.
-        size_threshold: see `route`.
-        strategy: see `route`.
-        embedding_feature: see `route`.
-
-    Returns:
-        See `route`.
-
-    Raises:
-        ValueError: see `route`.
-        NotImplementedError: the strategy has no engine for such tables.
-    """
-    routes = route(spec, size_threshold, strategy, embedding_feature)
-    for table, (kind, reason) in routes.items():
-        if kind is EngineKind.KERAS:
-            routes[table] = _default_device(table, strategy, reason)
-    return routes
-
-
-def _default_device(
-    table: str, strategy: tf.distribute.Strategy, reason: str
-) -> TableRoute:
-    replicas = f"{reason}, {strategy.num_replicas_in_sync} replicas"
-    if is_tpu(strategy):
-        return TableRoute(EngineKind.TPU_REPLICATED, replicas)
-    if can_shard(strategy):
-        return TableRoute(EngineKind.MIRRORED, replicas)
-    _require_one_device(table, strategy, reason, "")
-    return TableRoute(EngineKind.ONE_DEVICE, f"{reason}, one replica")
-
-
 def _tpu_engine(
     strategy: tf.distribute.Strategy, embedding_feature: Any
-) -> EngineKind | None:
+) -> ShardingType | None:
     """The engine for large tables on a strategy's TPUs; None: there are none.
 
     `embedding_feature` is read on TPUs only: one configuration is for all.
@@ -313,55 +255,58 @@ def _tpu_engine(
             f"embedding_feature={wanted.name}, but these TPUs have {has.name}; "
             "None takes what they have, UNSUPPORTED keeps tables replicated."
         )
-    return _BY_FEATURE[wanted]
+    return _ON_TPUS[wanted]
 
 
-def _route(
+def _assign(
     table: TableSpec,
     size_threshold: int | None,
     strategy: tf.distribute.Strategy,
-    tpu: EngineKind | None,
-) -> TableRoute:
+    tpu: ShardingType | None,
+) -> Assignment:
+    replicas = strategy.num_replicas_in_sync
     if table.keys is not None:
-        return _route_keys(table, strategy)
-    replicas = f"{strategy.num_replicas_in_sync} replicas"
-    wanted = f"placement='{table.placement}'"
+        if is_tpu(strategy):
+            raise NotImplementedError(
+                f"Table '{table.name}' has DynamicKeys, and tables on TPUs "
+                "have a row for each number of a vocabulary: train it on CPUs "
+                "or GPUs."
+            )
+        reason = f"its keys are {table.keys.dtype.name}"
+        sharding = ShardingType.DYNAMIC_SHARDED
+        return _shard(table, strategy, sharding, reason)
+    reason = f"placement='{table.placement}'"
     if table.placement == "sparsecore":
-        if tpu is not EngineKind.SPARSE_CORE:
+        if tpu is not ShardingType.SPARSE_CORE:
             raise _unavailable(table, strategy)
-        return TableRoute(EngineKind.SPARSE_CORE, f"{wanted}, {replicas}")
+        return Assignment(tpu, f"{reason}, {replicas} replicas")
     if table.placement in _SPREAD:
-        if can_shard(strategy):
-            reason = f"{wanted}, {replicas}{_hot_rows(table)}"
-            return TableRoute(_SPREAD[table.placement], reason)
-        if is_tpu(strategy) or strategy.num_replicas_in_sync > 1:
+        if is_tpu(strategy) or (replicas > 1 and not can_shard(strategy)):
             raise _unavailable(table, strategy)
         # One configuration is for a cluster and for a laptop.
-        _require_one_device(table.name, strategy, wanted, "")
-        return TableRoute(EngineKind.ONE_DEVICE, f"{wanted}, one replica")
+        return _shard(table, strategy, _SPREAD[table.placement], reason)
     if table.placement in ("replicated", "default_device"):
-        return TableRoute(EngineKind.KERAS, wanted)
+        return Assignment(ShardingType.KERAS, reason)
     if size_threshold is None:
-        return TableRoute(EngineKind.KERAS, "size_threshold is None")
+        return Assignment(ShardingType.KERAS, "size_threshold is None")
+    threshold = f"size_threshold {size_threshold:,}"
     if table.vocabulary_size <= size_threshold:
-        return TableRoute(
-            EngineKind.KERAS, f"rows <= size_threshold {size_threshold:,}"
-        )
-    reason = f"rows > size_threshold {size_threshold:,}"
+        return Assignment(ShardingType.KERAS, f"rows <= {threshold}")
+    reason = f"rows > {threshold}"
     if tpu is not None:
-        return TableRoute(tpu, f"{reason}, {replicas}")
-    if can_shard(strategy):
-        reason = f"{reason}, {replicas}{_hot_rows(table)}"
-        return TableRoute(EngineKind.SHARDED, reason)
+        return Assignment(tpu, f"{reason}, {replicas} replicas")
     keras = "; size_threshold=None keeps all tables in Keras layers"
-    _require_one_device(table.name, strategy, reason, keras)
-    return TableRoute(EngineKind.ONE_DEVICE, f"{reason}, one replica")
+    return _shard(table, strategy, ShardingType.ROW_WISE, reason, keras)
 
 
-def _hot_rows(table: TableSpec) -> str:
-    if not isinstance(table.hot_rows, tuple) or not table.hot_rows:
-        return ""
-    return f", copies of {len(table.hot_rows):,} hot rows"
+def _replicate(
+    table: TableSpec, strategy: tf.distribute.Strategy, reason: str
+) -> Assignment:
+    """An engine for a small table: with a copy on each of several replicas."""
+    if is_tpu(strategy):
+        replicas = f"{strategy.num_replicas_in_sync} replicas"
+        return Assignment(ShardingType.TPU_REPLICATED, f"{reason}, {replicas}")
+    return _shard(table, strategy, ShardingType.DATA_PARALLEL, reason)
 
 
 def _unavailable(
@@ -373,48 +318,50 @@ def _unavailable(
     )
 
 
-def _route_keys(
-    table: TableSpec, strategy: tf.distribute.Strategy
-) -> TableRoute:
-    """The route of a table with `DynamicKeys`, which is always large."""
-    reason = f"its keys are {table.keys.dtype.name}"  # type: ignore[union-attr]
-    if is_tpu(strategy):
-        raise NotImplementedError(
-            f"Table '{table.name}' has DynamicKeys, and tables on TPUs have a "
-            "row for each number of a vocabulary: train it on CPUs or GPUs."
-        )
-    if can_shard(strategy):
-        replicas = f"{strategy.num_replicas_in_sync} replicas"
-        return TableRoute(EngineKind.DYNAMIC_SHARDED, f"{reason}, {replicas}")
-    _require_one_device(table.name, strategy, reason, "")
-    return TableRoute(EngineKind.DYNAMIC, f"{reason}, one replica")
-
-
-def _require_one_device(
-    table: str, strategy: tf.distribute.Strategy, reason: str, instead: str
-) -> None:
-    """Requires a strategy of one replica, as `can_shard` said no.
+def _shard(
+    table: TableSpec,
+    strategy: tf.distribute.Strategy,
+    sharding: ShardingType,
+    reason: str,
+    instead: str = "",
+) -> Assignment:
+    """An engine for a table on several replicas, or on the only one.
 
     Args:
-        table: the table's name.
-        strategy: the strategy.
+        table: the table.
+        strategy: the strategy, not a TPUStrategy.
+        sharding: the engine for several replicas.
         reason: why the table needs an engine.
-        instead: what else could be done.
+        instead: what else could be done, for the error.
 
     Raises:
-        NotImplementedError: it isn't.
+        NotImplementedError: the strategy has no engine for several replicas.
     """
+    replicas = strategy.num_replicas_in_sync
+    if can_shard(strategy):
+        reason = f"{reason}, {replicas} replicas"
+        if sharding is ShardingType.ROW_WISE and isinstance(
+            table.hot_rows, tuple
+        ):
+            hot = len(table.hot_rows)
+            reason += f", copies of {hot:,} hot rows" if hot else ""
+        return Assignment(sharding, reason)
     if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
         raise NotImplementedError(
-            f"Table '{table}': {reason}, but tables with optimizers of their "
-            f"own are not supported under ParameterServerStrategy{instead}."
+            f"Table '{table.name}': {reason}, but tables with optimizers of "
+            "their own are not supported under ParameterServerStrategy"
+            f"{instead}."
         )
-    if strategy.num_replicas_in_sync > 1:
+    if replicas > 1:
         raise NotImplementedError(
-            f"Table '{table}': {reason}, but tables with optimizers of their "
-            "own need a MirroredStrategy or a MultiWorkerMirroredStrategy on "
-            f"several replicas, not {type(strategy).__name__}{instead}."
+            f"Table '{table.name}': {reason}, but tables with optimizers of "
+            "their own need a MirroredStrategy or a "
+            "MultiWorkerMirroredStrategy on several replicas, not "
+            f"{type(strategy).__name__}{instead}."
         )
+    by_key = sharding is ShardingType.DYNAMIC_SHARDED
+    alone = ShardingType.DYNAMIC if by_key else ShardingType.ONE_DEVICE
+    return Assignment(alone, f"{reason}, one replica")
 
 
 def can_shard(strategy: tf.distribute.Strategy) -> bool:
@@ -428,15 +375,15 @@ def can_shard(strategy: tf.distribute.Strategy) -> bool:
 
 def describe(
     spec: EmbeddingSpec,
-    routes: Mapping[str, TableRoute],
-    optimizers: dict[str, TableOptimizer | None],
+    assigned: Mapping[str, Assignment],
+    optimizers: Mapping[str, TableOptimizer | None],
     communication_dtype: str = "float32",
 ) -> Placement:
     """Describes where tables are.
 
     Args:
         spec: the configuration.
-        routes: each table's route, by its name.
+        assigned: each table's engine, by the table's name.
         optimizers: the optimizers of tables that engines hold, by name.
         communication_dtype: what is sent between replicas, if anything is.
 
@@ -445,12 +392,12 @@ def describe(
     """
     entries = []
     for table in spec.tables:
-        kind, reason = routes[table.name]
+        sharding, reason = assigned[table.name]
         optimizer = optimizers.get(table.name)
         numbers = 0
         if optimizer is not None:
             numbers = optimizer.rule.numbers_per_row(table.dim)
-        if kind is EngineKind.KERAS:
+        if sharding is ShardingType.KERAS:
             trained_by = "the model's"
         else:
             trained_by = "none" if optimizer is None else str(optimizer)
@@ -464,10 +411,10 @@ def describe(
                 features=tuple(
                     f.name for f in spec.features if f.table is table
                 ),
-                engine=kind.value,
+                engine=sharding.value,
                 optimizer=trained_by,
                 reason=reason,
             )
         )
-    sends = any(each.kind in _SENDING for each in routes.values())
+    sends = any(each.sharding in _SENDING for each in assigned.values())
     return Placement(tuple(entries), communication_dtype if sends else None)

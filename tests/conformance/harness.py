@@ -23,7 +23,7 @@ from helpers import differentiate
 from reference import Feature, Ragged, Reference, Sparse, to_tf
 from strategies.replicas import add, distribute, local
 from tfrs_embed import FeatureConfig
-from tfrs_embed.placement import EngineKind
+from tfrs_embed.placement import ShardingType
 from tfrs_embed.storage import kinds
 from tfrs_embed.storage.memory import MemoryRows
 from tfrs_embed.strategies import is_tpu
@@ -88,7 +88,7 @@ def build(engine, tables=None, per_table=False, **options):
         for name, case in tables.items():
             layer.tables[name].give_rows(range(case.rows))
     rows = {n: table.numpy() for n, table in layer.embedding_tables.items()}
-    places, keras = places_of(layer), EngineKind.KERAS.value
+    places, keras = places_of(layer), ShardingType.KERAS.value
     reference = Reference(
         described,
         {

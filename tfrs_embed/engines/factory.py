@@ -18,26 +18,26 @@ from tfrs_embed.engines.tpu.embedding_cores import EmbeddingCoreEngine
 from tfrs_embed.engines.tpu.replicated import ReplicatedEngine
 from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.placement import EngineKind
+from tfrs_embed.placement import ShardingType
 
 # Takes features, the optimizers of their tables by name, and options.
-_ENGINES: dict[EngineKind, Callable[..., Engine]] = {
-    EngineKind.ONE_DEVICE: OneDeviceEngine,
-    EngineKind.SHARDED: RowWiseEngine,
-    EngineKind.COLUMNS: ColumnWiseEngine,
-    EngineKind.DYNAMIC: DynamicEngine,
-    EngineKind.DYNAMIC_SHARDED: DynamicShardedEngine,
-    EngineKind.MIRRORED: DataParallelEngine,
-    EngineKind.SPARSE_CORE: SparseCoreEngine,
-    EngineKind.EMBEDDING_CORE: EmbeddingCoreEngine,
-    EngineKind.TPU_REPLICATED: ReplicatedEngine,
+_ENGINES: dict[ShardingType, Callable[..., Engine]] = {
+    ShardingType.ONE_DEVICE: OneDeviceEngine,
+    ShardingType.ROW_WISE: RowWiseEngine,
+    ShardingType.COLUMN_WISE: ColumnWiseEngine,
+    ShardingType.DYNAMIC: DynamicEngine,
+    ShardingType.DYNAMIC_SHARDED: DynamicShardedEngine,
+    ShardingType.DATA_PARALLEL: DataParallelEngine,
+    ShardingType.SPARSE_CORE: SparseCoreEngine,
+    ShardingType.EMBEDDING_CORE: EmbeddingCoreEngine,
+    ShardingType.TPU_REPLICATED: ReplicatedEngine,
 }
 
 
 def make_engine(
     features: Sequence[FeatureSpec],
     optimizers: Mapping[str, TableOptimizer | None],
-    kinds: Mapping[str, EngineKind],
+    sharding: Mapping[str, ShardingType],
     options: EngineOptions,
 ) -> Engine:
     """Makes the engine that holds the tables of features.
@@ -46,9 +46,9 @@ def make_engine(
         features: the features to look up, in the order of each call.
         optimizers: each table's optimizer by the table's name, or None for a
             table that is not trained.
-        kinds: each table's kind of engine by the table's name; not KERAS,
+        sharding: each table's sharding type by the table's name; not KERAS,
             which is no engine.
-        options: the other arguments, for all kinds.
+        options: the other arguments, for all engines.
 
     Returns:
         The engine. Tables of several kinds have an engine for each kind,
@@ -60,16 +60,16 @@ def make_engine(
         RuntimeError: this is not TensorFlow's wheel for TPUs, and SparseCores
             need it.
     """
-    by_kind: dict[EngineKind, list[FeatureSpec]] = {}
+    by_type: dict[ShardingType, list[FeatureSpec]] = {}
     for feature in features:
-        by_kind.setdefault(kinds[feature.table.name], []).append(feature)
+        by_type.setdefault(sharding[feature.table.name], []).append(feature)
     engines = [
-        _ENGINES[kind](
+        _ENGINES[each](
             its_features,
             {f.table.name: optimizers[f.table.name] for f in its_features},
             options,
         )
-        for kind, its_features in by_kind.items()
+        for each, its_features in by_type.items()
     ]
     if len(engines) == 1:
         return engines[0]

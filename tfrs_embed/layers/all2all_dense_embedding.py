@@ -186,8 +186,8 @@ class All2AllDenseEmbedding(TableLayer):
             ),
         )
         spec = configs.parse(feature, self._front.keras, self.name)
-        routes = placement.route(spec, 0, self._strategy)
-        self._place(spec, routes, arguments)
+        assigned = placement.assign(spec, 0, self._strategy)
+        self._place(spec, assigned, arguments)
         self.table: TableState = self.tables[_TABLE]
 
     if TYPE_CHECKING:

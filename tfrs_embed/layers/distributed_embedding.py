@@ -189,11 +189,15 @@ class DistributedEmbedding(TableLayer):
             ),
         )
         spec = with_plan(spec, plan, self._strategy, optimizer)
-        routes = placement.route_to_engines(
-            spec, arguments.size_threshold, self._strategy, embedding_feature
+        assigned = placement.assign(
+            spec,
+            arguments.size_threshold,
+            self._strategy,
+            embedding_feature,
+            keras_trains=False,
         )
         self._place(
-            spec, routes, arguments, stacking=Stacking.of(table_stacking)
+            spec, assigned, arguments, stacking=Stacking.of(table_stacking)
         )
 
     def _prepare(self, inputs: Any, partial: bool) -> Any:

@@ -162,8 +162,8 @@ class DynamicEmbedding(TableLayer):
         spec = configs.parse(
             configs.FeatureConfig("keys", table), keras, self.name
         )
-        routes = placement.route(spec, None, self._strategy)
-        self._place(spec, routes, arguments)
+        assigned = placement.assign(spec, None, self._strategy)
+        self._place(spec, assigned, arguments)
 
     @errors.without_input_dump
     def call(

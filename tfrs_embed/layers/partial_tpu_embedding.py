@@ -153,10 +153,10 @@ class PartialTPUEmbedding(TableLayer):
         )
         spec = configs.parse(feature_config, self._front.keras)
         spec = with_plan(spec, plan, self._strategy, optimizer)
-        routes = placement.route(
+        assigned = placement.assign(
             spec, arguments.size_threshold, self._strategy, embedding_feature
         )
-        self._place(spec, routes, arguments, arguments.batch_size)
+        self._place(spec, assigned, arguments, arguments.batch_size)
 
     @errors.without_input_dump
     def call(

@@ -39,7 +39,7 @@ from tfrs_embed.layers.table_values import check_values
 from tfrs_embed.monitoring.monitor import TableMonitor
 from tfrs_embed.monitoring.reports import StatisticsReport
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.placement import EngineKind, Placement, TableRoute
+from tfrs_embed.placement import Assignment, Placement, ShardingType
 from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.strategies import is_tpu
 
@@ -70,7 +70,7 @@ class TableHolder(Layer):
     def _place(
         self,
         spec: EmbeddingSpec,
-        routes: Mapping[str, TableRoute],
+        assigned: Mapping[str, Assignment],
         arguments: TableArguments,
         batch_size: int | None = None,
         stacking: Stacking | None = None,
@@ -79,7 +79,7 @@ class TableHolder(Layer):
 
         Args:
             spec: the configuration.
-            routes: each table's route, by its name.
+            assigned: each table's engine, by the table's name.
             arguments: the layer's arguments.
             batch_size: the largest batch of one replica, where features don't
                 say, or None.
@@ -89,13 +89,13 @@ class TableHolder(Layer):
         Raises:
             ValueError: a table's dtype is not available where it would be.
         """
-        placement.require_dtypes(spec, routes)
+        placement.require_dtypes(spec, assigned)
         self._spec = spec
         self._arguments = arguments
         large = [
             t
             for t in spec.tables
-            if routes[t.name].kind is not EngineKind.KERAS
+            if assigned[t.name].sharding is not ShardingType.KERAS
         ]
         # Those of small tables too: a config is valid wherever its tables are.
         converted = convert_optimizers(
@@ -113,7 +113,7 @@ class TableHolder(Layer):
         # Both come of one reading of the ids.
         self._compute_output_and_mask_jointly = True
         self._placement = placement.describe(
-            spec, routes, optimizers, arguments.sent_as
+            spec, assigned, optimizers, arguments.sent_as
         )
         self._has_tables = False
         # Whether the workers have compared their first lookups.
@@ -125,7 +125,7 @@ class TableHolder(Layer):
         self._engine_layer: EngineLayer | None = None
         if large:
             self._engine_layer = self._front.engine_layer(
-                self._make_engine(routes, optimizers, batch_size, stacking),
+                self._make_engine(assigned, optimizers, batch_size, stacking),
                 name=self._ENGINE_NAME,
                 dtype=self._dtype_policy,
                 trainable=self.trainable,
@@ -150,7 +150,7 @@ class TableHolder(Layer):
 
     def _make_engine(
         self,
-        routes: Mapping[str, TableRoute],
+        assigned: Mapping[str, Assignment],
         optimizers: dict[str, TableOptimizer | None],
         batch_size: int | None,
         stacking: Stacking | None,
@@ -165,7 +165,7 @@ class TableHolder(Layer):
                 for each in f.lookups
             ],
             optimizers,
-            {name: route.kind for name, route in routes.items()},
+            {name: each.sharding for name, each in assigned.items()},
             EngineOptions(
                 strategy,
                 f"Layer '{self.name}'",
