@@ -295,51 +295,6 @@ def test_an_error_ends_the_lines(clock, stderr):
     assert stderr.states[-1] == "Saving tables: stopped, 30 B in 5 s"
 
 
-def test_tasks_of_one_verb_are_one(clock, stderr):
-    with Task("Building", "layer", 8, "rows") as outer:
-        for _ in range(2):
-            with Task("Building", "table", 4, "rows") as inner:
-                clock.now += 4
-                inner.advance(4)
-            assert inner.done == inner.total == 4
-    assert outer.done == outer.total == 8
-    assert all(s.startswith("Building layer:") for s in stderr.states)
-    assert "50% of 8 rows" in stderr.states[0]
-
-
-def test_another_verb_is_shown_too_unless_it_is_covered(clock, stderr):
-    for covers in (False, True):
-        with Task("Building", "layer", 8, covers=covers) as outer:
-            work(clock, 4)
-        assert outer.done == outer.total
-        assert ("Saving tables" in stderr.getvalue()) != covers
-        stderr.truncate(0)
-    with Task("Building", "layer", 8, show=False):
-        work(clock, 4)
-    assert not stderr.getvalue().strip("\0")
-
-
-def test_a_generator_that_is_left_hides_nothing(clock, stderr):
-    def rows():
-        with Task("Saving", "rows", 8, nests=False) as task:
-            yield from task.count(range(8))
-
-    left = rows()
-    next(left)
-    work(clock, 4)
-    assert "Saving tables: done" in stderr.getvalue()
-    assert not progress._threads.tasks
-    left.close()
-
-
-def test_threads_have_tasks_of_their_own(clock, stderr):
-    with Task("Saving", "layer", 8, covers=True):
-        thread = threading.Thread(target=work, args=[clock, 4])
-        thread.start()
-        thread.join()
-    assert "Saving tables: done" in stderr.getvalue()
-
-
 def test_threads_count_together(clock, terminal):
     with Task("Saving", "tables", 80_000) as task:
         clock.now += 10
@@ -504,7 +459,6 @@ def shares(stderr):
 def test_a_layer_is_built(tasks, small_blocks, terminal):
     make_layer()(tf.constant([1]))
     assert tasks == [
-        ("Building table 'movies'", NBYTES, NBYTES),
         ("Building table 'movies'", NBYTES, NBYTES),
     ]
     assert shares(terminal)[-1] == 100

@@ -7,6 +7,8 @@ to hold all of it to fill a shard.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import importlib
 import inspect
 import math
@@ -35,6 +37,11 @@ _SAMPLERS = {
 }
 
 _Shape = tuple[int, int]
+
+# The task of making several tables' rows, of which one table's are a part.
+_building: contextvars.ContextVar[progress.Task | None] = (
+    contextvars.ContextVar("building", default=None)
+)
 
 
 def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
@@ -71,7 +78,8 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
             the table's dtype has no room for.
     """
     shape = (table.vocabulary_size, table.dim)
-    with building([table], nests=False) as task:
+    outer = _building.get()
+    with contextlib.nullcontext(outer) if outer else _task([table]) as task:
         if math.prod(shape) <= BLOCK_ELEMENTS:
             rows = _call(table.initializer, shape)
             yield 0, _rounded(table, _checked(table, rows, 0, shape), 0)
@@ -87,17 +95,22 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
             task.advance(_bytes_of_rows(table, block[0]))
 
 
-def building(tables: Sequence[TableSpec], nests: bool = True) -> progress.Task:
-    """The task of making tables' initial rows; those inside are parts of it.
+@contextlib.contextmanager
+def building(tables: Sequence[TableSpec]) -> Iterator[None]:
+    """Shows the making of all these tables' initial rows as one task."""
+    with _task(tables) as task:
+        token = _building.set(task)
+        try:
+            yield
+        finally:
+            _building.reset(token)
 
-    Args:
-        tables: all tables whose initial rows are to be made.
-        nests: as that of tasks.
-    """
+
+def _task(tables: Sequence[TableSpec]) -> progress.Task:
     names = [f"'{table.name}'" for table in tables]
     what = f"table {names[0]}" if len(names) == 1 else f"{len(names)} tables"
     total = sum(_bytes_of_rows(t, t.vocabulary_size) for t in tables)
-    return progress.Task("Building", what, total, nests=nests)
+    return progress.Task("Building", what, total)
 
 
 def _bytes_of_rows(table: TableSpec, rows: int) -> int:

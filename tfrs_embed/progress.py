@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from absl import logging
 
@@ -63,9 +63,8 @@ _clock = time.monotonic
 
 def _initial_mode() -> Mode:
     text = os.environ.get(_VARIABLE, "auto").lower()
-    for mode in get_args(Mode):
-        if text == mode:
-            return mode
+    if text in get_args(Mode):
+        return cast(Mode, text)
     logging.warning(
         "%s must be one of %s, got '%s': it is taken to be 'auto'.",
         _VARIABLE,
@@ -125,21 +124,8 @@ def _count_offs(number: int) -> None:
         _offs += number
 
 
-class _Threads(threading.local):
-    """The tasks that a thread is in, the innermost last."""
-
-    def __init__(self) -> None:
-        self.tasks: list[Task] = []
-
-
-_threads = _Threads()
-
-
 class Task:
     """Something that may take long; what is done of it is counted.
-
-    Tasks of one verb inside each other, in one thread, are one: the outermost
-    shows what they count. Others show their own progress.
 
     Args:
         verb: what is being done, "Saving".
@@ -148,11 +134,7 @@ class Task:
             turns out to be more.
         unit: that of what is counted: `BYTES`, or a word in the plural.
         show: whether to show it, if the mode doesn't say otherwise.
-        covers: whether all tasks inside are parts of this one, of which nothing
-            is shown. Those of one that isn't to be shown always are.
         steady: whether what is done says how long the rest takes.
-        nests: whether tasks that begin before it ends are inside of it. Those
-            of a generator, which may be left at any time, are not.
 
     Attributes:
         label: the verb, and what it is done to.
@@ -168,34 +150,19 @@ class Task:
         unit: str = BYTES,
         *,
         show: bool = True,
-        covers: bool = False,
         steady: bool = True,
-        nests: bool = True,
     ) -> None:
-        self.verb = verb
         self.label = f"{verb} {what}"
         self.done = 0
         self.total = total
         self.unit = unit
         self._shown = show
-        self._covers = covers or not show
         self._steady = steady
-        self._nests = nests
-        self._outer: Task | None = None
         # Whether it is drawn as a bar; None: nothing was shown yet.
         self._bar: bool | None = None
         self._lock = threading.RLock()
 
     def __enter__(self) -> Task:
-        # A context may be left in another thread than it was entered in.
-        self._tasks = _threads.tasks
-        for task in reversed(self._tasks):
-            if task._covers or task.verb == self.verb:
-                self._shown = False
-                self._outer = task if task.verb == self.verb else None
-                break
-        if self._nests:
-            self._tasks.append(self)
         self._mode: Mode = "off" if _offs else _mode
         self._shown = self._shown and self._mode != "off"
         self._start = _clock()
@@ -203,8 +170,6 @@ class Task:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with contextlib.suppress(ValueError):
-            self._tasks.remove(self)
         with self._lock:
             if kind is None and self.total is not None:
                 self.total = self.done
@@ -222,8 +187,6 @@ class Task:
                 self.total = max(self.total, self.done)
             if self._shown and _clock() >= self._next:
                 self._show()
-        if self._outer is not None:
-            self._outer.advance(amount)
 
     def count(self, items: Iterable[T]) -> Iterator[T]:
         """Yields items; each is done when the next one is asked for."""

@@ -70,7 +70,7 @@ def measure_tables(contents: Contents) -> list[MeasuredTable]:
     """
     total = sum(c.nbytes for t in contents.tables for c in t.columns.values())
     name = os.path.basename(contents.path.rstrip("/"))
-    with progress.Task("Reading", f"'{name}'", total, covers=True) as task:
+    with progress.Task("Reading", f"'{name}'", total) as task:
         found = [_measure(table, task.advance) for table in contents.tables]
     return sorted(found, key=lambda each: -each.bytes)
 

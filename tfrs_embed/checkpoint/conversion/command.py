@@ -363,7 +363,8 @@ def _convert(args: argparse.Namespace) -> None:
     else:
         contents = convert.as_float32(contents)
     left: list[str] = []
-    with _task("Converting", contents, args) as task:
+    # Saving is a part of it, and shows nothing.
+    with _task("Converting", contents, args) as task, progress.off():
         if args.to == "checkpoint":
             left = convert.write_checkpoint(contents, destination, task.advance)
         else:
@@ -376,16 +377,14 @@ def _convert(args: argparse.Namespace) -> None:
 def _task(
     verb: str, contents: Contents, args: argparse.Namespace
 ) -> progress.Task:
-    """The task of reading all values; saving them is part of it."""
+    """The task of reading all values."""
     total = sum(
         column.nbytes
         for table in contents.tables
         for column in (*table.columns.values(), *table.parts.values())
     )
     name = os.path.basename(contents.path.rstrip("/"))
-    return progress.Task(
-        verb, f"'{name}'", total, show=not args.no_progress, covers=True
-    )
+    return progress.Task(verb, f"'{name}'", total, show=not args.no_progress)
 
 
 def _layers(given: Sequence[str], contents: Contents) -> dict[str, str]:
