@@ -21,10 +21,8 @@ from tfrs_embed import kerases
 from tfrs_embed.optimizers.declared import Regularized
 from tfrs_embed.optimizers.learning_rate import (
     LearningRate,
-    call,
     check_given,
     check_rate,
-    is_schedule,
     restored,
     stored,
 )
@@ -35,22 +33,19 @@ from tfrs_embed.optimizers.rules import (
     Adam,
     TableOptimizer,
     UpdateRule,
-    needs_whole_rows,
 )
 
-# The rules that are TensorFlow's optimizers, and those that are Keras's: of one
-# class that with fewer settings first.
-_OF_TPU: dict[type, type[UpdateRule]] = {
-    rule.tpu: rule for rule in RULES if rule.tpu is not None
+#: This package's optimizers.
+DECLARED: tuple[Any, ...] = tuple(r.declared for r in RULES if r.declared)
+# The rules that are TensorFlow's optimizers, or this package's.
+_OF_CLASS: dict[Any, type[UpdateRule]] = {
+    kind: rule for rule in RULES if (kind := rule.tpu or rule.declared)
 }
+# Those that are Keras's: of one class that with fewer settings first.
 _OF_KERAS: dict[str, list[type[UpdateRule]]] = {
     kind: [rule for rule in RULES if rule.keras == kind]
     for kind in dict.fromkeys(rule.keras for rule in RULES)
     if kind is not None
-}
-#: Those that are this package's optimizers.
-DECLARED: dict[type, type[UpdateRule]] = {
-    rule.declared: rule for rule in RULES if rule.declared is not None
 }
 # Adam, whose weight decay has a default.
 _OF_KERAS["AdamW"] = [Adam]
@@ -79,70 +74,14 @@ def convert(
             unknown name.
         TypeError: another kind of object.
     """
-    if optimizer is None or isinstance(optimizer, TableOptimizer):
-        return optimizer
-    found = _find(optimizer, where, keras)
+    found = find(optimizer, where, keras)
+    if found is None or isinstance(found, TableOptimizer):
+        return found
     return TableOptimizer(found.rule, found.rate(), found.source, found.options)
 
 
-def rule(optimizer: Any, where: str) -> UpdateRule | None:
-    """Returns the update rule of what `convert` makes, and makes no variables.
-
-    Args:
-        optimizer: see `convert`.
-        where: see `convert`.
-
-    Raises:
-        ValueError: see `convert`.
-        TypeError: see `convert`.
-    """
-    found = _without_variables(optimizer, where)
-    return None if found is None else found.rule
-
-
-def whole_rows(optimizer: Any, where: str) -> str | None:
-    """Returns what of an optimizer needs all columns of a row; None: nothing.
-
-    Args:
-        optimizer: see `convert`.
-        where: see `convert`.
-
-    Raises:
-        ValueError: see `convert`.
-        TypeError: see `convert`.
-    """
-    found = _without_variables(optimizer, where)
-    return (
-        None if found is None else needs_whole_rows(found.rule, found.options)
-    )
-
-
-def check(optimizer: Any, where: str) -> None:
-    """Raises what `convert` would, and makes no variables.
-
-    Args:
-        optimizer: see `convert`.
-        where: see `convert`.
-
-    Raises:
-        ValueError: see `convert`. The rate of a Keras optimizer is read when it
-            is converted.
-        TypeError: see `convert`.
-    """
-    _without_variables(optimizer, where)
-
-
-def _without_variables(
-    optimizer: Any, where: str
-) -> TableOptimizer | _Found | None:
-    """What `convert` makes, before it makes variables."""
-    if optimizer is None or isinstance(optimizer, TableOptimizer):
-        return optimizer
-    return _find(optimizer, where, None)
-
-
 @dataclasses.dataclass(frozen=True)
-class _Found:
+class Found:
     """A rule and a rate that is not made yet, as that makes variables."""
 
     rule: UpdateRule
@@ -151,7 +90,20 @@ class _Found:
     options: UpdateOptions = NO_OPTIONS
 
 
-def _find(optimizer: Any, where: str, keras: Any) -> _Found:
+def find(
+    optimizer: Any, where: str, keras: Any = None
+) -> TableOptimizer | Found | None:
+    """Returns what `convert` makes, before it makes variables.
+
+    It raises what `convert` raises, but for the rate of a Keras optimizer,
+    which is read when the optimizer is converted.
+    """
+    if optimizer is None or isinstance(optimizer, TableOptimizer):
+        return optimizer
+    return _find(optimizer, where, keras)
+
+
+def _find(optimizer: Any, where: str, keras: Any) -> Found:
     if isinstance(optimizer, Mapping):
         made = _from_mapping(optimizer, where, keras or kerases.default())
         return _find(made, where, keras)
@@ -162,10 +114,8 @@ def _find(optimizer: Any, where: str, keras: Any) -> _Found:
         found = _find(optimizer.optimizer, where, keras)
         options = found.options.joined(optimizer.options, where)
         return dataclasses.replace(found, source=source, options=options)
-    if type(optimizer) in _OF_TPU:
-        return _from_tpu(optimizer, where, source)
-    if type(optimizer) in DECLARED:
-        return _from_declared(optimizer, where, source)
+    if type(optimizer) in _OF_CLASS:
+        return _from_class(optimizer, where, source)
     if isinstance(optimizer, type):
         raise TypeError(
             f"{where}: the optimizer must be an instance, got the class "
@@ -198,14 +148,13 @@ _KERAS_NAMES = {kerases.TF_KERAS: "tf_keras", kerases.KERAS_3: "Keras 3"}
 
 
 def _by_name(name: str, where: str) -> Any:
-    kinds = {_snake(kind.__name__): kind for kind in (*_OF_TPU, *DECLARED)}
+    kinds = {_snake(kind.__name__): kind for kind in _OF_CLASS}
     if name.lower() not in kinds:
         raise ValueError(
             f"{where}: unknown optimizer {name!r}; known names are "
             f"{sorted(kinds)}."
         )
-    kind: Any = kinds[name.lower()]
-    return kind()
+    return kinds[name.lower()]()
 
 
 def _one_of(names: Sequence[str]) -> str:
@@ -215,7 +164,7 @@ def _one_of(names: Sequence[str]) -> str:
 
 #: TensorFlow's optimizers that are rules, for error messages.
 TPU_OPTIMIZERS = (
-    f"{_one_of([kind.__name__ for kind in _OF_TPU])} of "
+    f"{_one_of([rule.tpu.__name__ for rule in RULES if rule.tpu])} of "
     "tf.tpu.experimental.embedding"
 )
 # The arguments of TF's optimizers that no update rule here has, and the values
@@ -229,78 +178,46 @@ _TPU_NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _from_tpu(optimizer: Any, where: str, source: Any) -> _Found:
+def _from_class(optimizer: Any, where: str, source: Any) -> Found:
     where = f"{where}: {type(optimizer).__name__}"
     for setting, neutral in _TPU_NEUTRAL.items():
         value = getattr(optimizer, setting, neutral[0])
         if value not in neutral:
             _refuse(where, setting, value)
-    limits = _tpu_clipvalue(optimizer)
-    kind = _OF_TPU[type(optimizer)]
-    rule = _with_fields_of(kind, optimizer)
+    kind = _OF_CLASS[type(optimizer)]
+    names = [field.name for field in dataclasses.fields(kind)]
+    rule = _make(kind, {name: getattr(optimizer, name) for name in names})
     # Summing a row's gradients first changes nothing for SGD.
-    if not optimizer.use_gradient_accumulation and not isinstance(rule, SGD):
-        _refuse(where, "use_gradient_accumulation", False)
+    summed = getattr(optimizer, "use_gradient_accumulation", True)
+    if not summed and not isinstance(rule, SGD):
+        _refuse(where, "use_gradient_accumulation", summed)
     check_given(optimizer.learning_rate, where)
-    return _Found(
+    return Found(
         rule,
         lambda: LearningRate.of(optimizer.learning_rate, where),
         source,
-        UpdateOptions.of(where, clipvalue=limits),
+        UpdateOptions.of(where, clipvalue=_clipvalue(optimizer)),
     )
 
 
-def _tpu_clipvalue(optimizer: Any) -> Any:
+def _clipvalue(optimizer: Any) -> Any:
     """The limits of gradients of one of TF's optimizers; None: without."""
-    limits = optimizer.clip_gradient_min, optimizer.clip_gradient_max
-    return None if limits == (None, None) else limits
-
-
-def _from_declared(optimizer: Any, where: str, source: Any) -> _Found:
-    where = f"{where}: {type(optimizer).__name__}"
-    rule = _with_fields_of(DECLARED[type(optimizer)], optimizer)
-    return _Found(
-        rule, lambda: LearningRate.of(optimizer.learning_rate, where), source
-    )
-
-
-def _with_fields_of(rule: type[UpdateRule], optimizer: Any) -> UpdateRule:
-    names = [field.name for field in dataclasses.fields(rule)]
-    return _make(rule, {name: getattr(optimizer, name) for name in names})
-
-
-def tpu_class(rule: UpdateRule, where: str) -> Any:
-    """Returns the class of TensorFlow's optimizer of an update rule.
-
-    Args:
-        rule: the rule.
-        where: what the optimizer is for, in error messages: "Table 'user'".
-
-    Raises:
-        ValueError: TPUs don't have the rule.
-    """
-    if rule.tpu is None:
-        raise ValueError(
-            f"{where}: TPUs don't have the update rule {rule.name}; use "
-            f"{TPU_OPTIMIZERS}, or what becomes one of them."
-        )
-    return rule.tpu
+    names = ("clip_gradient_min", "clip_gradient_max")
+    low, high = (getattr(optimizer, name, None) for name in names)
+    return None if low is None and high is None else (low, high)
 
 
 def require_tpu(
     optimizer: TableOptimizer, where: str, options: Sequence[str] = ()
 ) -> None:
-    """Requires that TPUs have what an optimizer does.
+    """Raises a ValueError unless TPUs have an optimizer's rule and options.
 
     Args:
         optimizer: the optimizer.
         where: what it is for, in error messages: "Table 'user'".
         options: the names of the `UpdateOptions` that these TPUs have.
-
-    Raises:
-        ValueError: they don't have its rule, or one of its options.
     """
-    tpu_class(optimizer.rule, where)
+    _tpu_class(optimizer.rule, where)
     for name, value in optimizer.options.given().items():
         if name not in options:
             raise ValueError(
@@ -326,7 +243,7 @@ def to_tpu(
     Raises:
         ValueError: TPUs don't have the rule.
     """
-    optimizer = tpu_class(rule, where)(
+    optimizer = _tpu_class(rule, where)(
         rate, **dataclasses.asdict(rule), clipvalue=clipvalue
     )
     # TensorFlow's default is False, which recent versions of protobuf refuse
@@ -334,6 +251,15 @@ def to_tpu(
     if getattr(optimizer, "low_dimensional_packing_status", None) is False:
         optimizer.low_dimensional_packing_status = 0
     return optimizer
+
+
+def _tpu_class(rule: UpdateRule, where: str) -> Any:
+    if rule.tpu is None:
+        raise ValueError(
+            f"{where}: TPUs don't have the update rule {rule.name}; use "
+            f"{TPU_OPTIMIZERS}, or what becomes one of them."
+        )
+    return rule.tpu
 
 
 def _make(rule: type[UpdateRule], settings: Mapping[str, Any]) -> UpdateRule:
@@ -378,7 +304,7 @@ def _is_legacy(optimizer: Any) -> bool:
     )
 
 
-def _from_keras(optimizer: Any, kind: str, where: str) -> _Found:
+def _from_keras(optimizer: Any, kind: str, where: str) -> Found:
     where = f"{where}: Keras {kind}"
     legacy = _is_legacy(optimizer)
     config = optimizer.get_config()
@@ -413,7 +339,7 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> _Found:
         made = _keras_rate(optimizer, legacy, where)
         return made if factor is None else made.times(*factor)
 
-    return _Found(rule, rate, optimizer, options)
+    return Found(rule, rate, optimizer, options)
 
 
 def _keras_asked(
@@ -443,18 +369,9 @@ def _keras_rate(optimizer: Any, legacy: bool, where: str) -> LearningRate:
         # take them for constants.
         with tf.init_scope():
             optimizer._create_hypers()
-        given = lambda: optimizer._hyper["learning_rate"]  # noqa: E731
+        rate = LearningRate(lambda: optimizer._hyper["learning_rate"])
     else:
-        given = lambda: kerases.variable(optimizer._learning_rate)  # noqa: E731
-
-    def read(step: tf.Tensor) -> Any:
-        value = given()
-        return value(step) if is_schedule(value) else call(value)
-
-    def write(value: Any) -> None:
-        optimizer.learning_rate = value
-
-    rate = LearningRate(read, write, given)
+        rate = LearningRate(lambda: kerases.variable(optimizer._learning_rate))
     if rate.variable is not None:
         with tf.init_scope():
             check_rate(float(rate.variable.numpy()), where)
@@ -468,11 +385,7 @@ def _keras_rate(optimizer: Any, legacy: bool, where: str) -> LearningRate:
 
 
 def rate_of_keras(optimizer: Any) -> LearningRate:
-    """Returns the learning rate of a Keras optimizer of any kind.
-
-    Args:
-        optimizer: the optimizer, not wrapped in a LossScaleOptimizer.
-    """
+    """Returns the rate of a Keras optimizer, not a LossScaleOptimizer."""
     return _keras_rate(optimizer, _is_legacy(optimizer), "The optimizer")
 
 
@@ -497,64 +410,42 @@ def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
         if trained_by is None:
             return copy.deepcopy(optimizer)
         optimizer = trained_by.source  # The object that was made of it.
-    if isinstance(optimizer, str):
-        made = _by_name(optimizer, "optimizer")
-        if _assigned_rate(made, trained_by) is None:
-            return optimizer
-        optimizer = made
     if isinstance(optimizer, Regularized):
         config = {
             k: list(v) if isinstance(v, tuple) else v
             for k, v in optimizer.options.given().items()
         }
         config["optimizer"] = serialize(optimizer.optimizer, trained_by)
-        return {
-            "kind": "tfrs_embed",
-            "class_name": Regularized.__name__,
-            "config": config,
-        }
-    if type(optimizer) in DECLARED:
-        assigned = _assigned_rate(optimizer, trained_by)
-        if assigned is not None:
-            optimizer = dataclasses.replace(optimizer, learning_rate=assigned)
-        return {
-            "kind": "tfrs_embed",
-            "class_name": type(optimizer).__name__,
-            "config": optimizer.get_config(),
-        }
-    if type(optimizer) not in _OF_TPU:
-        return {
-            "kind": "keras",
-            "config": kerases.of(optimizer).optimizers.serialize(optimizer),
-        }
-    arguments = {
-        name: getattr(optimizer, name)
-        for name in _TPU_ARGUMENTS
-        if hasattr(optimizer, name)
-    }
-    if (limits := _tpu_clipvalue(optimizer)) is not None:
-        arguments["clipvalue"] = list(limits)  # As JSON gives it back.
+        return _stored_class("tfrs_embed", optimizer, config)
+    given = optimizer
+    if isinstance(optimizer, str):
+        optimizer = _by_name(optimizer, "optimizer")
+    if type(optimizer) not in _OF_CLASS:
+        config = kerases.of(optimizer).optimizers.serialize(optimizer)
+        return {"kind": "keras", "config": config}
     assigned = _assigned_rate(optimizer, trained_by)
-    arguments["learning_rate"] = stored(
-        arguments["learning_rate"] if assigned is None else assigned,
-        type(optimizer).__name__,
-    )
-    return {
-        "kind": "tpu",
-        "class_name": type(optimizer).__name__,
-        "config": arguments,
-    }
+    if isinstance(given, str) and assigned is None:
+        return given
+    rule = _OF_CLASS[type(optimizer)]
+    names = (*_ARGUMENTS, *(field.name for field in dataclasses.fields(rule)))
+    config = {n: getattr(optimizer, n) for n in names if hasattr(optimizer, n)}
+    if (limits := _clipvalue(optimizer)) is not None:
+        config["clipvalue"] = list(limits)  # As JSON gives it back.
+    rate = config["learning_rate"] if assigned is None else assigned
+    config["learning_rate"] = stored(rate, type(optimizer).__name__)
+    kind = "tfrs_embed" if rule.tpu is None else "tpu"
+    return _stored_class(kind, optimizer, config)
+
+
+def _stored_class(kind: str, optimizer: Any, config: Any) -> dict[str, Any]:
+    name = type(optimizer).__name__
+    return {"kind": kind, "class_name": name, "config": config}
 
 
 def _assigned_rate(
     optimizer: Any, trained_by: TableOptimizer | None
 ) -> float | None:
-    """The rate in place of the number that was given; None: still that.
-
-    Args:
-        optimizer: TensorFlow's or this package's, as it was given.
-        trained_by: what became of it.
-    """
+    """The rate in place of the number that was given; None: still that."""
     given = kerases.variable(optimizer.learning_rate)
     if trained_by is None or callable(given) or isinstance(given, tf.Variable):
         return None
@@ -565,11 +456,9 @@ def _assigned_rate(
 
 
 def deserialize(config: Any, keras: Any) -> Any:
-    """Returns the optimizer that `serialize`, or Keras's, stored.
+    """Returns the optimizer that `serialize`, or a Keras's, stored.
 
-    Args:
-        config: what it stored.
-        keras: the Keras whose optimizer or schedule it makes.
+    `keras` is the Keras whose optimizer or schedule it makes.
     """
     if not isinstance(config, Mapping):
         return config
@@ -586,22 +475,15 @@ def deserialize(config: Any, keras: Any) -> Any:
     if "clipvalue" in arguments:
         arguments["clipvalue"] = tuple(arguments["clipvalue"])
     arguments["learning_rate"] = restored(arguments["learning_rate"], keras)
-    known = DECLARED if config["kind"] == "tfrs_embed" else _OF_TPU
-    kinds: dict[str, Any] = {kind.__name__: kind for kind in known}
+    kinds = {kind.__name__: kind for kind in _OF_CLASS}
     return kinds[config["class_name"]](**arguments)
 
 
-# The arguments that `_from_tpu` lets pass and that are needed to make an equal
-# object.
-_TPU_ARGUMENTS = (
+# Arguments that an equal optimizer needs besides its rule's settings.
+_ARGUMENTS = (
     "learning_rate",
     "use_gradient_accumulation",
     "low_dimensional_packing_status",
-    *dict.fromkeys(
-        field.name
-        for rule in _OF_TPU.values()
-        for field in dataclasses.fields(rule)
-    ),
     "allow_zero_accumulator",
 )
 

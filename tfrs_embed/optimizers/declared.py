@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from tfrs_embed import kerases
 from tfrs_embed.arguments import number
@@ -108,8 +108,54 @@ class Regularized:
         return getattr(self.optimizer, "learning_rate", None)
 
 
+class Declared:
+    """A rate, and settings that are numbers of at least 0; Keras stores it."""
+
+    learning_rate: Any
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        """Checks the fields, and makes the settings Python's."""
+        name = type(self).__name__
+        for field in dataclasses.fields(self):
+            given = getattr(self, field.name)
+            if field.name == "learning_rate":
+                rates.check_given(given, name)
+            else:
+                value = number(given, f"{name}: {field.name}", positive=False)
+                object.__setattr__(self, field.name, value)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments to make an equal one, JSON-able.
+
+        Returns:
+            The arguments by name; a schedule as its Keras stores it.
+
+        Raises:
+            ValueError: the learning rate is a callable or a variable.
+        """
+        rate = rates.stored(self.learning_rate, type(self).__name__)
+        return {**vars(self), "learning_rate": rate}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """Makes one of what `get_config` returned.
+
+        Args:
+            config: the arguments by name.
+
+        Returns:
+            The optimizer.
+        """
+        config = dict(config)
+        config["learning_rate"] = rates.restored(
+            config["learning_rate"], kerases.default()
+        )
+        return cls(**config)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class RowWiseAdagrad:
+class RowWiseAdagrad(Declared):
     """Adagrad with one accumulator for each row of a table.
 
     A table's slot is `accumulators`, [vocabulary_size] float32: of a table of
@@ -158,45 +204,10 @@ class RowWiseAdagrad:
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        rates.check_given(self.learning_rate, name)
-        for setting in ("initial_accumulator_value", "epsilon"):
-            value = number(getattr(self, setting), f"{name}: {setting}", False)
-            object.__setattr__(self, setting, value)
+        super().__post_init__()
         if self.initial_accumulator_value == self.epsilon == 0:
             raise ValueError(
-                f"{name}: initial_accumulator_value and epsilon are both 0, "
-                "and a gradient of zeros would give 0 / 0: one of them must be "
-                "more."
+                "RowWiseAdagrad: initial_accumulator_value and epsilon are "
+                "both 0, and a gradient of zeros would give 0 / 0: one of them "
+                "must be more."
             )
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments to make an equal one, JSON-able.
-
-        Returns:
-            The arguments by name; a schedule as its Keras stores it.
-
-        Raises:
-            ValueError: the learning rate is a callable or a variable.
-        """
-        fields = [field.name for field in dataclasses.fields(self)]
-        config = {name: getattr(self, name) for name in fields}
-        name = type(self).__name__
-        config["learning_rate"] = rates.stored(self.learning_rate, name)
-        return config
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> RowWiseAdagrad:
-        """Makes one of what `get_config` returned.
-
-        Args:
-            config: the arguments by name.
-
-        Returns:
-            The optimizer.
-        """
-        config = dict(config)
-        config["learning_rate"] = rates.restored(
-            config["learning_rate"], kerases.default()
-        )
-        return cls(**config)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import kerases
+from tfrs_embed.arguments import number
 from tfrs_embed.unmirrored import UnmirroredVariable
 
 Factor = Callable[[tf.Tensor], tf.Tensor]
@@ -21,26 +20,22 @@ class LearningRate:
     """A learning rate, read anew at each step.
 
     Args:
-        read: takes the number of updates made so far, a scalar int64 tensor,
-            and returns the rate, a scalar.
-        write: assigns a new rate; None if it is computed and can't be assigned.
-        given: returns what the rate is read from: a variable, a schedule or
-            a callable.
+        given: returns what the rate is read from: a variable, a schedule or a
+            callable.
         owned: whether nothing else reads or assigns what it is read from.
+        factors: what it is multiplied by, functions of the number of updates
+            made so far, each with a formula that says what it is.
     """
 
     def __init__(
         self,
-        read: Callable[[tf.Tensor], Any],
-        write: Callable[[Any], Any] | None = None,
-        given: Callable[[], Any] = lambda: None,
+        given: Callable[[], Any],
         owned: bool = False,
+        factors: tuple[tuple[Factor, str], ...] = (),
     ) -> None:
         self.owned = owned
-        self._read = read
-        self._write = write
         self._given = given
-        self._factors: tuple[tuple[Factor, str], ...] = ()
+        self._factors = factors
 
     @classmethod
     def of(cls, value: Any, where: str) -> LearningRate:
@@ -53,39 +48,24 @@ class LearningRate:
                 without arguments that returns a number or a scalar tensor.
             where: the optimizer, for error messages.
 
-        Returns:
-            The learning rate.
-
         Raises:
             ValueError: a number that is negative or not finite.
             TypeError: none of the above.
         """
         value = kerases.variable(value)
-        if isinstance(value, tf.Variable):
-            return cls(lambda step: value, value.assign, lambda: value)
-        if is_schedule(value):
-            return cls(value, given=lambda: value)
-        if callable(value):
-            return cls(lambda step: call(value), given=lambda: value)
+        if isinstance(value, tf.Variable) or callable(value):
+            return cls(lambda: value)
         rate = _number(value, where)
         with tf.init_scope():
             variable = UnmirroredVariable(
                 rate, dtype=tf.float32, trainable=False, name="learning_rate"
             )
-        return cls(
-            lambda step: variable, variable.assign, lambda: variable, owned=True
-        )
+        return cls(lambda: variable, owned=True)
 
     def times(self, factor: Factor, formula: str) -> LearningRate:
-        """Returns this rate times `factor(step)`; assigning it sets this.
-
-        Args:
-            factor: the factor, of the number of updates made so far.
-            formula: says what it is.
-        """
-        rate = LearningRate(self._read, self._write, self._given, self.owned)
-        rate._factors = (*self._factors, (factor, formula))
-        return rate
+        """Returns this rate times `factor(step)`; assigning it sets this."""
+        factors = (*self._factors, (factor, formula))
+        return LearningRate(self._given, self.owned, factors)
 
     @property
     def given(self) -> Any:
@@ -115,25 +95,24 @@ class LearningRate:
 
     def base(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the rate before any factor: what was given or assigned."""
-        return tf.cast(tf.convert_to_tensor(self._read(step)), tf.float32)
+        value = self._given()
+        value = value(step) if is_schedule(value) else call(value)
+        return tf.cast(tf.convert_to_tensor(value), tf.float32)
 
     def assign(self, value: Any) -> None:
         """Sets the rate from the next step on.
-
-        Args:
-            value: the new rate.
 
         Raises:
             AttributeError: the rate is computed by a schedule or a callable.
             ValueError: the rate is negative or not finite.
         """
-        if self._write is None or self.variable is None:
+        if self.variable is None:
             raise AttributeError(
                 "This learning rate is computed by a schedule or a callable "
                 "and can't be assigned."
             )
         check_rate(float(value), "Assignment")
-        self._write(value)
+        self.variable.assign(value)
 
 
 def is_schedule(value: Any) -> bool:
@@ -144,11 +123,7 @@ def is_schedule(value: Any) -> bool:
 
 
 def stored(rate: Any, name: str) -> Any:
-    """Returns a rate that an optimizer was given, JSON-able.
-
-    Args:
-        rate: what `LearningRate.of` takes.
-        name: the optimizer's class, for the error.
+    """Returns what `LearningRate.of` takes, JSON-able.
 
     Raises:
         ValueError: it is a callable or a variable.
@@ -165,12 +140,7 @@ def stored(rate: Any, name: str) -> Any:
 
 
 def restored(rate: Any, keras: Any) -> Any:
-    """Returns the rate that `stored` was given.
-
-    Args:
-        rate: what it returned.
-        keras: the Keras of schedules.
-    """
+    """Returns the rate that `stored` was given; `keras` makes schedules."""
     if isinstance(rate, Mapping):
         # Keras writes into what it reads.
         rate = copy.deepcopy(dict(rate))
@@ -190,35 +160,22 @@ def _number(value: Any, where: str) -> float:
     """A rate that is given as a number, checked."""
     if isinstance(value, tf.Tensor) and tf.executing_eagerly():
         value = value.numpy()
-    number = np.asarray(value)
-    is_number = isinstance(value, (numbers.Real, np.ndarray, np.generic))
-    if not is_number or isinstance(value, bool) or number.ndim:
+    try:
+        return check_rate(value, where)
+    except TypeError:
         raise TypeError(
             f"{where}: learning_rate must be a number, a variable, a Keras "
             f"LearningRateSchedule or a callable, got {value!r}."
-        )
-    rate = float(value)
-    check_rate(rate, where)
-    return rate
+        ) from None
 
 
-def check_rate(rate: float, where: str) -> None:
-    """Raises ValueError unless `rate` is finite and not negative."""
-    if not math.isfinite(rate) or rate < 0:
-        raise ValueError(
-            f"{where}: learning_rate must be finite and >= 0, got {rate!r}."
-        )
+def check_rate(rate: Any, where: str) -> float:
+    """Returns a rate as Python's number, which is finite and at least 0."""
+    return number(rate, f"{where}: learning_rate", positive=False)
 
 
 def call(value: Any) -> Any:
-    """Returns `value`, or what it returns if it is a callable.
-
-    Args:
-        value: a number, a variable, a tensor, or a callable without arguments.
-
-    Returns:
-        A number, a variable or a scalar tensor.
-    """
+    """Returns a number, a variable or a tensor, or what a callable returns."""
     if tf.is_tensor(value) or not callable(value):
         return value
     result = value()

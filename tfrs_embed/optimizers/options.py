@@ -25,28 +25,8 @@ Limits = tuple[float | None, float | None]
 class UpdateOptions:
     """What is done to gradients and rows before an update rule.
 
-    For a row w, its gradient g, summed over the global batch, and the learning
-    rate, without Adam's bias correction:
-
-        clipvalue:       g = clip(g, low, high)
-        row_clipnorm:    g *= c / max(c, norm(g))
-        clipnorm:        g *= c / max(c, norm(all rows of the table's step))
-        global_clipnorm: the same, of all tables that share the optimizer
-        weight_decay:    w -= learning_rate * weight_decay * w
-
-    Attributes:
-        clipvalue: the limits of each number of a row's gradient, either of
-            which may be None; None: there are none.
-        row_clipnorm: the largest L2 norm of a row's gradient; None: any.
-        clipnorm: the largest L2 norm of a table's gradient; None: any.
-        global_clipnorm: the largest L2 norm of the gradient of all tables that
-            have this optimizer; None: any.
-        weight_decay: the share of a row, times the learning rate, that each of
-            its updates takes away.
-
-    Raises:
-        ValueError: a value is out of its range, or there are several clips.
-        TypeError: a value is no number.
+    `Regularized` has the formulas. A `clipvalue` is a pair of limits here, of
+    which one may be None.
     """
 
     clipvalue: Limits | None = None
@@ -61,15 +41,12 @@ class UpdateOptions:
 
         Args:
             where: what they are for, in error messages.
-            **given: the options by name; None: not given. A number for
-                `clipvalue` stands for the limits -value and value.
-
-        Returns:
-            The options.
+            **given: the options by name, as `Regularized` takes them; None:
+                not given.
 
         Raises:
-            ValueError: see the class.
-            TypeError: see the class.
+            ValueError: a value is out of its range, or there are several clips.
+            TypeError: a value is no number.
         """
         asked = {k: v for k, v in given.items() if v is not None}
         clips = [name for name in CLIPS if name in asked]
@@ -87,15 +64,7 @@ class UpdateOptions:
         return cls(**made)
 
     def joined(self, other: UpdateOptions, where: str) -> UpdateOptions:
-        """These options and others.
-
-        Args:
-            other: the others.
-            where: what they are for, in error messages.
-
-        Raises:
-            ValueError: both have an option, or different clips.
-        """
+        """These options and others; a ValueError if both have an option."""
         mine, its = self.given(), other.given()
         twice = [name for name in mine if name in its]
         if twice:
@@ -128,11 +97,7 @@ class UpdateOptions:
         )
 
     def clip_rows(self, gradients: tf.Tensor) -> tf.Tensor:
-        """Clips the gradients of rows, each by itself.
-
-        Args:
-            gradients: [rows, dim] float32.
-        """
+        """Clips the gradients of rows, [rows, dim] float32, each by itself."""
         if self.clipvalue is not None:
             low, high = self.limits
             # Unlike tf.clip_by_value, these let NaN pass on every device.
@@ -149,12 +114,7 @@ NO_OPTIONS = UpdateOptions()
 
 
 def factor(squares: tf.Tensor, limit: float) -> tf.Tensor:
-    """What a gradient is multiplied by, so that its norm is at most a limit.
-
-    Args:
-        squares: the sums of the gradients' squares.
-        limit: the limit.
-    """
+    """What a gradient is multiplied by, so that its norm is at most a limit."""
     return limit / tf.maximum(tf.sqrt(squares), limit)
 
 

@@ -69,9 +69,9 @@ class UpdateRule(abc.ABC):
             rows as the rule does; None: there isn't one. Of rules of one class
             the last has the most settings.
         keras_names: fields' names in Keras, where these are others.
-        keras_slots: the slots of tf_keras's optimizer, new and legacy, and the
-            rule's names of them.
-        keras_3_slots: the same of Keras 3's, which are attributes.
+        keras_slots: the slots of Keras's optimizers, and the rule's names of
+            them: of tf_keras's, new and legacy, and of Keras 3's, which are
+            attributes.
     """
 
     tpu: ClassVar[type | None] = None
@@ -80,7 +80,6 @@ class UpdateRule(abc.ABC):
     keras: ClassVar[str | None] = None
     keras_names: ClassVar[Mapping[str, str]] = {}
     keras_slots: ClassVar[Mapping[str, str]] = {}
-    keras_3_slots: ClassVar[Mapping[str, str]] = {}
 
     @property
     def name(self) -> str:
@@ -185,8 +184,10 @@ class Adagrad(UpdateRule):
     tpu = _tpu.Adagrad
     loop = 2
     keras = "Adagrad"
-    keras_slots: ClassVar = {"accumulator": "accumulators"}
-    keras_3_slots: ClassVar = {"_accumulators": "accumulators"}
+    keras_slots: ClassVar = {
+        "accumulator": "accumulators",
+        "_accumulators": "accumulators",
+    }
 
     def slots(self) -> dict[str, Slot]:
         return {"accumulators": Slot(self.initial_accumulator_value)}
@@ -316,8 +317,9 @@ class Adam(UpdateRule):
     tpu = _tpu.Adam
     loop = 4
     keras = "Adam"
-    keras_slots: ClassVar = {"m": "momenta", "v": "velocities"}
-    keras_3_slots: ClassVar = {
+    keras_slots: ClassVar = {
+        "m": "momenta",
+        "v": "velocities",
         "_momentums": "momenta",
         "_velocities": "velocities",
     }
@@ -357,20 +359,10 @@ class Adam(UpdateRule):
         return {**config, "sum_inside_sqrt": False}
 
     def keras_factor(self) -> tuple[Callable[[tf.Tensor], tf.Tensor], str]:
-        return self.bias_correction, "Adam's bias correction"
+        return self._bias_correction, "Adam's bias correction"
 
-    def bias_correction(self, step: tf.Tensor) -> tf.Tensor:
-        """Keras's factor on the rate at update t = step + 1.
-
-        The paper's section 2, "a simpler form":
-        sqrt(1 - beta_2^t) / (1 - beta_1^t).
-
-        Args:
-            step: the number of updates made so far.
-
-        Returns:
-            The factor, a scalar float32.
-        """
+    def _bias_correction(self, step: tf.Tensor) -> tf.Tensor:
+        """The paper's section 2: sqrt(1 - beta_2^t) / (1 - beta_1^t)."""
         t = tf.cast(step + 1, tf.float32)
         return tf.sqrt(1.0 - tf.pow(self.beta_2, t)) / (
             1.0 - tf.pow(self.beta_1, t)
@@ -399,8 +391,9 @@ class FTRL(UpdateRule):
     tpu = _tpu.FTRL
     loop = 5
     keras = "Ftrl"
-    keras_slots: ClassVar = {"accumulator": "accumulators", "linear": "linears"}
-    keras_3_slots: ClassVar = {
+    keras_slots: ClassVar = {
+        "accumulator": "accumulators",
+        "linear": "linears",
         "_accumulators": "accumulators",
         "_linears": "linears",
     }
@@ -455,9 +448,9 @@ class Momentum(UpdateRule):
     loop = 6
     keras = "SGD"
     keras_names: ClassVar = {"use_nesterov": "nesterov"}
-    # New and legacy.
-    keras_slots: ClassVar = {"m": "momenta", "momentum": "momenta"}
-    keras_3_slots: ClassVar = {"momentums": "momenta"}
+    keras_slots: ClassVar = dict.fromkeys(
+        ("m", "momentum", "momentums"), "momenta"
+    )
 
     def slots(self) -> dict[str, Slot]:
         return {"momenta": Slot(0.0)}
@@ -487,9 +480,9 @@ class RMSprop(UpdateRule):
 
     loop = 7
     keras = "RMSprop"
-    # New and legacy.
-    keras_slots: ClassVar = {"velocity": "velocities", "rms": "velocities"}
-    keras_3_slots: ClassVar = {"_velocities": "velocities"}
+    keras_slots: ClassVar = dict.fromkeys(
+        ("velocity", "rms", "_velocities"), "velocities"
+    )
 
     def slots(self) -> dict[str, Slot]:
         return {"velocities": Slot(0.0)}
@@ -532,48 +525,34 @@ RULES: tuple[type[UpdateRule], ...] = (
 
 
 def needs_whole_rows(rule: UpdateRule, options: UpdateOptions) -> str | None:
-    """The name of what needs all columns of a row; None: nothing does.
-
-    Args:
-        rule: an update rule.
-        options: what comes before it.
-    """
+    """The name of what needs all columns of a row; None: nothing does."""
     if rule.needs_whole_rows:
         return rule.name
     return None if options.row_clipnorm is None else "row_clipnorm"
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class TableOptimizer:
     """An update rule with its learning rate, clipping and weight decay.
 
     Attributes:
-        rule: the update rule.
-        source: what the user gave.
-        options: what is done to gradients and rows before the rule.
-
-    Args:
         rule: the update rule.
         rate: its learning rate.
         source: what the user gave.
         options: what is done to gradients and rows before the rule.
     """
 
-    def __init__(
-        self,
-        rule: UpdateRule,
-        rate: LearningRate,
-        source: Any,
-        options: UpdateOptions = NO_OPTIONS,
-    ) -> None:
-        self.rule = rule
-        self.rate = rate
-        self.source = source
-        self.options = options
+    rule: UpdateRule
+    rate: LearningRate
+    source: Any
+    options: UpdateOptions = NO_OPTIONS
+
+    def __post_init__(self) -> None:
         self._step: Callable[[], Any] = lambda: 0
 
     @property
     def needs_whole_rows(self) -> str | None:
-        """See `needs_whole_rows`."""
+        """The name of what needs all columns of a row; None: nothing does."""
         return needs_whole_rows(self.rule, self.options)
 
     def decay(self, step: tf.Tensor) -> tf.Tensor | None:

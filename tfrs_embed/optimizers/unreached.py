@@ -26,22 +26,16 @@ def mark(
     layer: str,
     optimizers: Mapping[str, TableOptimizer | None],
 ) -> None:
-    """Has `warn` know the tables that a variable stands for.
-
-    Args:
-        variable: the layer's scalar weight.
-        layer: the layer's name.
-        optimizers: each table's optimizer by name; None: it is not trained.
-    """
+    """Has `warn` know the tables that a layer's scalar weight stands for."""
     of_tables = {name: o.options for name, o in optimizers.items() if o}
     setattr(variable, _ATTRIBUTE, (layer, of_tables))
 
 
 def warn(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Warns if an optimizer has settings that tables don't have.
+    """Warns if a Keras's optimizer has settings that marked tables don't have.
 
     Args:
-        optimizer: an optimizer of a Keras.
+        optimizer: the optimizer.
         variables: what it trains, of which marked ones stand for tables.
     """
     asked = {

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs import EmbeddingSpec, TableSpec, bytes_of
 from tfrs_embed.optimizers import conversion
-from tfrs_embed.optimizers.rules import UpdateRule
+from tfrs_embed.optimizers.rules import UpdateRule, needs_whole_rows
 from tfrs_embed.planner.plans import Plan, TablePlan
 from tfrs_embed.strategies import is_tpu
 
@@ -23,8 +23,8 @@ def trained_by(table: TableSpec, optimizer: Any) -> UpdateRule | None:
         optimizer: the optimizer of tables that have none of their own, in any
             form that layers take; None: such tables have none.
     """
-    own = table.optimizer if table.optimizer is not None else optimizer
-    return conversion.rule(own, f"Table '{table.name}'")
+    found = _optimizer(table, optimizer)
+    return None if found is None else found.rule
 
 
 def whole_rows(table: TableSpec, optimizer: Any) -> str | None:
@@ -34,8 +34,15 @@ def whole_rows(table: TableSpec, optimizer: Any) -> str | None:
         table: the table.
         optimizer: see `trained_by`.
     """
+    found = _optimizer(table, optimizer)
+    if found is None:
+        return None
+    return needs_whole_rows(found.rule, found.options)
+
+
+def _optimizer(table: TableSpec, optimizer: Any) -> Any:
     own = table.optimizer if table.optimizer is not None else optimizer
-    return conversion.whole_rows(own, f"Table '{table.name}'")
+    return conversion.find(own, f"Table '{table.name}'")
 
 
 def rule_name(rule: UpdateRule | None) -> str:

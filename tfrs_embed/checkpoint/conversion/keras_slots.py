@@ -13,17 +13,13 @@ from tfrs_embed.checkpoint.conversion.objects import (
 )
 from tfrs_embed.optimizers.rules import RULES
 
-#: The slots of tf_keras's optimizers, and their names here.
+#: The slots of the optimizers of either Keras, and their names here. Keras 3's
+#: are lists, in the order of the variables that an optimizer trains.
 KERAS_SLOTS = {
     slot: own for rule in RULES for slot, own in rule.keras_slots.items()
 }
 _OPTIMIZER_SLOT = "/.OPTIMIZER_SLOT/"
 _TRAINED, _ITERATIONS = "_trainable_variables", "_iterations"
-# The lists of slots of Keras 3's optimizers, in the order of the variables they
-# train, and the slots' names here.
-_KERAS_3_SLOTS = {
-    slot: own for rule in RULES for slot, own in rule.keras_3_slots.items()
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +94,7 @@ class KerasSlots:
             return Trained(notes=(note,) if optimizers else ())
         [(children, place)] = optimizers
         slots = {}
-        for name, own in _KERAS_3_SLOTS.items():
+        for name, own in KERAS_SLOTS.items():
             listed = self._objects.nodes[children.get(name, number)]
             slot = self._objects.variables.get(listed.get(place, -1), "")
             if self._variables.get(slot) == self._variables[path]:
