@@ -86,16 +86,7 @@ def names(function: Callable[..., Any]) -> tuple[list[str], bool]:
 def require_known(
     where: str, unknown: Iterable[str], known: Sequence[str]
 ) -> None:
-    """Requires that there are no unknown names.
-
-    Args:
-        where: whose arguments they are.
-        unknown: the unknown names.
-        known: the known ones.
-
-    Raises:
-        TypeError: there is one.
-    """
+    """Raises a TypeError for an unknown name, with a known one that is near."""
     for name in unknown:
         near = difflib.get_close_matches(name.lower(), known, n=1) or [
             k for k in known if name and (name in k or k in name)
@@ -118,16 +109,9 @@ def as_int(value: Any) -> int | None:
 
 
 def integer(value: Any, what: str, least: int = 1, most: int = _MOST) -> int:
-    """Returns an integer in a range as Python's.
+    """Returns an integer from `least` to `most` as Python's, else a ValueError.
 
-    Args:
-        value: the argument.
-        what: its name, for error messages.
-        least: the least that it may be.
-        most: the most; by default what int64 holds.
-
-    Raises:
-        ValueError: it is none, or out of its range.
+    `most` is by default what int64 holds.
     """
     number = as_int(value)
     if number is None or not least <= number <= most:
@@ -144,10 +128,6 @@ def integer_or_none(value: Any, what: str, least: int = 1) -> int | None:
 def finite(value: Any, what: str) -> float:
     """Returns a finite number of any type as Python's.
 
-    Args:
-        value: the argument.
-        what: its name, for error messages.
-
     Raises:
         ValueError: it is not finite.
         TypeError: it is no number.
@@ -161,12 +141,7 @@ def finite(value: Any, what: str) -> float:
 
 
 def number(value: Any, what: str, positive: bool = True) -> float:
-    """Returns a finite number that is not negative as Python's.
-
-    Args:
-        value: the argument.
-        what: its name, for error messages.
-        positive: whether it must be above 0.
+    """Returns a finite number of at least 0, or above 0, as Python's.
 
     Raises:
         ValueError: it is out of its range.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -27,6 +27,8 @@ from tfrs_embed.structure import Structure
 from tfrs_embed.types import Combiner, Optimizer, Rounding, TablePlace
 
 COMBINERS: tuple[str, ...] = get_args(Combiner)
+# The placements by which a table may be spread by row, or by key.
+_BY_ROW = ("auto", "row", "sharded")
 _MOST_SHOWN = 8
 ROUNDINGS: tuple[str, ...] = get_args(Rounding)
 #: The types that a table's rows may have.
@@ -118,20 +120,22 @@ class TableConfig:
         """The fields that say what it is."""
         given = self.optimizer
         named = given is None or isinstance(given, str)
-        optimizer = given if named else type(given).__name__
+        fields: dict[str, Any] = {
+            "combiner": repr(self.combiner),
+            "optimizer": given if named else type(given).__name__,
+            "placement": repr(self.placement),
+        }
+        if self.keys is not None:
+            fields["keys"] = self.keys
+        if self.hot_rows != ():
+            fields["hot_rows"] = _describe_hot_rows(self.hot_rows)
+        if self.dtype != "float32":
+            fields |= {k: repr(getattr(self, k)) for k in ("dtype", "rounding")}
+        settings = ", ".join(f"{k}={v}" for k, v in fields.items())
         return (
             f"TableConfig('{self.name}', {self.vocabulary_size}, "
-            f"{self.embedding_dim}, combiner='{self.combiner}', "
-            f"optimizer={optimizer}, placement='{self.placement}'"
-            f"{f', keys={self.keys}' if self.keys else ''}"
-            f"{f', {_describe_hot_rows(self.hot_rows)}' * _has(self.hot_rows)}"
-            f"{self._dtype_text()})"
+            f"{self.embedding_dim}, {settings})"
         )
-
-    def _dtype_text(self) -> str:
-        if self.dtype == "float32":
-            return ""
-        return f", dtype='{self.dtype}', rounding='{self.rounding}'"
 
     def __post_init__(self) -> None:
         """Checks and normalises the fields."""
@@ -155,15 +159,18 @@ class TableConfig:
             object.__setattr__(self, "initializer", initializer)
         _check_initializer(initializer, where)
         conversion.find(self.optimizer, where)
-        self._check_keys(where)
         hot_rows = as_hot_rows(self.hot_rows, self.vocabulary_size, where)
         object.__setattr__(self, "hot_rows", hot_rows)
-        self._check_hot_rows(where)
+        if self.keys is not None:
+            self._check_keys(self.keys, where)
+        elif hot_rows != () and self.placement not in _BY_ROW:
+            raise ValueError(
+                f"{where}: hot_rows are copies of rows of a table that is "
+                "spread by row, and not available to placement="
+                f"'{self.placement}'."
+            )
 
-    def _check_keys(self, where: str) -> None:
-        keys = self.keys
-        if keys is None:
-            return
+    def _check_keys(self, keys: DynamicKeys, where: str) -> None:
         if not isinstance(keys, DynamicKeys):
             raise TypeError(
                 f"{where}: keys must be a DynamicKeys or None, got {keys!r}."
@@ -178,25 +185,15 @@ class TableConfig:
                 f"{where}: max_rows={keys.max_rows} is below vocabulary_size="
                 f"{self.vocabulary_size}, the rows that it begins with."
             )
-        if self.placement not in ("auto", "row", "sharded"):
+        if self.placement not in _BY_ROW:
             raise ValueError(
                 f"{where}: placement='{self.placement}' is not available to a "
                 "table with keys, whose rows are always spread by key."
             )
-
-    def _check_hot_rows(self, where: str) -> None:
-        if not _has(self.hot_rows):
-            return
-        if self.keys is not None:
+        if self.hot_rows != ():
             raise ValueError(
                 f"{where}: hot_rows are not available to a table with keys, "
                 "whose rows have no fixed numbers."
-            )
-        if self.placement not in ("auto", "row", "sharded"):
-            raise ValueError(
-                f"{where}: hot_rows are copies of rows of a table that is "
-                "spread by row, and not available to placement="
-                f"'{self.placement}'."
             )
 
 
@@ -240,16 +237,9 @@ class FeatureConfig:
 
     def __repr__(self) -> str:
         """The fields that are set; the table by name."""
-        fields = [f"'{self.name}'", f"table '{self.table.name}'"]
-        for field in (
-            "input_shape",
-            "output_shape",
-            "max_sequence_length",
-            "hashing",
-        ):
-            value = getattr(self, field)
-            if value:
-                fields.append(f"{field}={value}")
+        _, _, *others = (field.name for field in dataclasses.fields(self))
+        given = [f"{k}={v}" for k in others if (v := getattr(self, k))]
+        fields = [f"'{self.name}'", f"table '{self.table.name}'", *given]
         return f"FeatureConfig({', '.join(fields)})"
 
     def __post_init__(self) -> None:
@@ -260,7 +250,9 @@ class FeatureConfig:
         for field in ("input_shape", "output_shape"):
             shape = _as_shape(getattr(self, field), where, field)
             object.__setattr__(self, field, shape)
-        length = _sequence_length(self.max_sequence_length, where)
+        length = integer(
+            self.max_sequence_length, f"{where}: max_sequence_length", 0
+        )
         object.__setattr__(self, "max_sequence_length", length)
         if self.hashing is not None:
             self._check_hashing(where)
@@ -287,27 +279,15 @@ class FeatureConfig:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableSpec:
-    """A table, checked.
+    """A table, checked: the fields of its `TableConfig`, and these.
 
     Attributes:
-        name: unique within the layer.
-        vocabulary_size: number of rows.
         dim: width of a row.
         initializer: a callable taking (shape, dtype).
-        optimizer: as the user gave it; None: the layer's.
-        combiner: one of `COMBINERS`.
-        placement: one of `TablePlace`.
-        max_ids_per_partition: SparseCore's limit.
-        max_unique_ids_per_partition: SparseCore's limit.
         source: the user's own config object; of keras_rs's, one of ours that
             says the same.
-        keys: how its rows are given to keys; None: an id is a row's number.
         ranks: the replicas that hold it by "table" or "column", from the first
             column on; empty: the engine finds some.
-        hot_rows: the rows that each replica has a copy of, if it is sharded by
-            row, ascending; or how many these should be.
-        dtype: the type of its rows, one of `DTYPES`.
-        rounding: one of `ROUNDINGS`.
         owner: the name of its layer, where all layers of the class give their
             table this name; else empty.
     """
@@ -331,20 +311,29 @@ class TableSpec:
 
 
 def require_float32(table: TableSpec, where: str) -> None:
-    """Requires rows of float32, where there are no others.
-
-    Args:
-        table: the table.
-        where: where it is.
-
-    Raises:
-        ValueError: it has other rows.
-    """
+    """Raises a ValueError if a table's rows aren't float32, somewhere."""
     if table.dtype != "float32":
         raise ValueError(
             f"Table '{table.name}': dtype='{table.dtype}' is not available "
             f"{where}; its rows must be float32 there."
         )
+
+
+def by_optimizer(
+    tables: Iterable[TableSpec], optimizer: Any = None
+) -> list[list[TableSpec]]:
+    """Groups tables that were given one optimizer; equal names are not one.
+
+    Args:
+        tables: the tables.
+        optimizer: that of tables that have none of their own.
+    """
+    groups: dict[int, list[TableSpec]] = {}
+    for table in tables:
+        given = optimizer if table.optimizer is None else table.optimizer
+        alone = isinstance(table.optimizer, str)
+        groups.setdefault(id(table) if alone else id(given), []).append(table)
+    return list(groups.values())
 
 
 def bytes_of(table: TableSpec) -> int:
@@ -385,6 +374,11 @@ class FeatureSpec:
         return f"Feature '{self.name}' (table '{self.table.name}')"
 
     @property
+    def input_shape(self) -> tuple[int | None, ...] | None:
+        """The shape that its ids were declared to have, or None."""
+        return getattr(self.source, "input_shape", None)
+
+    @property
     def width(self) -> int:
         """The width of its vectors."""
         return hashings.width(self.hashing, self.table.dim)
@@ -403,7 +397,7 @@ class FeatureSpec:
         part = dataclasses.replace(self, hashing=None)
         if hashings.multiplies(self.hashing):
             # Each id by itself; the products are combined.
-            ids = getattr(self.source, "input_shape", None)
+            ids = self.input_shape
             part = dataclasses.replace(
                 part,
                 max_sequence_length=0,
@@ -596,7 +590,9 @@ def _feature_spec(config: Any, name: str, table: TableSpec) -> FeatureSpec:
                 f"Feature '{name}': output_shape must have a batch dimension, "
                 "got []."
             )
-    length = _sequence_length(config.max_sequence_length, f"Feature '{name}'")
+    length = integer(
+        config.max_sequence_length, f"Feature '{name}': max_sequence_length", 0
+    )
     if (
         length
         and output_shape is not None
@@ -624,15 +620,10 @@ def _table_dim(table: Any) -> int:
 
 
 def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:
-    """Returns the rows that have copies, ascending, or their number.
-
-    Args:
-        value: ids, or their number.
-        rows: the table's rows.
-        where: the table, for error messages.
+    """Returns the ids of rows that have copies, ascending, or their number.
 
     Raises:
-        ValueError: an id is out of its range or given twice; or there are too
+        ValueError: an id is not below `rows` or given twice; or there are too
             many.
         TypeError: they are no integers.
     """
@@ -677,19 +668,11 @@ def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:
     return tuple(unique.tolist())
 
 
-def _has(hot_rows: Any) -> bool:
-    return hot_rows != ()
-
-
 def _describe_hot_rows(hot_rows: Any) -> str:
     """A config's `hot_rows` in its representation: all of few ids."""
     if isinstance(hot_rows, int) or len(hot_rows) <= _MOST_SHOWN:
-        return f"hot_rows={hot_rows}"
-    return f"hot_rows=<{len(hot_rows)} ids>"
-
-
-def _sequence_length(value: Any, where: str) -> int:
-    return integer(value, f"{where}: max_sequence_length", 0)
+        return f"{hot_rows}"
+    return f"<{len(hot_rows)} ids>"
 
 
 def _dtype_name(dtype: Any, where: str) -> str:

@@ -27,15 +27,7 @@ def of_tables(
     tables: Iterable[TableSpec],
     optimizers: Mapping[str, TableOptimizer | None],
 ) -> dict[str, Any]:
-    """Describes tables.
-
-    Args:
-        tables: the tables.
-        optimizers: those of the tables that have one of their own, by name.
-
-    Returns:
-        Each table's description, by what an error calls it.
-    """
+    """Each table's description, by what an error calls the table."""
     return {
         f"Table '{table.name}'": {
             "vocabulary_size": table.vocabulary_size,
@@ -54,14 +46,7 @@ def of_tables(
 
 
 def of_features(features: Iterable[FeatureSpec]) -> dict[str, Any]:
-    """Describes features.
-
-    Args:
-        features: the features.
-
-    Returns:
-        Each feature's description, by what an error calls it.
-    """
+    """Each feature's description, by what an error calls the feature."""
     described = {}
     for feature in features:
         shape = feature.output_shape
@@ -89,14 +74,9 @@ def _of_optimizer(optimizer: TableOptimizer | None) -> Any:
 
 
 def of(value: Any) -> Any:
-    """Describes a value.
+    """Describes a value by numbers, strings, None, lists and dicts of them.
 
-    Args:
-        value: anything.
-
-    Returns:
-        Numbers, strings, None, lists and dicts of them: the same in every
-        process that was given the same.
+    The description is the same in every process that was given the same.
     """
     if value is None or isinstance(value, (bool, str)):
         return value

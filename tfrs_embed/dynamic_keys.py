@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -276,62 +276,6 @@ def are_counted(keys: DynamicKeys) -> bool:
         and keys.eviction is None
         and keys.when_full == "error"
     )
-
-
-def to_config(keys: DynamicKeys) -> dict[str, Any]:
-    """The fields by name, JSON-able.
-
-    Args:
-        keys: the keys.
-
-    Raises:
-        ValueError: the eviction rule is a function.
-    """
-    config = {
-        field.name: getattr(keys, field.name)
-        for field in dataclasses.fields(keys)
-    }
-    config["dtype"] = keys.dtype.name
-    for field in ("admission", "eviction"):
-        config[field] = rule_to_config(config[field])
-    return config
-
-
-def rule_to_config(rule: Any) -> Any:
-    """What a config stores of an admission or eviction rule, JSON-able.
-
-    Raises:
-        ValueError: it is a function.
-    """
-    if isinstance(rule, _RULES):
-        return {"class": type(rule).__name__, **dataclasses.asdict(rule)}
-    if callable(rule):
-        raise ValueError(
-            "A table whose eviction rule is a function can't be stored in a "
-            f"layer's config: {rule!r}."
-        )
-    return rule
-
-
-def from_config(config: Mapping[str, Any]) -> DynamicKeys:
-    """Makes it of what `to_config` returned."""
-    fields = dict(config)
-    for field in ("admission", "eviction"):
-        fields[field] = rule_from_config(fields[field])
-    return DynamicKeys(**fields)
-
-
-_RULES = (FrequencyAdmission, ProbabilisticAdmission, TimeToLive)
-
-
-def rule_from_config(config: Any) -> Any:
-    """Makes an admission or eviction rule of what `rule_to_config` returned."""
-    if not isinstance(config, Mapping):
-        return config
-    arguments = dict(config)
-    name = arguments.pop("class")
-    [rule] = (kind for kind in _RULES if kind.__name__ == name)
-    return rule(**arguments)
 
 
 def _key_dtype(value: Any) -> tf.DType:

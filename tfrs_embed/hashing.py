@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 from tfrs_embed.arguments import (
@@ -237,12 +237,7 @@ def lookups(hashing: Hashing) -> tuple[str, ...]:
 
 
 def width(hashing: Hashing | None, dim: int) -> int:
-    """The width of a feature's vectors.
-
-    Args:
-        hashing: the feature's, or None.
-        dim: its table's width.
-    """
+    """The width of a feature's vectors, for a table of width `dim`."""
     if isinstance(hashing, Multiplex):
         return hashing.chunks * dim
     if isinstance(hashing, QuotientRemainder):
@@ -264,10 +259,6 @@ def takes_any_id(hashing: Hashing) -> bool:
 
 def num_collisions(hashing: QuotientRemainder, rows: int) -> int:
     """The number of remainders.
-
-    Args:
-        hashing: the declaration.
-        rows: the table's number of rows.
 
     Raises:
         ValueError: the table has too few rows.
@@ -325,20 +316,6 @@ def check(hashing: Any, rows: int, where: str) -> None:
             f"{where}: {type(hashing).__name__} has buckets="
             f"{hashing.buckets}, but the table has {rows} rows."
         )
-
-
-def to_config(hashing: Hashing) -> dict[str, Any]:
-    """The fields by name, JSON-able."""
-    return {"class": type(hashing).__name__, **dataclasses.asdict(hashing)}
-
-
-def from_config(config: Mapping[str, Any]) -> Hashing:
-    """Makes it of what `to_config` returned."""
-    fields = dict(config)
-    name = fields.pop("class")
-    [kind] = (kind for kind in KINDS if kind.__name__ == name)
-    hashing: Hashing = kind(**fields)
-    return hashing
 
 
 def _set(hashing: Any, field: str, value: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import dynamic_keys, hashing, kerases
+from tfrs_embed import kerases
 from tfrs_embed._tensorflow import init_ops_v2
 from tfrs_embed.configs import (
     EmbeddingSpec,
@@ -18,13 +18,50 @@ from tfrs_embed.configs import (
     FeatureSpec,
     TableConfig,
     TableSpec,
+    by_optimizer,
 )
+from tfrs_embed.dynamic_keys import (
+    DynamicKeys,
+    FrequencyAdmission,
+    ProbabilisticAdmission,
+    TimeToLive,
+)
+from tfrs_embed.hashing import KINDS
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.strategies import require_sparse_core_api
 
 _tpu = tf.tpu.experimental.embedding
 
+# Declarations that tables and features hold, by the name of the class, which a
+# config stores.
+_CLASS = "class"
+_DECLARATIONS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        *KINDS,
+        DynamicKeys,
+        FrequencyAdmission,
+        ProbabilisticAdmission,
+        TimeToLive,
+    )
+}
+# The arguments of TensorFlow's table and feature that are stored.
+_OF_TPU_TABLE = (
+    "name",
+    "vocabulary_size",
+    "dim",
+    "initializer",
+    "optimizer",
+    "combiner",
+)
+_OF_TPU_FEATURE = (
+    "name",
+    "table",
+    "max_sequence_length",
+    "output_shape",
+    "validate_weights_and_indices",
+)
 # The key by which an initializer's Keras is known, where it isn't the layer's.
 _KERAS = "keras"
 
@@ -41,23 +78,17 @@ def features_to_config(
         keras: the Keras that stores what is of neither.
 
     Returns:
-        Its optimizers, its tables, each naming its optimizer by position, its
-        features, each naming its table by position, and its nesting, each leaf
-        a feature's position.
+        Lists of optimizers, tables and features, and the nesting of features.
+        Each names what it refers to by the place in the list.
 
     Raises:
         ValueError: an optimizer's learning rate can't be stored.
     """
-    # Tables that share an optimizer share its learning rate. Equal names are
-    # not one.
-    shared: dict[int, list[TableSpec]] = {}
-    for table in spec.tables:
-        named = isinstance(table.optimizer, str)
-        key = id(table) if named else id(table.optimizer)
-        shared.setdefault(key, []).append(table)
+    # Tables that share an optimizer share its learning rate.
+    shared = by_optimizer(spec.tables)
     places = {
-        table.name: place
-        for place, tables in enumerate(shared.values())
+        id(table): place
+        for place, tables in enumerate(shared)
         for table in tables
     }
     return {
@@ -68,10 +99,10 @@ def features_to_config(
                     (o for t in tables if (o := optimizers.get(t.name))), None
                 ),
             )
-            for tables in shared.values()
+            for tables in shared
         ],
         "tables": [
-            _table_to_config(table, places[table.name], keras)
+            _table_to_config(table, places[id(table)], keras)
             for table in spec.tables
         ],
         "features": [
@@ -83,15 +114,10 @@ def features_to_config(
 
 
 def features_from_config(config: Any, keras: Any) -> Any:
-    """Returns the nesting of FeatureConfigs that was stored.
+    """Returns the nesting of FeatureConfigs that `features_to_config` stored.
 
-    Args:
-        config: what `features_to_config` returned.
-        keras: the Keras of initializers and optimizers.
-
-    Returns:
-        The nesting; features that shared a table share one again, and tables
-        that shared an optimizer.
+    Features that shared a table share one again, and tables that shared an
+    optimizer.
     """
     shared = [conversion.deserialize(o, keras) for o in config["optimizers"]]
     tables = [
@@ -101,15 +127,39 @@ def features_from_config(config: Any, keras: Any) -> Any:
     return _decode(config["structure"], features)
 
 
-def dataclass_to_config(value: Any) -> dict[str, Any] | None:
-    """Returns a dataclass as a dict, None for None."""
-    return None if value is None else dataclasses.asdict(value)
+def to_config(value: Any) -> Any:
+    """Returns a declaration's field, or a declaration, as what JSON can hold.
+
+    Raises:
+        ValueError: it is a function, or has one.
+    """
+    if isinstance(value, tf.DType):
+        return value.name
+    if isinstance(value, tuple):
+        return [to_config(each) for each in value]
+    if dataclasses.is_dataclass(value):
+        fields = [field.name for field in dataclasses.fields(value)]
+        stored = {name: to_config(getattr(value, name)) for name in fields}
+        return {_CLASS: type(value).__name__, **stored}
+    if callable(value):
+        raise ValueError(
+            "A table whose eviction rule is a function can't be stored in a "
+            f"layer's config: {value!r}."
+        )
+    return value
 
 
-def sparse_core_from_config(config: dict[str, Any] | None) -> Any:
-    """Returns the SparseCoreEmbeddingConfig that was stored, or None."""
+def from_config(config: Any) -> Any:
+    """Returns what `to_config` was given, but for a dtype, which it names."""
     if not isinstance(config, Mapping):
         return config
+    fields = {name: from_config(value) for name, value in config.items()}
+    # Older files don't say the class of keys.
+    return _DECLARATIONS[fields.pop(_CLASS, DynamicKeys.__name__)](**fields)
+
+
+def sparse_core_from_config(config: Mapping[str, Any]) -> Any:
+    """Returns the SparseCoreEmbeddingConfig that was stored."""
     require_sparse_core_api()
     return tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(**config)
 
@@ -117,31 +167,27 @@ def sparse_core_from_config(config: dict[str, Any] | None) -> Any:
 def _table_to_config(
     table: TableSpec, optimizer: int, keras: Any
 ) -> dict[str, Any]:
-    config = {
-        "name": table.source.name,
-        "vocabulary_size": table.vocabulary_size,
-        "initializer": initializer_to_config(table.source.initializer, keras),
-        "optimizer": optimizer,
-        "combiner": table.combiner,
-    }
-    if table.dtype != "float32":
-        config["dtype"] = table.dtype
-    if not isinstance(table.source, TableConfig):
-        return {"kind": "tpu", "dim": table.dim, **config}
-    if table.keys is not None:
-        config["keys"] = dynamic_keys.to_config(table.keys)
-    # The plan's, as the placement is, which others may not go with.
-    if table.hot_rows != ():
-        config["hot_rows"] = table.hot_rows
-    if table.dtype != "float32":
-        config["rounding"] = table.rounding
-    return {
-        "kind": "own",
+    source = table.source
+    stored = {
+        "name": source.name,
         "embedding_dim": table.dim,
-        "placement": table.placement,
-        "max_ids_per_partition": table.max_ids_per_partition,
-        "max_unique_ids_per_partition": table.max_unique_ids_per_partition,
-        **config,
+        "initializer": initializer_to_config(source.initializer, keras),
+        "optimizer": optimizer,
+    }
+    if isinstance(source, TableConfig):
+        kind = "own"
+        names = [field.name for field in dataclasses.fields(TableConfig)]
+    else:
+        kind = "tpu"
+        names = [*_OF_TPU_TABLE]
+        # Older versions of TensorFlow do not have this setting.
+        if table.dtype != "float32":
+            names.append("dtype")
+    # Placement and hot rows are the plan's, which go together.
+    return {
+        "kind": kind,
+        **{n: to_config(getattr(table, n)) for n in names if n not in stored},
+        **{n: stored[n] for n in names if n in stored},
     }
 
 
@@ -154,10 +200,9 @@ def _table_from_config(
         arguments["initializer"], keras
     )
     arguments["optimizer"] = shared[arguments["optimizer"]]
-    if "keys" in arguments:
-        arguments["keys"] = dynamic_keys.from_config(arguments["keys"])
     if kind == "own":
-        return TableConfig(**arguments)
+        keys = from_config(arguments.pop("keys", None))
+        return TableConfig(keys=keys, **arguments)
     if "dtype" in arguments:
         arguments["dtype"] = tf.as_dtype(arguments["dtype"])
     return _tpu.TableConfig(**arguments)
@@ -192,25 +237,18 @@ def initializer_from_config(config: Any, keras: Any) -> Any:
 
 def _feature_to_config(feature: FeatureSpec, table: int) -> dict[str, Any]:
     source = feature.source
-    config = {
-        "name": source.name,
-        "table": table,
-        "max_sequence_length": feature.max_sequence_length,
-    }
+    stored: dict[str, Any] = {"table": table}
     if isinstance(source, FeatureConfig):
-        if feature.hashing is not None:
-            config["hashing"] = hashing.to_config(feature.hashing)
-        return {
-            "kind": "own",
-            "input_shape": source.input_shape,
-            "output_shape": source.output_shape,
-            **config,
-        }
+        kind = "own"
+        names = [field.name for field in dataclasses.fields(FeatureConfig)]
+    else:
+        kind = "tpu"
+        stored["output_shape"] = feature.output_shape
+        names = [*_OF_TPU_FEATURE]
     return {
-        "kind": "tpu",
-        "output_shape": feature.output_shape,
-        "validate_weights_and_indices": source.validate_weights_and_indices,
-        **config,
+        "kind": kind,
+        **{n: to_config(getattr(source, n)) for n in names if n not in stored},
+        **stored,
     }
 
 
@@ -218,9 +256,10 @@ def _feature_from_config(config: Mapping[str, Any], tables: list[Any]) -> Any:
     arguments = dict(config)
     kind = arguments.pop("kind")
     arguments["table"] = tables[arguments["table"]]
-    if "hashing" in arguments:
-        arguments["hashing"] = hashing.from_config(arguments["hashing"])
-    return (FeatureConfig if kind == "own" else _tpu.FeatureConfig)(**arguments)
+    if kind == "tpu":
+        return _tpu.FeatureConfig(**arguments)
+    hashing = from_config(arguments.pop("hashing", None))
+    return FeatureConfig(hashing=hashing, **arguments)
 
 
 def _encode(template: Any) -> Any:

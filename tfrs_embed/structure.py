@@ -23,13 +23,10 @@ class Structure:
     Attributes:
         template: the nesting, with each leaf replaced by its position.
         paths: the path of each leaf, e.g. `"user/id"`; `""` for a single leaf.
-        keys: the last dict key or index on each leaf's path; None for a single
-            leaf.
     """
 
     template: Any
     paths: tuple[str, ...]
-    keys: tuple[Any, ...]
 
     @classmethod
     def of(
@@ -50,19 +47,17 @@ class Structure:
         """
         leaves: list[Any] = []
         paths: list[str] = []
-        keys: list[Any] = []
 
-        def visit(node: Any, path: str, key: Any) -> Any:
+        def visit(node: Any, path: str) -> Any:
             if is_leaf(node):
                 leaves.append(node)
                 paths.append(path)
-                keys.append(key)
                 return len(leaves) - 1
             if isinstance(node, Mapping):
-                return {k: visit(v, _join(path, k), k) for k, v in node.items()}
+                return {k: visit(v, _join(path, k)) for k, v in node.items()}
             if isinstance(node, (list, tuple)):
                 children = [
-                    visit(v, _join(path, i), i) for i, v in enumerate(node)
+                    visit(v, _join(path, i)) for i, v in enumerate(node)
                 ]
                 return _like(node, children)
             where = f" at '{path}'" if path else ""
@@ -71,8 +66,8 @@ class Structure:
                 f"{where}, got {_describe(node)}."
             )
 
-        template = visit(value, "", None)
-        return cls(template, tuple(paths), tuple(keys)), leaves
+        template = visit(value, "")
+        return cls(template, tuple(paths)), leaves
 
     def flatten(
         self, value: Any, what: str, partial: bool | None = None
@@ -113,17 +108,15 @@ class Structure:
                     )
                 missing = [k for k in template if k not in node and not partial]
                 unknown = [k for k in node if k not in template]
-                if missing or unknown:
-                    problems = []
-                    if unknown:
-                        problems.append(f"unknown keys {unknown}")
-                    if missing:
-                        problems.append(f"missing keys {missing}")
-                    hint = (
-                        " With partial=True a call may leave features out."
-                        if missing and partial is False
-                        else ""
-                    )
+                problems = [f"unknown keys {unknown}"] if unknown else []
+                hint = ""
+                if missing:
+                    problems.append(f"missing keys {missing}")
+                    if partial is False:
+                        hint = (
+                            " With partial=True a call may leave features out."
+                        )
+                if problems:
                     raise ValueError(
                         f"{where} has {' and '.join(problems)}; the feature "
                         f"configuration has the keys {list(template)}.{hint}"

@@ -324,7 +324,7 @@ class _Arguments(KeyArguments):
             "slot_num",
             "nnz_per_slot",
         ):
-            self._set(name, integer(getattr(self, name), name))
+            object.__setattr__(self, name, integer(getattr(self, name), name))
         for name in ("dynamic_input", "use_hashtable"):
             flag(getattr(self, name), name)
         try:
@@ -336,7 +336,7 @@ class _Arguments(KeyArguments):
                 f"key_dtype must be one of {[d.name for d in KEY_DTYPES]}, got "
                 f"{self.key_dtype!r}."
             )
-        self._set("key_dtype", dtype)
+        object.__setattr__(self, "key_dtype", dtype)
         names = ("admission", "eviction", "when_full")
         given = [name for name in names if getattr(self, name) is not None]
         if given and not self.use_hashtable:

@@ -9,11 +9,6 @@ import tensorflow as tf
 from tfrs_embed.configs import FeatureConfig, FeatureSpec
 
 
-def declared_shape(feature: FeatureSpec) -> tuple[int | None, ...] | None:
-    """The input_shape that a feature was declared with."""
-    return getattr(feature.source, "input_shape", None)
-
-
 def with_output_shape(feature: FeatureSpec, replicas: int) -> FeatureSpec:
     """Gives a feature an output_shape, so that dense ids are combined.
 
@@ -28,7 +23,7 @@ def with_output_shape(feature: FeatureSpec, replicas: int) -> FeatureSpec:
         ValueError: the declared shapes contradict each other, or the batch
             can't be divided.
     """
-    declared, output = declared_shape(feature), feature.output_shape
+    declared, output = feature.input_shape, feature.output_shape
     if output is None and feature.max_sequence_length:
         output = (None, feature.max_sequence_length)
     elif output is None:

@@ -15,7 +15,7 @@ from tfrs_embed.arguments import named
 from tfrs_embed.engines.engine import FixedBatches
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import ChangeIds
-from tfrs_embed.layers.declared_shapes import declared_shape, with_output_shape
+from tfrs_embed.layers.declared_shapes import with_output_shape
 from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.ops.input_shapes import InputShape
@@ -430,7 +430,7 @@ class DistributedEmbedding(TableLayer):
         inside = strategies.in_replica(self._strategy)
         shapes: list[InputShape | None] = []
         for feature in self._spec.features:
-            declared = declared_shape(feature)
+            declared = feature.input_shape
             if declared is None:
                 shapes.append(None)
                 continue

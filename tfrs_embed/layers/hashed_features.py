@@ -23,16 +23,13 @@ def compose(
     found: Sequence[tf.Tensor],
     strategy: tf.distribute.Strategy | None,
 ) -> list[tf.Tensor]:
-    """Makes features' activations of those of their lookups.
+    """Returns features' activations, of those of their lookups.
 
     Args:
         features: the features.
         bags: what `to_bags` returned for them.
         found: the activations of their lookups, one feature after the other.
         strategy: the strategy of the layer; None: it is served.
-
-    Returns:
-        Each feature's activations, in the dtype of the lookups'.
     """
     remaining = iter(found)
     return [

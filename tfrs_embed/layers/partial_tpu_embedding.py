@@ -221,11 +221,11 @@ class PartialTPUEmbedding(TableLayer):
         Keyed as the features are in a flat dict, else by the features' paths.
         Features that share a table share its layer.
         """
-        structure = self._spec.structure
-        flat = isinstance(structure.template, dict) and all(
-            isinstance(node, int) for node in structure.template.values()
+        template = self._spec.structure.template
+        flat = isinstance(template, dict) and all(
+            isinstance(node, int) for node in template.values()
         )
-        keys = structure.keys if flat else [f.name for f in self._spec.features]
+        keys = template if flat else [f.name for f in self._spec.features]
         return {
             key: layer
             for key, feature in zip(keys, self._spec.features, strict=True)
@@ -246,5 +246,5 @@ class _Arguments(TableArguments):
     def __post_init__(self) -> None:
         """Checks the values."""
         batch_size = check_integer(self.batch_size, "batch_size", minimum=1)
-        self._set("batch_size", batch_size)
+        object.__setattr__(self, "batch_size", batch_size)
         super().__post_init__()

@@ -5,19 +5,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import tensorflow as tf
 
-from tfrs_embed import dynamic_keys, serialization
+from tfrs_embed import serialization
 from tfrs_embed.arguments import as_int, choice
-from tfrs_embed.configs import TableSpec
+from tfrs_embed.configs import TableSpec, by_optimizer
 from tfrs_embed.distribution import wire
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.planner.plans import Plan
+from tfrs_embed.types import InvalidIds
 
-INVALID_IDS = ("error", "zero")
+_INVALID_IDS: tuple[str, ...] = get_args(InvalidIds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class TableArguments:
         sparse_core_embedding_config: a `SparseCoreEmbeddingConfig`, or None.
         embedding_feature: a TPU's embedding hardware to use instead of what it
             has, or None.
-        invalid_ids: one of `INVALID_IDS`.
+        invalid_ids: one of `InvalidIds`.
         plan: a `Plan` of the tables' placements, or None.
         communication_dtype: the name of what rows and gradients are sent as;
             None: what the plan says.
@@ -53,12 +54,12 @@ class TableArguments:
     def __post_init__(self) -> None:
         """Checks the values."""
         threshold = check_integer(self.size_threshold, "size_threshold")
-        self._set("size_threshold", threshold)
-        choice(self.invalid_ids, INVALID_IDS, "invalid_ids")
+        object.__setattr__(self, "size_threshold", threshold)
+        choice(self.invalid_ids, _INVALID_IDS, "invalid_ids")
         if self.communication_dtype is None:
             return
         sent_as = wire.communication_dtype(self.communication_dtype)
-        self._set("communication_dtype", sent_as)
+        object.__setattr__(self, "communication_dtype", sent_as)
         if isinstance(self.plan, Plan):
             planned = self.plan.communication_dtype
             if planned != sent_as:
@@ -67,10 +68,6 @@ class TableArguments:
                     f"rows and gradients that are sent as {planned}: give "
                     "tfrs_embed.plan the same."
                 )
-
-    def _set(self, name: str, value: Any) -> None:
-        """Sets a field while the object is being made."""
-        object.__setattr__(self, name, value)
 
     @property
     def sent_as(self) -> str:
@@ -93,10 +90,7 @@ class TableArguments:
             ValueError: an optimizer's learning rate can't be stored, or a rule
                 is a function.
         """
-        config = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-        }
+        config = dict(vars(self))
         for name, (store, _) in _STORED.items():
             if config.get(name) is not None:
                 config[name] = store(config[name])
@@ -129,7 +123,7 @@ class KeyArguments(TableArguments):
     def to_config(
         self, optimizer: TableOptimizer | None, keras: Any
     ) -> dict[str, Any]:
-        """See the base class; without the arguments that such layers lack."""
+        # Such layers lack the other arguments.
         config = super().to_config(optimizer, keras)
         shared = {f.name for f in dataclasses.fields(TableArguments)}
         for name in shared - {"optimizer", "communication_dtype"}:
@@ -138,12 +132,7 @@ class KeyArguments(TableArguments):
 
 
 def from_config(config: Mapping[str, Any], keras: Any) -> dict[str, Any]:
-    """A layer's arguments by name, of its config.
-
-    Args:
-        config: what its `get_config` returned. It is not changed.
-        keras: the layer's Keras.
-    """
+    """A layer's arguments by name, of its config, which is not changed."""
     arguments = dict(config)
     for name, (_, restore) in _STORED.items():
         if arguments.get(name) is not None:
@@ -162,7 +151,7 @@ def _as_text(keys: Sequence[Any]) -> list[Any]:
     return [k.decode() if isinstance(k, bytes) else k for k in keys]
 
 
-_RULE = (dynamic_keys.rule_to_config, dynamic_keys.rule_from_config)
+_RULE = (serialization.to_config, serialization.from_config)
 _FEATURES = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
 # How arguments that aren't None are stored in a config, and restored from it.
 _STORED: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -171,10 +160,10 @@ _STORED: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "eviction_policy": _RULE,
     "embedding_feature": (lambda feature: feature.name, _FEATURES.__getitem__),
     "initial_vocabulary": (_as_text, tuple),
-    "key_dtype": (lambda dtype: dtype.name, tf.as_dtype),
+    "key_dtype": (serialization.to_config, tf.as_dtype),
     "plan": (Plan.to_json, Plan.from_json),
     "sparse_core_embedding_config": (
-        serialization.dataclass_to_config,
+        dataclasses.asdict,
         serialization.sparse_core_from_config,
     ),
     "table_stacking": (copy.deepcopy, copy.deepcopy),
@@ -184,15 +173,7 @@ _STORED: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 def check_integer(
     value: Any, name: str, minimum: int | None = None
 ) -> int | None:
-    """Checks an argument that is an integer or None.
-
-    Args:
-        value: the argument.
-        name: its name.
-        minimum: its least value, or None.
-
-    Returns:
-        The argument as Python's integer, or None.
+    """Returns an argument that is an integer or None, of Python's type.
 
     Raises:
         TypeError: it is something else.
@@ -223,19 +204,13 @@ def convert_optimizers(
         The optimizers by table name. Tables that were given one object share
         what becomes of it.
     """
-    converted: dict[int, TableOptimizer | None] = {}
     result = {}
-    for table in tables:
-        given = optimizer if table.optimizer is None else table.optimizer
-        key = id(given)
-        if table.optimizer is not None and isinstance(given, str):
-            key = id(table)  # Equal names are not one object.
-        if key not in converted:
-            where = (
-                f"{layer}'s optimizer"
-                if table.optimizer is None
-                else f"Table '{table.name}'"
-            )
-            converted[key] = conversion.convert(given, where, keras)
-        result[table.name] = converted[key]
+    for group in by_optimizer(tables, optimizer):
+        own = group[0].optimizer
+        converted = (
+            conversion.convert(optimizer, f"{layer}'s optimizer", keras)
+            if own is None
+            else conversion.convert(own, f"Table '{group[0].name}'", keras)
+        )
+        result.update({table.name: converted for table in group})
     return result
