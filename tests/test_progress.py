@@ -295,6 +295,14 @@ def test_an_error_ends_the_lines(clock, stderr):
     assert stderr.states[-1] == "Saving tables: stopped, 30 B in 5 s"
 
 
+def test_off_hides_the_parts_of_a_task_that_is_shown(clock, stderr):
+    with Task("Converting", "a file", 8) as task, progress.off():
+        work(clock, 4)
+        task.advance(8)
+    assert "Converting a file: done" in stderr.getvalue()
+    assert "Saving" not in stderr.getvalue()
+
+
 def test_threads_count_together(clock, terminal):
     with Task("Saving", "tables", 80_000) as task:
         clock.now += 10
@@ -338,7 +346,6 @@ def test_a_stderr_that_fails_fails_nothing(
     progress.set_mode(mode)
     assert work(clock, 50).done == 500 * MB
     assert not capsys.readouterr().out
-    assert not progress._threads.tasks
 
 
 def test_a_stderr_that_is_closed_meanwhile(clock, terminal, monkeypatch):
