@@ -77,6 +77,7 @@ setup(
     python_requires=">=3.10",
     install_requires=[
         "absl-py",
+        "google-crc32c",
         "h5py",
         "keras>=3",
         "numpy",

@@ -8,13 +8,13 @@ import os
 import random
 import sys
 
+import google_crc32c
 import tensorflow as tf
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.conversion.command import main
-from tfrs_embed.checkpoint.crc32c import crc32c, masked_crc32c
-from tfrs_embed.checkpoint.index import Index
+from tfrs_embed.checkpoint.index import Index, masked_crc32c
 
 MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 NUMBERS = [0, 1, -1, 2, 7, 127, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63)]
@@ -40,7 +40,7 @@ def table(blocks):
     file, handles = b"", []
     for data in blocks:
         handles.append(varint(len(file)) + varint(len(data)))
-        crc = masked_crc32c(crc32c(data + b"\0"))
+        crc = masked_crc32c(google_crc32c.value(data + b"\0"))
         file += data + b"\0" + crc.to_bytes(4, "little")
     return file, handles
 
@@ -121,7 +121,7 @@ def read_all(prefix):
     try:
         reader = BundleReader(prefix)
     except tf.errors.DataLossError as error:
-        assert f"{prefix}.index" in error.message, error
+        assert prefix in error.message, error
         return
     for name in reader.shapes:
         try:

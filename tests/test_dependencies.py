@@ -13,6 +13,7 @@ OWN = ("tfrs_embed", "tfrs_embed_command")
 DISTRIBUTIONS = {
     "absl": "absl-py",
     "google": "protobuf",
+    "google_crc32c": "google-crc32c",
     "tf_keras": "tf-keras",
 }
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.index import REMEDY, Index, damaged
+from tfrs_embed.checkpoint.index import REMEDY, Index
 from tfrs_embed.checkpoint.stored import StoredTensor
 
 #: Bytes of a slice, unless one row has more.
@@ -179,12 +179,15 @@ class BundleReader:
         prefix: the checkpoint's path, as `tf.train.latest_checkpoint` gives it.
 
     Raises:
-        tf.errors.OpError: there is none, or its index is damaged.
+        tf.errors.OpError: there is none, its index is damaged, or a data file
+            is missing or cut off.
     """
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self._index = Index(prefix)
+        # TensorFlow would make room for what is not there.
+        self._index.check_files()
         # Names in the files, by those that `rename` gave.
         self._names: Mapping[str, str] = {}
         #: Each tensor's shape, by name.
@@ -193,7 +196,6 @@ class BundleReader:
         self.dtypes = self._index.dtypes
         #: Called with numbers of bytes that were read.
         self.progress: Callable[[int], None] | None = None
-        self._complete: set[str] = set()
         self._stored: dict[str, StoredTensor | None] = {}
 
     def rename(self, names: Mapping[str, str]) -> None:
@@ -263,7 +265,6 @@ class BundleReader:
         return self._stored[name]
 
     def _read(self, name: str, slice_: str) -> tf.Tensor:
-        self._check_is_there(name)
         try:
             with tf.device("CPU:0"):
                 [value] = tf.raw_ops.RestoreV2(
@@ -277,33 +278,17 @@ class BundleReader:
                 None,
                 None,
                 f"'{name}' can't be read from the checkpoint '{self.prefix}': "
-                f"{self._damage(name)}{message_of(error)}. {REMEDY}",
+                f"{self._file_of(name)}{message_of(error)}. {REMEDY}",
             ) from error
         return value
 
-    def _check_is_there(self, name: str) -> None:
-        """Checks that TensorFlow does not make room for what is not there."""
-        if name in self._complete:
-            return
+    def _file_of(self, name: str) -> str:
+        """Which file an error is about, if the tensor is in one."""
+        files: set[str] = set()
         with contextlib.suppress(ValueError):
-            _, incomplete = self._index.files(self.name_in_files(name))
-            if incomplete:
-                raise damaged(
-                    f"'{name}' can't be read from the checkpoint "
-                    f"'{self.prefix}': {', '.join(incomplete)} is missing or "
-                    "cut off"
-                )
-        self._complete.add(name)
-
-    def _damage(self, name: str) -> str:
-        """Which files an error is about, as far as it can be told."""
-        try:
-            files, incomplete = self._index.files(self.name_in_files(name))
-        except (tf.errors.OpError, KeyError, ValueError):
-            return ""
-        if incomplete:
-            return f"{', '.join(incomplete)} is missing or cut off. "
-        return f"it is in {files[0]}. " if len(files) == 1 else ""
+            pieces = self._index.pieces(self.name_in_files(name))
+            files = {entry.file for _, entry in pieces}
+        return f"it is in {files.pop()}. " if len(files) == 1 else ""
 
 
 def slice_spec(shape: Sequence[int], start: int, size: int) -> str:

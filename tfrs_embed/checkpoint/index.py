@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import google_crc32c
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import tensor_bundle_pb2
-from tfrs_embed.checkpoint.crc32c import crc32c, masked_crc32c
 
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 _FOOTER = 48
@@ -27,6 +27,9 @@ REMEDY = "Use an earlier checkpoint, or another copy of this one."
 # The limits of TensorFlow's shapes.
 _MOST_DIMS = 254
 _MOST = 2**63 - 1
+
+#: By dimension, where a slice begins, and its length.
+_Place = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,22 +98,28 @@ class Index:
             )
             if self._header.num_shards < 1:
                 raise self._damaged("it has no data files")
-            self._protos = {
-                key: self._checked_proto(key, value)
-                for key, value in values.items()
-            }
-            # Slices' keys begin with a zero.
-            names = {
-                key.decode(): proto
-                for key, proto in self._protos.items()
-                if not key.startswith(b"\0")
-            }
+            tensors: dict[str, tensor_bundle_pb2.BundleEntryProto] = {}
+            # Of each tensor, in the order of their keys.
+            slices: dict[str, list[Entry]] = {}
+            for key, value in values.items():
+                proto = self._checked_proto(key, value)
+                if key.startswith(b"\0"):
+                    name = _tensor_of(key)
+                    slices.setdefault(name, []).append(self._entry(proto))
+                else:
+                    tensors[key.decode()] = proto
             self.shapes: Mapping[str, list[int]] = {
                 name: [dim.size for dim in proto.shape.dim]
-                for name, proto in names.items()
+                for name, proto in tensors.items()
             }
             self.dtypes: Mapping[str, tf.DType] = {
-                name: tf.as_dtype(proto.dtype) for name, proto in names.items()
+                name: tf.as_dtype(proto.dtype)
+                for name, proto in tensors.items()
+            }
+            # By tensor, the places of its slices in it, and in the files.
+            self._placed = {
+                name: self._place_slices(name, proto, slices.get(name, []))
+                for name, proto in tensors.items()
             }
         except tf.errors.DataLossError:
             raise
@@ -136,53 +145,40 @@ class Index:
         Raises:
             KeyError: it was not saved.
             ValueError: it is cut along its columns too.
-            tf.errors.DataLossError: some slices of it are not there.
         """
-        proto = self._protos[name.encode()]
-        if not proto.slices:
-            return [(0, self._entry(proto))]
+        sizes = self.shapes[name]
         pieces = []
-        keys = _slice_keys(name.encode(), proto)
-        for piece, key in zip(proto.slices, keys, strict=True):
-            columns = zip(piece.extent[1:], proto.shape.dim[1:], strict=True)
+        for place, entry in self._placed[name]:
             if any(
-                e.HasField("length") and e.length < dim.size
-                for e, dim in columns
+                length < size
+                for (_, length), size in zip(place[1:], sizes[1:], strict=True)
             ):
                 raise ValueError(
                     f"'{name}' was saved in slices of its columns, not of its "
                     "rows alone."
                 )
-            if key not in self._protos:
-                raise self._damaged(f"a slice of '{name}' is missing")
-            entry = self._entry(self._protos[key])
-            shape = _slice_shape(proto, piece)
+            pieces.append((place[0][0] if place else 0, entry))
+        return pieces
+
+    def _place_slices(
+        self,
+        name: str,
+        proto: tensor_bundle_pb2.BundleEntryProto,
+        entries: list[Entry],
+    ) -> list[tuple[_Place, Entry]]:
+        """The places of a tensor's slices; of all of it, if it has none."""
+        if not proto.slices:
+            whole = tuple((0, size) for size in self.shapes[name])
+            return [(whole, self._entry(proto))]
+        if len(entries) != len(proto.slices):
+            raise self._damaged(f"a slice of '{name}' is missing")
+        slices = sorted(proto.slices, key=_order)
+        places = [_place(proto, slice_) for slice_ in slices]
+        for place, entry in zip(places, entries, strict=True):
+            shape = tuple(length for _, length in place)
             if entry.shape != shape or entry.dtype != proto.dtype:
                 raise self._damaged(f"a slice of '{name}' is not as it says")
-            pieces.append((piece.extent[0].start, entry))
-        return sorted(pieces, key=lambda p: p[0])
-
-    def files(self, name: str) -> tuple[list[str], list[str]]:
-        """Says which data files a tensor is in.
-
-        Args:
-            name: the tensor's name.
-
-        Returns:
-            The files, and those of them that aren't there or are cut off.
-
-        Raises:
-            As `pieces` does.
-        """
-        ends: dict[str, int] = {}
-        for _, entry in self.pieces(name):
-            end = entry.offset + entry.size
-            ends[entry.file] = max(end, ends.get(entry.file, 0))
-        incomplete = []
-        for file, end in sorted(ends.items()):
-            if _length(file) < end:
-                incomplete.append(file)
-        return sorted(ends), incomplete
+        return list(zip(places, entries, strict=True))
 
     def check_files(self) -> None:
         """Checks that the data files are there, as long as they must be.
@@ -190,19 +186,16 @@ class Index:
         Raises:
             tf.errors.DataLossError: one is not.
         """
-        last: dict[str, tuple[int, bytes]] = {}
-        for key, proto in self._protos.items():
-            if not proto.slices:
-                entry = self._entry(proto)
-                found = entry.offset + entry.size, key
+        last: dict[str, tuple[int, str]] = {}
+        for name, placed in self._placed.items():
+            for _, entry in placed:
+                found = entry.offset + entry.size, name
                 last[entry.file] = max(found, last.get(entry.file, found))
-        for file, (end, key) in sorted(last.items()):
+        for file, (end, name) in sorted(last.items()):
             if _length(file) < end:
-                # A slice's key begins with its tensor's name.
-                name = key.split(b"\0\1")[0].lstrip(b"\0").decode()
                 raise damaged(
                     f"The checkpoint '{self._prefix}' can't be read: '{file}' "
-                    f"is missing, or ends before '{name}' does"
+                    f"is missing or cut off, and ends before '{name}' does"
                 )
 
     def _checked_proto(
@@ -225,9 +218,8 @@ class Index:
         ):
             raise self._damaged(f"what it says of {key!r} can't be")
         if proto.slices:
-            for piece in proto.slices:
-                _slice_shape(proto, piece)
-        elif dtype in (tf.string, tf.variant, tf.resource):
+            return proto  # Its bytes are its slices'.
+        if dtype in (tf.string, tf.variant, tf.resource):
             # Each element takes a byte at least, for its length.
             if elements > proto.size:
                 raise self._damaged(f"{key!r} has too few bytes")
@@ -276,7 +268,7 @@ class Index:
         trailer = self._data[end : end + _TRAILER]
         if len(trailer) < _TRAILER:
             raise self._damaged("it is cut off")
-        crc = crc32c(self._data[offset : end + 1])
+        crc = google_crc32c.value(self._data[offset : end + 1])
         if masked_crc32c(crc) != int.from_bytes(trailer[1:], "little"):
             raise self._damaged("a checksum is wrong")
         if trailer[0] != 0:
@@ -316,6 +308,12 @@ class Index:
         return damaged(f"'{self._path}' is damaged: {why}")
 
 
+def masked_crc32c(crc: int) -> int:
+    """The form in which TensorFlow stores a CRC among the data it is of."""
+    rotated = (crc >> 15 | crc << 17) & 0xFFFFFFFF
+    return (rotated + 0xA282EAD8) & 0xFFFFFFFF
+
+
 def damaged(what: str) -> tf.errors.DataLossError:
     """An error that says what is damaged, and what to do then."""
     return tf.errors.DataLossError(None, None, f"{what}. {REMEDY}")
@@ -339,70 +337,35 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number is too long")
 
 
-def _slice_shape(
-    proto: tensor_bundle_pb2.BundleEntryProto, piece: Any
-) -> tuple[int, ...]:
-    """The shape of a slice, which must be within its tensor's."""
-    shape = []
-    if len(piece.extent) != len(proto.shape.dim):
+def _place(proto: tensor_bundle_pb2.BundleEntryProto, slice_: Any) -> _Place:
+    """A slice's place in its tensor, which must have room for it."""
+    place = []
+    if len(slice_.extent) != len(proto.shape.dim):
         raise ValueError("a slice has other dimensions than its tensor")
-    for extent, dim in zip(piece.extent, proto.shape.dim, strict=True):
+    for extent, dim in zip(slice_.extent, proto.shape.dim, strict=True):
         length = extent.length if extent.HasField("length") else dim.size
         start = extent.start
         if not extent.HasField("length") and start:
             raise ValueError("a slice has no length")
         if start < 0 or length < 0 or start + length > dim.size:
             raise ValueError("a slice is not within its tensor")
-        shape.append(length)
-    return tuple(shape)
+        place.append((start, length))
+    return tuple(place)
 
 
-def _slice_keys(
-    name: bytes, proto: tensor_bundle_pb2.BundleEntryProto
-) -> list[bytes]:
-    """The keys of a tensor's slices."""
+def _order(slice_: Any) -> list[tuple[int, int]]:
+    """The order of slices' keys: starts and lengths, -1 for all."""
     return [
-        _slice_key(
-            name,
-            [
-                (e.start, e.length if e.HasField("length") else -1)
-                for e in piece.extent
-            ],
-        )
-        for piece in proto.slices
+        (e.start, e.length if e.HasField("length") else -1)
+        for e in slice_.extent
     ]
 
 
-def _slice_key(name: bytes, extents: Sequence[tuple[int, int]]) -> bytes:
-    """The key of a slice: its tensor's name, and where it begins and ends.
+def _tensor_of(key: bytes) -> str:
+    """The name of a slice's tensor, with which the slice's key begins.
 
-    As tensorflow/core/util/saved_tensor_slice_util.h has it, in the code of
-    tensorflow/core/lib/strings/ordered_code.h.
-
-    Args:
-        name: the tensor's name.
-        extents: per dimension, the beginning and the length, -1 for all of it.
+    The key is as tensorflow/core/util/saved_tensor_slice_util.h has it: a zero,
+    the name, and the slice's place. Keys are sorted as names and places are.
     """
-    escaped = name.replace(b"\xff", b"\xff\0").replace(b"\0", b"\0\xff")
-    return b"".join(
-        [
-            _unsigned(0),
-            escaped + b"\0\1",
-            _unsigned(len(extents)),
-            *(_signed(number) for extent in extents for number in extent),
-        ]
-    )
-
-
-def _unsigned(value: int) -> bytes:
-    size = -(-value.bit_length() // 8)
-    return bytes([size]) + value.to_bytes(size, "big")
-
-
-def _signed(value: int) -> bytes:
-    """The length in unary in the first bits, then the number."""
-    size = (value if value >= 0 else ~value).bit_length() // 7 + 1
-    ones = (1 << size) - 1
-    header = ones << (8 * size - size)
-    code = (value & ((1 << 8 * size) - 1)) ^ header
-    return code.to_bytes(size, "big")
+    name, _, _ = key[1:].partition(b"\0\1")
+    return name.replace(b"\0\xff", b"\0").decode()

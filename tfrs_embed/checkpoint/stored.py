@@ -5,13 +5,11 @@ TensorFlow reads all of what was saved in one piece, whatever is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import google_crc32c
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.crc32c import crc32c, masked_crc32c
-from tfrs_embed.checkpoint.index import Entry, Index, damaged
+from tfrs_embed.checkpoint.index import Entry, Index, damaged, masked_crc32c
 
 _VERIFY_BYTES = 16 << 20
 
@@ -57,11 +55,8 @@ class StoredTensor:
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def verify(self, progress: Callable[[int], None]) -> None:
+    def verify(self) -> None:
         """Reads all of it and verifies its checksums.
-
-        Args:
-            progress: called with numbers of bytes that were read.
 
         Raises:
             tf.errors.DataLossError: a file is too short, or is not what was
@@ -70,8 +65,7 @@ class StoredTensor:
         for piece in self._pieces:
             step = max(1, _VERIFY_BYTES // max(1, piece.row_bytes))
             for start in range(piece.start, piece.end, step):
-                rows = piece.rows(start, min(start + step, piece.end))
-                progress(rows.nbytes)
+                piece.rows(start, min(start + step, piece.end))
 
 
 class _Piece:
@@ -109,7 +103,8 @@ class _Piece:
         if start == self.start:
             self._crc, self._next = 0, start
         if start == self._next:
-            self._crc, self._next = crc32c(data, self._crc), end
+            self._crc = google_crc32c.extend(self._crc, data)
+            self._next = end
             if end == self.end and masked_crc32c(self._crc) != entry.masked_crc:
                 raise damaged(
                     f"'{entry.file}' is damaged: the checksum of "

@@ -194,7 +194,7 @@ def _stacked(reader: BundleReader, path: str, layout: Any) -> Column:
     def read_verified(start: int, size: int) -> np.ndarray:
         nonlocal verified
         if not verified:
-            stored.verify(lambda _: None)
+            stored.verify()
             verified = True
         return read(start, size)
 
