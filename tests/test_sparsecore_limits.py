@@ -199,6 +199,22 @@ def test_every_form_of_ids_gives_the_same_limits():
         assert limits([form], feature(samples=4)) == want
 
 
+def test_one_id_a_sample_comes_in_any_shape():
+    config = feature(samples=8)
+    assert limits([np.arange(8).reshape(2, 4)], config) == limits(
+        [np.arange(8)], config
+    )
+
+
+def test_rows_are_samples_of_a_shape_of_two_dimensions():
+    table = tpu.TableConfig(64, 8, name="t")
+    rows = tf.ragged.constant([[1, 2], [], [3], [4]])
+    found = limits([rows], tpu.FeatureConfig(table, output_shape=[2, 2]))
+    assert found == limits([rows], feature(samples=4))
+    with pytest.raises(ValueError, match="needs 4 rows of ids, got 2"):
+        limits([rows[:2]], tpu.FeatureConfig(table, output_shape=[2, 2]))
+
+
 def test_a_dataset_is_read_batch_by_batch():
     data = tf.data.Dataset.from_tensor_slices(
         {"f": np.arange(32) % 64, "g": np.zeros(32, np.int32)}
@@ -332,8 +348,8 @@ def unsorted():
         ({"g": [0] * 8}, ValueError, ["'g'", "'f'"]),
         ([0] * 8, TypeError, ["batch 1", "dict"]),
         ({"f": [0.5] * 8}, TypeError, ["'f'", "'t'", "integers", "float64"]),
-        ({"f": [0] * 7}, ValueError, ["'f'", "'t'", "[7]", "8 samples"]),
-        ({"f": [[0], [1, 2]]}, ValueError, ["'f'", "2 samples", "[8]"]),
+        ({"f": [0] * 7}, ValueError, ["'f'", "'t'", "(7,)", "[8]"]),
+        ({"f": [[0], [1, 2]]}, ValueError, ["'f'", "got 2", "[8]"]),
         ({"f": [0] * 7 + [64]}, ValueError, ["'f'", "'t'", "id 64", "0 to 63"]),
         ({"f": [0] * 7 + [-1]}, ValueError, ["'f'", "'t'", "id -1", "0 to 63"]),
         ({"f": np.full(8, 2**32)}, ValueError, ["id 4294967296", "batch 1"]),
@@ -342,12 +358,12 @@ def unsorted():
         (
             {"f": tf.sparse.from_dense(tf.ones([9, 1], tf.int32))},
             ValueError,
-            ["'f'", "9 samples", "[8]"],
+            ["'f'", "got 9", "[8]"],
         ),
         (
             {"f": tf.ragged.constant([[[1]]] * 8)},
             ValueError,
-            ["'f'", "two dimensions"],
+            ["'f'", "rank 2"],
         ),
     ],
 )

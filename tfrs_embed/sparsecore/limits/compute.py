@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tfrs_embed import progress as tasks
 from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, parse
+from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.csr import padded_sizes
 from tfrs_embed.sparsecore.limits import batches as batches_lib
@@ -99,48 +101,47 @@ def compute_limits(
             "that just hold the batches seen."
         )
     spec = parse(feature_config)
-    # Of each lookup, the feature that it belongs to.
-    large = [
-        i
-        for i, feature in enumerate(spec.features)
+    places = [
+        place
+        for place, feature in enumerate(spec.features)
         if feature.table.vocabulary_size > size_threshold
-        for _ in feature.lookups
     ]
-    if not large:
+    if not places:
         raise ValueError(
             f"No table has more than size_threshold={size_threshold} rows: "
             "none is on SparseCores. Lower it."
         )
-    features = [
-        each for i in dict.fromkeys(large) for each in spec.features[i].lookups
-    ]
-    declared = [declares_samples(feature) for feature in features]
-    stream, first = iter(batches), None
-    samples: list[int | None] = [None] * len(features)
-    if not all(declared):
+    features = [_in_rows(spec.features[place]) for place in places]
+
+    def parsed() -> Iterator[list[BaggedIds]]:
+        for number, batch in enumerate(batches):
+            leaves = spec.structure.flatten(batch, f"batch {number}")
+            yield batches_lib.read(
+                features, [leaves[place] for place in places], f"batch {number}"
+            )
+
+    stream: Iterator[list[BaggedIds]] = parsed()
+    lookups = [each for feature in features for each in feature.lookups]
+    samples: list[int | None] = [None] * len(lookups)
+    if not all(map(declares_samples, lookups)):
         first = next(stream, None)
         if first is None:
             raise ValueError(_NO_BATCHES)
-        leaves = spec.structure.flatten(first, "batch 0")
-        by_layer = [i for i, known in enumerate(declared) if not known]
-        places = list(dict.fromkeys(large[i] for i in by_layer))
-        bags = batches_lib.to_layer_bags(
-            [spec.features[place] for place in places],
-            [leaves[place] for place in places],
-            "batch 0",
-        )
-        cores = topology.sparse_cores
-        for i in by_layer:
-            count = int(bags[features[i]].count)
-            samples[i] = max(1, -(-count // cores)) * cores
         stream = itertools.chain([first], stream)
+        cores = topology.sparse_cores
+        samples = [
+            None
+            if declares_samples(lookup)
+            else max(1, -(-int(bags.count) // cores)) * cores
+            for lookup, bags in zip(lookups, first, strict=True)
+        ]
     setup = make_setup(
-        of_one_chip(features, samples, optimizer),
+        of_one_chip(lookups, samples, optimizer),
         None,
         topology,
         sparse_core_embedding_config,
     )
-    reader = _Reader(spec, features, large, declared, setup)
+    counters = _Counters(setup)
     with tasks.Task(
         "Reading",
         "batches for limits",
@@ -148,68 +149,32 @@ def compute_limits(
         "batches",
         show=progress,
     ) as task:
-        counters = _count(task.count(stream), reader, setup)
+        for number, bags in enumerate(task.count(stream)):
+            counters.add(
+                setup,
+                [
+                    batches_lib.to_ids(
+                        lookups[i], bags[i], layout.samples, f"batch {number}"
+                    )
+                    for i, layout in zip(
+                        setup.order, setup.layout.features, strict=True
+                    )
+                ],
+            )
+    if not counters.batches:
+        raise ValueError(_NO_BATCHES)
     config = counters.loads.config(safety)
     return config, _report(setup, counters, spec, config)
 
 
-class _Reader:
-    """Reads batches.
+def _in_rows(feature: FeatureSpec) -> FeatureSpec:
+    """A feature of which a row of ids is a sample where its shape is declared.
 
-    Args:
-        spec: the whole configuration.
-        lookups: the lookups on SparseCores.
-        large: the places in the configuration of their features.
-        declared: whether the configuration says these features' samples.
-        setup: the features on the slice.
+    TensorFlow's class knows no rows that are sequences.
     """
-
-    def __init__(
-        self,
-        spec: EmbeddingSpec,
-        lookups: list[FeatureSpec],
-        large: list[int],
-        declared: list[bool],
-        setup: Setup,
-    ) -> None:
-        self._spec = spec
-        # In the layout's order: the lookup, its feature's place in a batch,
-        # whether it may be padded, and those that a layer's rules apply to.
-        self._features = [lookups[i] for i in setup.order]
-        self._places = [large[i] for i in setup.order]
-        self._padded = [not declared[i] for i in setup.order]
-        self._by_layer = [
-            n
-            for n, feature in enumerate(self._features)
-            if self._padded[n]
-            and (
-                feature.max_sequence_length
-                or feature.output_shape
-                or spec.features[self._places[n]].hashing is not None
-            )
-        ]
-        self._layouts = setup.layout.features
-
-    def read(self, batch: Any, where: str) -> list[Ids]:
-        """Returns the features' ids, in the layout's order."""
-        leaves = self._spec.structure.flatten(batch, where)
-        given = [leaves[place] for place in self._places]
-        places = list(dict.fromkeys(self._places[n] for n in self._by_layer))
-        bags = batches_lib.to_layer_bags(
-            [self._spec.features[place] for place in places],
-            [leaves[place] for place in places],
-            where,
-        )
-        return [
-            batches_lib.of_bags(feature, bags[feature], layout.samples, where)
-            if n in self._by_layer
-            else batches_lib.read(
-                feature, layout, given[n], where, self._padded[n]
-            )
-            for n, (feature, layout) in enumerate(
-                zip(self._features, self._layouts, strict=True)
-            )
-        ]
+    if not declares_samples(feature):
+        return feature
+    return dataclasses.replace(feature, sequences=False)
 
 
 class _Counters:
@@ -244,15 +209,6 @@ class _Counters:
         for stack, of_batch in self.loads.add(ids).items():
             self.total_ids[stack] += of_batch.ids.sum(0)
         self.batches += 1
-
-
-def _count(batches: Iterable[Any], reader: _Reader, setup: Setup) -> _Counters:
-    counters = _Counters(setup)
-    for number, batch in enumerate(batches):
-        counters.add(setup, reader.read(batch, f"batch {number}"))
-    if not counters.batches:
-        raise ValueError(_NO_BATCHES)
-    return counters
 
 
 def _report(
