@@ -20,7 +20,7 @@ from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.parsed_ids import ParsedIds
 from tfrs_embed.sparsecore.buffers import preprocess, statistics
 from tfrs_embed.sparsecore.coo import Ids
-from tfrs_embed.sparsecore.csr import ChipBuffers, padded_sizes
+from tfrs_embed.sparsecore.csr import padded_sizes
 from tfrs_embed.sparsecore.device import Buffers
 from tfrs_embed.sparsecore.layout import Layout
 
@@ -99,45 +99,39 @@ def split(
 def _fill(layout: Layout, dense: Sequence[bool], *arrays: np.ndarray) -> Any:
     """All chips' buffers, and an error's text; "" if there is no error."""
     number = layout.topology.chips
+    # What chips do not fill stays zero.
+    result = [_zeros(*spec) for spec in _specs(layout)]
     try:
         chips = [
             preprocess(layout, ids)
             for ids in split(layout, number, dense, arrays)
         ]
     except ValueError as error:
-        empty = [
-            np.zeros([0] * len(shape), dtype.as_numpy_dtype)
-            for shape, dtype in zip(
-                _shapes(layout), itertools.cycle(_DTYPES), strict=False
-            )
-        ]
-        return [*empty, np.array(str(error), object)]
-    shapes = iter(_shapes(layout))
-    result = []
-    for name in layout.stacks:
-        for field, dtype in zip(ChipBuffers._fields, _DTYPES, strict=True):
-            whole = _zeros(next(shapes), dtype.as_numpy_dtype)
-            # A row for each chip; what it does not fill stays zero.
-            for row, chip in zip(whole.reshape(number, -1), chips, strict=True):
-                part = np.atleast_1d(getattr(chip[name], field))
-                row[: part.size] = part
-            result.append(whole)
+        return [*result, np.array(str(error), object)]
+    by_chip = [
+        [part for name in layout.stacks for part in chip[name]]
+        for chip in chips
+    ]
+    for whole, parts in zip(result, zip(*by_chip, strict=True), strict=True):
+        for row, part in zip(whole.reshape(number, -1), parts, strict=True):
+            row[: np.size(part)] = part
     return [*result, np.array("", object)]
 
 
-def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def _zeros(shape: tuple[int, ...], dtype: tf.DType) -> np.ndarray:
     """Zeros aligned as TensorFlow's, which then takes them without a copy.
 
     Most of a buffer is room for more ids, and its memory is never touched.
     """
-    size = math.prod(shape) * np.dtype(dtype).itemsize
+    size = math.prod(shape) * dtype.size
     memory = np.zeros(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
+    whole = memory[start : start + size].view(dtype.as_numpy_dtype)
+    return whole.reshape(shape)
 
 
-def _shapes(layout: Layout) -> list[tuple[int, ...]]:
-    """The shapes of the buffers, stack by stack."""
+def _specs(layout: Layout) -> list[tuple[tuple[int, ...], tf.DType]]:
+    """The shapes and dtypes of the buffers, stack by stack."""
     topology, config = layout.topology, layout.config
     pointers = _MAX_MINIBATCHES * topology.sparse_cores
     pointers *= padded_sizes(topology.shards)
@@ -148,7 +142,7 @@ def _shapes(layout: Layout) -> list[tuple[int, ...]]:
         shapes += [(topology.chips * pointers,)]
         shapes += [(topology.chips * capacity,)] * 3
         shapes += [sizes] * 3
-    return shapes
+    return list(zip(shapes, _DTYPES * len(layout.stacks), strict=True))
 
 
 def fill_buffers(
@@ -169,21 +163,19 @@ def fill_buffers(
         tf.errors.InvalidArgumentError: a check fails, or there are more ids
             than a limit allows.
     """
+    specs = _specs(layout)
     *tensors, text = tf.numpy_function(
         functools.partial(_fill, layout, [each.even for each in parsed]),
         _to_tensors(parsed, checks),
-        [*_DTYPES * len(layout.stacks), tf.string],
+        [*(dtype for _, dtype in specs), tf.string],
         stateful=False,
     )
-    for tensor, shape in zip(tensors, _shapes(layout), strict=True):
-        tensor.set_shape([None] * len(shape))
+    for tensor, (shape, _) in zip(tensors, specs, strict=True):
+        tensor.set_shape(shape)
     text.set_shape([])
     within = Checks()
     within.require(tf.equal(text, ""), lambda: text)
     tensors = within.guard(tensors)
-    # After the check: buffers must not exist where ids are wrong.
-    for tensor, shape in zip(tensors, _shapes(layout), strict=True):
-        tensor.set_shape(shape)
     result: Enqueued = {}
     size = len(_DTYPES)
     for i, (name, stack) in enumerate(layout.stacks.items()):
@@ -249,14 +241,15 @@ def enqueued(layout: Layout, value: Any) -> Preserved:
         ValueError: it is something else, or another layout's.
     """
     source = "dequeue takes what enqueue returned"
-    _check_stacks(layout, value, source)
-    for name, entry in value.items():
+    buffers = {}
+    for name, entry in _by_stack(layout, value, source).items():
         if not isinstance(entry, (tuple, list)) or len(entry) != 3:
             raise ValueError(
                 f"{source}: for stack '{name}' a tuple of 3, got "
-                f"{_describe(entry)}."
+                f"{type(entry).__name__}."
             )
-    return preserved(layout, {k: v[0] for k, v in value.items()}, source)
+        buffers[name] = entry[0]
+    return preserved(layout, buffers, source)
 
 
 def preserved(
@@ -277,18 +270,17 @@ def preserved(
     Raises:
         ValueError: it is something else, or another layout's.
     """
-    _check_stacks(layout, value, source)
-    size = len(_DTYPES)
-    for i, name in enumerate(layout.stacks):
-        entry = value[name]
+    found = _by_stack(layout, value, source)
+    specs = iter(_specs(layout))
+    for name, entry in found.items():
         if not isinstance(entry, PartitionedCsrFormatTensor):
             raise ValueError(
                 f"{source}: for stack '{name}' a PartitionedCsrFormatTensor, "
-                f"got {_describe(entry)}."
+                f"got {type(entry).__name__}."
             )
-        shapes = _shapes(layout)[size * i : size * i + 4]
-        for field, tensor, shape in zip(
-            entry._fields, entry, shapes, strict=False
+        of_stack = list(itertools.islice(specs, len(_DTYPES)))
+        for field, tensor, (shape, _) in zip(
+            entry._fields[:4], entry[:4], of_stack[:4], strict=True
         ):
             if not tensor.shape.is_compatible_with(shape):
                 raise ValueError(
@@ -296,21 +288,19 @@ def preserved(
                     f"got {tensor.shape}; it was made for another topology, "
                     "batch or limit."
                 )
-    return {name: value[name] for name in layout.stacks}
+    return found
 
 
-def _check_stacks(layout: Layout, value: Any, source: str) -> None:
-    if not isinstance(value, Mapping) or set(value) != set(layout.stacks):
-        raise ValueError(
-            f"{source}: a dict with the stacks {list(layout.stacks)}, got "
-            f"{_describe(value)}."
-        )
-
-
-def _describe(value: Any) -> str:
+def _by_stack(layout: Layout, value: Any, source: str) -> dict[str, Any]:
+    """A user's value for each stack, in the layout's order."""
+    if isinstance(value, Mapping) and set(value) == set(layout.stacks):
+        return {name: value[name] for name in layout.stacks}
+    got = type(value).__name__
     if isinstance(value, Mapping):
-        return f"one with the keys {list(value)}"
-    return type(value).__name__
+        got = f"one with the keys {list(value)}"
+    raise ValueError(
+        f"{source}: a dict with the stacks {list(layout.stacks)}, got {got}."
+    )
 
 
 def of_chips(

@@ -87,31 +87,24 @@ class StackedTables(AutoTrackable):
         stack = self._layout.stacks[name]
         rule = self._setup.rules[name]
 
-        def make(key: str, initial: Any) -> tf.Variable:
-            # By these names TF's class saves them and restores them.
-            return self._add_variable_with_custom_getter(
-                name=key,
-                shape=(stack.rows, stack.dim),
-                dtype=tf.float32,
-                initializer=lambda shape, dtype, **_: initial(),
-                getter=_make_variable,
-                # Building may have failed before, in an initializer.
-                overwrite=True,
-                trainable=False,
-            )
-
-        made = {}
-        for slot, begins in (rule.slots() if rule else {}).items():
-            value = begins.initial
-            made[slot] = make(
+        # By these names TF's class saves them and restores them.
+        made = {
+            slot: self._make_variable(
                 f"{name}/{slot}",
-                lambda value=value: tf.fill([stack.rows, stack.dim], value),
+                tf.fill([stack.rows, stack.dim], begins.initial),
             )
-        made[PARAMETERS] = make(
-            name,
-            lambda: tf.constant(initial_rows(self._setup, name)),
+            for slot, begins in (rule.slots() if rule else {}).items()
+        }
+        made[PARAMETERS] = self._make_variable(
+            name, tf.constant(initial_rows(self._setup, name))
         )
         return made
+
+    def _make_variable(self, name: str, value: tf.Tensor) -> tf.Variable:
+        variable = tf.Variable(value, trainable=False, name=name)
+        # Building may have failed before, in an initializer.
+        self._track_trackable(variable, name, overwrite=True)
+        return variable
 
     @tf.autograph.experimental.do_not_convert
     def drain(self) -> None:
@@ -208,18 +201,6 @@ class StackedTables(AutoTrackable):
 
     def _checkpoint_adapter(self, path: str) -> None:
         checkpoints.check_layouts(path, self.embedding_layouts)
-
-
-def _make_variable(
-    name: str, shape: Any, dtype: Any, initializer: Any, trainable: bool
-) -> tf.Variable:
-    return tf.Variable(
-        lambda: initializer(shape, dtype),
-        name=name,
-        shape=shape,
-        dtype=dtype,
-        trainable=trainable,
-    )
 
 
 def initial_rows(setup: Setup, stack: str) -> np.ndarray:
