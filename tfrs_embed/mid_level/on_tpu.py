@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -45,13 +46,10 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
     ) -> None:
         strategy = tf.distribute.get_strategy()
         require_kernels(strategy)
-        hardware = strategy.extended.tpu_hardware_feature
-        # TF takes 4 where the hardware does not say.
-        cores = hardware.num_embedding_devices_per_chip or 4
-        found = Topology.of((strategy.num_replicas_in_sync, cores))
+        found = Topology.of_strategy(strategy)
         if topology is not None:
             asked = Topology.of(topology)
-            if (asked.chips, asked.sparse_cores) != (found.chips, cores):
+            if asked != dataclasses.replace(found, name=asked.name):
                 raise ValueError(
                     f"topology={topology!r} is {asked.chips} chips x "
                     f"{asked.sparse_cores} SparseCores, but the strategy has "

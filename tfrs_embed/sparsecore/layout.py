@@ -30,7 +30,6 @@ class FeatureLayout:
         path: the feature's place in the configuration, joined by "/".
         config: TF's FeatureConfig; its table has the padded sizes.
         stack: the name of the stack its table is in.
-        vocabulary_size: rows of the table as the user gave them.
         dim: width of the table as the user gave it.
         samples: samples of one chip: the product of output_shape.
         row_offset: of its first sample among the stack's samples of one chip.
@@ -41,7 +40,6 @@ class FeatureLayout:
     path: str
     config: Any
     stack: str
-    vocabulary_size: int
     dim: int
     samples: int
     row_offset: int
@@ -115,7 +113,7 @@ class Layout:
         for table in tables:
             if table.optimizer is None:
                 table.optimizer = optimizer
-        sizes = {t.name: (t.vocabulary_size, t.dim) for t in tables}
+        dims = {table.name: table.dim for table in tables}
         stacking = (
             tpu_embedding_v3._stack_tables_with_same_table_dim_and_optimizer(
                 tables,
@@ -145,14 +143,12 @@ class Layout:
             stack, col_offset, col_shift = (
                 stacking.table_to_stacked_table_offset[feature.table.name]
             )
-            rows, dim = sizes[feature.table.name]
             self.features.append(
                 FeatureLayout(
                     path=path,
                     config=feature,
                     stack=stack,
-                    vocabulary_size=rows,
-                    dim=dim,
+                    dim=dims[feature.table.name],
                     samples=math.prod(feature.output_shape),
                     row_offset=stacking.feature_to_sample_offset[path],
                     col_offset=col_offset,

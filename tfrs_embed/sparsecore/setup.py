@@ -143,7 +143,9 @@ def make_setup(
 
 def _read(feature_config: Any, optimizer: Any) -> tuple[Any, EmbeddingSpec]:
     """A completed copy of the configuration, and its features' specs."""
-    Structure.of(feature_config, _is_feature)
+    Structure.of(
+        feature_config, lambda node: isinstance(node, _tpu.FeatureConfig)
+    )
     feature_config = tpu_embedding_v3._clone_feature_config(feature_config)
     for i, table in enumerate(_tables_of(feature_config)):
         # TF numbers tables without a name in this order.
@@ -159,10 +161,6 @@ def _read(feature_config: Any, optimizer: Any) -> tuple[Any, EmbeddingSpec]:
     for table in spec.tables:
         require_float32(table, "on SparseCores")
     return feature_config, spec
-
-
-def _is_feature(node: Any) -> bool:
-    return isinstance(node, _tpu.FeatureConfig)
 
 
 def _tables_of(feature_config: Any) -> list[Any]:
@@ -257,11 +255,6 @@ def check_layout(layout: Layout) -> None:
             or out of range.
         TypeError: limits that are no dict.
     """
-    _check_sizes(layout)
-    _check_limits(layout)
-
-
-def _check_sizes(layout: Layout) -> None:
     for stack in layout.stacks.values():
         if stack.rows <= MAX_ROWS:
             continue
@@ -272,12 +265,11 @@ def _check_sizes(layout: Layout) -> None:
             f"'{table.name}', has {table.vocabulary_size}: make it smaller, or "
             "set disable_table_stacking."
         )
-
-
-def _check_limits(layout: Layout) -> None:
     config = layout.config
-    _check_positive(
-        config.max_ids_per_chip_per_sample, "max_ids_per_chip_per_sample"
+    integer(
+        config.max_ids_per_chip_per_sample,
+        "max_ids_per_chip_per_sample",
+        most=MAX_ROWS,
     )
     stack_of = {
         table.name: stack.name
@@ -302,7 +294,7 @@ def _check_limits(layout: Layout) -> None:
                         "use that name."
                     )
                 raise ValueError(f"{field} has no stack '{name}'; {hint}")
-            _check_positive(value, f"{field}['{name}']")
+            integer(value, f"{field}['{name}']", most=MAX_ROWS)
     for stack in layout.stacks.values():
         capacity = config.max_ids_per_chip_per_sample * stack.samples
         if capacity % 8:
@@ -312,7 +304,3 @@ def _check_limits(layout: Layout) -> None:
                 f"samples per chip is {capacity} ids, which must be a multiple "
                 "of 8; choose another limit or batch size."
             )
-
-
-def _check_positive(value: Any, what: str) -> None:
-    integer(value, what, most=MAX_ROWS)

@@ -15,16 +15,11 @@ from tfrs_embed.sparsecore.stacking import Stacking
 
 _tpu = tf.tpu.experimental.embedding
 
-#: Gives the learning rate of a table optimizer.
-Rate = Callable[[TableOptimizer], Any]
-
 
 def feature_configs(
     features: Sequence[FeatureSpec],
-    samples: Sequence[int],
-    optimizers: Mapping[str, TableOptimizer | None],
-    rate: Rate | None = None,
-    stacking: Stacking | None = None,
+    samples: Sequence[int | None],
+    optimizers: Mapping[str, Any],
 ) -> list[Any]:
     """Returns a `tf.tpu.experimental.embedding.FeatureConfig` per feature.
 
@@ -32,33 +27,14 @@ def feature_configs(
 
     Args:
         features: the features.
-        samples: each feature's number of samples in one replica's batch; its
-            output_shape is [samples].
-        optimizers: each table's optimizer by its name. TensorFlow stacks tables
-            whose optimizers are equal, so tables of one optimizer get one.
-        rate: called for the learning rate at each update; None: the
-            configurations are not for training.
-        stacking: which tables may be stacked; None: all of one optimizer.
+        samples: each feature's number of samples in one replica's batch, which
+            becomes its output_shape; None: it has an output_shape.
+        optimizers: TF's optimizer of each table by the table's name. TF stacks
+            tables whose optimizers are equal.
 
     Returns:
         The configurations, in the order of the features.
     """
-    made: dict[Any, Any] = {}
-    of_table = {}
-    for name, optimizer in optimizers.items():
-        key = (id(optimizer), stacking and stacking.group_of(name))
-        if key not in made:
-            made[key] = _optimizer(optimizer, rate, f"Table '{name}'")
-        of_table[name] = made[key]
-    return _configs(features, [[count] for count in samples], of_table)
-
-
-def _configs(
-    features: Sequence[FeatureSpec],
-    shapes: Sequence[Any],
-    optimizers: Mapping[str, Any],
-) -> list[Any]:
-    """The features with these output_shapes, and TF's optimizers by table."""
     tables = {
         table.name: _tpu.TableConfig(
             vocabulary_size=table.vocabulary_size,
@@ -73,10 +49,10 @@ def _configs(
     return [
         _tpu.FeatureConfig(
             table=tables[feature.table.name],
-            output_shape=shape,
+            output_shape=feature.output_shape if count is None else [count],
             name=feature.name,
         )
-        for feature, shape in zip(features, shapes, strict=True)
+        for feature, count in zip(features, samples, strict=True)
     ]
 
 
@@ -88,20 +64,42 @@ def _zeros(
     return tf.zeros(shape if shard_info is None else shard_info.shape, dtype)
 
 
-def _optimizer(
-    optimizer: TableOptimizer | None, rate: Rate | None, where: str
-) -> Any:
-    # An untrained table's gradients are never sent; TF wants an optimizer.
-    if optimizer is None:
-        return to_tpu(SGD(), 0.0, where)
-    # Tables of two optimizers must not become one stack, not even if these
-    # are equal now. TensorFlow compares callables by identity.
-    return to_tpu(
-        optimizer.rule,
-        lambda: rate(optimizer) if rate else 0.0,
-        where,
-        optimizer.options.clipvalue,
-    )
+def layer_optimizers(
+    optimizers: Mapping[str, TableOptimizer | None],
+    rate: Callable[[TableOptimizer], Any],
+    stacking: Stacking | None = None,
+) -> dict[str, Any]:
+    """Returns TF's optimizers of a layer's tables, by the tables' names.
+
+    Tables of one optimizer get one, so that TF may stack them.
+
+    Args:
+        optimizers: each table's optimizer by its name.
+        rate: called for the learning rate at each update.
+        stacking: which tables may be stacked; None: all of one optimizer.
+    """
+
+    def to_tf(optimizer: TableOptimizer | None, where: str) -> Any:
+        # An untrained table's gradients are never sent; TF wants an optimizer.
+        if optimizer is None:
+            return to_tpu(SGD(), 0.0, where)
+        # Tables of two optimizers must not become one stack, not even if these
+        # are equal now. TensorFlow compares callables by identity.
+        return to_tpu(
+            optimizer.rule,
+            lambda: rate(optimizer),
+            where,
+            optimizer.options.clipvalue,
+        )
+
+    made: dict[Any, Any] = {}
+    of_table = {}
+    for name, optimizer in optimizers.items():
+        key = (id(optimizer), stacking and stacking.group_of(name))
+        if key not in made:
+            made[key] = to_tf(optimizer, f"Table '{name}'")
+        of_table[name] = made[key]
+    return of_table
 
 
 def declares_samples(feature: FeatureSpec) -> bool:
@@ -119,23 +117,17 @@ def declares_samples(feature: FeatureSpec) -> bool:
     )
 
 
-def of_one_chip(
-    features: Sequence[FeatureSpec],
-    samples: Sequence[int | None],
-    optimizer: Any,
+def untrained_optimizers(
+    features: Sequence[FeatureSpec], optimizer: Any
 ) -> dict[str, Any]:
-    """Returns a `tf.tpu.experimental.embedding.FeatureConfig` per feature.
+    """Returns TF's optimizers of tables that are only laid out, by their names.
+
+    They decide what TF stacks, and are not for training.
 
     Args:
         features: the features.
-        samples: each feature's number of samples on a chip; None: it is in the
-            feature's output_shape.
         optimizer: for tables that have none: TF's, or what
             `optimizers.conversion.convert` takes.
-
-    Returns:
-        The configurations by the features' names. Their optimizers decide what
-        TF stacks, and are not for training.
 
     Raises:
         ValueError: an optimizer that can't be converted.
@@ -149,18 +141,12 @@ def of_one_chip(
         named = isinstance(table.optimizer, str)
         key = id(table) if named else id(given)
         if key not in made:
-            made[key] = _chip_optimizer(given, f"Table '{table.name}'")
+            made[key] = _untrained(given, f"Table '{table.name}'")
         of_table[table.name] = made[key]
-    shapes = [
-        feature.output_shape if count is None else [count]
-        for feature, count in zip(features, samples, strict=True)
-    ]
-    configs = _configs(features, shapes, of_table)
-    names = [feature.name for feature in features]
-    return dict(zip(names, configs, strict=True))
+    return of_table
 
 
-def _chip_optimizer(given: Any, where: str) -> Any:
+def _untrained(given: Any, where: str) -> Any:
     if isinstance(given, tpu_embedding_v2_utils._Optimizer):
         return given
     converted = convert(given, where)

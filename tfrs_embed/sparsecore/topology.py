@@ -6,6 +6,8 @@ import dataclasses
 import operator
 import re
 
+import tensorflow as tf
+
 from tfrs_embed.arguments import as_int
 
 #: SparseCores of a chip, and TensorCores that its name counts, by generation.
@@ -86,6 +88,14 @@ class Topology:
                 "TensorFlow knows chips with 1, 2 or 4."
             )
         return cls(chips, sparse_cores, name)
+
+    @classmethod
+    def of_strategy(cls, strategy: tf.distribute.Strategy) -> Topology:
+        """The slice of a TPUStrategy whose chips have SparseCores."""
+        hardware = strategy.extended.tpu_hardware_feature
+        # TensorFlow's class takes 4 where the hardware does not say.
+        cores = hardware.num_embedding_devices_per_chip or 4
+        return cls.of((strategy.num_replicas_in_sync, cores))
 
 
 def _read(name: str) -> tuple[int, int]:

@@ -155,16 +155,14 @@ class TPUEngine(Engine, FixedBatches):
     def _build(self) -> None:
         """Makes TensorFlow's object, and puts its variables into states."""
 
-    def _feature_configs(
-        self, samples: Sequence[int], stacking: Stacking | None = None
-    ) -> list[Any]:
+    def _feature_configs(self, stacking: Stacking | None = None) -> list[Any]:
         """The features as TensorFlow's classes take them."""
         return tf_configs.feature_configs(
             self.features,
-            samples,
-            self.optimizers,
-            rate=lambda optimizer: self._rates[id(optimizer)],
-            stacking=stacking,
+            self._padded(),
+            tf_configs.layer_optimizers(
+                self.optimizers, lambda o: self._rates[id(o)], stacking
+            ),
         )
 
     def _initial_blocks(

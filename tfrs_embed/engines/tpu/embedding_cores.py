@@ -58,7 +58,7 @@ class EmbeddingCoreEngine(TPUEngine):
 
     def _build(self) -> None:
         self._embedding = _Embedding(
-            self._feature_configs(self._padded()), None, self._pipelined
+            self._feature_configs(), None, self._pipelined
         )
         try:
             self._embedding.build(

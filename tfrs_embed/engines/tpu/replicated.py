@@ -33,9 +33,7 @@ class ReplicatedEngine(TPUEngine):
 
     def _build(self) -> None:
         with tf.variable_creator_scope(_equal_on_all_replicas):
-            self._embedding = _Tables(
-                self._feature_configs(self._padded()), None
-            )
+            self._embedding = _Tables(self._feature_configs(), None)
             self._embedding.build()
         for table in self._embedding.embedding_tables:
             state = self.states[table.name]

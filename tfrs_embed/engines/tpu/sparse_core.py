@@ -58,20 +58,15 @@ class SparseCoreEngine(TPUEngine):
         self._stacking = options.stacking
         self._embedding: Any = None
         self._loads: MaxLoads | None = None
-        hardware = options.strategy.extended.tpu_hardware_feature
-        # 0 stands for 4 in TensorFlow's class.
-        self._sparse_cores = hardware.num_embedding_devices_per_chip or 4
+        self._topology = Topology.of_strategy(options.strategy)
 
     @functools.cached_property
     def _layout(self) -> Layout:
         """The tables and features on the slice; their samples are known."""
         # TensorFlow leaves out what its buffers have no room for, and limits
         # for stacks that it doesn't have.
-        topology = Topology.of(
-            (self._strategy.num_replicas_in_sync, self._sparse_cores)
-        )
-        features = self._feature_configs(self._padded(), self._stacking)
-        layout = Layout(features, None, topology, self._config)
+        features = self._feature_configs(self._stacking)
+        layout = Layout(features, None, self._topology, self._config)
         check_layout(layout)
         self._check_stacks(layout)
         return layout
@@ -87,7 +82,7 @@ class SparseCoreEngine(TPUEngine):
         self._require_samples()
         layout = self._layout
         self._loads = self._loads or MaxLoads(layout)
-        chips = self._strategy.num_replicas_in_sync
+        chips = self._topology.chips
         rows = [as_ragged(each, each.count)[0] for each in bags]
         for chip in range(chips):
             self._loads.add(
@@ -112,7 +107,7 @@ class SparseCoreEngine(TPUEngine):
 
     def _build(self) -> None:
         self._embedding = TPUEmbeddingV2InLoops(
-            self._feature_configs(self._padded(), self._stacking),
+            self._feature_configs(self._stacking),
             None,
             self._pipelined,
             self._with_limits(self._layout),
@@ -182,7 +177,7 @@ class SparseCoreEngine(TPUEngine):
 
     def _padded(self) -> list[int]:
         # TensorFlow drops the samples beyond a multiple of the SparseCores.
-        cores = self._sparse_cores
+        cores = self._topology.sparse_cores
         return [-(-samples // cores) * cores for samples in super()._padded()]
 
     def _read(self, name: str, ids: tf.Tensor) -> tf.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,7 +89,8 @@ def _to_tensor(feature: FeatureSpec, given: Any) -> Any:
             given = given.astype(np.int32)
     if isinstance(given, (tf.Tensor, np.ndarray)) and declares_samples(feature):
         # One id a sample may come in any shape, as TensorFlow takes them.
-        here, wanted = tuple(given.shape), feature.output_shape
-        if here != wanted and math.prod(here) == math.prod(wanted):
+        here = tf.TensorShape(given.shape)
+        wanted = tf.TensorShape(feature.output_shape)
+        if here != wanted and here.num_elements() == wanted.num_elements():
             return tf.reshape(given, wanted)
     return given

@@ -25,7 +25,8 @@ from tfrs_embed.sparsecore.limits.report import (
 from tfrs_embed.sparsecore.setup import Setup, make_setup
 from tfrs_embed.sparsecore.tf_configs import (
     declares_samples,
-    of_one_chip,
+    feature_configs,
+    untrained_optimizers,
 )
 from tfrs_embed.sparsecore.topology import Topology
 
@@ -136,7 +137,12 @@ def compute_limits(
             for lookup, bags in zip(lookups, first, strict=True)
         ]
     setup = make_setup(
-        of_one_chip(lookups, samples, optimizer),
+        {
+            config.name: config
+            for config in feature_configs(
+                lookups, samples, untrained_optimizers(lookups, optimizer)
+            )
+        },
         None,
         topology,
         sparse_core_embedding_config,
