@@ -28,8 +28,8 @@ REMEDY = "Use an earlier checkpoint, or another copy of this one."
 _MOST_DIMS = 254
 _MOST = 2**63 - 1
 
-#: By dimension, where a slice begins, and its length.
-_Place = tuple[tuple[int, int], ...]
+# In place of a slice's length, where it has all of a dimension.
+_ALL = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +116,8 @@ class Index:
                 name: tf.as_dtype(proto.dtype)
                 for name, proto in tensors.items()
             }
-            # By tensor, the places of its slices in it, and in the files.
-            self._placed = {
-                name: self._place_slices(name, proto, slices.get(name, []))
+            self._pieces = {
+                name: self._find_pieces(name, proto, slices.get(name, []))
                 for name, proto in tensors.items()
             }
         except tf.errors.DataLossError:
@@ -146,39 +145,48 @@ class Index:
             KeyError: it was not saved.
             ValueError: it is cut along its columns too.
         """
-        sizes = self.shapes[name]
-        pieces = []
-        for place, entry in self._placed[name]:
-            if any(
-                length < size
-                for (_, length), size in zip(place[1:], sizes[1:], strict=True)
-            ):
-                raise ValueError(
-                    f"'{name}' was saved in slices of its columns, not of its "
-                    "rows alone."
-                )
-            pieces.append((place[0][0] if place else 0, entry))
-        return pieces
+        row = tuple(self.shapes[name][1:])
+        if any(entry.shape[1:] != row for _, entry in self._pieces[name]):
+            raise ValueError(
+                f"'{name}' was saved in slices of its columns, not of its rows "
+                "alone."
+            )
+        return self._pieces[name]
 
-    def _place_slices(
+    def _find_pieces(
         self,
         name: str,
         proto: tensor_bundle_pb2.BundleEntryProto,
         entries: list[Entry],
-    ) -> list[tuple[_Place, Entry]]:
-        """The places of a tensor's slices; of all of it, if it has none."""
+    ) -> list[tuple[int, Entry]]:
+        """A tensor's slices and their first rows; all of it if it has none.
+
+        Args:
+            name: the tensor's name.
+            proto: what the index says of it.
+            entries: its slices, in the order of their keys.
+        """
         if not proto.slices:
-            whole = tuple((0, size) for size in self.shapes[name])
-            return [(whole, self._entry(proto))]
+            return [(0, self._entry(proto))]
         if len(entries) != len(proto.slices):
             raise self._damaged(f"a slice of '{name}' is missing")
-        slices = sorted(proto.slices, key=_order)
-        places = [_place(proto, slice_) for slice_ in slices]
-        for place, entry in zip(places, entries, strict=True):
-            shape = tuple(length for _, length in place)
-            if entry.shape != shape or entry.dtype != proto.dtype:
+        pieces = []
+        # Sorted as their keys are.
+        slices = sorted(map(_extents, proto.slices))
+        for extents, entry in zip(slices, entries, strict=True):
+            shape = []
+            for (start, length), size in zip(
+                extents, self.shapes[name], strict=True
+            ):
+                if (start, length) == (0, _ALL):
+                    length = size
+                if not 0 <= start <= start + length <= size:
+                    raise self._damaged(f"a slice of '{name}' is outside of it")
+                shape.append(length)
+            if entry.shape != tuple(shape) or entry.dtype != proto.dtype:
                 raise self._damaged(f"a slice of '{name}' is not as it says")
-        return list(zip(places, entries, strict=True))
+            pieces.append((extents[0][0], entry))
+        return pieces
 
     def check_files(self) -> None:
         """Checks that the data files are there, as long as they must be.
@@ -187,8 +195,8 @@ class Index:
             tf.errors.DataLossError: one is not.
         """
         last: dict[str, tuple[int, str]] = {}
-        for name, placed in self._placed.items():
-            for _, entry in placed:
+        for name, pieces in self._pieces.items():
+            for _, entry in pieces:
                 found = entry.offset + entry.size, name
                 last[entry.file] = max(found, last.get(entry.file, found))
         for file, (end, name) in sorted(last.items()):
@@ -337,26 +345,10 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number is too long")
 
 
-def _place(proto: tensor_bundle_pb2.BundleEntryProto, slice_: Any) -> _Place:
-    """A slice's place in its tensor, which must have room for it."""
-    place = []
-    if len(slice_.extent) != len(proto.shape.dim):
-        raise ValueError("a slice has other dimensions than its tensor")
-    for extent, dim in zip(slice_.extent, proto.shape.dim, strict=True):
-        length = extent.length if extent.HasField("length") else dim.size
-        start = extent.start
-        if not extent.HasField("length") and start:
-            raise ValueError("a slice has no length")
-        if start < 0 or length < 0 or start + length > dim.size:
-            raise ValueError("a slice is not within its tensor")
-        place.append((start, length))
-    return tuple(place)
-
-
-def _order(slice_: Any) -> list[tuple[int, int]]:
-    """The order of slices' keys: starts and lengths, -1 for all."""
+def _extents(slice_: Any) -> list[tuple[int, int]]:
+    """By dimension, a slice's beginning and its length, or `_ALL`."""
     return [
-        (e.start, e.length if e.HasField("length") else -1)
+        (e.start, e.length if e.HasField("length") else _ALL)
         for e in slice_.extent
     ]
 

@@ -63,7 +63,6 @@ class SavedOrder(Trackable, Saved):
         saver.mark(self, self)
 
     def save(self, key: str, session: Session) -> None:
-        """See the base class."""
         # The first is the number of iterations.
         if len(self._optimizer.variables) > 1:
             with tf.device("CPU:0"):
@@ -71,7 +70,6 @@ class SavedOrder(Trackable, Saved):
             session.writer().add(key, places)
 
     def check(self, key: str, reader: BundleReader) -> None:
-        """See the base class."""
         there = json.loads(reader.read(key).numpy())
         self.refused = None
         if there != self.places:
@@ -95,7 +93,7 @@ class SavedOrder(Trackable, Saved):
         return " tf_keras.optimizers.legacy's keep slots by variable."
 
     def restore(self, key: str, reader: BundleReader) -> None:
-        """See the base class."""
+        """Does nothing: there is only something to check."""
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any

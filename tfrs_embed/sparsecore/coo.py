@@ -96,9 +96,15 @@ def convert(
     per_sc = sample_count // num_sc
     rows = np.arange(per_sc, dtype=np.int32) + np.int32(row_offset // num_sc)
     rows = np.tile(rows, num_sc)
-    gains = _gains(ids, lengths, combiner) if with_gains else None
+    gains = None
+    if with_gains:
+        gains = np.ones(values.size, np.float32)
+        if ids.weights is not None:
+            gains *= ids.weights
     if lengths is None:
         counts = np.full(num_sc, per_sc, np.intp)
+        if gains is not None and combiner != "sum":
+            gains *= _inverse(_contributions(gains, combiner), combiner)
     else:
         samples = np.repeat(np.arange(sample_count), lengths)
         again = (values[1:] == values[:-1]) & (samples[1:] == samples[:-1])
@@ -205,16 +211,6 @@ def _check_samples(samples: Ints, sample_count: int) -> None:
         message + f"contained a row_id {samples[first]} that was >= the sample "
         f"count ({sample_count})."
     )
-
-
-def _gains(ids: Ids, lengths: NDArray[np.intp] | None, combiner: str) -> Floats:
-    """Returns a new array of weights, scaled if each sample has one id."""
-    gains = np.ones(ids.values.size, np.float32)
-    if ids.weights is not None:
-        gains *= ids.weights
-    if lengths is None and ids.weights is not None and combiner != "sum":
-        gains *= _inverse(_contributions(gains, combiner), combiner)
-    return gains
 
 
 def _scales(ids: Ids, lengths: NDArray[np.intp], combiner: str) -> Floats:
