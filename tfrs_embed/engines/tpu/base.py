@@ -58,8 +58,11 @@ class TPUEngine(Engine, FixedBatches):
         super().__init__(features, optimizers)
         self._strategy = options.strategy
         self._name = options.name
+        self._pipelined = options.pipelined
         self._rates: dict[int, tf.Tensor] = {}
         self._step: Any = None
+        # TensorFlow's object, once built.
+        self._embedding: Any = None
         for table, optimizer in optimizers.items():
             if optimizer is not None:
                 require_tpu(optimizer, f"Table '{table}'", self._options)

@@ -10,14 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import HeldRows
-from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.samples import as_ragged
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.strategies import on_host
 
 
@@ -33,30 +30,12 @@ class EmbeddingCoreEngine(TPUEngine):
 
     The hardware takes one layer's ids at the head of a step, so there can be
     one layer, looked up once in a step.
-
-    Args:
-        features: the features to look up, in the order of each call.
-        optimizers: each table's optimizer by the table's name.
-        options: the other arguments.
-
-    Raises:
-        ValueError: a table has more rows than a TPU can number.
     """
 
     _options = ("clipvalue",)
 
-    def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        optimizers: dict[str, TableOptimizer | None],
-        options: EngineOptions,
-    ) -> None:
-        super().__init__(features, optimizers, options)
-        self._pipelined = options.pipelined
-        self._embedding: Any = None
-        self._calls = itertools.count()
-
     def _build(self) -> None:
+        self._calls = itertools.count()
         self._embedding = _Embedding(
             self._feature_configs(), None, self._pipelined
         )

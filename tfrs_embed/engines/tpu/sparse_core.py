@@ -34,14 +34,7 @@ class SparseCoreEngine(TPUEngine):
     Pipelining is the hardware's: it takes place in a `tf.while_loop` over
     `strategy.run`, as Keras's steps_per_execution makes it.
 
-    Args:
-        features: the features to look up, in the order of each call.
-        optimizers: each table's optimizer by the table's name, or None for a
-            table that is not trained.
-        options: the other arguments.
-
     Raises:
-        ValueError: a table has more rows than a TPU can number.
         RuntimeError: this is not TensorFlow's wheel for TPUs.
     """
 
@@ -53,10 +46,8 @@ class SparseCoreEngine(TPUEngine):
     ) -> None:
         super().__init__(features, optimizers, options)
         require_kernels(options.strategy)
-        self._pipelined = options.pipelined
         self._config = options.sparse_core_config
         self._stacking = options.stacking
-        self._embedding: Any = None
         self._loads: MaxLoads | None = None
         self._topology = Topology.of_strategy(options.strategy)
 
