@@ -384,8 +384,11 @@ def as_tensors(ids, samples):
     where, values, weights = ids
     weights = np.broadcast_to(kernel_weights(ids), values.shape)
     if where.ndim == 2:
+        # Only rows matter to the kernels; layers refuse an index twice.
+        columns = np.arange(len(where))
+        indices = np.stack([where[:, 0], columns], 1).astype(np.int64)
         return tuple(
-            tf.SparseTensor(where.astype(np.int64), v, [samples, 1])
+            tf.SparseTensor(indices, v, [samples, len(where)])
             for v in (values, weights)
         )
     if where.size:
@@ -414,7 +417,7 @@ def test_whole_chips_give_the_kernels_bits(topology):
             )
             layout = Layout(configs, tpu.SGD(), Topology.of(topology), config)
         ids = [
-            random_ids(rng, f.samples, f.vocabulary_size)
+            random_ids(rng, f.samples, f.config.table.vocabulary_size)
             for f in layout.features
         ]
         tensors = [
