@@ -41,18 +41,28 @@ def symbolic(shape=()):
     return tf.keras.Input(shape, dtype=tf.int64)
 
 
-def an_attribute():
+def a_step_of_its_own():
     class Towers(tf.keras.Model):
-        """Has a step of its own, as models of tfrs have."""
+        """Trains as models of tfrs do."""
 
         def __init__(self):
             super().__init__()
             self.embedding = make()
+            self.dense = tf.keras.layers.Dense(1)
 
         def train_step(self, data):
-            return {"sum": tf.reduce_sum(self.embedding(data[0])["a"])}
+            with tf.GradientTape() as tape:
+                vectors = self.embedding(data[0])["a"]
+                loss = tf.reduce_sum(self.dense(vectors))
+            variables = self.trainable_variables
+            self.optimizer.apply_gradients(
+                zip(tape.gradient(loss, variables), variables)
+            )
+            return {"loss": loss}
 
-    Towers()
+    model = Towers()
+    model.compile("sgd")
+    model.fit(ids, targets, verbose=0)
 
 
 def an_item_of_an_attribute():
@@ -141,7 +151,7 @@ print("RAISED", json.dumps(raised))
 '''
 
 CASES = {
-    "an_attribute": "made an attribute of Towers 'towers'",
+    "a_step_of_its_own": "taken for variables of Keras 3 alone",
     "an_item_of_an_attribute": "called by Listed 'listed'",
     "inside_a_tf_keras_model": "called by Outer 'outer'",
     "a_lambda": "called by Lambda 'lambda'",

@@ -16,6 +16,7 @@ The layers are those of tf_keras; `tfrs_embed.keras3` has those of Keras 3.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tfrs_embed import (
@@ -32,7 +33,6 @@ from tfrs_embed import (
     tpu_check,
     types,
 )
-from tfrs_embed.backward_passes import no_updates
 from tfrs_embed.configs import FeatureConfig, TableConfig
 from tfrs_embed.distribution.heartbeats import set_heartbeat_timeout
 from tfrs_embed.dynamic_keys import (
@@ -41,6 +41,7 @@ from tfrs_embed.dynamic_keys import (
     ProbabilisticAdmission,
     TimeToLive,
 )
+from tfrs_embed.gradients.passes import no_updates
 from tfrs_embed.hashing import Hash, Multiplex, QuotientRemainder
 from tfrs_embed.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
 from tfrs_embed.ops.embedding_lookup import embedding_lookup
@@ -136,7 +137,6 @@ def __dir__() -> list[str]:
 
 
 # tf_keras finds layers in a saved model by their names, which it knows once
-# they are imported.
-kerases.when_imported(
-    kerases.TF_KERAS, lambda: importlib.import_module("tfrs_embed.keras2")
-)
+# they are imported. With TF_USE_LEGACY_KERAS=1 TensorFlow has imported it.
+if kerases.TF_KERAS in sys.modules:
+    importlib.import_module("tfrs_embed.keras2")

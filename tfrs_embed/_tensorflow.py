@@ -54,8 +54,7 @@ try:
         # Which CPU is the host of a TPU.
         device_util,
         # The emulated slice: replicas' values as one, threads per replica, and
-        # the classes that it stands for. Threads that a `no_updates` around
-        # `strategy.run` is to reach.
+        # the classes that it stands for.
         distribute_utils,
         mirrored_run,
         mirrored_strategy,
@@ -75,9 +74,6 @@ try:
         context,
         # `EmulatedTPUStrategy.run` refuses what TPUStrategy refuses.
         def_function,
-        # Every `tape.gradient` passes here: it alone knows the sources that a
-        # gradient is asked for.
-        imperative_grad,
         # Whether a tape records: such a call of a layer is a training step.
         record,
     )

@@ -19,13 +19,13 @@ import tf_keras
 from tfrs_embed._tensorflow import traces_shapes
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import in_graphs
+from tfrs_embed.gradients import loss_scale
 from tfrs_embed.layers import (
     all2all_dense_embedding,
     distributed_embedding,
     dynamic_embedding,
     embedding,
     engine_layer,
-    loss_scaling,
     partial_tpu_embedding,
     refuse_keras_3,
 )
@@ -71,12 +71,6 @@ class _Layer(tf_keras.layers.Layer):
         elif "inputs" in kwargs:
             kwargs["inputs"] = self._prepare(kwargs["inputs"], partial)
         return super().__call__(*args, **kwargs)
-
-    def _maybe_initialize_trackable(self) -> None:
-        # What tracks an attribute asks for this first.
-        if hasattr(self, "_name"):
-            refuse_keras_3.refuse_owner(self.name)
-        super()._maybe_initialize_trackable()
 
     def _add_variable(self, name: str, **kwargs: Any) -> Any:
         return self.add_weight(name=name, experimental_autocast=False, **kwargs)
@@ -136,6 +130,10 @@ class EngineLayer(engine_layer.EngineLayer, tf_keras.layers.Layer):
     def _list_weights(self, variables: list[tuple[str, Any]]) -> None:
         # Replicas that build the layer each come by here.
         self._non_trainable_weights[:] = [v for _, v in variables]
+
+    def _differentiate(self, *args: Any) -> tf.Tensor:
+        refuse_keras_3.refuse_gradient(self.name, self.gradient_trigger)
+        return super()._differentiate(*args)
 
     @property
     def non_trainable_weights(self) -> list[tf.Variable]:
@@ -199,7 +197,7 @@ class All2AllDenseEmbedding(  # noqa: D101
 
 
 def _install() -> None:
-    loss_scaling.install(tf_keras)
+    loss_scale.install(tf_keras)
     slot_order.install(tf_keras)
 
 

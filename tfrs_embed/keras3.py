@@ -47,13 +47,13 @@ from tfrs_embed._keras_3 import (
 )
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_graphs
+from tfrs_embed.gradients import loss_scale
 from tfrs_embed.layers import (
     all2all_dense_embedding,
     distributed_embedding,
     dynamic_embedding,
     embedding,
     engine_layer,
-    loss_scaling,
     partial_tpu_embedding,
 )
 from tfrs_embed.layers.base import Front
@@ -426,7 +426,7 @@ class All2AllDenseEmbedding(
 
 
 def _install() -> None:
-    loss_scaling.install(keras)
+    loss_scale.install(keras)
     slot_order.install(keras)
 
 

@@ -6,15 +6,8 @@ given to them, an initializer or an optimizer, may be of either.
 
 from __future__ import annotations
 
-import functools
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
-import threading
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
@@ -114,51 +107,3 @@ class Hooks:
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
-
-
-def when_imported(name: str, then: Callable[[], Any]) -> None:
-    """Calls a function after a module is imported; at once if it has been.
-
-    Args:
-        name: the module.
-        then: the function.
-    """
-    if name in sys.modules:
-        then()
-    else:
-        sys.meta_path.insert(0, _Watch(name, then))
-
-
-class _Watch(importlib.abc.MetaPathFinder):
-    """Finds a module as others do, and notices when it is there."""
-
-    def __init__(self, name: str, then: Callable[[], Any]) -> None:
-        self._name = name
-        self._then = then
-        # Whether this thread asks all finders, of which this is one.
-        self._thread = threading.local()
-
-    def find_spec(
-        self, fullname: str, path: Any = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Finds the module; None for others, which are not this one's."""
-        if fullname != self._name or getattr(self._thread, "asks", False):
-            return None
-        self._thread.asks = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._thread.asks = False
-        # It may only have been asked whether the module is there.
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            @functools.wraps(load)
-            def load_and_tell(module: ModuleType) -> None:
-                load(module)
-                if self in sys.meta_path:
-                    sys.meta_path.remove(self)
-                self._then()
-
-            spec.loader.exec_module = load_and_tell  # type: ignore[method-assign]
-        return spec

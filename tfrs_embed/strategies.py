@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -143,15 +143,22 @@ def refuse_in_xla(what: str) -> None:
 
 
 def in_pfor() -> bool:
-    """Whether TensorFlow is to repeat what is being traced, in parallel."""
+    """Whether TensorFlow is to repeat what is being traced, in parallel.
+
+    So do `tf.vectorized_map` and Jacobians. They trace in a name scope of their
+    own, by which alone it can be seen.
+    """
     if tf.executing_eagerly():
         return False
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_pfor_impl":
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if _PFOR.search(graph.get_name_scope()):
             return True
-        frame = frame.f_back
+        graph = getattr(graph, "outer_graph", None)
     return False
+
+
+_PFOR = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
 
 
 #: How the error begins that `require_sparse_core_api` raises.

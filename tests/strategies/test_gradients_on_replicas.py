@@ -84,9 +84,7 @@ def test_no_updates_holds_for_the_replicas_of_a_run(strategy):
     def step(ids, x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(program.predict(ids, x))
-        gradients = tape.gradient(loss, layer.trainable_variables)
-        # A function updates no tables if nobody uses their gradient.
-        return [tf.identity(g) for g in gradients if g is not None]
+        tape.gradient(loss, layer.trainable_variables)
 
     with tfrs_embed.no_updates():
         run(strategy, step, batch)
@@ -141,7 +139,7 @@ def test_another_gradient_updates_nothing(strategy):
     assert_untrained(layer)
 
 
-def test_an_unused_gradient_updates_nothing(strategy):
+def test_an_unused_gradient_updates(strategy):
     layer, program = make_program(strategy)
 
     def step(ids, x):
@@ -150,9 +148,9 @@ def test_an_unused_gradient_updates_nothing(strategy):
         gradients = tape.gradient(loss, program.variables)
         program.apply(gradients[1:], program.variables[1:])
 
-    for batch in steps_of(strategy, 2):
+    for number, batch in enumerate(steps_of(strategy, 2)):
         run(strategy, step, batch)
-    assert_untrained(layer)
+        assert int(layer.step.numpy()) == number + 1
 
 
 def test_a_second_update_of_one_lookup_is_an_error(strategy):

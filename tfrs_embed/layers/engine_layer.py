@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import backward_passes
 from tfrs_embed._tensorflow import save_context
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
@@ -17,14 +16,15 @@ from tfrs_embed.checkpoint.rows import other_slot
 from tfrs_embed.engines.engine import Engine, Pipelined
 from tfrs_embed.engines.tables.keyed_variable import KeyedVariable
 from tfrs_embed.engines.tables.state import Tables
+from tfrs_embed.gradients import passes
+from tfrs_embed.gradients.lifetime import custom_gradient
+from tfrs_embed.gradients.table_update import Lookup, TableUpdate
 from tfrs_embed.initial_values import building
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
-from tfrs_embed.layers.engine_gradient import EngineGradient, ForwardPass
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import reshape_output
 from tfrs_embed.optimizers import unreached
-from tfrs_embed.weak_gradients import custom_gradient
 
 # The names that are stored beside the tables'.
 _STORED = ("step",)
@@ -51,9 +51,9 @@ class EngineLayer(Layer):
         self._engine = engine
         self._refusal = ""
         self.tables = Tables(list(engine.states.values()))
-        self._gradient: EngineGradient | None = None
+        self._update: TableUpdate | None = None
         self._learns = any(o is not None for o in engine.optimizers.values())
-        backward_passes.install()
+        passes.install()
         self._front.install()
 
     @property
@@ -130,13 +130,13 @@ class EngineLayer(Layer):
             unreached.mark(
                 self.gradient_trigger, self.name, self._engine.optimizers
             )
-            self._gradient = EngineGradient(
+            self._update = TableUpdate(
                 self.name,
                 self._engine,
                 self._front.variable(self.gradient_trigger),
             )
             # A SavedModel must find all that its functions read.
-            for i, variable in enumerate(self._gradient.switch.variables):
+            for i, variable in enumerate(self._update.flag.variables):
                 self._track_trackable(variable, f"backward_{i}")
         super().build(input_shape)
 
@@ -166,13 +166,13 @@ class EngineLayer(Layer):
             vectors, _ = self._engine.lookup(bags, False, dtype, begun)
             return self._outputs(vectors, bags)
 
-        call = ForwardPass(backward_passes.graph())
+        lookup = Lookup()
         # A graph may stay when nothing else does: TensorFlow keeps those that
         # have a custom gradient, of whatever kind. Tables must not stay too.
-        this = weakref.ref(self) if call.graph != "eager" else lambda: self
+        this = weakref.ref(self) if lookup.graph != "eager" else lambda: self
 
         @custom_gradient
-        def lookup(trigger: tf.Tensor) -> Any:
+        def look_up(trigger: tf.Tensor) -> Any:
             vectors, residuals = self._engine.lookup(
                 bags, bool(training), dtype, begun
             )
@@ -183,12 +183,14 @@ class EngineLayer(Layer):
                     raise RuntimeError(
                         "The layer that looked these features up is gone."
                     )
-                return layer._differentiate(call, residuals, gradients, trigger)
+                return layer._differentiate(
+                    lookup, residuals, gradients, trigger
+                )
 
             return self._outputs(vectors, bags), backward
 
-        outputs = lookup(self._front.variable(self.gradient_trigger))
-        call.ended = True
+        outputs = look_up(self._front.variable(self.gradient_trigger))
+        lookup.ended = True
         return (
             list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
         )
@@ -199,7 +201,7 @@ class EngineLayer(Layer):
         return (
             self._learns
             and self.trainable
-            and backward_passes.updates_allowed()
+            and passes.updates_allowed()
             and (training is None or constant is None or bool(constant))
         )
 
@@ -216,16 +218,10 @@ class EngineLayer(Layer):
             )
         ]
 
-    def _differentiate(
-        self,
-        call: ForwardPass,
-        residuals: Any,
-        gradients: Sequence[Any],
-        trigger: tf.Tensor,
-    ) -> tf.Tensor:
-        """Differentiates a lookup; see `EngineGradient.update`."""
-        assert self._gradient is not None
-        return self._gradient.update(call, residuals, gradients, trigger)
+    def _differentiate(self, *args: Any) -> tf.Tensor:
+        """Differentiates a lookup; see `TableUpdate.differentiate`."""
+        assert self._update is not None
+        return self._update.differentiate(*args)
 
     def _drain_eagerly(self) -> None:
         # A function that is being traced must not apply updates as a side
@@ -301,9 +297,9 @@ class EngineLayer(Layer):
         if (
             save_type == "savedmodel"
             and save_context.in_save_context()
-            and self._gradient is not None
+            and self._update is not None
         ):
-            self._gradient.saved_with = save_context.get_save_options()
+            self._update.saved_with = save_context.get_save_options()
         return super()._trackable_children(save_type, **kwargs)
 
 

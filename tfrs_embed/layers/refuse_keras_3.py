@@ -8,13 +8,12 @@ layer's variables as they are, and out of its weights.
 from __future__ import annotations
 
 import sys
-from types import FrameType
 from typing import Any
 
 import tensorflow as tf
 
-# How far from an attribute's assignment TensorFlow asks what was assigned.
-_FRAMES = 12
+from tfrs_embed import kerases
+from tfrs_embed.gradients import passes
 
 
 def refuse_call(name: str, inputs: Any) -> None:
@@ -46,33 +45,30 @@ def refuse_call(name: str, inputs: Any) -> None:
         raise _error(f"Layer '{name}' is called by {caller}")
 
 
-def refuse_owner(name: str) -> None:
-    """Raises where a layer becomes an attribute of a Keras 3 layer or model.
+def refuse_gradient(name: str, weight: tf.Variable) -> None:
+    """Raises where a gradient is taken for Keras 3's variables alone.
 
-    Some models call their layers in a step of their own, of which Keras 3 has
-    no context. It has them be tracked by TensorFlow as they are assigned.
+    Some models of Keras 3 call their layers in a step of their own. Keras 3 has
+    no context of it, and the model's variables have none of the layer.
 
     Args:
         name: the layer's name.
+        weight: the scalar weight whose gradient updates the layer's tables.
 
     Raises:
-        TypeError: it does.
+        TypeError: a gradient that is being taken is.
     """
-    if not _is_loaded():
-        return
-    layer: Any = _attribute("keras.src.layers.layer", "Layer")
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_FRAMES):
-        if frame is None:
-            return
-        if frame.f_code.co_name == "__setattr__":
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, layer):
-                raise _error(
-                    f"Layer '{name}' is made an attribute of {_describe(owner)}"
-                )
-            return
-        frame = frame.f_back
+    for running in passes.here():
+        if not running.asks_for(weight) and any(
+            (keras := kerases.of(source)) is not None
+            and keras.__name__ == kerases.KERAS_3
+            for source in tf.nest.flatten(running.sources)
+        ):
+            raise _error(
+                f"The gradient of layer '{name}' is taken for variables of "
+                "Keras 3 alone (if its tables are to stay as they are, call it "
+                "with training=False)"
+            )
 
 
 def _is_loaded() -> bool:

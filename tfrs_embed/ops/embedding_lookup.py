@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfrs_embed.configs import COMBINERS, FeatureSpec, TableSpec
+from tfrs_embed.gradients.lifetime import custom_gradient
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.inputs import to_bags
 from tfrs_embed.ops.lookup import combine, reshape_output
 from tfrs_embed.types import Combiner
-from tfrs_embed.weak_gradients import custom_gradient
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.gradients.lifetime import custom_gradient
 from tfrs_embed.ops import xla
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import widen
-from tfrs_embed.weak_gradients import custom_gradient
 
 # What bags of equal size have in common, by their count and size.
 _Alike = dict[tuple[int, int | None], tuple[tf.Tensor, tf.Tensor]]

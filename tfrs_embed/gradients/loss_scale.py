@@ -19,36 +19,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import backward_passes, kerases, weak_gradients
-
-_AMBIGUOUS = (
-    "Losses that different LossScaleOptimizers scaled are differentiated "
-    "together, so what the tables' gradients are scaled by can't be known. "
-    "Take the gradient of each loss by itself."
-)
+from tfrs_embed import kerases
+from tfrs_embed.gradients import flag, lifetime, passes
 
 # The attribute of an optimizer of Keras 3 that holds its scale.
 _SCALE = "_tfrs_embed_scale"
 
 # Of graphs that are a function's gradient: the optimizer of its loss.
 _of_graph: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-
-def current(where: str) -> Any:
-    """Returns the `LossScaleOptimizer` that scaled this pass's loss, or None.
-
-    Args:
-        where: whose tables are to be updated, for errors.
-
-    Raises:
-        ValueError: more than one did.
-    """
-    passes = backward_passes.here()
-    # What a pass calls while it runs has gradients that are scaled alike.
-    scales: list[Any] = next((p.scales for p in passes[::-1] if p.scales), [])
-    if len(scales) > 1:
-        raise ValueError(f"{where}: {_AMBIGUOUS}")
-    return scales[0] if scales else None
 
 
 def install(keras: Any) -> None:
@@ -124,25 +102,49 @@ def _marked(loss: tf.Tensor, optimizer: Any) -> tf.Tensor:
     """The same loss, whose gradient says which optimizer scaled it."""
     ended = False
 
-    @weak_gradients.custom_gradient
+    @lifetime.custom_gradient
     def mark(loss: tf.Tensor) -> Any:
         def backward(gradient: tf.Tensor) -> tf.Tensor:
             if not ended:
                 # A ForwardAccumulator's, which runs as soon as it is recorded.
                 return gradient
-            passes = backward_passes.here()
-            if passes:
-                passes[-1].scale(optimizer)
+            running = passes.here()
+            if running:
+                running[-1].scale(optimizer)
                 return gradient
             # A function's own gradient, for passes that are not known yet.
-            graph = backward_passes.graph()
-            if _of_graph.setdefault(graph, optimizer) is not optimizer:
-                raise ValueError(_AMBIGUOUS)
-            scale = tf.cast(optimizer.loss_scale, tf.float32)
-            return backward_passes.set_scale(gradient, scale)
+            if _of_graph.setdefault(passes.graph(), optimizer) is not optimizer:
+                raise ValueError(passes.AMBIGUOUS)
+            return _set_scale(gradient, optimizer, loss.graph)
 
         return tf.identity(loss), backward
 
     marked = mark(loss)
     ended = True
     return marked
+
+
+def _set_scale(gradient: tf.Tensor, optimizer: Any, graph: Any) -> tf.Tensor:
+    """Sets the loss scale in a function's gradient, until the pass ends.
+
+    Args:
+        gradient: the gradient that the function's gradient begins with.
+        optimizer: scales the loss in the function.
+        graph: the function's graph.
+
+    Returns:
+        The same gradient. It is computed after the scale was set.
+    """
+    scale = tf.cast(optimizer.loss_scale, tf.float32)
+    for each in flag.of_graph(graph):
+        variable = each.variable()
+        # A pass that asks for no update, or says nothing, stays.
+        value = tf.where(variable > flag.NOT_ASKED, scale, variable)
+        assigned = variable.assign(value, read_value=False)
+        with tf.control_dependencies([assigned]):
+            # Not a constant: TensorFlow's graph optimizer may pass constants to
+            # functions without waiting for their control inputs.
+            read = variable.read_value()
+            one = tf.where(read > flag.NOT_ASKED, read / scale, 1.0)
+        gradient *= tf.cast(one, gradient.dtype)
+    return gradient

@@ -3,34 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfrs_embed import backward_passes, strategies
+from tfrs_embed import strategies
 from tfrs_embed._tensorflow import save_context
-from tfrs_embed.engines.engine import Engine
-from tfrs_embed.layers import loss_scaling, updates
+from tfrs_embed.gradients import passes
+from tfrs_embed.gradients.flag import NOT_ASKED, UNSAID, UpdateFlag
 
 
-class ForwardPass:
-    """A forward pass.
+class _Engine(Protocol):
+    """What an update needs of an engine; see `engines.engine.Engine`."""
 
-    Args:
-        graph: where it is; see `backward_passes.graph`.
+    @property
+    def features(self) -> Sequence[Any]: ...
+
+    @property
+    def together(self) -> Any: ...
+
+    def apply_gradients(self, residuals: Any, gradients: Any) -> None: ...
+
+
+class Lookup:
+    """A lookup that a gradient may be taken of.
 
     Attributes:
+        graph: where it is; see `passes.graph`.
         ended: whether the lookup has returned.
-        updated: whether its gradient has updated the tables, eagerly.
+        updated: whether its gradient has updated the tables.
     """
 
-    def __init__(self, graph: Any) -> None:
-        self.graph = graph
+    def __init__(self) -> None:
+        self.graph = passes.graph()
         self.ended = False
         self.updated = False
 
 
-class EngineGradient:
+class TableUpdate:
     """Updates an engine's tables in the backward passes that ask for it.
 
     Args:
@@ -39,31 +49,33 @@ class EngineGradient:
         trigger: the scalar weight whose gradient is asked for.
 
     Attributes:
-        switch: what a function's own gradient reads of the pass it is in.
+        flag: tells a function's own gradient what the running pass asks.
         saved_with: the options of the last SavedModel that holds the layer.
     """
 
-    def __init__(self, name: str, engine: Engine, trigger: tf.Variable) -> None:
+    def __init__(
+        self, name: str, engine: _Engine, trigger: tf.Variable
+    ) -> None:
         self._name = name
         self._engine = engine
         self._trigger = trigger
         together = engine.together
-        self.switch = backward_passes.Switch(
+        self.flag = UpdateFlag(
             name, trigger, together.local_replicas if together else 1
         )
         self.saved_with: Any = None
 
-    def update(
+    def differentiate(
         self,
-        call: ForwardPass,
+        lookup: Lookup,
         residuals: Any,
         given: Sequence[Any],
         trigger: tf.Tensor,
     ) -> tf.Tensor:
-        """Updates the tables if this backward pass is to.
+        """Updates the tables if this backward pass asks for it.
 
         Args:
-            call: the forward pass.
+            lookup: the lookup.
             residuals: the residuals of the engine's lookup.
             given: the outputs' gradients.
             trigger: the scalar weight's value.
@@ -72,11 +84,11 @@ class EngineGradient:
             The scalar weight's gradient.
 
         Raises:
-            RuntimeError: the call's gradient has updated the tables before.
+            RuntimeError: the lookup's gradient has updated the tables before.
             NotImplementedError: they can't be updated where this is, or a
                 `tf.autodiff.ForwardAccumulator` has a tangent of the weight.
         """
-        if not call.ended:
+        if not lookup.ended:
             # An accumulator runs a backward function when it is recorded.
             raise NotImplementedError(
                 f"Layer '{self._name}' can't be differentiated forward, by a "
@@ -84,30 +96,30 @@ class EngineGradient:
                 "Leave the layer's variables out of the accumulator's primals, "
                 "or call the layer with training=False."
             )
-        graph = backward_passes.graph()
-        passes = backward_passes.here()
-        branch = type(call.graph).__name__.startswith(("Cond", "While"))
-        in_branch = branch and call.graph is not graph
-        if in_branch and not passes:
+        graph = passes.graph()
+        running = passes.here()
+        branch = type(lookup.graph).__name__.startswith(("Cond", "While"))
+        in_branch = branch and lookup.graph is not graph
+        if in_branch and not running:
             # Its gradient is traced for the pass that asks for it.
-            passes = backward_passes.all_passes()
-        # The forward pass may be a tf.function of its own, whose gradient is
+            running = passes.all_passes()
+        # The lookup may be in a tf.function of its own, whose gradient is
         # traced once, for all passes.
-        apart = call.graph is not graph and not passes
+        apart = lookup.graph is not graph and not running
         if not apart and not (
-            backward_passes.updates_allowed()
-            and all(p.asks_for(self._trigger) for p in passes)
+            passes.updates_allowed()
+            and all(p.asks_for(self._trigger) for p in running)
         ):
             return tf.zeros_like(trigger)
         if save_context.in_save_context() and not (
             # It is traced for a training step that is saved.
-            backward_passes.all_passes() or self._is_saved()
+            passes.all_passes() or self._is_saved()
         ):
             # Keras's `model.export` brings what the forward pass reads.
             text = f"Layer '{self._name}' was exported to serve, not to train."
             with tf.control_dependencies([tf.debugging.Assert(False, [text])]):
                 return tf.zeros_like(trigger)
-        self._require_once(call, graph, in_branch)
+        self._require_once(lookup, graph, in_branch)
         gradients = [
             _as_vectors(gradient, feature.table.dim)
             for gradient, feature in zip(
@@ -122,22 +134,28 @@ class EngineGradient:
                 lambda: self._apply_apart(residuals, gradients, trigger),
                 autograph=False,
             )()
-        if tf.executing_eagerly():
-            if call.updated:
-                raise backward_passes.too_often(self._name)
-            call.updated = True
-            return self._apply(residuals, gradients, trigger)
-        with updates.recording(call, self._name) as update:
-            update.signal = self._apply(residuals, gradients, trigger)
-        return update.signal
+        if lookup.updated:
+            raise passes.duplicate_update_error(self._name)
+        lookup.updated = True
+        # What a pass calls while it runs has gradients that are scaled alike.
+        scales = [p.scaled_by(self._name) for p in running]
+        scaled_by = next((s for s in scales[::-1] if s is not None), None)
+        if scaled_by is None:
+            self._engine.apply_gradients(residuals, gradients)
+            return tf.zeros_like(trigger)
+        finite = _unscale(gradients, scaled_by.loss_scale)
+        if scaled_by.dynamic:
+            return self._apply_if(finite, residuals, gradients, trigger)
+        self._engine.apply_gradients(residuals, gradients)
+        return tf.zeros_like(trigger)
 
     def _require_once(
-        self, call: ForwardPass, graph: Any, in_branch: bool
+        self, lookup: Lookup, graph: Any, in_branch: bool
     ) -> None:
         """Requires that what a graph does is done once for each lookup.
 
         Raises:
-            NotImplementedError: they don't.
+            NotImplementedError: it isn't.
         """
         if in_branch:
             raise NotImplementedError(
@@ -148,7 +166,7 @@ class EngineGradient:
             )
         looped = type(graph).__name__.startswith("While")
         if graph != "eager" and (
-            strategies.in_pfor() or (looped and call.graph is not graph)
+            strategies.in_pfor() or (looped and lookup.graph is not graph)
         ):
             raise NotImplementedError(
                 f"Layer '{self._name}': a Jacobian with respect to its tables, "
@@ -156,20 +174,6 @@ class EngineGradient:
                 "Leave the layer's variables out of its sources, or call the "
                 "layer with training=False."
             )
-
-    def _apply(
-        self, residuals: Any, gradients: list[tf.Tensor], trigger: tf.Tensor
-    ) -> tf.Tensor:
-        """Updates the tables; returns the scalar weight's gradient."""
-        scaled_by = loss_scaling.current(f"Layer '{self._name}'")
-        if scaled_by is None:
-            self._engine.apply_gradients(residuals, gradients)
-            return tf.zeros_like(trigger)
-        finite = _unscale(gradients, scaled_by.loss_scale)
-        if scaled_by.dynamic:
-            return self._apply_if(finite, residuals, gradients, trigger)
-        self._engine.apply_gradients(residuals, gradients)
-        return tf.zeros_like(trigger)
 
     def _apply_if(
         self,
@@ -196,13 +200,31 @@ class EngineGradient:
     ) -> tf.Tensor:
         """Updates the tables in a function's own gradient, for many passes."""
         if strategies.in_tpu_replica():
-            self._engine.apply_gradients(residuals, gradients)
-            return tf.zeros_like(trigger)
-        # Only the running pass shows which one it is. The operation that sets
-        # the switch runs before the gradients that this function receives.
+            raise NotImplementedError(
+                f"Layer '{self._name}' is called in a tf.function of its own "
+                "in a TPU's program, which can't read what a gradient is taken "
+                "for. Call the layer in the function that strategy.run runs."
+            )
+        # The operation that sets the flag runs before the gradients that this
+        # function receives.
         gradients = [tf.identity(g) for g in gradients]
         with tf.control_dependencies(gradients):
-            scale = self.switch.value()
+            scale = passes.read(self.flag)
+        said = tf.debugging.Assert(
+            tf.not_equal(scale, UNSAID),
+            [
+                f"Layer '{self._name}' is called in a tf.function of its own, "
+                "whose gradient is taken by what doesn't say whether it asks "
+                "for the layer's tables: tf.gradients, a "
+                "tf.autodiff.ForwardAccumulator around the function, a tape "
+                "that doesn't watch the layer's variables, a function that was "
+                "loaded from a SavedModel, or another thread with the same "
+                "layer. Take it by a plain tape, or call the layer in the "
+                "function that takes the gradient. See docs/gradients.md."
+            ],
+        )
+        with tf.control_dependencies([said]):
+            scale = tf.identity(scale)
 
         def update() -> tf.Tensor:
             finite = _unscale(gradients, scale)
@@ -211,9 +233,7 @@ class EngineGradient:
             )
 
         return tf.cond(
-            tf.equal(scale, backward_passes.OFF),
-            lambda: tf.zeros_like(trigger),
-            update,
+            tf.equal(scale, NOT_ASKED), lambda: tf.zeros_like(trigger), update
         )
 
     def _is_saved(self) -> bool:

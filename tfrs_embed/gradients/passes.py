@@ -1,0 +1,340 @@
+"""The gradients that programs take, and whether these ask for a table's."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.gradients import lifetime
+from tfrs_embed.gradients.flag import (
+    NOT_ASKED,
+    UNSAID,
+    UpdateFlag,
+    handle,
+    used,
+)
+
+# The attribute that marks TensorFlow's function as wrapped.
+_NOTES = "_tfrs_embed_notes_passes"
+
+
+class _Thread(threading.local):
+    """The passes that a thread runs, the outermost first."""
+
+    def __init__(self) -> None:
+        self.passes: list[Pass] = []
+
+
+_thread = _Thread()
+
+# The graphs in which `no_updates` is in effect, and how many of its blocks.
+_constant: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+# By tape: its record, which `tape.reset` replaces, and the flags of the
+# functions whose gradients have updated tables.
+_updated: weakref.WeakKeyDictionary[
+    tf.GradientTape, tuple[Any, weakref.WeakSet[UpdateFlag]]
+] = weakref.WeakKeyDictionary()
+
+
+class Pass:
+    """A call of `tape.gradient`, while it runs.
+
+    Args:
+        tape: the tape.
+        sources: the nest of tensors and variables whose gradients are asked
+            for.
+
+    Attributes:
+        graph: the graph that it is traced in; see `graph`.
+        sources: the nest of sources.
+    """
+
+    __slots__ = ("_places", "_scales", "_tape", "_values", "graph", "sources")
+
+    def __init__(self, tape: tf.GradientTape, sources: Any) -> None:
+        self.graph = graph()
+        self._tape = tape
+        self.sources = sources
+        # The places of sources, by the ids of their handles.
+        self._places: dict[int, int] | None = None
+        # The `LossScaleOptimizer`s that scaled its loss.
+        self._scales: list[Any] = []
+        # The values that it gave to flags.
+        self._values: dict[UpdateFlag, Any] = {}
+
+    def asks_for(self, variable: tf.Variable) -> bool:
+        """Whether it was asked for a variable's gradient."""
+        return self._place(variable) is not None
+
+    def scale(self, optimizer: Any) -> None:
+        """Notes that the gradients that follow are of a scaled loss.
+
+        Raises:
+            ValueError: another optimizer has scaled the loss, too, and a
+                function's gradient is to update tables.
+        """
+        if not any(optimizer is known for known in self._scales):
+            self._scales.append(optimizer)
+        for flag, value in self._values.items():
+            if value is not NOT_ASKED:
+                self._assign(flag, self._scale_of(flag))
+
+    def scaled_by(self, layer: str) -> Any:
+        """The `LossScaleOptimizer` that scaled its loss, or None.
+
+        Args:
+            layer: the name of the layer whose tables are updated, for errors.
+
+        Raises:
+            ValueError: several did.
+        """
+        if len(self._scales) > 1:
+            raise ValueError(f"Layer '{layer}': {AMBIGUOUS}")
+        return self._scales[0] if self._scales else None
+
+    def register(self, flag: UpdateFlag) -> None:
+        """Tells a flag whether this pass asks for the update.
+
+        A flag is left alone if the tape hasn't seen its layer: another thread's
+        pass may be about to read it, and a graph is not to refer to other
+        models.
+
+        Args:
+            flag: a flag that a function's gradient reads.
+        """
+        if flag in self._values or not self._sees(flag.weight):
+            return
+        around = self._around()
+        known, updated = _updated.get(self._tape, (None, ()))
+        again = flag in updated and known is self._tape._tape
+        asks = updates_allowed() and all(
+            p.asks_for(flag.weight) for p in [*around, self]
+        )
+        if self.graph == "eager":
+            where: Any = tf.init_scope()
+        else:
+            where = self.graph.as_default()
+            # The graph calls a function that reads the layer's tables. A
+            # gradient that somebody gives it must not keep it, and them.
+            lifetime.move_all(self.graph)
+        # A function's gradient may be what is traced now.
+        with where:
+            if not asks or again:
+                self._assign(flag, NOT_ASKED)
+            else:
+                value = _value(around, flag)
+                scaled = self._scales or value is UNSAID
+                self._assign(flag, self._scale_of(flag) if scaled else value)
+
+    def end(self, gradients: Any) -> None:
+        """Resets the flags that it set.
+
+        Args:
+            gradients: the sources' gradients; None if an error was raised.
+
+        Raises:
+            RuntimeError: an earlier pass of the tape has updated the tables.
+        """
+        flat = [] if gradients is None else tf.nest.flatten(gradients)
+        around = self._around()
+        duplicate = None
+        for flag, value in self._values.items():
+            place = self._place(flag.weight)
+            found = flat[place] if flat and place is not None else None
+            # TensorFlow may inline a function that a graph calls. Then only
+            # what it returns is computed after it has read its flag.
+            waits = [] if found is None else [tf.identity(found)]
+            with tf.control_dependencies(waits):
+                flag.variable().assign(_value(around, flag))
+            if found is None or not updates_allowed():
+                continue
+            if value is not NOT_ASKED:
+                self._note_update(flag)
+            elif all(p.asks_for(flag.weight) for p in around):
+                duplicate = flag
+        if duplicate is not None:
+            raise duplicate_update_error(duplicate.layer)
+
+    def _around(self) -> list[Pass]:
+        """The passes that call this one, as where a layer is recomputed."""
+        return [p for p in here() if p is not self]
+
+    def _note_update(self, flag: UpdateFlag) -> None:
+        record = self._tape._tape
+        if record is None:
+            return  # The tape has no other pass.
+        known, updated = _updated.get(self._tape, (None, None))
+        if updated is None or known is not record:
+            updated = weakref.WeakSet()
+            _updated[self._tape] = record, updated
+        updated.add(flag)
+
+    def _sees(self, variable: tf.Variable) -> bool:
+        """Whether the tape may have recorded a function that reads it."""
+        here = handle(variable)
+        return self.asks_for(variable) or any(
+            handle(watched) is here
+            for watched in self._tape.watched_variables()
+        )
+
+    def _place(self, variable: tf.Variable) -> int | None:
+        if self._places is None:
+            self._places = {
+                id(handle(source)): place
+                for place, source in enumerate(tf.nest.flatten(self.sources))
+            }
+        return self._places.get(id(handle(variable)))
+
+    def _scale_of(self, flag: UpdateFlag) -> Any:
+        optimizer = self.scaled_by(flag.layer)
+        if optimizer is None:
+            return 1.0
+        return tf.cast(optimizer.loss_scale, tf.float32)
+
+    def _assign(self, flag: UpdateFlag, value: Any) -> None:
+        flag.variable().assign(value)
+        self._values[flag] = value
+
+
+AMBIGUOUS = (
+    "Losses that different LossScaleOptimizers scaled are differentiated "
+    "together, so what the tables' gradients are scaled by can't be known. "
+    "Take the gradient of each loss by itself."
+)
+
+
+def _value(passes: Sequence[Pass], flag: UpdateFlag) -> Any:
+    """The value that the innermost of some passes gave a flag."""
+    values = [p._values[flag] for p in passes if flag in p._values]
+    return values[-1] if values else UNSAID
+
+
+def read(flag: UpdateFlag) -> tf.Tensor:
+    """A flag's value when the function runs that is being traced."""
+    flag.use()
+    for running in all_passes():
+        running.register(flag)
+    return tf.convert_to_tensor(flag.variable())
+
+
+def duplicate_update_error(layer: str) -> RuntimeError:
+    """The error of a second update from one lookup.
+
+    Args:
+        layer: the layer's name.
+
+    Returns:
+        The error.
+    """
+    return RuntimeError(
+        f"Layer '{layer}': the gradient of one lookup is taken a second time, "
+        "by a persistent tape, or by several. Its tables are updated in the "
+        "backward pass, and would be twice. Ask for the layer's gradients "
+        "once, of the sum of all losses; other gradients can be taken as often "
+        "as wanted if the layer's variables are not among the sources. Of a "
+        "layer that is called in a tf.function of its own a persistent tape "
+        "takes one gradient, of whatever lookup. See docs/gradients.md."
+    )
+
+
+def graph() -> Any:
+    """Returns the graph being traced; a constant when executing eagerly."""
+    if tf.executing_eagerly():
+        return "eager"
+    return tf.compat.v1.get_default_graph()
+
+
+def here() -> list[Pass]:
+    """The passes that run in the current graph, the outermost first."""
+    current = graph()
+    return [p for p in _thread.passes if p.graph is current]
+
+
+def all_passes() -> list[Pass]:
+    """The passes that this thread runs, the outermost first."""
+    return list(_thread.passes)
+
+
+def updates_allowed() -> bool:
+    """Whether this is outside of all blocks of `no_updates`."""
+    if not _constant:
+        return True
+    current = tf.compat.v1.get_default_graph()
+    while current is not None:
+        if current in _constant:
+            return False
+        current = getattr(current, "outer_graph", None)
+    return True
+
+
+@contextlib.contextmanager
+def no_updates() -> Iterator[None]:
+    """Makes tables constants.
+
+    Layers that are called inside look their features up, and no gradient
+    reaches their tables; a `tape.gradient` inside updates none either. It
+    holds for this thread, for the replicas of a `strategy.run` in it, and for a
+    `tf.function` that is traced inside, for good.
+
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 64)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", table), "adagrad"
+        ... )
+        >>> with tfrs_embed.no_updates(), tf.GradientTape() as tape:
+        ...     vectors = layer(tf.constant([3, 5]))
+        >>> tape.gradient(vectors, layer.trainable_variables)
+        [None]
+
+    Yields:
+        Nothing.
+    """
+    # Each thread has a graph of its own, eagerly too. The threads of replicas
+    # enter that of the thread that runs them.
+    current = tf.compat.v1.get_default_graph()
+    _constant[current] = _constant.get(current, 0) + 1
+    try:
+        yield
+    finally:
+        _constant[current] -= 1
+        if not _constant[current]:
+            del _constant[current]
+
+
+def install() -> None:
+    """Makes each `tape.gradient` a `Pass` while it runs; idempotent."""
+    gradient = tf.GradientTape.gradient
+    if hasattr(gradient, _NOTES):
+        return
+
+    # For AutoGraph it is TensorFlow's.
+    @functools.wraps(gradient)
+    def noting(
+        self: tf.GradientTape,
+        target: Any,
+        sources: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        this = Pass(self, sources)
+        _thread.passes.append(this)
+        gradients = None
+        try:
+            for flag in used():
+                this.register(flag)
+            gradients = gradient(self, target, sources, *args, **kwargs)
+        finally:
+            _thread.passes.pop()
+            if this._values:
+                this.end(gradients)
+        return gradients
+
+    setattr(noting, _NOTES, True)
+    tf.GradientTape.gradient = noting
