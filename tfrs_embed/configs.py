@@ -474,8 +474,7 @@ def parse(
         source = config.table
         if id(source) not in tables:
             _check_table(source, f"Feature '{name}'")
-            table = _table_spec(_own_table(source, keras), len(tables), keras)
-            tables[id(source)] = dataclasses.replace(table, owner=owner)
+            tables[id(source)] = _table_spec(source, len(tables), keras, owner)
         table = tables[id(source)]
         config = _own_feature(config, table.source)
         features.append(_feature_spec(config, name, table))
@@ -512,19 +511,6 @@ def _check_table(table: Any, where: str) -> None:
         )
 
 
-def _own_table(config: Any, keras: Any) -> Any:
-    """A table's config, of ours where it was keras_rs's.
-
-    Theirs can be changed later, and can't be hashed.
-    """
-    if not _is_of_keras_rs(config, TableConfig):
-        return config
-    values = _values_of(config, TableConfig)
-    if isinstance(values["initializer"], (str, dict)):
-        values["initializer"] = keras.initializers.get(values["initializer"])
-    return TableConfig(**values)
-
-
 def _own_feature(config: Any, table: Any) -> Any:
     """A feature's config, with its table's, of ours where it was keras_rs's."""
     if _is_of_keras_rs(config, FeatureConfig):
@@ -541,7 +527,14 @@ def _values_of(config: Any, own: type) -> dict[str, Any]:
     return {n: getattr(config, n) for n in names if hasattr(config, n)}
 
 
-def _table_spec(config: Any, index: int, keras: Any) -> TableSpec:
+def _table_spec(config: Any, index: int, keras: Any, owner: str) -> TableSpec:
+    if _is_of_keras_rs(config, TableConfig):
+        # Theirs can be changed later, and can't be hashed.
+        fields = _values_of(config, TableConfig)
+        if isinstance(fields["initializer"], (str, dict)):
+            given = keras.initializers.get(fields["initializer"])
+            fields["initializer"] = given
+        config = TableConfig(**fields)
     own = config
     if not isinstance(config, TableConfig):
         # TF lets names be left out, and numbers such tables in this way too.
@@ -570,7 +563,7 @@ def _table_spec(config: Any, index: int, keras: Any) -> TableSpec:
             else kinds.TruncatedNormal(stddev=1 / math.sqrt(dim))
         )
     values |= {"initializer": initializer, "optimizer": config.optimizer}
-    return TableSpec(dim=dim, source=config, **values)
+    return TableSpec(dim=dim, source=config, owner=owner, **values)
 
 
 def _feature_spec(config: Any, name: str, table: TableSpec) -> FeatureSpec:

@@ -126,9 +126,9 @@ def _find(optimizer: Any, where: str, keras: Any) -> Found:
         scaling = own.mixed_precision.LossScaleOptimizer
         if isinstance(optimizer, scaling):
             return _find(optimizer.inner_optimizer, where, keras)
-        for kind in _OF_KERAS:
-            if type(optimizer) in _keras_classes(own, kind):
-                return _from_keras(optimizer, kind, where)
+        kind = type(optimizer).__name__
+        if kind in _OF_KERAS and type(optimizer) in _keras_classes(own, kind):
+            return _from_keras(optimizer, kind, where)
     wanted = (keras or own or kerases.default()).__name__
     message = (
         f"{where}: {_class_name(optimizer)} can't train a table; use "
