@@ -435,7 +435,7 @@ class EmbeddingSpec:
 def parse(
     feature_config: Any, keras: Any = None, owner: str = ""
 ) -> EmbeddingSpec:
-    """Turns any accepted configuration into its immutable form.
+    """Turns any accepted configuration into its checked, immutable form.
 
     Args:
         feature_config: a `FeatureConfig`, ours, TF's or keras_rs's, or any
@@ -443,9 +443,6 @@ def parse(
         keras: the Keras whose initializers tables without one have; None:
             see `kerases.default`.
         owner: the tables' `owner`.
-
-    Returns:
-        The checked configuration.
 
     Raises:
         ValueError: no features, two tables of one name, or a setting that

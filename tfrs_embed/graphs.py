@@ -35,26 +35,12 @@ class TracedOnce:
 
 
 def operations(graph: Any) -> Iterator[tf.Operation]:
-    """Yields the operations of a graph and of the functions that it calls.
-
-    Args:
-        graph: a tf.Graph.
-
-    Yields:
-        Each operation once.
-    """
+    """Yields each operation of a graph, and of the functions that it calls."""
     yield from with_called(graph.get_operations())
 
 
 def with_called(roots: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
-    """Yields operations, and those of the functions that they call.
-
-    Args:
-        roots: operations.
-
-    Yields:
-        Each operation once.
-    """
+    """Yields operations, and once each of the functions that they call."""
     seen = set()
     pending = collections.deque(roots)
     while pending:
@@ -73,12 +59,6 @@ def here(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
     A function may compute with tensors of the graph around it as they are, and
     may wait for them, too; but then TensorFlow calls it only where it finds
     these tensors, which a SavedModel hasn't got.
-
-    Args:
-        tensors: those of this graph or of one around it.
-
-    Returns:
-        This graph's own.
     """
     if tf.executing_eagerly():
         return list(tensors)

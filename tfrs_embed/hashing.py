@@ -290,12 +290,7 @@ def num_collisions(hashing: QuotientRemainder, rows: int) -> int:
 
 
 def check(hashing: Any, rows: int, where: str) -> None:
-    """Checks a feature's hashing against its table.
-
-    Args:
-        hashing: what the user gave, not None.
-        rows: the table's number of rows.
-        where: names feature and table in errors.
+    """Checks a feature's hashing against its table's number of rows.
 
     Raises:
         TypeError: it is no hashing.

@@ -220,10 +220,6 @@ def require_dtypes(
     Keras layers' tables can't: the model's optimizer trains those, and rounds
     to the nearest. Nor can those on TPUs.
 
-    Args:
-        spec: the configuration.
-        assigned: each table's engine, by the table's name.
-
     Raises:
         ValueError: one of them is such a table.
     """
@@ -383,12 +379,9 @@ def describe(
 
     Args:
         spec: the configuration.
-        assigned: each table's engine, by the table's name.
+        assigned: what `assign` returned.
         optimizers: the optimizers of tables that engines hold, by name.
         communication_dtype: what is sent between replicas, if anything is.
-
-    Returns:
-        The description.
     """
     entries = []
     for table in spec.tables:

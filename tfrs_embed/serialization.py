@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -138,8 +138,7 @@ def to_config(value: Any) -> Any:
     if isinstance(value, tuple):
         return [to_config(each) for each in value]
     if dataclasses.is_dataclass(value):
-        fields = [field.name for field in dataclasses.fields(value)]
-        stored = {name: to_config(getattr(value, name)) for name in fields}
+        stored = {n: to_config(getattr(value, n)) for n in _names(value)}
         return {_CLASS: type(value).__name__, **stored}
     if callable(value):
         raise ValueError(
@@ -164,6 +163,20 @@ def sparse_core_from_config(config: Mapping[str, Any]) -> Any:
     return tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(**config)
 
 
+def _names(declaration: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(declaration)]
+
+
+def _fields_to_config(
+    kind: str, value: Any, names: Iterable[str], stored: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields of some names; those that are `stored` are as they are."""
+    config = {"kind": kind}
+    for n in names:
+        config[n] = stored[n] if n in stored else to_config(getattr(value, n))
+    return config
+
+
 def _table_to_config(
     table: TableSpec, optimizer: int, keras: Any
 ) -> dict[str, Any]:
@@ -174,21 +187,14 @@ def _table_to_config(
         "initializer": initializer_to_config(source.initializer, keras),
         "optimizer": optimizer,
     }
-    if isinstance(source, TableConfig):
-        kind = "own"
-        names = [field.name for field in dataclasses.fields(TableConfig)]
-    else:
-        kind = "tpu"
-        names = [*_OF_TPU_TABLE]
-        # Older versions of TensorFlow do not have this setting.
-        if table.dtype != "float32":
-            names.append("dtype")
     # Placement and hot rows are the plan's, which go together.
-    return {
-        "kind": kind,
-        **{n: to_config(getattr(table, n)) for n in names if n not in stored},
-        **{n: stored[n] for n in names if n in stored},
-    }
+    if isinstance(source, TableConfig):
+        return _fields_to_config("own", table, _names(TableConfig), stored)
+    names = [*_OF_TPU_TABLE]
+    # Older versions of TensorFlow do not have this setting.
+    if table.dtype != "float32":
+        names.append("dtype")
+    return _fields_to_config("tpu", table, names, stored)
 
 
 def _table_from_config(
@@ -239,17 +245,9 @@ def _feature_to_config(feature: FeatureSpec, table: int) -> dict[str, Any]:
     source = feature.source
     stored: dict[str, Any] = {"table": table}
     if isinstance(source, FeatureConfig):
-        kind = "own"
-        names = [field.name for field in dataclasses.fields(FeatureConfig)]
-    else:
-        kind = "tpu"
-        stored["output_shape"] = feature.output_shape
-        names = [*_OF_TPU_FEATURE]
-    return {
-        "kind": kind,
-        **{n: to_config(getattr(source, n)) for n in names if n not in stored},
-        **stored,
-    }
+        return _fields_to_config("own", source, _names(FeatureConfig), stored)
+    stored["output_shape"] = feature.output_shape
+    return _fields_to_config("tpu", source, _OF_TPU_FEATURE, stored)
 
 
 def _feature_from_config(config: Mapping[str, Any], tables: list[Any]) -> Any:

@@ -22,9 +22,6 @@ def loads(text: str, cls: type[T], what: str) -> T:
             literals, tuples of any of them, and such dataclasses.
         what: what it is, for error messages: "plan".
 
-    Returns:
-        The instance.
-
     Raises:
         ValueError: it is no JSON, a field is missing, unknown or of a wrong
             type, or its value is refused; the error names its place.
@@ -37,11 +34,7 @@ def loads(text: str, cls: type[T], what: str) -> T:
 
 
 def dumps(value: Any) -> str:
-    """Returns a dataclass as JSON, with all of its fields.
-
-    Args:
-        value: the instance.
-    """
+    """Returns a dataclass as JSON, with all of its fields."""
     return json.dumps(dataclasses.asdict(value), indent=2, allow_nan=False)
 
 

@@ -19,9 +19,6 @@ def text_table(
         left: the names of the columns that are aligned to the left; the others
             are to the right.
         total: the cells of a last line, behind a rule; None: there is none.
-
-    Returns:
-        The lines of the table.
     """
     last = [] if total is None else [total]
     widths = [

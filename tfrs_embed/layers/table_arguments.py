@@ -125,10 +125,9 @@ class KeyArguments(TableArguments):
     ) -> dict[str, Any]:
         # Such layers lack the other arguments.
         config = super().to_config(optimizer, keras)
-        shared = {f.name for f in dataclasses.fields(TableArguments)}
-        for name in shared - {"optimizer", "communication_dtype"}:
-            del config[name]
-        return config
+        lacking = {f.name for f in dataclasses.fields(TableArguments)}
+        lacking -= {"optimizer", "communication_dtype"}
+        return {k: v for k, v in config.items() if k not in lacking}
 
 
 def from_config(config: Mapping[str, Any], keras: Any) -> dict[str, Any]:

@@ -237,9 +237,6 @@ def to_tpu(
         where: what the optimizer is for, in error messages: "Table 'user'".
         clipvalue: the limits of each number of a row's gradient; None: any.
 
-    Returns:
-        A `tf.tpu.experimental.embedding` optimizer.
-
     Raises:
         ValueError: TPUs don't have the rule.
     """

@@ -94,11 +94,6 @@ class UpdateRule(abc.ABC):
         """The numbers that all slots have for a row of a table of a width."""
         return sum(math.prod(s.row(dim)) for s in self.slots().values())
 
-    @property
-    def needs_whole_rows(self) -> bool:
-        """Whether it can't update some columns of a row without the others."""
-        return any(slot.by_row for slot in self.slots().values())
-
     @abc.abstractmethod
     def update(
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
@@ -130,14 +125,12 @@ class UpdateRule(abc.ABC):
     ) -> Mapping[str, Any]:
         """The settings with which the rule is a Keras optimizer.
 
+        They are by Keras's names; those left out have the rule's defaults.
+
         Args:
             config: the optimizer's settings by Keras's names.
             legacy: whether it is one of Keras's legacy optimizers.
             where: what the optimizer is for, in error messages.
-
-        Returns:
-            The settings by Keras's names; those it leaves out have the rule's
-            defaults.
 
         Raises:
             ValueError: the rule can't be that optimizer.
@@ -526,7 +519,7 @@ RULES: tuple[type[UpdateRule], ...] = (
 
 def needs_whole_rows(rule: UpdateRule, options: UpdateOptions) -> str | None:
     """The name of what needs all columns of a row; None: nothing does."""
-    if rule.needs_whole_rows:
+    if any(slot.by_row for slot in rule.slots().values()):
         return rule.name
     return None if options.row_clipnorm is None else "row_clipnorm"
 

@@ -46,11 +46,7 @@ def _optimizer(table: TableSpec, optimizer: Any) -> Any:
 
 
 def rule_name(rule: UpdateRule | None) -> str:
-    """Returns an update rule's name in plans; "none" of None.
-
-    Args:
-        rule: the rule.
-    """
+    """Returns an update rule's name in plans; "none" of None."""
     return "none" if rule is None else rule.name
 
 
