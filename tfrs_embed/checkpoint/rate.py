@@ -11,8 +11,9 @@ import tensorflow as tf
 from tfrs_embed._tensorflow import Trackable
 from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.rows import Saved, copy_for_saving
+from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.checkpoint.taken import copy_for_saving
 from tfrs_embed.optimizers.rules import TableOptimizer
 
 #: The name of a table's rate in a checkpoint.
@@ -49,7 +50,10 @@ class SavedRate(Trackable, Saved):
         return None if variable is None else np.asarray(variable.numpy())
 
     def save(self, key: str, session: Session) -> None:
-        _write(key, self.value(), session)
+        value = self.value()
+        if value is not None:
+            with tf.device("CPU:0"):
+                session.writer().add(key, tf.constant(value))
 
     def check(self, key: str, reader: BundleReader) -> None:
         where = f"'{self.name}' can't be restored from '{reader.prefix}'"
@@ -79,35 +83,4 @@ class SavedRate(Trackable, Saved):
             self._optimizer.rate.assign(float(reader.read(key)))
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        copy_for_saving(self, object_map, _Taken)
-
-
-class _Taken(Trackable, Saved):
-    """A rate's value when it was last taken."""
-
-    optional = True
-
-    def __init__(self, rate: SavedRate) -> None:
-        self.name = rate.name
-        self._rate = rate
-        self._value: np.ndarray | None = None
-        saver.mark(self, self)
-
-    def take(self) -> None:
-        """Reads the rate."""
-        self._value = self._rate.value()
-
-    def save(self, key: str, session: Session) -> None:
-        _write(key, self._value, session)
-
-    def check(self, key: str, reader: BundleReader) -> None:
-        self._rate.check(key, reader)
-
-    def restore(self, key: str, reader: BundleReader) -> None:
-        self._rate.restore(key, reader)
-
-
-def _write(key: str, value: np.ndarray | None, session: Session) -> None:
-    if value is not None:
-        with tf.device("CPU:0"):
-            session.writer().add(key, tf.constant(value))
+        copy_for_saving(self, object_map, self.value)

@@ -75,31 +75,6 @@ class HeldRows:
     keys: np.ndarray | None = None
 
 
-def held_rows(
-    variable: tf.Variable, rows: int, numbers: np.ndarray | None = None
-) -> HeldRows:
-    """The rows of one variable.
-
-    Args:
-        variable: [n, ...].
-        rows: how many of them are a table's.
-        numbers: which, [rows]; None: the first.
-    """
-
-    def gather(wanted: np.ndarray) -> tf.Tensor:
-        wanted = wanted if numbers is None else numbers[wanted]
-        # Reading the variable would copy all of it if it was updated sparsely.
-        with tf.device(variable.device):
-            return tf.gather(variable, tf.constant(wanted, tf.int64))
-
-    size = variable.dtype.size
-    row = size * (variable.shape[1:].num_elements() or 1)
-    capacity = variable.shape[0]
-    return HeldRows(
-        rows, row * (rows if capacity is None else capacity), gather
-    )
-
-
 class Saved(abc.ABC):
     """A value that is saved and restored in blocks.
 
@@ -258,7 +233,14 @@ class VariableRows(Rows):
         )
 
     def held(self) -> list[HeldRows]:
-        return [held_rows(self._copies[0], self.shape[0])]
+        variable, rows = self._copies[0], self.shape[0]
+
+        def gather(wanted: np.ndarray) -> tf.Tensor:
+            # Reading the variable would copy it if it was updated sparsely.
+            with tf.device(variable.device):
+                return tf.gather(variable, tf.constant(wanted, tf.int64))
+
+        return [HeldRows(rows, self.nbytes, gather)]
 
     def read_rows(self, start: int, size: int) -> tf.Tensor:
         return read_variable(self._copies[0], start, size)
@@ -287,21 +269,6 @@ def scatter(variable: tf.Variable, ids: tf.Tensor, rows: tf.Tensor) -> None:
     """
     with tf.device(variable.device):
         scatter_update(variable, ids, rows)
-
-
-def copy_for_saving(
-    saved: Any, object_map: Any, make_copy: Callable[[Any], Any]
-) -> None:
-    """Copies a value for a checkpoint that is written while training goes on.
-
-    Args:
-        saved: the value.
-        object_map: TensorFlow's copies, by the objects that they are of.
-        make_copy: makes a copy of it, whose `take` brings it up to date.
-    """
-    if saved not in object_map:
-        object_map[saved] = make_copy(saved)
-    run_in_place(object_map[saved].take)
 
 
 def run_in_place(function: Callable[[], None]) -> None:

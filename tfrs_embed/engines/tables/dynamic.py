@@ -15,6 +15,7 @@ from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.dynamic_keys import TimeToLive, are_counted
 from tfrs_embed.engines.tables.eviction_order import eviction_order
+from tfrs_embed.engines.tables.keyed_checkpoint import KeyedCheckpoint
 from tfrs_embed.engines.tables.keyed_rows import COUNTERS, KeyedRows
 from tfrs_embed.engines.tables.keyed_shard import KeyedShard
 from tfrs_embed.engines.tables.keyed_variable import KeyedVariable
@@ -67,18 +68,21 @@ class DynamicTable(TableState):
             strategy: the strategy that it was made under.
             step: the number of updates made, as the engine has it.
         """
-        self._rows = KeyedRows(self.spec, shards, replicas, step)
+        self._rows = KeyedRows(self.spec, shards, replicas)
+        self._checkpoint = KeyedCheckpoint(self._rows, step)
         self._step = step
         assert self.spec.keys is not None
         counted = are_counted(self.spec.keys)
         # The others are written for the keys that are there.
         parts = [KEYS, *self._rows.names]
         for part in parts + [*COUNTERS, CANDIDATES] * counted:
-            variable = KeyedVariable(self.spec.name, part, self._rows, strategy)
+            variable = KeyedVariable(
+                self.spec.name, part, self._rows, self._checkpoint, strategy
+            )
             self.add(part, variable)
 
     def step_restored(self) -> None:
-        self._rows.count_from_step()
+        self._checkpoint.count_from_step()
 
     @property
     def slots(self) -> dict[str, Any]:

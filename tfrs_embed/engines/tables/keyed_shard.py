@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import graphs, key_values
+from tfrs_embed.checkpoint.rows import CANDIDATES
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.dynamic_keys import KeysOfShards
 from tfrs_embed.engines.tables.key_rules import (
@@ -175,6 +176,20 @@ class KeyedShard:
         order = np.argsort(live.rows)
         return Live(*(values[order] for values in live))
 
+    def integers(self, name: str) -> np.ndarray:
+        """The keys or one of their counters, by row; or the candidates."""
+        if name == CANDIDATES:
+            return self.candidates()
+        return getattr(self.live(), name)
+
+    def gather(self, name: str, rows: np.ndarray) -> tf.Tensor:
+        """Rows of the parameters or a slot, in the host's memory."""
+        with tf.device(self._store.device):
+            numbers = tf.constant(rows, tf.int64)
+            found = self._store.read(self._table.name, name, numbers)
+        with tf.device("CPU:0"):
+            return tf.identity(found)
+
     def candidates(self) -> np.ndarray:
         """The candidates, [c, 3] int64: key, occurrences, last seen in step."""
         return np.stack(self.key_table.candidates(), 1)
@@ -234,10 +249,7 @@ class KeyedShard:
         )
         if not np.array_equal(live.rows, rows):
             for name in self.variables:
-                with tf.device(self._store.device):
-                    values = self._store.read(
-                        self._table.name, name, tf.constant(live.rows)
-                    )
+                values = self.gather(name, live.rows)
                 self.write(name, tf.constant(rows, tf.int64), values)
         self.key_table.publish(version)
 

@@ -8,21 +8,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import Trackable
-from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     KEYS,
     HeldRows,
     Saved,
-    copy_for_saving,
     other_slot,
     sibling,
 )
 from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.checkpoint.taken import copy_for_saving
 from tfrs_embed.engines.tables.composite import CompositeVariable
-from tfrs_embed.engines.tables.keyed_rows import COUNTERS, KeyedRows
+from tfrs_embed.engines.tables.keyed_checkpoint import KeyedCheckpoint
+from tfrs_embed.engines.tables.keyed_rows import KeyedRows
 from tfrs_embed.ops.update import PARAMETERS
 
 
@@ -41,6 +40,7 @@ class KeyedVariable(CompositeVariable, Saved):
         table: the table's name.
         part: the name of the part; see `KeyedRows`.
         rows: the rows by key.
+        checkpoint: saves and restores them.
         strategy: the strategy it was made under.
     """
 
@@ -49,6 +49,7 @@ class KeyedVariable(CompositeVariable, Saved):
         table: str,
         part: str,
         rows: KeyedRows,
+        checkpoint: KeyedCheckpoint,
         strategy: tf.distribute.Strategy,
     ) -> None:
         super().__init__(rows.variables(part), strategy)
@@ -56,6 +57,7 @@ class KeyedVariable(CompositeVariable, Saved):
         self.dtype = tf.float32 if part in rows.names else tf.int64
         self.shape = tf.TensorShape([None, *rows.row_shape(part)])
         self._rows = rows
+        self._checkpoint = checkpoint
         self._part = part
         # The others are written for the keys that are there.
         self.order = 0 if part == KEYS else 1
@@ -115,23 +117,24 @@ class KeyedVariable(CompositeVariable, Saved):
 
     @property
     def _workers(self) -> int:
-        return self._rows.workers
+        return self._rows.replicas.workers
 
     def save(self, key: str, session: Session) -> None:
-        self._rows.save(self._part, key, session)
+        self._checkpoint.save(self._part, key, session)
 
     def check(self, key: str, reader: BundleReader) -> None:
+        checkpoint = self._checkpoint
         if self._part == KEYS:
-            self._rows.read_new_keys(key, reader)
+            checkpoint.read_keys(key, reader)
         if self._part not in self._rows.names:
             return  # It was read, and checked, with the keys.
         where = f"'{self.name}' can't be restored from '{reader.prefix}'"
         there = reader.shapes[key]
         if self._part == PARAMETERS and sibling(key, KEYS) not in reader.shapes:
-            self._rows.read_new_numbers(there[0], reader.prefix)
-        if self._rows.source != reader.prefix:
+            checkpoint.read_numbers(there[0], reader.prefix)
+        if checkpoint.source != reader.prefix:
             raise ValueError(f"{where}: it has no keys for its rows.")
-        here = [self._rows.num_new_keys, *self.shape[1:]]
+        here = [checkpoint.num_new_keys, *self.shape[1:]]
         if there != here:
             raise ValueError(
                 f"{where}: with its keys it has the shape {here} here, and "
@@ -139,15 +142,15 @@ class KeyedVariable(CompositeVariable, Saved):
             )
 
     def restore(self, key: str, reader: BundleReader) -> None:
-        if self._part in COUNTERS or self._part == CANDIDATES:
-            return  # The keys brought it.
-        if self._part == KEYS or self._rows.has_new_keys:
-            self._rows.restore_keys()
-        if self._part != KEYS:
-            self._rows.restore(self._part, key, reader)
+        is_row = self._part in self._rows.names
+        # The keys bring their counters and the candidates.
+        if self._part == KEYS or (is_row and not self._checkpoint.restored):
+            self._checkpoint.restore_keys()
+        if is_row:
+            self._checkpoint.restore(self._part, key, reader)
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        copy_for_saving(self, object_map, _Taken)
+        copy_for_saving(self, object_map, self.numpy)
 
     def __repr__(self) -> str:
         """Name, shape and dtype."""
@@ -155,32 +158,3 @@ class KeyedVariable(CompositeVariable, Saved):
             f"<KeyedVariable '{self.name}' shape={tuple(self.shape)} "
             f"dtype={self.dtype.name}>"
         )
-
-
-class _Taken(Trackable, Saved):
-    """A part's value when it was last taken."""
-
-    def __init__(self, variable: KeyedVariable) -> None:
-        self.name = variable.name
-        self.order = variable.order
-        self._variable = variable
-        self._value: Any = None
-        saver.mark(self, self)
-
-    def take(self) -> None:
-        """Reads the part."""
-        self._value = self._variable.numpy()
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self._value is None else np.asarray(self._value).nbytes
-
-    def save(self, key: str, session: Session) -> None:
-        with tf.device("CPU:0"):
-            session.writer().add_blocks(key, tf.constant(self._value))
-
-    def check(self, key: str, reader: BundleReader) -> None:
-        self._variable.check(key, reader)
-
-    def restore(self, key: str, reader: BundleReader) -> None:
-        self._variable.restore(key, reader)

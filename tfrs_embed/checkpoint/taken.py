@@ -1,0 +1,68 @@
+"""Copies for checkpoints that are written while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed._tensorflow import Trackable
+from tfrs_embed.checkpoint import saver
+from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.rows import Saved, run_in_place
+from tfrs_embed.checkpoint.session import Session
+
+
+def copy_for_saving(
+    saved: Saved, object_map: Any, read: Callable[[], np.ndarray | None]
+) -> None:
+    """Copies a value that TensorFlow is about to save, or brings a copy up.
+
+    Args:
+        saved: the value.
+        object_map: TensorFlow's copies, by the objects that they are of.
+        read: reads the value; None: nothing is to be saved.
+    """
+    if saved not in object_map:
+        object_map[saved] = _Taken(saved, read)
+    run_in_place(object_map[saved].take)
+
+
+class _Taken(Trackable, Saved):
+    """A value as it was when it was last taken; restores are the value's."""
+
+    def __init__(
+        self, saved: Saved, read: Callable[[], np.ndarray | None]
+    ) -> None:
+        self.name = saved.name
+        self.order = saved.order
+        self.optional = saved.optional
+        self._saved = saved
+        self._read = read
+        self._value: np.ndarray | None = None
+        saver.mark(self, self)
+
+    def take(self) -> None:
+        """Reads the value."""
+        self._value = self._read()
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._value is None else self._value.nbytes
+
+    def save(self, key: str, session: Session) -> None:
+        if self._value is None:
+            return
+        with tf.device("CPU:0"):
+            value = tf.constant(self._value)
+        writer = session.writer()
+        write = writer.add_blocks if value.shape.rank else writer.add
+        write(key, value)
+
+    def check(self, key: str, reader: BundleReader) -> None:
+        self._saved.check(key, reader)
+
+    def restore(self, key: str, reader: BundleReader) -> None:
+        self._saved.restore(key, reader)

@@ -1,0 +1,139 @@
+"""Room for keys in a table's shards, and which keys stay where it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tfrs_embed.checkpoint import growth
+from tfrs_embed.checkpoint.rows import FREQUENCY, LAST_USED
+from tfrs_embed.configs import TableSpec
+from tfrs_embed.distribution.key_shards import shards_of
+from tfrs_embed.dynamic_keys import KeysOfShards
+from tfrs_embed.engines.tables.eviction_order import eviction_order
+from tfrs_embed.engines.tables.key_rules import key_rules
+
+# A full shard is warned of if more than this part of the table's rows is free.
+_FREE_PART = 1 / 8
+
+
+class KeyRoom:
+    """How many keys a table's shards have room for.
+
+    Args:
+        table: the table.
+        world: the number of shards.
+        owner: the table, as errors call it.
+    """
+
+    def __init__(self, table: TableSpec, world: int, owner: str) -> None:
+        rules = key_rules(table, world)
+        self._table = table
+        self._world = world
+        self._owner = owner
+        self._capacity = rules.max_capacity
+        self._evicts = rules.evicts
+
+    def require(self, keys: np.ndarray, evict: bool = True) -> None:
+        """Requires room for keys, unless some may be left out.
+
+        Args:
+            keys: [n] int64.
+            evict: whether the table's rule may leave keys out.
+
+        Raises:
+            ValueError: a shard has no room for all of its keys.
+        """
+        if (evict and self._evicts) or growth.may_shrink():
+            return
+        shortage = self._shortage(shards_of(keys, self._world))
+        if shortage:
+            more = "More rows make it"
+            if isinstance(self._table.keys, KeysOfShards):
+                more = f"A larger {KeysOfShards.ROWS} makes it"
+            raise ValueError(
+                f"{self._owner} has no room for {len(keys)} keys: {shortage}. "
+                f"{more}, or, for a checkpoint, tfrs_embed.checkpoint."
+                "growing_tables(shrink=True): the keys that the table would "
+                "evict last then stay."
+            )
+
+    def choose(
+        self, keys: np.ndarray, counters: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """Finds which keys the shards have room for, [n] bool.
+
+        Those stay that would be evicted last.
+
+        Args:
+            keys: [n] int64.
+            counters: the keys' counters, by name.
+        """
+        kept = np.ones(len(keys), bool)
+        shard_of = shards_of(keys, self._world)
+        if self._shortage(shard_of):
+            order = eviction_order(
+                self._table, keys, counters[FREQUENCY], counters[LAST_USED]
+            )
+            for rank in range(self._world):
+                mine = order[shard_of[order] == rank]
+                kept[mine[: max(0, len(mine) - self._capacity)]] = False
+        return kept
+
+    def _shortage(self, shard_of: np.ndarray) -> str:
+        """Says which shard has no room for its keys; "": all have.
+
+        Args:
+            shard_of: the keys' shards, [n] int32.
+        """
+        sizes = np.bincount(shard_of, minlength=self._world)
+        fullest = int(np.argmax(sizes))
+        if sizes[fullest] <= self._capacity:
+            return ""
+        limit = "the most rows of a shard"
+        if isinstance(self._table.keys, KeysOfShards):
+            limit = KeysOfShards.ROWS
+        replicas = (
+            "1 replica" if self._world == 1 else f"{self._world} replicas"
+        )
+        return (
+            f"over {replicas} shard {fullest} would hold {sizes[fullest]} of "
+            f"them, and {limit} is {self._capacity}"
+        )
+
+    def left_out(self, keys: np.ndarray, kept: np.ndarray, source: str) -> str:
+        """Says that some keys have no room; "": they may go without a word.
+
+        Args:
+            keys: all keys, [n] int64.
+            kept: which of them have found room, [n] bool.
+            source: says where they come from.
+        """
+        if kept.all() or growth.may_shrink():
+            return ""
+        rule = self._table.keys.eviction  # type: ignore[union-attr]
+        return (
+            f"{self._owner} leaves out {np.sum(~kept)} of {len(keys)} keys"
+            f"{source}: {self._shortage(shards_of(keys, self._world))}. Those "
+            f"go that eviction={rule!r} evicts first. With more rows all keys "
+            "stay."
+        )
+
+    def unevenly_full(self, sizes: Sequence[int]) -> str:
+        """Says that a shard evicts while others have many free rows; "": none.
+
+        Args:
+            sizes: the number of keys of each shard.
+        """
+        free = [self._capacity - size for size in sizes]
+        rows = self._capacity * len(sizes)
+        if not self._evicts or min(free) > 0 or sum(free) <= _FREE_PART * rows:
+            return ""
+        return (
+            f"{self._owner}: shard {np.argmin(free)} holds {self._capacity} "
+            f"keys and is full: it evicts keys, while the other shards have "
+            f"{sum(free)} free rows of {rows - self._capacity}. A key's shard "
+            "is that of its hash. Small tables are filled more evenly with "
+            "more rows, or on fewer replicas."
+        )
