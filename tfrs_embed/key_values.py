@@ -12,6 +12,7 @@ pseudorandom number generators", OOPSLA 2014).
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed import graphs
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.initial_values import calls_as, parameters
 
@@ -68,12 +70,14 @@ def maker(table: TableSpec) -> Maker:
     """
     initializer, dim = table.initializer, table.dim
     if "keys" in parameters(initializer):
-        return lambda keys: _called(table, keys)
+        return graphs.TracedOnce(
+            lambda keys: _called(table, keys), tf.TensorSpec([None], tf.int64)
+        )
     constant = _constant(initializer)
     if constant is not None:
         return lambda keys: tf.fill([tf.size(keys), dim], constant)
-    map_uniform = _distribution(initializer, (table.vocabulary_size, dim))
-    if map_uniform is None:
+    distribution = _distribution(initializer, (table.vocabulary_size, dim))
+    if distribution is None:
         raise ValueError(
             f"Table '{table.name}': the initial row of a key depends on the "
             "key alone, and an initializer of the kind "
@@ -81,15 +85,18 @@ def maker(table: TableSpec) -> Maker:
             "uniform, normal or truncated normal one, one that scales the "
             "variance, or a function with a parameter named 'keys'."
         )
-    seed = seed_of(table)
+    kind, first, scale = distribution
+    seed = np.uint64(seed_of(table))
 
     def make(keys: tf.Tensor) -> tf.Tensor:
-        with tf.device(_HOST):
-            numbers = tf.reshape(_uniform(seed, keys, dim), [-1])
-            size = tf.size(numbers)
-            # What fills no packet of the processor's is rounded otherwise.
-            filled = tf.pad(numbers, [[0, -size % _PACKET]])
-            return tf.reshape(map_uniform(filled)[:size], [-1, dim])
+        rows = _DRAW[kind](
+            tf.constant(seed),
+            tf.constant(first, tf.float32),
+            tf.constant(scale, tf.float32),
+            tf.constant(dim),
+            keys,
+        )
+        return tf.ensure_shape(rows, [None, dim])
 
     return make
 
@@ -122,14 +129,15 @@ def _constant(initializer: Any) -> float | None:
 
 def _distribution(
     initializer: Any, shape: tuple[int, int]
-) -> Callable[[tf.Tensor], tf.Tensor] | None:
-    """What maps uniform numbers in (0, 1) to an initializer's distribution."""
+) -> tuple[str, float, float] | None:
+    """An initializer's distribution: its kind, and two numbers of `_draw`."""
     if calls_as(initializer, "RandomUniform"):
-        return _uniform_in(initializer.minval, initializer.maxval)
+        low, high = initializer.minval, initializer.maxval
+        return "uniform", low, high - low
     if calls_as(initializer, "RandomNormal"):
-        return _normal(initializer.mean, initializer.stddev)
+        return "normal", initializer.mean, initializer.stddev
     if calls_as(initializer, "TruncatedNormal"):
-        return _truncated_normal(initializer.mean, initializer.stddev)
+        return "truncated_normal", initializer.mean, initializer.stddev
     if not calls_as(initializer, "VarianceScaling"):
         return None
     fans = {"fan_in": shape[0], "fan_out": shape[1]}
@@ -137,38 +145,68 @@ def _distribution(
     variance = initializer.scale / max(1.0, fan)
     if initializer.distribution == "uniform":
         limit = math.sqrt(3 * variance)
-        return _uniform_in(-limit, limit)
+        return "uniform", -limit, 2 * limit
     stddev = math.sqrt(variance)
     if initializer.distribution == "untruncated_normal":
-        return _normal(0.0, stddev)
-    return _truncated_normal(0.0, stddev / _TRUNCATED_STDDEV)
+        return "normal", 0.0, stddev
+    return "truncated_normal", 0.0, stddev / _TRUNCATED_STDDEV
 
 
-def _uniform_in(low: float, high: float) -> Callable[[tf.Tensor], tf.Tensor]:
-    return lambda u: low + (high - low) * u
+def _draw(
+    kind: str,
+    seed: tf.Tensor,
+    first: tf.Tensor,
+    scale: tf.Tensor,
+    dim: tf.Tensor,
+    keys: tf.Tensor,
+) -> tf.Tensor:
+    """Draws numbers from a distribution for keys: [n, dim] float32.
+
+    Args:
+        kind: "uniform", "normal" or "truncated_normal".
+        seed: scalar uint64.
+        first: scalar float32: the least number of a uniform distribution; the
+            mean of others.
+        scale: scalar float32: how far numbers are from the least; the standard
+            deviation.
+        dim: scalar int32.
+        keys: [n] int64.
+    """
+    with tf.device(_HOST):
+        numbers = tf.reshape(_uniform(seed, keys, dim), [-1])
+        size = tf.size(numbers)
+        # What fills no packet of the processor's is rounded otherwise.
+        numbers = tf.pad(numbers, [[0, -size % _PACKET]])
+        if kind == "truncated_normal":
+            tail = math.erfc(_TRUNCATED_AT / math.sqrt(2)) / 2
+            numbers = tail + (1 - 2 * tail) * numbers
+        if kind != "uniform":
+            numbers = tf.math.ndtri(numbers)
+        return tf.reshape((first + scale * numbers)[:size], [-1, dim])
 
 
-def _normal(mean: float, stddev: float) -> Callable[[tf.Tensor], tf.Tensor]:
-    return lambda u: mean + stddev * tf.math.ndtri(u)
-
-
-def _truncated_normal(
-    mean: float, stddev: float
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    tail = math.erfc(_TRUNCATED_AT / math.sqrt(2)) / 2
-    inner = _normal(mean, stddev)
-    return lambda u: inner(tail + (1 - 2 * tail) * u)
-
-
-def _uniform(seed: int, keys: tf.Tensor, dim: int) -> tf.Tensor:
+def _uniform(seed: tf.Tensor, keys: tf.Tensor, dim: tf.Tensor) -> tf.Tensor:
     """Numbers in (0, 1) of keys, [n] int64: [n, dim] float32."""
     key = _mix(tf.bitcast(keys, tf.uint64))
-    state = _mix(tf.bitwise.bitwise_xor(_uint64(seed), key))
-    number = tf.constant(np.arange(dim, dtype=np.uint64))
-    bits = _mix(state[:, None] + number)
+    state = _mix(tf.bitwise.bitwise_xor(seed, key))
+    bits = _mix(state[:, None] + tf.cast(tf.range(dim), tf.uint64))
     # 23 bits, and a half for the middle of their interval, are a float32.
     steps = tf.cast(tf.bitwise.right_shift(bits, _uint64(41)), tf.float32)
     return (steps + 0.5) * 2.0**-23
+
+
+# One for all tables: each is traced once.
+_DRAW = {
+    kind: graphs.TracedOnce(
+        functools.partial(_draw, kind),
+        tf.TensorSpec([], tf.uint64),
+        tf.TensorSpec([], tf.float32),
+        tf.TensorSpec([], tf.float32),
+        tf.TensorSpec([], tf.int32),
+        tf.TensorSpec([None], tf.int64),
+    )
+    for kind in ("uniform", "normal", "truncated_normal")
+}
 
 
 def _mix(z: tf.Tensor) -> tf.Tensor:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed.graphs import TracedOnce
+
 # A round of splitmix64's finaliser (Steele, Lea and Flood, "Fast splittable
 # pseudorandom number generators", OOPSLA 2014): two shifts and a factor. The
 # whole finaliser takes 24 operations there and back, one round 14.
@@ -31,16 +33,18 @@ def numbers_of(keys: tf.Tensor, world: int) -> tf.Tensor:
     """
     if world == 1:
         return keys
-    z = _fold(tf.bitcast(keys, tf.uint64), _SHIFTS[0]) * _uint64(_FACTOR)
-    return tf.bitcast(_fold(z, _SHIFTS[1]), tf.int64)
+    numbers = _MIX(keys)
+    numbers.set_shape(keys.shape)
+    return numbers
 
 
 def keys_of(numbers: tf.Tensor, world: int) -> tf.Tensor:
     """The keys that have these numbers; see `numbers_of`."""
     if world == 1:
         return numbers
-    z = _unfold(tf.bitcast(numbers, tf.uint64), _SHIFTS[1]) * _uint64(_INVERSE)
-    return tf.bitcast(_unfold(z, _SHIFTS[0]), tf.int64)
+    keys = _UNMIX(numbers)
+    keys.set_shape(numbers.shape)
+    return keys
 
 
 def shards_of(keys: np.ndarray, world: int) -> np.ndarray:
@@ -48,6 +52,21 @@ def shards_of(keys: np.ndarray, world: int) -> np.ndarray:
     with tf.init_scope(), tf.device("CPU:0"):
         numbers = numbers_of(tf.constant(keys, tf.int64), world).numpy()
     return np.mod(numbers, world).astype(np.int32)
+
+
+def _mix(keys: tf.Tensor) -> tf.Tensor:
+    z = _fold(tf.bitcast(keys, tf.uint64), _SHIFTS[0]) * _uint64(_FACTOR)
+    return tf.bitcast(_fold(z, _SHIFTS[1]), tf.int64)
+
+
+def _unmix(numbers: tf.Tensor) -> tf.Tensor:
+    z = _unfold(tf.bitcast(numbers, tf.uint64), _SHIFTS[1]) * _uint64(_INVERSE)
+    return tf.bitcast(_unfold(z, _SHIFTS[0]), tf.int64)
+
+
+# Each is traced once, not for each table.
+_MIX = TracedOnce(_mix, tf.TensorSpec(None, tf.int64))
+_UNMIX = TracedOnce(_unmix, tf.TensorSpec(None, tf.int64))
 
 
 def _fold(z: tf.Tensor, by: int) -> tf.Tensor:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed import graphs
+from tfrs_embed import graphs, key_values
 from tfrs_embed._tensorflow import save_context
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.distribution import replicas
@@ -16,7 +16,7 @@ from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.key_rules import TRASH, rows_at_first
 from tfrs_embed.engines.tables.key_table import Found
-from tfrs_embed.engines.tables.keyed_shard import KeyedShard, initial_rows_of
+from tfrs_embed.engines.tables.keyed_shard import KeyedShard
 from tfrs_embed.engines.tables.reservation import (
     Request,
     Reservation,
@@ -102,7 +102,7 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
                     1,
                     self._shard.store(name),
                     optimizer.rule.slots() if optimizer else {},
-                    initial_rows_of(state.spec),
+                    key_values.maker(state.spec),
                 )
                 assert isinstance(state, DynamicTable)
                 state.expose(
@@ -138,13 +138,13 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
             rows = reserve([requests[n] for n in trained])
             reserved = dict(zip(trained, rows, strict=True))
         found = {
-            name: Found(reserved[name].rows, reserved[name].version)
-            if name in reserved
-            else self._rows[name].key_table.look_up(requests[name].keys)
-            for name in requests
+            name: self._rows[name].key_table.look_up(request.keys)
+            for name, request in requests.items()
+            if name not in reserved
         }
         for name, mine in self._places().items():
-            for i, part in _split(found[name].rows, bags, mine).items():
+            rows = (reserved if name in reserved else found)[name].rows
+            for i, part in _split(rows, bags, mine).items():
                 located[i] = bags[i]._replace(ids=part)
         activations = self._shard.lookup(
             [f.table.name for f in self.features], located, training, dtype

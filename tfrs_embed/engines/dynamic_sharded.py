@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed import key_values
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.distribution.exchange import Received
@@ -22,7 +23,7 @@ from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.key_rules import TRASH, rows_at_first
 from tfrs_embed.engines.tables.key_table import Found
-from tfrs_embed.engines.tables.keyed_shard import KeyedShard, initial_rows_of
+from tfrs_embed.engines.tables.keyed_shard import KeyedShard
 from tfrs_embed.engines.tables.reservation import Request, commit, reserve
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.bags import BaggedIds
@@ -83,7 +84,7 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
     def _expose(self, state: TableState) -> None:
         table = state.spec
         optimizer = self.optimizers[table.name]
-        make_rows = initial_rows_of(table)
+        make_rows = key_values.maker(table)
         self._rows[table.name] = [
             KeyedShard(
                 self._name,
@@ -186,14 +187,14 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
         }
         reserved = reserve(list(requests.values()), consensus)
         for i, each in zip(requests, reserved, strict=True):
-            located[i] = located[i]._replace(
-                rows=each.rows, version=each.version, reservation=each
-            )
+            located[i] = located[i]._replace(rows=each.rows, reservation=each)
         return located
 
     def _check_read(
         self, replica: int, group: int, asked: Received, rows: tf.Tensor
     ) -> tf.Tensor:
+        if asked.reservation is not None:
+            return rows  # A training step relies on being the only one.
         found = Found(asked.rows, asked.version)
         return self._rows[self._table_of(group)][replica].check_vectors(
             found, rows

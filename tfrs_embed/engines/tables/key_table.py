@@ -107,17 +107,18 @@ class KeyTable:
 
     def size(self) -> tf.Tensor:
         """The number of keys that have rows, a scalar int64."""
-        return self._info()[0]
+        return self.info()[0]
 
     def capacity(self) -> tf.Tensor:
         """How many keys can have rows as yet, a scalar int64."""
-        return self._info()[1]
+        return self.info()[1]
 
     def physical(self) -> tf.Tensor:
         """How many rows variables must have, a scalar int64; it never falls."""
-        return self._info()[2]
+        return self.info()[2]
 
-    def _info(self) -> tf.Tensor:
+    def info(self) -> tf.Tensor:
+        """[12] int64: size, capacity, physical, statistics, unpublished."""
         return self._run("info")
 
     def _run(self, name: str, *inputs: Any) -> Any:
@@ -277,7 +278,7 @@ class KeyTable:
             evicted, and those that got no row, then the occurrences of keys
             that had rows before; the same of all commits together.
         """
-        return self._info().numpy()[3:11]
+        return self.info().numpy()[3:11]
 
     def moment(self) -> tuple[int, ...]:
         """Numbers that differ once keys have got or lost rows.
@@ -286,7 +287,7 @@ class KeyTable:
         """
         end = time.monotonic() + 1
         while True:
-            info = self._info().numpy().tolist()
+            info = self.info().numpy().tolist()
             size, admitted, evicted, unpublished = (
                 info[i] for i in (0, 7, 8, 11)
             )

@@ -28,20 +28,6 @@ from tfrs_embed.storage.row_store import RowStore
 _BLOCK_ELEMENTS = 1 << 20
 
 
-def initial_rows_of(table: TableSpec) -> key_values.Maker:
-    """What makes the initial rows of a table's keys, traced once.
-
-    Args:
-        table: the table.
-
-    Raises:
-        ValueError: its initializer's rows can't be made one by one.
-    """
-    return graphs.TracedOnce(
-        key_values.maker(table), tf.TensorSpec([None], tf.int64)
-    )
-
-
 class KeyedShard:
     """A shard's keys of one table, and the rows they have.
 
@@ -52,7 +38,7 @@ class KeyedShard:
         store: the shard's rows, all zero, and slots, all of their initial
             values; see `rows_at_first`.
         slots: the slots, by name.
-        make_initial: makes keys' initial values; see `initial_rows_of`.
+        make_initial: makes keys' initial values; see `key_values.maker`.
     """
 
     def __init__(
@@ -64,7 +50,7 @@ class KeyedShard:
         slots: Mapping[str, Slot],
         make_initial: key_values.Maker,
     ) -> None:
-        self._owner = f"{owner}, table '{table.name}'"
+        self.owner = f"{owner}, table '{table.name}'"
         self._table = table
         self._world = world
         self._store = store
@@ -83,7 +69,7 @@ class KeyedShard:
         """Clears vectors that may be other keys'.
 
         Args:
-            found: the keys' rows, from `KeyTable.look_up` or a reservation.
+            found: the keys' rows.
             vectors: [n, dim], which have been read from there since.
 
         Returns:
@@ -111,42 +97,23 @@ class KeyedShard:
         self, keys: tf.Tensor, counts: tf.Tensor | None, lacking: tf.Tensor
     ) -> tf.Tensor:
         """Says that a step's keys lack rows: a scalar string."""
-        absent = tf.equal(self.key_table.find(keys), ABSENT)
-        if counts is not None:
-            absent &= counts > 0
-        key = tf.reduce_sum(tf.boolean_mask(keys, absent)[:1])
         dtype = self._table.keys.dtype  # type: ignore[union-attr]
-        if dtype == tf.uint64:
-            key = tf.bitcast(key, tf.uint64)
         what = "the fingerprint of a key" if dtype == tf.string else "a key"
         more = "More rows make"
         if isinstance(self._table.keys, KeysOfShards):
             more = f"A larger {KeysOfShards.ROWS} makes"
-        return message(
-            f"{self._owner}: no room for the keys of this step: a shard has "
-            "rows for ",
-            self.key_table.capacity(),
-            " keys, and holds ",
-            self.key_table.size(),
-            ". It needs ",
+        end = f" {more} room."
+        if self._world > 1:
+            end = f" Other shards may have free rows. {more} room on all."
+        return _NO_ROOM(
+            tf.constant(self.owner),
+            tf.constant(f" is {what} without one.{end}"),
+            self.key_table.info(),
             lacking,
-            " rows more than it can make room for; ",
-            key,
-            f" is {what} without one.",
-            f" Other shards may have free rows. {more} room on all."
-            if self._world > 1
-            else f" {more} room.",
-        )
-
-    def lost_room(self, lacking: tf.Tensor) -> tf.Tensor:
-        """Says that another step has taken rows: a scalar string."""
-        return tf.strings.join(
-            [
-                f"{self._owner}: another step has given rows to other keys "
-                "since this one looked its keys up. It lacks ",
-                tf.strings.as_string(lacking),
-                " rows.",
-            ]
+            keys,
+            tf.ones_like(keys) if counts is None else counts,
+            self.key_table.find(keys),
+            tf.constant(dtype == tf.uint64),
         )
 
     def write(self, name: str, rows: tf.Tensor, values: tf.Tensor) -> None:
@@ -261,3 +228,47 @@ class KeyedShard:
             evicted: whether they count as evicted.
         """
         return int(np.sum(self.key_table.remove(keys, evicted) != ABSENT))
+
+
+def _no_room(
+    owner: tf.Tensor,
+    end: tf.Tensor,
+    info: tf.Tensor,
+    lacking: tf.Tensor,
+    keys: tf.Tensor,
+    counts: tf.Tensor,
+    rows: tf.Tensor,
+    unsigned: tf.Tensor,
+) -> tf.Tensor:
+    """The text of `KeyedShard.no_room`, which tables don't trace each."""
+    absent = tf.equal(rows, ABSENT) & (counts > 0)
+    key = tf.reduce_sum(tf.boolean_mask(keys, absent)[:1])
+    return message(
+        owner,
+        ": no room for the keys of this step: a shard has rows for ",
+        info[1],
+        " keys, and holds ",
+        info[0],
+        ". It needs ",
+        lacking,
+        " rows more than it can make room for; ",
+        tf.where(
+            unsigned,
+            message(tf.bitcast(key, tf.uint64)),
+            message(key),
+        ),
+        end,
+    )
+
+
+_NO_ROOM = graphs.TracedOnce(
+    _no_room,
+    tf.TensorSpec([], tf.string),
+    tf.TensorSpec([], tf.string),
+    tf.TensorSpec([None], tf.int64),
+    tf.TensorSpec([], tf.int64),
+    tf.TensorSpec([None], tf.int64),
+    tf.TensorSpec([None], tf.int64),
+    tf.TensorSpec([None], tf.int64),
+    tf.TensorSpec([], tf.bool),
+)

@@ -47,14 +47,12 @@ class Reservation(NamedTuple):
             of its initial values, of another without a row one of zeros.
         new_keys: [m] int64, the keys that this step admits.
         initial: [m, dim] float32, their initial values.
-        version: scalar int64; see `KeyTable.check`.
     """
 
     request: Request
     rows: tf.Tensor
     new_keys: tf.Tensor
     initial: tf.Tensor
-    version: tf.Tensor
 
 
 def reserve(
@@ -102,7 +100,7 @@ def reserve(
 
     initial, rows = _if_any_new(given, write, write_none)
     return [
-        Reservation(request, found, g.new_keys, made, g.version)
+        Reservation(request, found, g.new_keys, made)
         for request, found, g, made in zip(
             requests, rows, given, initial, strict=True
         )
@@ -123,15 +121,27 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
         tf.errors.InvalidArgumentError: another step has taken the rows that a
             table's keys need. That table has not changed.
     """
-    given = []
-    for (shard, keys, counts, step), reserved, *_ in reservations:
-        each = shard.key_table.commit(keys, counts, reserved, step)
-        # Of strings, which takes no branch.
-        room = tf.debugging.Assert(
-            tf.equal(each.lacking, 0), [shard.lost_room(each.lacking)]
-        )
-        with tf.control_dependencies([room] if room is not None else []):
-            given.append(each._replace(rows=tf.identity(each.rows)))
+    if not reservations:
+        return []
+    given = [
+        shard.key_table.commit(keys, counts, reserved, step)
+        for (shard, keys, counts, step), reserved, *_ in reservations
+    ]
+    lacking = tf.stack([each.lacking for each in given])
+    worst = tf.argmax(lacking)
+    text = tf.strings.join(
+        [
+            tf.constant([r.request.shard.owner for r in reservations])[worst],
+            ": another step has given rows to other keys since this one looked "
+            "its keys up. It lacks ",
+            tf.strings.as_string(lacking[worst]),
+            " rows.",
+        ]
+    )
+    # Of strings, which takes no branch.
+    room = tf.debugging.Assert(tf.equal(lacking[worst], 0), [text])
+    with tf.control_dependencies([room] if room is not None else []):
+        given = [each._replace(rows=tf.identity(each.rows)) for each in given]
 
     def reset() -> list[tf.Tensor]:
         for reservation, each in zip(reservations, given, strict=True):
