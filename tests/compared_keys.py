@@ -4,14 +4,13 @@ import numpy as np
 import tensorflow as tf
 
 from dynamic_reference import ReferenceKeys, Seen
-from tfrs_embed.engines.tables.key_table import (
+from tfrs_embed.engines.tables.key_rules import (
     ABSENT,
     FIRST_ROW,
     TRASH,
-    Candidates,
     KeyRules,
-    KeyTable,
 )
+from tfrs_embed.engines.tables.key_table import KeyTable
 
 INT64 = np.iinfo(np.int64)
 EXTREME = [0, -1, INT64.min, INT64.max, INT64.min + 1, 1 << 32]
@@ -119,7 +118,7 @@ class Compared:
             {key: Seen(*seen) for key, seen in live.items()},
             {key: Seen(*seen) for key, seen in candidates.items()},
         )
-        rows, version = self.table.replace(*_arrays(live), _arrays(candidates))
+        rows, version = self.table.replace(*_array(live).T, _array(candidates))
         assert not any(self.table.find(int64(list(live))).numpy())
         self.table.publish(version)
         assert rows.tolist() == list(range(FIRST_ROW, FIRST_ROW + len(live)))
@@ -139,8 +138,8 @@ class Compared:
             key: (row,) for key, row in self.rows.items()
         }
         candidates = table.candidates()
-        assert len(candidates.keys) == len(reference.candidates)
-        assert _as_dict(*candidates) == {
+        assert len(candidates) == len(reference.candidates)
+        assert _as_dict(*candidates.T) == {
             key: (seen.frequency, seen.last)
             for key, seen in reference.candidates.items()
         }
@@ -170,12 +169,10 @@ def _as_dict(keys, *values):
     return dict(zip(keys.tolist(), columns, strict=True))
 
 
-def _arrays(seen):
-    frequency = [value[0] for value in seen.values()]
-    last = [value[1] for value in seen.values()]
-    return Candidates(
-        *(np.array(x, np.int64) for x in (list(seen), frequency, last))
-    )
+def _array(seen):
+    """Keys with what is known of them, [n, 3]."""
+    rows = [(key, *value) for key, value in seen.items()]
+    return np.array(rows, np.int64).reshape([-1, 3])
 
 
 def run_random_stream(rng, capacity, steps):

@@ -22,13 +22,8 @@ from compared_keys import (
 )
 from dynamic_reference import shard_of
 from tfrs_embed.distribution import key_shards
-from tfrs_embed.engines.tables.key_table import (
-    ABSENT,
-    FIRST_ROW,
-    Candidates,
-    KeyRules,
-    KeyTable,
-)
+from tfrs_embed.engines.tables.key_rules import ABSENT, FIRST_ROW, KeyRules
+from tfrs_embed.engines.tables.key_table import KeyTable
 
 pytestmark = pytest.mark.usefixtures("both_implementations")
 
@@ -230,31 +225,9 @@ def test_replace_keeps_the_candidates_that_were_seen_last():
     compared.replace({70: (5, 1)}, seen)
     compared.check()
     candidates = compared.table.candidates()
-    assert sorted(candidates.keys) == [69, 71, 72]
+    assert sorted(candidates[:, 0]) == [69, 71, 72]
     compared.commit([69, 72, *range(200, 260)], None, 100)
     compared.check()
-
-
-def test_what_replace_refuses():
-    compared = Compared(KeyRules(2, 5, 3, threshold=2))
-    compared.commit([1, 1, 2], None, 1)
-    three, two = np.arange(3), np.arange(2)
-    for match, arguments in {
-        r"live keys .* different lengths: \[3, 2, 3\]": (three, two, three),
-        r"candidates .* different lengths: \[3, 3, 2\]": (
-            *(two, two, two),
-            Candidates(three, three, two),
-        ),
-        "live keys must all differ": (three * 0, three, three),
-        "candidates must all differ": (
-            *(two, two, two),
-            Candidates(two * 0, two, two),
-        ),
-        "6 keys don't fit into 5 rows": (np.arange(6),) * 3,
-    }.items():
-        with pytest.raises(ValueError, match=match):
-            compared.table.replace(*arguments)
-        compared.check()
 
 
 def test_functions_run_in_the_order_they_are_traced():

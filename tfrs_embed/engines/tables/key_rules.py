@@ -155,17 +155,3 @@ class Live(NamedTuple):
     rows: np.ndarray
     frequency: np.ndarray
     last_used: np.ndarray
-
-
-class Candidates(NamedTuple):
-    """The keys without rows that admission remembers, in any order.
-
-    Attributes:
-        keys: [n] int64.
-        frequency: [n] int64, how often each was seen.
-        last_seen: [n] int64, the step that saw it last.
-    """
-
-    keys: np.ndarray
-    frequency: np.ndarray
-    last_seen: np.ndarray

@@ -20,27 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import kernels
-from tfrs_embed.engines.tables.key_rules import (
-    ABSENT,
-    FIRST_ROW,
-    TRASH,
-    Candidates,
-    KeyRules,
-    Live,
-)
+from tfrs_embed.engines.tables.key_rules import FIRST_ROW, KeyRules, Live
 from tfrs_embed.engines.tables.key_table_numpy import NumpyOperations
-
-__all__ = [
-    "ABSENT",
-    "FIRST_ROW",
-    "TRASH",
-    "Candidates",
-    "Found",
-    "GivenRows",
-    "KeyRules",
-    "KeyTable",
-    "Live",
-]
 
 # Whatever the shard's device.
 _HOST = "/device:CPU:0"
@@ -201,61 +182,45 @@ class KeyTable:
         """The keys that have rows, of one moment."""
         return Live(*(x.numpy() for x in self._run("export", False)))
 
-    def candidates(self) -> Candidates:
-        """The keys without rows that admission remembers, of one moment."""
-        keys, _, frequency, last_seen = (
-            x.numpy() for x in self._run("export", True)
-        )
-        return Candidates(keys, frequency, last_seen)
+    def candidates(self) -> np.ndarray:
+        """The keys without rows that admission remembers, of one moment.
+
+        Returns:
+            [c, 3] int64, in any order: a key, how often it was seen, and the
+            step that saw it last.
+        """
+        keys, _, *seen = self._run("export", True)
+        return np.stack([keys, *seen], 1)
 
     def replace(
         self,
         live_keys: np.ndarray,
         frequency: np.ndarray,
         last_used: np.ndarray,
-        candidates: Candidates | None = None,
+        candidates: np.ndarray,
     ) -> tuple[np.ndarray, tf.Tensor]:
         """Forgets all keys, and gives rows to others.
 
         The capacity doubles, up to its bound, until they fit.
 
         Args:
-            live_keys: [n] int64, unique.
+            live_keys: [n] int64, unique, as many as may have rows at most.
             frequency: [n] int64, how often each was used.
             last_used: [n] int64, the step of its last use.
-            candidates: the keys without rows to remember. Those that are live
-                are left out, then those seen longest ago if they are too many,
-                and all if no threshold asks for them.
+            candidates: the keys without rows to remember, unique, as
+                `candidates` returns them. Those that are live are left out,
+                then those seen longest ago if they are too many, and all if no
+                threshold asks for them.
 
         Returns:
             Their rows, [n] int64: `FIRST_ROW` and those that follow; and the
             version to publish.
-
-        Raises:
-            ValueError: keys twice, lengths that differ, or too many keys.
         """
-        empty = np.zeros([0], np.int64)
-        live = [live_keys, frequency, last_used]
-        others = list(candidates or Candidates(empty, empty, empty))
-        for name, values in (("live keys", live), ("candidates", others)):
-            sizes = [np.size(value) for value in values]
-            if len(set(sizes)) > 1:
-                raise ValueError(
-                    f"The {name} and what is known of them have different "
-                    f"lengths: {sizes}."
-                )
-            if len(np.unique(values[0])) < sizes[0]:
-                raise ValueError(f"The {name} must all differ.")
-        n = len(live_keys)
-        if n > self.rules.max_capacity:
-            raise ValueError(
-                f"{n} keys don't fit into {self.rules.max_capacity} rows."
-            )
+        given = [live_keys, frequency, last_used, *candidates.T]
         version = self._run(
-            "replace",
-            *(np.asarray(value, np.int64) for value in [*live, *others]),
+            "replace", *(np.asarray(value, np.int64) for value in given)
         )
-        return FIRST_ROW + np.arange(n), version
+        return FIRST_ROW + np.arange(len(live_keys)), version
 
     def remove(self, keys: np.ndarray, evicted: bool = False) -> np.ndarray:
         """Forgets keys, those that have rows and those that have none.

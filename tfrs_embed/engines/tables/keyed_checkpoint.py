@@ -210,7 +210,8 @@ class KeyedCheckpoint:
             for shard in self._rows.shards:
                 shard.set_known(
                     last_used=shard.live().last_used + later,
-                    candidates=shard.candidates() + np.array([0, 0, later]),
+                    candidates=shard.integers(CANDIDATES)
+                    + np.array([0, 0, later]),
                 )
 
 

@@ -101,7 +101,9 @@ class KeyedRows:
     def counts(self, name: str = KEYS) -> list[int]:
         """The length of a part, of each shard; all workers must ask."""
         if name == CANDIDATES:
-            return self._numbers([len(s.candidates()) for s in self.shards])
+            return self._numbers(
+                [len(s.key_table.candidates()) for s in self.shards]
+            )
         counts = self._numbers([s.key_table.size() for s in self.shards])
         if not self._said_full:
             text = self.room.unevenly_full(counts)

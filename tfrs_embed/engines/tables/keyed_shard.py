@@ -11,12 +11,7 @@ from tfrs_embed import graphs, key_values
 from tfrs_embed.checkpoint.rows import CANDIDATES
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.dynamic_keys import KeysOfShards
-from tfrs_embed.engines.tables.key_rules import (
-    ABSENT,
-    Candidates,
-    Live,
-    key_rules,
-)
+from tfrs_embed.engines.tables.key_rules import ABSENT, Live, key_rules
 from tfrs_embed.engines.tables.key_table import Found, KeyTable
 from tfrs_embed.ops.checks import message
 from tfrs_embed.ops.update import PARAMETERS
@@ -146,7 +141,7 @@ class KeyedShard:
     def integers(self, name: str) -> np.ndarray:
         """The keys or one of their counters, by row; or the candidates."""
         if name == CANDIDATES:
-            return self.candidates()
+            return self.key_table.candidates()
         return getattr(self.live(), name)
 
     def gather(self, name: str, rows: np.ndarray) -> tf.Tensor:
@@ -156,10 +151,6 @@ class KeyedShard:
             found = self._store.read(self._table.name, name, numbers)
         with tf.device("CPU:0"):
             return tf.identity(found)
-
-    def candidates(self) -> np.ndarray:
-        """The candidates, [c, 3] int64: key, occurrences, last seen in step."""
-        return np.stack(self.key_table.candidates(), 1)
 
     def replace(
         self,
@@ -174,13 +165,10 @@ class KeyedShard:
             keys: [n] int64, unique.
             frequency: [n] int64.
             last_used: [n] int64.
-            candidates: as `candidates` returns them.
-
-        Raises:
-            ValueError: there is no room for them.
+            candidates: as `KeyTable.candidates` returns them.
         """
         rows, version = self.key_table.replace(
-            keys, frequency, last_used, Candidates(*candidates.T)
+            keys, frequency, last_used, candidates
         )
         self.ensure_rows(self.key_table.physical())
         size = max(1, _BLOCK_ELEMENTS // self.dim)
@@ -202,17 +190,18 @@ class KeyedShard:
 
         Args:
             frequency: of the keys that have rows, by row; None: as it is.
-            last_used: the same.
-            candidates: as `candidates` returns them; None: as they are.
+            last_used: of these, too.
+            candidates: as `KeyTable.candidates` returns them; None: the
+                same.
         """
         live = self.live()
         if candidates is None:
-            candidates = self.candidates()
+            candidates = self.key_table.candidates()
         rows, version = self.key_table.replace(
             live.keys,
             live.frequency if frequency is None else frequency,
             live.last_used if last_used is None else last_used,
-            Candidates(*candidates.T),
+            candidates,
         )
         if not np.array_equal(live.rows, rows):
             for name in self.variables:
@@ -243,8 +232,7 @@ def _no_room(
     """The text of `KeyedShard.no_room`, which tables don't trace each."""
     absent = tf.equal(rows, ABSENT) & (counts > 0)
     key = tf.reduce_sum(tf.boolean_mask(keys, absent)[:1])
-    return message(
-        owner,
+    numbers = message(
         ": no room for the keys of this step: a shard has rows for ",
         info[1],
         " keys, and holds ",
@@ -252,13 +240,11 @@ def _no_room(
         ". It needs ",
         lacking,
         " rows more than it can make room for; ",
-        tf.where(
-            unsigned,
-            message(tf.bitcast(key, tf.uint64)),
-            message(key),
-        ),
-        end,
     )
+    named = tf.where(
+        unsigned, message(tf.bitcast(key, tf.uint64)), message(key)
+    )
+    return tf.strings.join([owner, numbers, named, end])
 
 
 _NO_ROOM = graphs.TracedOnce(
