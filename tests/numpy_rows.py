@@ -1,4 +1,10 @@
-"""A store of rows in numpy arrays: the smallest that engines can stand on."""
+"""A store of rows in numpy arrays: the smallest that engines can stand on.
+
+Its arrays can be written in `NumpyRows.write` alone, which every change of rows
+has to pass: a store that notes which rows have changed stands on that.
+"""
+
+import functools
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +36,8 @@ class NumpyRows(RowStore):
             self._tables[table.spec.name] = {
                 name: _Array(
                     self,
-                    f"{table.spec.name}/{name}",
+                    table.spec.name,
+                    name,
                     np.full(
                         [table.rows, *slot.row(dim)],
                         slot.initial,
@@ -53,7 +60,16 @@ class NumpyRows(RowStore):
         return self._tables[table][name].sparse_read(rows)
 
     def write(self, table, name, rows, values):
-        self._tables[table][name].scatter_update(tf.IndexedSlices(values, rows))
+        array = self._tables[table][name].array
+
+        def write(rows, values):
+            array.flags.writeable = True
+            array[rows] = values
+            array.flags.writeable = False
+            return np.int64(1)
+
+        # What only had to be waited for would be left out.
+        self.called([], self.call(write, [rows, values], tf.int64))
 
     def update(self, updates):
         for name, each in updates.items():
@@ -95,13 +111,16 @@ class NumpyRows(RowStore):
 class _Array(CompositeTable):
     """An array, as engines, checkpoints and SavedModels see a variable."""
 
-    def __init__(self, store, name, array):
+    def __init__(self, store, table, part, array):
         strategy = tf.distribute.get_strategy()
         dtype = tf.as_dtype(array.dtype)
+        name = f"{table}/{part}"
         super().__init__(name, array.shape, [], strategy, dtype)
         self.device = store.device or "CPU:0"
         self.array = array
+        self.array.flags.writeable = False
         self._store = store
+        self._write = functools.partial(store.write, table, part)
 
     def sparse_read(self, indices, name=None):
         rows = self._store.call(
@@ -111,19 +130,13 @@ class _Array(CompositeTable):
         return tf.ensure_shape(rows, [None, *self.shape[1:]])
 
     def scatter_update(self, slices):
-        def write(ids, values):
-            self.array[ids] = values
-            return np.int64(1)
-
-        given = [slices.indices, slices.values]
-        # What only had to be waited for would be left out.
-        self._store.called([], self._store.call(write, given, tf.int64))
+        self._write(slices.indices, slices.values)
 
     def read_rows(self, start, size):
         return tf.constant(self.array[start : start + size])
 
     def write_rows(self, start, rows):
-        self.array[start : start + rows.shape[0]] = rows
+        self._write(tf.range(start, start + rows.shape[0]), rows)
 
     def held(self):
         return [HeldRows(len(self.array), self.array.nbytes, self.sparse_read)]

@@ -1,7 +1,9 @@
 """The interface of what keeps tables' rows on one device.
 
 Engines look up and update rows by it alone. Steps change rows in `update` and
-`write`; restores and first values change them through `variables`.
+`write`. Restores and first values change them by `scatter_update` and `assign`
+of what `variables` returns: a store that has to know which rows have changed
+returns objects whose methods call its `write`.
 """
 
 from __future__ import annotations
