@@ -121,9 +121,7 @@ def _bytes_of_rows(table: TableSpec, rows: int) -> int:
 def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:
     """Returns a function that makes a block: f(first row, block's shape)."""
     initializer = table.initializer
-    if calls_as(initializer, "Zeros", "Ones") or (
-        calls_as(initializer, "Constant") and np.ndim(initializer.value) == 0
-    ):
+    if constant_of(initializer) is not None:
         return lambda first, block: initializer(block, tf.float32)
     for name in _SAMPLERS:
         if calls_as(initializer, name):
@@ -201,12 +199,24 @@ def _scale(initializer: Any, name: str, shape: _Shape, block: _Shape) -> float:
     """The factor on a block that was scaled by its own fans."""
     if name != "VarianceScaling":
         return 1.0
+    return math.sqrt(fan_of(initializer, block) / fan_of(initializer, shape))
 
-    def fan(shape: _Shape) -> float:
-        fans = {"fan_in": shape[0], "fan_out": shape[1]}
-        return fans.get(initializer.mode, sum(shape) / 2)
 
-    return math.sqrt(fan(block) / fan(shape))
+def fan_of(initializer: Any, shape: _Shape) -> float:
+    """The fan by which a `VarianceScaling` divides, of a table's shape."""
+    fans = {"fan_in": shape[0], "fan_out": shape[1]}
+    return fans.get(initializer.mode, sum(shape) / 2)
+
+
+def constant_of(initializer: Any) -> float | None:
+    """The number that an initializer fills rows with, if it is one."""
+    if calls_as(initializer, "Zeros"):
+        return 0.0
+    if calls_as(initializer, "Ones"):
+        return 1.0
+    if calls_as(initializer, "Constant") and np.ndim(initializer.value) == 0:
+        return float(initializer.value)
+    return None
 
 
 def calls_as(initializer: Any, *names: str) -> bool:

@@ -23,7 +23,12 @@ import tensorflow as tf
 
 from tfrs_embed import graphs
 from tfrs_embed.configs import TableSpec
-from tfrs_embed.initial_values import calls_as, parameters
+from tfrs_embed.initial_values import (
+    calls_as,
+    constant_of,
+    fan_of,
+    parameters,
+)
 
 #: Makes initial rows, [n, dim] float32, of keys, [n] int64.
 Maker = Callable[[tf.Tensor], tf.Tensor]
@@ -73,7 +78,7 @@ def maker(table: TableSpec) -> Maker:
         return graphs.TracedOnce(
             lambda keys: _called(table, keys), tf.TensorSpec([None], tf.int64)
         )
-    constant = _constant(initializer)
+    constant = constant_of(initializer)
     if constant is not None:
         return lambda keys: tf.fill([tf.size(keys), dim], constant)
     distribution = _distribution(initializer, (table.vocabulary_size, dim))
@@ -116,17 +121,6 @@ def _called(table: TableSpec, keys: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(rows, [None, table.dim])
 
 
-def _constant(initializer: Any) -> float | None:
-    """The number that an initializer fills rows with, if it is one."""
-    if calls_as(initializer, "Zeros"):
-        return 0.0
-    if calls_as(initializer, "Ones"):
-        return 1.0
-    if calls_as(initializer, "Constant") and np.ndim(initializer.value) == 0:
-        return float(initializer.value)
-    return None
-
-
 def _distribution(
     initializer: Any, shape: tuple[int, int]
 ) -> tuple[str, float, float] | None:
@@ -140,9 +134,7 @@ def _distribution(
         return "truncated_normal", initializer.mean, initializer.stddev
     if not calls_as(initializer, "VarianceScaling"):
         return None
-    fans = {"fan_in": shape[0], "fan_out": shape[1]}
-    fan = fans.get(initializer.mode, sum(shape) / 2)
-    variance = initializer.scale / max(1.0, fan)
+    variance = initializer.scale / max(1.0, fan_of(initializer, shape))
     if initializer.distribution == "uniform":
         limit = math.sqrt(3 * variance)
         return "uniform", -limit, 2 * limit

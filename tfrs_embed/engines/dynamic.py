@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed import graphs, key_values
+from tfrs_embed import graphs
 from tfrs_embed._tensorflow import save_context
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.distribution import replicas
+from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.dynamic import DynamicTable
@@ -44,12 +45,13 @@ class _Residuals(NamedTuple):
     reserved: dict[str, Reservation]
 
 
-class EngineOfKeys:
+class EngineOfKeys(Engine):
     """What engines of tables with `DynamicKeys` have in common.
 
     Keys are counted for a layer of one table.
     """
 
+    _State = DynamicTable
     states: dict[str, Any]
 
     @property
@@ -85,28 +87,15 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         self._shard.trash = TRASH
         self._name = options.name
         self._strategy = options.strategy
-        self.states = {
-            name: DynamicTable(state.spec, optimizers[name])
-            for name, state in self.states.items()
-        }
         self._rows: dict[str, KeyedShard] = {}
 
     def build(self) -> None:
         with tf.init_scope():
             self._shard.build(lambda table: rows_at_first(table, 1))
             for name, state in self.states.items():
-                optimizer = self.optimizers[name]
-                self._rows[name] = KeyedShard(
+                [self._rows[name]] = state.expose(
                     self._name,
-                    state.spec,
-                    1,
-                    self._shard.store(name),
-                    optimizer.rule.slots() if optimizer else {},
-                    key_values.maker(state.spec),
-                )
-                assert isinstance(state, DynamicTable)
-                state.expose(
-                    [self._rows[name]],
+                    [self._shard.store(name)],
                     replicas.of(self._strategy),
                     self._strategy,
                     self.step,

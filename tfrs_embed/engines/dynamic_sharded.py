@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import key_values
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.distribution.exchange import Received
@@ -56,12 +55,8 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
     ) -> None:
         refuse_pipelining(options)
         super().__init__(features, optimizers, options)
-        self.states = {
-            name: DynamicTable(state.spec, optimizers[name])
-            for name, state in self.states.items()
-        }
         # By table, each local replica's.
-        self._rows: dict[str, list[KeyedShard]] = {}
+        self._rows: dict[str, Sequence[KeyedShard]] = {}
 
     joins_groups = True
 
@@ -82,23 +77,11 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
         """Keys get their initial rows when they come."""
 
     def _expose(self, state: TableState) -> None:
-        table = state.spec
-        optimizer = self.optimizers[table.name]
-        make_rows = key_values.maker(table)
-        self._rows[table.name] = [
-            KeyedShard(
-                self._name,
-                table,
-                self._replicas.world,
-                shard.store(table.name),
-                optimizer.rule.slots() if optimizer else {},
-                make_rows,
-            )
-            for shard in self._shards
-        ]
         assert isinstance(state, DynamicTable)
-        state.expose(
-            self._rows[table.name],
+        name = state.spec.name
+        self._rows[name] = state.expose(
+            self._name,
+            [shard.store(name) for shard in self._shards],
             self._replicas,
             self._strategy,
             self._shards[0].step,

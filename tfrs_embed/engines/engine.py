@@ -37,6 +37,8 @@ class Engine(abc.ABC):
             table is in parts, has those members of one that see it whole.
     """
 
+    _State: type[TableState] = TableState
+
     def __init__(
         self,
         features: Sequence[FeatureSpec],
@@ -48,7 +50,7 @@ class Engine(abc.ABC):
         for feature in features:
             table = feature.table
             if table.name not in self.states:
-                self.states[table.name] = TableState(
+                self.states[table.name] = self._State(
                     table, optimizers[table.name]
                 )
 

@@ -537,12 +537,7 @@ class RowWiseEngine(CollectiveEngine):
         self, replica: int, table: str, keys: tf.Tensor
     ) -> tf.Tensor:
         """Rows, [n, dim], of keys of a shard, without a replica that asks."""
-        rows = self._find(replica, table, keys)
-        return self._shards[replica].gather([table], [rows])[0]
-
-    def _find(self, replica: int, table: str, keys: tf.Tensor) -> tf.Tensor:
-        """Rows without a replica that asks: keys [n] int64, rows alike."""
-        return keys
+        return self._shards[replica].gather([table], [keys])[0]
 
     def _numbers(self, ids: tf.Tensor) -> tf.Tensor:
         """The numbers by which ids are sent: row // world, shard % world."""

@@ -23,6 +23,7 @@ from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.storage.row_store import RowStore
 
 _STATISTICS = ("admitted", "evicted", "rejected", "hits")
 
@@ -51,23 +52,41 @@ class DynamicTable(TableState):
 
     def __init__(self, spec: TableSpec, optimizer: TableOptimizer | None):
         super().__init__(spec, optimizer)
-        key_values.maker(spec)
+        self._make_initial = key_values.maker(spec)
 
     def expose(
         self,
-        shards: Sequence[KeyedShard],
+        owner: str,
+        stores: Sequence[RowStore],
         replicas: Replicas,
         strategy: tf.distribute.Strategy,
         step: Any,
-    ) -> None:
-        """Adds what checkpoints hold; what was restored before is written now.
+    ) -> Sequence[KeyedShard]:
+        """Gives rows to keys, and adds what checkpoints hold.
+
+        What was restored before is written now.
 
         Args:
-            shards: this process's shards of the table.
+            owner: whose table it is, for errors.
+            stores: the rows of this process's shards; see `rows_at_first`.
             replicas: the replicas.
             strategy: the strategy that it was made under.
             step: the number of updates made, as the engine has it.
+
+        Returns:
+            This process's shards of the table.
         """
+        shards = [
+            KeyedShard(
+                owner,
+                self.spec,
+                replicas.world,
+                store,
+                self._slots,
+                self._make_initial,
+            )
+            for store in stores
+        ]
         self._rows = KeyedRows(self.spec, shards, replicas)
         self._checkpoint = KeyedCheckpoint(self._rows, step)
         self._step = step
@@ -80,6 +99,7 @@ class DynamicTable(TableState):
                 self.spec.name, part, self._rows, self._checkpoint, strategy
             )
             self.add(part, variable)
+        return shards
 
     def step_restored(self) -> None:
         self._checkpoint.count_from_step()

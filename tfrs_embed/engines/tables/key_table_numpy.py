@@ -41,14 +41,18 @@ class NumpyOperations:
     def run(self, name: str, *inputs: Any) -> Any:
         """Runs the operation of this name; see `_Table`'s method."""
         # Graphs may stay when nothing else does: see EngineLayer.
-        method = weakref.WeakMethod(getattr(self._table, name))
+        table = weakref.ref(self._table)
 
         def call(before: Any, *values: Any) -> Any:
             del before  # So that it is no constant, which is computed once.
-            alive = method()
+            alive = table()
             if alive is None:
                 raise RuntimeError("The table of these keys is gone.")
-            return alive(*values)
+            with alive.lock:
+                found = getattr(alive, name)(*values)
+            if isinstance(found, tuple):
+                return [np.asarray(each, np.int64) for each in found]
+            return np.asarray(found, np.int64)
 
         before = self._calls.read_value()
         shapes = _SHAPES[name]
@@ -111,11 +115,11 @@ class _Room(NamedTuple):
 
 
 class _Table:
-    """The keys. Every method takes the lock for as long as it runs."""
+    """The keys. Whoever calls a method without an underscore has the lock."""
 
     def __init__(self, rules: KeyRules) -> None:
         self._rules = rules
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._capacity = rules.capacity
         self._physical = FIRST_ROW + rules.capacity
         self._shown = ABSENT  # The last row that a plan has shown.
@@ -123,66 +127,54 @@ class _Table:
         self._candidates = _Store(1)
         self._statistics = np.zeros([8], np.int64)
         # See key_table.h, as for what follows.
-        self._version = np.int64(0)
+        self._version = 0
         self._written = np.zeros([self._physical], np.int64)
-        self._unpublished: list[np.int64] = []
+        self._unpublished: list[int] = []
 
     def info(self) -> np.ndarray:
         """[12]: size, capacity, physical rows, statistics, unpublished."""
-        with self._lock:
-            sizes = [len(self._live), self._capacity, self._physical]
-            last = [len(self._unpublished)]
-            return np.concatenate([sizes, self._statistics, last])
+        sizes = [len(self._live), self._capacity, self._physical]
+        last = [len(self._unpublished)]
+        return np.concatenate([sizes, self._statistics, last])
 
-    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.int64]:
-        with self._lock:
-            return self._hide(self._live.find(keys)), self._version
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, int]:
+        return self._hide(self._live.find(keys)), self._version
 
     def check(
         self, rows: np.ndarray, version: np.ndarray
     ) -> tuple[np.ndarray, np.int64]:
-        with self._lock:
-            changed = self._versions(rows) > version
+        changed = self._written[rows] > version
         return np.where(changed, ABSENT, rows), np.sum(changed)
 
-    def publish(self, version: np.ndarray) -> np.int64:
-        with self._lock:
-            if version in self._unpublished:
-                self._unpublished.remove(np.int64(version))
-            return np.int64(1)
-
-    def _versions(self, rows: np.ndarray) -> np.ndarray:
-        known = rows < len(self._written)
-        return np.where(known, self._written[np.where(known, rows, 0)], 0)
+    def publish(self, version: np.ndarray) -> int:
+        if version in self._unpublished:
+            self._unpublished.remove(int(version))
+        return 1
 
     def _hide(self, rows: np.ndarray) -> np.ndarray:
-        hidden = np.isin(self._versions(rows), self._unpublished)
+        hidden = np.isin(self._written[rows], self._unpublished)
         return np.where(hidden, ABSENT, rows)
 
-    def _stamp(self, rows: np.ndarray) -> np.int64:
-        self._version += np.int64(1)
-        if len(self._written) < self._physical:
-            more = self._physical - len(self._written)
-            self._written = np.pad(self._written, (0, more))
+    def _stamp(self, rows: np.ndarray) -> int:
+        self._version += 1
         self._written[rows] = self._version
         return self._version
 
     def plan(
         self, keys: np.ndarray, counts: np.ndarray, number: np.ndarray
-    ) -> tuple[np.ndarray | np.int64, ...]:
-        with self._lock:
-            step = self._read(keys, counts, number)
-            room = self._find_room(step, number)
-            new = np.zeros([0], np.int64)
-            if not room.lacking:
-                self._raise(FIRST_ROW + room.capacity)
-                new = self._show(len(step.admitted))
-                step.rows[step.admitted] = new
-            rows = self._hide(step.of_entries(step.rows, ABSENT))
-            if len(new):
-                self._stamp(new)
-            new_keys = step.keys[step.admitted[: len(new)]]
-            return rows, new_keys, new, *self._scalars(room), self._version
+    ) -> tuple[Any, ...]:
+        step = self._read(keys, counts, number)
+        room = self._find_room(step, number)
+        new = np.zeros([0], np.int64)
+        if not room.lacking:
+            self._raise(FIRST_ROW + room.capacity)
+            new = self._show(len(step.admitted))
+            step.rows[step.admitted] = new
+        rows = self._hide(step.of_entries(step.rows, ABSENT))
+        if len(new):
+            self._stamp(new)
+        new_keys = step.keys[step.admitted[: len(new)]]
+        return rows, new_keys, new, room.lacking, self._physical, self._version
 
     def commit(
         self,
@@ -190,56 +182,48 @@ class _Table:
         counts: np.ndarray,
         hints: np.ndarray,
         number: np.ndarray,
-    ) -> tuple[np.ndarray | np.int64, ...]:
+    ) -> tuple[Any, ...]:
         del hints  # Keys are searched for without them.
-        with self._lock:
-            step = self._read(keys, counts, number)
-            room = self._find_room(step, number)
-            if room.lacking:
-                none = np.zeros([0], np.int64)
-                rows = np.full(len(keys), TRASH)
-                scalars = (*self._scalars(room), np.int64(0))
-                return rows, none, none, *scalars
-            evicted = self._evict(step, room)
-            known = step.rows != ABSENT
-            self._live.use(step.rows[known], step.occurrences[known], number)
-            self._capacity = room.capacity
-            self._raise(FIRST_ROW + self._capacity)
-            new_rows = self._free_rows()[: len(step.admitted)]
-            new_keys = step.keys[step.admitted]
-            self._live.insert(
-                new_rows, new_keys, step.occurrences[step.admitted], number
-            )
-            step.rows[step.admitted] = new_rows
-            version = np.int64(0)
-            if len(new_rows):
-                version = self._stamp(new_rows)
-                self._unpublished.append(version)
-                del self._unpublished[:-_MOST_UNPUBLISHED]
-            if self._rules.threshold:
-                self._remember(step, number)
-            last = [
-                len(new_keys),
-                evicted,
-                len(step.unknown) - len(new_keys),
-                step.hits,
-            ]
-            self._statistics[:4] = last
-            self._statistics[4:] += last
-            rows = step.of_entries(step.rows, TRASH)
-            rows[rows == ABSENT] = TRASH
-            return rows, new_keys, new_rows, *self._scalars(room), version
+        step = self._read(keys, counts, number)
+        room = self._find_room(step, number)
+        if room.lacking:
+            none = np.zeros([0], np.int64)
+            rows = np.full(len(keys), TRASH)
+            return rows, none, none, room.lacking, self._physical, 0
+        evicted = self._evict(step, room)
+        known = step.rows != ABSENT
+        self._live.use(step.rows[known], step.occurrences[known], number)
+        self._capacity = room.capacity
+        self._raise(FIRST_ROW + self._capacity)
+        new_rows = self._free_rows()[: len(step.admitted)]
+        new_keys = step.keys[step.admitted]
+        self._live.insert(
+            new_rows, new_keys, step.occurrences[step.admitted], number
+        )
+        step.rows[step.admitted] = new_rows
+        version = 0
+        if len(new_rows):
+            version = self._stamp(new_rows)
+            self._unpublished.append(version)
+            del self._unpublished[:-_MOST_UNPUBLISHED]
+        if self._rules.threshold:
+            self._remember(step, number)
+        rejected = len(step.unknown) - len(new_keys)
+        self._statistics[:4] = len(new_keys), evicted, rejected, step.hits
+        self._statistics[4:] += self._statistics[:4]
+        rows = step.of_entries(step.rows, TRASH)
+        rows[rows == ABSENT] = TRASH
+        return rows, new_keys, new_rows, room.lacking, self._physical, version
 
     def export(self, candidates: bool) -> tuple[np.ndarray, ...]:
-        with self._lock:
-            store = self._candidates if candidates else self._live
-            places = np.flatnonzero(store.live)
-            return (
-                store.keys[places],
-                places,
-                store.frequency[places],
-                store.last_used[places],
-            )
+        store = self._candidates if candidates else self._live
+        places = np.flatnonzero(store.live)
+        return (
+            store.keys[places],
+            places,
+            store.frequency[places],
+            store.last_used[places],
+        )
 
     def replace(
         self,
@@ -249,39 +233,34 @@ class _Table:
         candidate_keys: np.ndarray,
         candidate_frequency: np.ndarray,
         last_seen: np.ndarray,
-    ) -> np.int64:
-        with self._lock:
-            self._capacity = self._grown(len(keys))
-            self._raise(FIRST_ROW + self._capacity)
-            self._live = _Store(self._physical)
-            rows = FIRST_ROW + np.arange(len(keys))
-            self._live.insert(rows, keys, frequency, last_used)
-            self._candidates = _Store(1)
-            if self._rules.threshold:
-                new = self._live.find(candidate_keys) == ABSENT
-                self._candidates.insert(
-                    1 + np.arange(np.sum(new)),
-                    candidate_keys[new],
-                    candidate_frequency[new],
-                    last_seen[new],
-                )
-                self._forget_candidates()
-            self._unpublished = [self._stamp(np.arange(self._physical))]
-            return self._version
+    ) -> int:
+        self._capacity = self._grown(len(keys))
+        self._raise(FIRST_ROW + self._capacity)
+        self._live = _Store(self._physical)
+        rows = FIRST_ROW + np.arange(len(keys))
+        self._live.insert(rows, keys, frequency, last_used)
+        self._candidates = _Store(1)
+        if self._rules.threshold:
+            new = self._live.find(candidate_keys) == ABSENT
+            self._candidates.insert(
+                1 + np.arange(np.sum(new)),
+                candidate_keys[new],
+                candidate_frequency[new],
+                last_seen[new],
+            )
+            self._forget_candidates()
+        self._unpublished = [self._stamp(np.arange(self._physical))]
+        return self._version
 
     def remove(self, keys: np.ndarray, evicted: bool) -> np.ndarray:
-        with self._lock:
-            rows = self._live.find(keys)
-            gone = np.unique(rows[rows != ABSENT])
-            self._live.erase(gone)
-            if evicted:
-                self._statistics[5] += len(gone)
-            places = np.unique(self._candidates.find(keys))
-            self._candidates.erase(places[places != 0])
-            return rows
-
-    def _scalars(self, room: _Room) -> tuple[np.int64, np.int64]:
-        return np.int64(room.lacking), np.int64(self._physical)
+        rows = self._live.find(keys)
+        gone = np.unique(rows[rows != ABSENT])
+        self._live.erase(gone)
+        if evicted:
+            self._statistics[5] += len(gone)
+        places = np.unique(self._candidates.find(keys))
+        self._candidates.erase(places[places != 0])
+        return rows
 
     def _read(
         self, keys: np.ndarray, counts: np.ndarray, number: np.ndarray
@@ -375,6 +354,9 @@ class _Table:
     def _raise(self, physical: int) -> None:
         self._physical = max(self._physical, physical)
         self._live.reserve(self._physical)
+        more = self._physical - len(self._written)
+        if more > 0:
+            self._written = np.pad(self._written, (0, more))
 
     def _free_rows(self) -> np.ndarray:
         free = ~self._live.live[FIRST_ROW : self._physical]
