@@ -118,9 +118,10 @@ def make_optimizers(names):
 
 
 def make_engine(kind, strategy, features, pipelined):
+    options = EngineOptions(strategy, "The test", pipelined)
+
     def of(kind, features):
         optimizers = make_optimizers(f.table.name for f in features)
-        options = EngineOptions(strategy, "The test", pipelined)
         return kind(features, optimizers, options)
 
     if kind == "one device":
@@ -132,7 +133,7 @@ def make_engine(kind, strategy, features, pipelined):
     large = [f for f in features if f.table.name in LARGE]
     small = [f for f in features if f.table.name not in LARGE]
     engines = [of(DataParallelEngine, small), of(RowWiseEngine, large)]
-    return CompositeEngine(features, engines)
+    return CompositeEngine(features, engines, options)
 
 
 def make_layer(

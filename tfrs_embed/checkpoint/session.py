@@ -92,7 +92,7 @@ class _Shared:
     ) -> None:
         self._replicas = replicas
         self._me = replicas.worker
-        number = replicas.count_save()
+        number = replicas.count("saves")
         prefix = f"tfrs_embed/{replicas.group}/save"
         self._key = f"{prefix}/{number}"
         with waits.reported(replicas, "save sharded tables", f"{self._key}/to"):

@@ -17,6 +17,7 @@ from tfrs_embed.distribution import alike, bag_messages
 from tfrs_embed.distribution.alike import Facts, agreed_max
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
+from tfrs_embed.distribution.traffic import Sent
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
@@ -270,6 +271,39 @@ class BagExchange:
             _of_width(part, piece.width)
             for part, piece in zip(parts, mine, strict=True)
         ]
+
+    def sent_by_lookup(
+        self,
+        replica: int,
+        bags: Sequence[BaggedIds],
+        received: BagsReceived,
+    ) -> Sent:
+        """What `send_bags`, the first collective too, and `send_vectors` sent.
+
+        Args:
+            replica: the local replica that calls.
+            bags: each feature's bags.
+            received: what `send_bags` returned.
+        """
+        others = self._replicas.world - 1
+        words = tf.cast(bucket_of(received.words)[0], tf.int64)
+        # The pieces that this replica holds need no message.
+        rank = self._replicas.ranks[replica]
+        remote = tf.constant([p.rank != rank for p in self.pieces])
+        sizes, floats = (
+            tf.cast(n, tf.int64) for n in (received.sizes, received.floats)
+        )
+        needed = 4 * sizes + 2 * self._wire.size * self.unit * floats
+        needed = tf.reduce_sum(tf.where(remote, needed, tf.zeros_like(needed)))
+        ids = tf.add_n([tf.size(b.ids, tf.int64) for b in bags])
+        vectors = self.sent_by_update(received).bytes
+        return Sent(3, 4 * others * words + vectors, needed, ids)
+
+    def sent_by_update(self, received: BagsReceived) -> Sent:
+        """What `send_gradients` has sent, or `send_vectors`."""
+        others = self._replicas.world - 1
+        capacity = tf.cast(received.capacity, tf.int64)
+        return Sent(1, self._wire.size * others * self.unit * capacity)
 
     def _operations(self, replica: int, training: bool) -> Stock:
         """The operations where a local replica is."""

@@ -18,8 +18,8 @@ from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import bag_of_id
 from tfrs_embed.ops.messages import Route
 
-# The collective channels of an exchange, one for each kind of message.
-_KEYS, _ROWS, _GRADIENTS, _COUNTS = range(4)
+#: The kinds of messages of an exchange, each of which has a channel.
+KEYS, ROWS, GRADIENTS, COUNTS = range(4)
 
 
 class Received(NamedTuple):
@@ -28,11 +28,15 @@ class Received(NamedTuple):
     Attributes:
         rows: [world * capacity] int64, the rows asked for; padding is 0.
         places: [m] int32, the places of those that are no padding.
-        position: [u] int32, the place of each unique key's row among the
-            [world * capacity] rows that come back.
+        position: [u] int32, the place of each unique key's row among those that
+            come back.
+        num_rows: scalar int32, how many come back, padding included.
         capacity: scalar int32.
         bucket: scalar int32, the capacity's number.
-        number: the number of the group whose rows these are.
+        keys: scalar int64, the keys that this replica sends to others, padding
+            included.
+        needed: scalar int64, the same of this group alone, without padding.
+        heads: how many numbers of keys it sends beside `keys`.
         reservation: the rows that a training step of a table that gives rows to
             keys has reserved for those asked for.
         version: scalar int64, when keys were found to have these rows.
@@ -45,9 +49,12 @@ class Received(NamedTuple):
     rows: tf.Tensor
     places: tf.Tensor
     position: tf.Tensor
+    num_rows: tf.Tensor
     capacity: tf.Tensor
     bucket: tf.Tensor
-    number: int = 0
+    keys: tf.Tensor
+    needed: tf.Tensor
+    heads: int
     reservation: Any = None
     version: tf.Tensor | None = None
     collected: Collected | None = None
@@ -75,15 +82,15 @@ class Collected(NamedTuple):
     """One replica's keys for its group, of an exchange in two stages.
 
     Attributes:
-        first: the keys that the replicas of its group asked it for.
+        first: the first stage: the keys that the replicas of its group asked it
+            for.
         route: these, made unique.
-        position: [u] int32, the place of each unique key's row among the rows
-            that come back in the second stage.
+        second: the second stage, of these unique keys.
     """
 
     first: Received
     route: Route
-    position: tf.Tensor
+    second: Received
 
 
 class Exchange:
@@ -110,7 +117,6 @@ class Exchange:
         replica: int,
         routes: Sequence[Route],
         longest: tf.Tensor,
-        device: str | None,
         training: bool,
     ) -> list[Received]:
         """Sends keys to their shards.
@@ -119,7 +125,6 @@ class Exchange:
             replica: the local replica that calls.
             routes: its keys.
             longest: scalar int64, the largest of the replicas' `longest`.
-            device: where the keys are.
             training: whether this is part of a training step.
 
         Returns:
@@ -128,70 +133,64 @@ class Exchange:
         [routed] = routes
         if self._replicas.world == 1:
             size = tf.size(routed.row)
-            place = tf.range(size)
-            return [Received(routed.row, place, place, size, tf.constant(0))]
+            place, zero = tf.range(size), tf.constant(0)
+            return [
+                Received(
+                    routed.row, place, place, size, size, zero, zero, zero, 0
+                )
+            ]
         capacity, bucket = bucket_of(longest)
-        operations = backend.of(device, training)
+        operations = backend.of(self._replicas.devices[replica], training)
         message, position = operations.write_keys(routed, capacity)
         message = self._replicas.all_to_all(
-            replica, message, self._channel + _KEYS, bucket
+            replica, message, self._channel + KEYS, bucket
         )
         rows, _, places = operations.read_keys(message, capacity)
-        return [Received(rows, places, position, capacity, bucket)]
+        world = self._replicas.world
+        return [
+            Received(
+                rows,
+                places,
+                position,
+                world * capacity,
+                capacity,
+                bucket,
+                (world - 1) * tf.cast(capacity, tf.int64),
+                self._needed(replica, routed),
+                world - 1,
+            )
+        ]
 
-    def send_counts(
-        self,
-        replica: int,
-        received: Sequence[Received],
-        counts: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
-        """Sends how often each key occurred to its shard.
+    def _needed(self, replica: int, routed: Route) -> tf.Tensor:
+        """How many keys a replica would send to others without padding."""
+        rank = self._replicas.ranks[replica]
+        return tf.reduce_sum(routed.counts) - routed.counts[rank]
 
-        Args:
-            replica: the local replica that calls.
-            received: what `send_keys` returned.
-            counts: [u] int64, of the unique keys.
-
-        Returns:
-            Those of the keys that the others asked for, int64, as `rows` has
-            these; padding is 0.
-        """
-        if self._replicas.world == 1:
-            return [*counts]
-        [asked], [values] = received, counts
-        size = self._replicas.world * asked.capacity
-        values = tf.scatter_nd(asked.position[:, None], values, [size])
-        return self._send(replica, received, [values], _COUNTS)
-
-    def send_rows(
-        self,
-        replica: int,
-        received: Sequence[Received],
-        rows: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
-        """Answers with the rows asked for, [..., dim]; returns the answers."""
-        return self._send(replica, received, rows, _ROWS)
-
-    def send_gradients(
-        self,
-        replica: int,
-        received: Sequence[Received],
-        gradients: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
-        """Sends the answers' gradients back; returns those of `rows`."""
-        return self._send(replica, received, gradients, _GRADIENTS)
-
-    def _send(
+    def send(
         self,
         replica: int,
         received: Sequence[Received],
         values: Sequence[tf.Tensor],
         kind: int,
     ) -> list[tf.Tensor]:
-        """Sends values of keys, or those that answer them."""
+        """Sends what belongs to keys, after these.
+
+        Args:
+            replica: the local replica that calls.
+            received: what `send_keys` returned.
+            values: by the kind of message.
+            kind: `ROWS`: answers with the rows asked for, [..., dim], and
+                returns the answers. `GRADIENTS`: sends the answers' gradients
+                back, and returns those of the rows. `COUNTS`: sends how often
+                each unique key occurred, [u] int64, to its shard, and returns
+                the counts of the rows asked for; padding is 0.
+        """
         if self._replicas.world == 1:
             return [*values]
         [asked], [each] = received, values
+        if kind == COUNTS:
+            place = asked.position[:, None]
+            each = tf.scatter_nd(place, each, [asked.num_rows])
         return [self._send_messages(replica, asked, each, kind)]
 
     def _send_messages(
@@ -207,20 +206,6 @@ class Exchange:
             asked.bucket,
         )
         return tf.reshape(sent, [-1, *width])
-
-    def num_rows(self, received: Received) -> tf.Tensor:
-        """The number of rows that come back, padding included."""
-        return self._replicas.world * received.capacity
-
-    def sent(self, received: Received) -> tuple[tf.Tensor, tf.Tensor]:
-        """The numbers of keys, and the keys, that a replica sends to others."""
-        others = tf.constant(self._replicas.world - 1, tf.int64)
-        return others, others * tf.cast(received.capacity, tf.int64)
-
-    def needed(self, replica: int, routed: Route) -> tf.Tensor:
-        """How many keys a replica would send to others without padding."""
-        rank = self._replicas.ranks[replica]
-        return tf.reduce_sum(routed.counts) - routed.counts[rank]
 
 
 class JoinedExchange(Exchange):
@@ -242,7 +227,6 @@ class JoinedExchange(Exchange):
         replica: int,
         routes: Sequence[Route],
         longest: tf.Tensor,
-        device: str | None,
         training: bool,
     ) -> list[Received]:
         world, tables = self._replicas.world, len(routes)
@@ -264,7 +248,7 @@ class JoinedExchange(Exchange):
         message = self._replicas.all_to_all(
             replica,
             tf.reshape(message, [world, capacity]),
-            self._channel + _KEYS,
+            self._channel + KEYS,
             bucket,
         )
         asked_counts = tf.transpose(message[:, :tables])
@@ -281,27 +265,25 @@ class JoinedExchange(Exchange):
             together.asked_sizes,
             num=tables,
         )
+        # The numbers of keys are among these.
+        keys = (world - 1) * tf.cast(capacity, tf.int64)
         return [
             Received(
                 each,
                 tf.range(tf.size(each)),
                 tf.range(tf.size(routed.row)),
+                tf.size(routed.row),
                 capacity,
                 bucket,
+                keys,
+                self._needed(replica, routed),
+                0,
                 together=together,
             )
             for each, routed in zip(rows, routes, strict=True)
         ]
 
-    def send_counts(
-        self,
-        replica: int,
-        received: Sequence[Received],
-        counts: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
-        return self._send(replica, received, counts, _COUNTS)
-
-    def _send(
+    def send(
         self,
         replica: int,
         received: Sequence[Received],
@@ -311,7 +293,7 @@ class JoinedExchange(Exchange):
         together = received[0].together
         assert together is not None
         here, there, sizes = together.sent, together.asked, together.asked_sizes
-        if kind == _ROWS:
+        if kind == ROWS:
             here, there, sizes = there, here, together.sizes
         joined = tf.concat(values, 0)
         size = self._replicas.world * received[0].capacity
@@ -320,14 +302,6 @@ class JoinedExchange(Exchange):
         )
         message = self._send_messages(replica, received[0], message, kind)
         return tf.split(tf.gather(message, there), sizes, num=len(values))
-
-    def num_rows(self, received: Received) -> tf.Tensor:
-        return tf.size(received.position)
-
-    def sent(self, received: Received) -> tuple[tf.Tensor, tf.Tensor]:
-        # The numbers of keys are among these.
-        others, keys = super().sent(received)
-        return tf.zeros_like(others), keys
 
 
 def _places_of_tables(counts: tf.Tensor, capacity: tf.Tensor) -> tf.Tensor:

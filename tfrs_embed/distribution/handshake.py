@@ -114,7 +114,7 @@ def compare_workers(
                 {**facts(), _PROGRAM: program()},
                 TIMEOUT_S,
             )
-    except _Late as late:
+    except key_value_store.Late as late:
         raise RuntimeError(
             f"Worker {late.worker} has not built {name} within {TIMEOUT_S} s "
             "of this one. All workers must build the same layers in the same "
@@ -138,7 +138,7 @@ def compare_actions(replicas: Replicas, name: str) -> None:
     """
     # Without timeouts one that never comes would be waited for.
     if replicas.workers > 1 and key_value_store.has_timeouts():
-        with contextlib.suppress(_Late):
+        with contextlib.suppress(key_value_store.Late):
             prefix = _next_prefix(replicas)
             _compare(replicas, prefix, name, {}, _CALL_TIMEOUT_S)
 
@@ -164,7 +164,7 @@ def compare_actions_under(strategy: tf.distribute.Strategy, name: str) -> None:
 def _next_prefix(replicas: Replicas) -> str:
     """The prefix of the keys of the process's next handshake."""
     # The coordination service of the workers keeps values by key.
-    return f"tfrs_embed/{replicas.group}/{replicas.count_handshake()}"
+    return f"tfrs_embed/{replicas.group}/{replicas.count('handshakes')}"
 
 
 def _compare(
@@ -178,7 +178,9 @@ def _compare(
         if worker == me:
             continue
         key = f"{prefix}/{worker}"
-        theirs = json.loads(_receive(replicas, key, worker, timeout))
+        theirs = json.loads(
+            key_value_store.receive(replicas, key, worker, timeout)
+        )
         if theirs == mine:
             continue
         # The other one will see it too, as all that differ from any do: so
@@ -193,7 +195,9 @@ def _compare(
                 f"On worker {worker} it is {theirs[0]}."
             )
         key = f"{prefix}/facts/{worker}"
-        their_facts = json.loads(_receive(replicas, key, worker, timeout))
+        their_facts = json.loads(
+            key_value_store.receive(replicas, key, worker, timeout)
+        )
         _linger(replicas, prefix)
         differences = _differences(facts, their_facts)
         raise RuntimeError(
@@ -202,28 +206,13 @@ def _compare(
         )
 
 
-class _Late(Exception):
-    """A worker has not left its text in time."""
-
-    def __init__(self, worker: int) -> None:
-        super().__init__(worker)
-        self.worker = worker
-
-
-def _receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
-    try:
-        return key_value_store.receive(replicas, key, worker, timeout)
-    except TimeoutError:
-        raise _Late(worker) from None
-
-
 def _linger(replicas: Replicas, prefix: str) -> None:
     """Waits until all workers have seen that there is a difference."""
     key_value_store.send(f"{prefix}/seen/{replicas.worker}", "")
     end = time.monotonic() + _LINGER_S
     for worker in range(replicas.workers):
         left = max(0.0, end - time.monotonic())
-        with contextlib.suppress(TimeoutError, tf.errors.OpError):
+        with contextlib.suppress(key_value_store.Late, tf.errors.OpError):
             key_value_store.receive(
                 replicas, f"{prefix}/seen/{worker}", worker, left
             )

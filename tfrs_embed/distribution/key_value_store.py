@@ -28,6 +28,14 @@ _INTERVAL_S = 2
 _PATIENCE = 3
 
 
+class Late(TimeoutError):
+    """A worker has not left its text in time."""
+
+    def __init__(self, worker: int) -> None:
+        super().__init__(worker)
+        self.worker = worker
+
+
 def send(key: str, text: str) -> None:
     """Leaves a text, under a key that nobody has used before.
 
@@ -112,7 +120,7 @@ def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
         The text.
 
     Raises:
-        TimeoutError: it was not left in this time.
+        Late: it was not left in this time.
         tf.errors.UnavailableError: the worker has ended, or it or the service
             stands still.
     """
@@ -126,7 +134,7 @@ def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
             return service.get_config_key_value(key)
         except tf.errors.DeadlineExceededError:
             if time.monotonic() >= end:
-                raise TimeoutError(key) from None
+                raise Late(worker) from None
         _require_alive(replicas, worker)
         missed = 0 if is_there(replicas.task(worker)) else missed + 1
         if missed == _PATIENCE:

@@ -123,20 +123,14 @@ class Replicas:
         launcher: Any = self._launchers[0]
         return launcher._group_key
 
-    def count_handshake(self) -> int:
-        """The number of the process's handshakes, this one included."""
-        _numbers["handshakes"] += 1
-        return _numbers["handshakes"]
+    def count(self, what: str) -> int:
+        """Counts what the process's workers do together, this time included.
 
-    def count_save(self) -> int:
-        """The number of checkpoints saved together, this one included."""
-        _numbers["saves"] += 1
-        return _numbers["saves"]
-
-    def count_wait(self) -> int:
-        """The number of collectives between steps, this one included."""
-        _numbers["waits"] += 1
-        return _numbers["waits"]
+        Args:
+            what: "handshakes", "saves", "waits" or "layers".
+        """
+        _numbers[what] += 1
+        return _numbers[what]
 
     def _ids(self) -> list[int]:
         """The replica id of each local replica."""
@@ -170,19 +164,38 @@ class Replicas:
         # Ranks order tasks by name ("10" before "2"), and GPUs by their
         # interconnect.
         ids = self._ids()
+        [self._ids_by_rank, *_] = self.gather_numbers(ids)
+        return [self._ids_by_rank.index(i) for i in ids]
+
+    def gather_numbers(
+        self, numbers: Sequence[int], groups: Sequence[Group] | None = None
+    ) -> list[list[int]]:
+        """Gathers numbers between steps, one of each replica.
+
+        Args:
+            numbers: those of the local replicas.
+            groups: the group that each of them gathers in; None: all replicas
+                are one.
+
+        Returns:
+            For each local replica, the numbers of its group in TensorFlow's
+            order of ranks.
+        """
         channel = self.allocate(1)
 
         def gather() -> list[tf.Tensor]:
             return [
-                self.gather(i, tf.constant([ids[i]], tf.int64), channel)
-                for i in range(self.local)
+                self.gather(
+                    i,
+                    tf.constant([number], tf.int64),
+                    channel,
+                    group=groups[i] if groups else None,
+                )
+                for i, number in enumerate(numbers)
             ]
 
         with tf.init_scope():
-            [self._ids_by_rank, *_] = [
-                g.numpy().tolist() for g in TracedOnce(gather)()
-            ]
-        return [self._ids_by_rank.index(i) for i in ids]
+            return [found.numpy().tolist() for found in TracedOnce(gather)()]
 
     def count_layer(self) -> int:
         """Numbers a layer whose replicas will decide together.
@@ -191,9 +204,7 @@ class Replicas:
         """
         if self._verdict_channel is None:
             self._verdict_channel = self.allocate(3)
-        number = _numbers["layers"]
-        _numbers["layers"] += 1
-        return number
+        return self.count("layers")
 
     @property
     def verdict_channel(self) -> int:

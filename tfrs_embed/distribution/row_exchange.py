@@ -8,12 +8,15 @@ messages are fewer and longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed.distribution.exchange import (
+    COUNTS,
+    GRADIENTS,
+    ROWS,
     Collected,
     Exchange,
     JoinedExchange,
@@ -22,6 +25,7 @@ from tfrs_embed.distribution.exchange import (
 from tfrs_embed.distribution.exchange_kind import first_stage
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.distribution.subgroups import Subgroups
+from tfrs_embed.distribution.traffic import Sent
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
@@ -34,14 +38,16 @@ GROUP_SIZE: int | None = None
 class RowExchange:
     """Exchanges keys, rows and gradients of groups of tables, in one stage.
 
-    A group is named by its number. All replicas must call together.
+    What belongs to a group is in a mapping by the group's number. All replicas
+    must call together.
 
     Args:
         replicas: those that exchange: all, or the groups of some.
-        num_groups: the number of groups of tables.
+        groups: for each group the width of its tables, and what their rows are
+            sent as.
         wire: what gradients are sent as.
-        kinds: the kinds of the groups, if groups of one kind are to travel
-            together; there must be several replicas then.
+        joins: whether groups that are alike in these travel together; there
+            must be several replicas then.
 
     Attributes:
         num_sizes: how many sizes a replica has.
@@ -54,132 +60,128 @@ class RowExchange:
     def __init__(
         self,
         replicas: Replicas | Subgroups,
-        num_groups: int,
+        groups: Sequence[tuple[int, Wire]],
         wire: Wire,
-        kinds: Sequence[Any] | None = None,
+        joins: bool = False,
     ) -> None:
         self._replicas = replicas
+        self._groups = groups
         self._wire = wire
-        make: type[Exchange] = Exchange if kinds is None else JoinedExchange
-        kinds = range(num_groups) if kinds is None else kinds
-        distinct = list(dict.fromkeys(kinds))
-        # The exchange of each group, by its place.
-        self._unit_of = [distinct.index(kind) for kind in kinds]
-        self._exchanges = [make(replicas) for _ in distinct]
-        self.num_sizes = len(distinct)
+        # Which exchange each group has.
+        self._unit_of = [*range(len(groups))]
+        if joins:
+            kinds = list(dict.fromkeys(groups))
+            self._unit_of = [kinds.index(group) for group in groups]
+        self.num_sizes = max(self._unit_of) + 1
+        make: type[Exchange] = JoinedExchange if joins else Exchange
+        self._exchanges = [make(replicas) for _ in range(self.num_sizes)]
 
-    def units(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Which of some groups travel together: their places among these."""
-        by_unit: dict[int, list[int]] = {}
-        for place, i in enumerate(numbers):
-            by_unit.setdefault(self._unit_of[i], []).append(place)
-        return list(by_unit.values())
+    def units(self, groups: Iterable[int]) -> list[list[int]]:
+        """Sorts groups by what travels together."""
+        units: dict[int, list[int]] = {}
+        for i in groups:
+            units.setdefault(self._unit_of[i], []).append(i)
+        return list(units.values())
 
     def _each(
-        self, numbers: Sequence[int], function: Callable[..., Any], *values: Any
-    ) -> list[Any]:
+        self, function: Callable[..., Any], *values: Mapping[int, Any]
+    ) -> dict[int, Any]:
         """Calls a function for each unit.
 
         Args:
-            numbers: the groups.
             function: takes a unit's number, and the values of its groups.
-            *values: of each group.
+            *values: by group.
 
         Returns:
-            The result for each group.
+            The results by group.
         """
-        found: list[Any] = [None] * len(numbers)
-        for places in self.units(numbers):
+        found: dict[int, Any] = {}
+        for unit in self.units(values[0]):
             results = function(
-                self._unit_of[numbers[places[0]]],
-                *([each[place] for place in places] for each in values),
+                self._unit_of[unit[0]], *([v[i] for i in unit] for v in values)
             )
-            for place, result in zip(places, results, strict=True):
-                found[place] = result
+            found.update(zip(unit, results, strict=True))
         return found
 
-    def route(
-        self, keys: tf.Tensor, device: str | None, training: bool
-    ) -> Route:
+    def route(self, replica: int, keys: tf.Tensor, training: bool) -> Route:
         """Finds where keys are sent first, as `messages.route` does."""
-        return backend.of(device, training).route(keys, self._replicas.world)
+        operations = backend.of(self._replicas.devices[replica], training)
+        return operations.route(keys, self._replicas.world)
 
-    def sizes(
-        self, numbers: Sequence[int], routes: Sequence[Route]
-    ) -> list[tf.Tensor]:
+    def sizes(self, routes: Mapping[int, Route]) -> list[tf.Tensor]:
         """The longest of a replica's messages, of which all need the largest.
 
         Args:
-            numbers: the groups of a lookup.
-            routes: the replica's keys of each.
+            routes: the replica's keys.
 
         Returns:
             `num_sizes` scalars int64, whatever the groups.
         """
         sizes = [tf.constant(0, tf.int64)] * self.num_sizes
-        for places in self.units(numbers):
-            unit = self._unit_of[numbers[places[0]]]
-            of_unit = [routes[place] for place in places]
-            sizes[unit] = self._exchanges[unit].longest(of_unit)
+        for unit in self.units(routes):
+            number = self._unit_of[unit[0]]
+            sizes[number] = self._exchanges[number].longest(
+                [routes[i] for i in unit]
+            )
         return sizes
 
     def send_keys(
         self,
         replica: int,
-        numbers: Sequence[int],
-        routes: Sequence[Route],
+        routes: Mapping[int, Route],
         longest: tf.Tensor,
-        device: str | None,
         training: bool,
-    ) -> list[Received]:
+    ) -> dict[int, Received]:
         """Sends keys to their shards.
 
         Args:
             replica: the local replica that calls.
-            numbers: the groups.
-            routes: of each of these, the replica's keys.
+            routes: the replica's keys.
             longest: int64, the largest of all replicas' `sizes`; there may be
                 more behind them.
-            device: where the keys are.
             training: whether this is part of a training step.
 
         Returns:
-            For each of these groups, what the others asked of this replica.
+            What the others asked of this replica.
         """
-        found = self._each(
-            numbers,
-            lambda unit, of_unit: self._exchanges[unit].send_keys(
-                replica, of_unit, longest[unit], device, training
+        return self._each(
+            lambda unit, keys: self._exchanges[unit].send_keys(
+                replica, keys, longest[unit], training
             ),
             routes,
         )
-        return [
-            received._replace(number=i)
-            for i, received in zip(numbers, found, strict=True)
-        ]
+
+    def _send(
+        self,
+        replica: int,
+        received: Mapping[int, Received],
+        values: Mapping[int, tf.Tensor],
+        kind: int,
+    ) -> dict[int, tf.Tensor]:
+        """Sends messages of one kind; see `Exchange.send`."""
+        return self._each(
+            lambda unit, *each: self._exchanges[unit].send(
+                replica, *each, kind
+            ),
+            received,
+            values,
+        )
 
     def send_counts(
         self,
         replica: int,
-        received: Sequence[Received],
-        counts: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
-        """Sends how often keys occurred; see `Exchange.send_counts`."""
-        return self._each(
-            [each.number for each in received],
-            lambda unit, *values: self._exchanges[unit].send_counts(
-                replica, *values
-            ),
-            received,
-            counts,
-        )
+        received: Mapping[int, Received],
+        counts: Mapping[int, tf.Tensor],
+    ) -> dict[int, tf.Tensor]:
+        """Sends how often keys occurred; see `Exchange.send`."""
+        return self._send(replica, received, counts, COUNTS)
 
     def send_rows(
         self,
         replica: int,
-        received: Sequence[Received],
-        rows: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
+        received: Mapping[int, Received],
+        rows: Mapping[int, tf.Tensor],
+    ) -> dict[int, tf.Tensor]:
         """Answers with rows, and returns the answers.
 
         Args:
@@ -191,59 +193,75 @@ class RowExchange:
             [`num_rows`, dim] of that dtype. A replica's own rows are rounded as
             those of the others are: one id has one row on all.
         """
-        return self._each(
-            [each.number for each in received],
-            lambda unit, *values: self._exchanges[unit].send_rows(
-                replica, *values
-            ),
-            received,
-            rows,
-        )
+        return self._send(replica, received, rows, ROWS)
 
     def send_gradients(
         self,
         replica: int,
-        received: Sequence[Received],
-        gradients: Sequence[tf.Tensor],
-        device: str | None,
-    ) -> list[tf.Tensor]:
+        received: Mapping[int, Received],
+        gradients: Mapping[int, tf.Tensor],
+    ) -> dict[int, tf.Tensor]:
         """Sends the answers' gradients back, rounded once in each stage.
 
         Args:
             replica: the local replica that calls.
             received: what `send_keys` returned.
             gradients: [`num_rows`, dim] float32, or of the wire's dtype.
-            device: where the shard is.
 
         Returns:
             Those of `rows`, float32.
         """
-        sent = self._each(
-            [each.number for each in received],
-            lambda unit, *values: self._exchanges[unit].send_gradients(
-                replica, *values
-            ),
-            received,
-            [self._wire.encode(each) for each in gradients],
+        encoded = {i: self._wire.encode(each) for i, each in gradients.items()}
+        sent = self._send(replica, received, encoded, GRADIENTS)
+        return {i: self._wire.decode(each) for i, each in sent.items()}
+
+    def sent_by_lookup(
+        self, routes: Mapping[int, Route], received: Mapping[int, Received]
+    ) -> Sent:
+        """What `send_keys` and `send_rows` have sent."""
+        if self._replicas.world == 1:
+            return Sent()
+        units = self.units(routes)
+        sent = Sent(
+            2 * self.stages * len(units) + (self.stages - 1 if units else 0)
         )
-        return [self._wire.decode(each) for each in sent]
+        for unit in units:
+            dim, wire = self._groups[unit[0]]
+            row, gradient = wire.size * dim, self._wire.size * dim
+            of_unit = received[unit[0]]
+            sent = sent.plus(bytes=of_unit.keys * (8 + row) + 8 * of_unit.heads)
+            for i in unit:
+                sent = sent.plus(
+                    least=received[i].needed * (8 + row + gradient),
+                    unique=tf.reduce_sum(routes[i].counts),
+                )
+        return sent
 
-    def num_rows(self, received: Received) -> tf.Tensor:
-        """The number of rows that come back, padding included."""
-        return self._exchange_of(received).num_rows(received)
+    def sent_by_counts(self, received: Mapping[int, Received]) -> Sent:
+        """What `send_counts` has sent."""
+        return self._sent_once(received, lambda dim: 8)
 
-    def sent(self, received: Received) -> tuple[tf.Tensor, tf.Tensor]:
-        """The messages of keys that a replica sends to others, and the keys."""
-        return self._exchange_of(received).sent(received)
+    def sent_by_update(self, received: Mapping[int, Received]) -> Sent:
+        """What `send_gradients` has sent."""
+        return self._sent_once(received, lambda dim: self._wire.size * dim)
 
-    def needed(
-        self, replica: int, routed: Route, received: Received
-    ) -> tf.Tensor:
-        """How many keys a replica would send to others without padding."""
-        return self._exchange_of(received).needed(replica, routed)
+    def _sent_once(
+        self, received: Mapping[int, Received], size: Callable[[int], int]
+    ) -> Sent:
+        """What one message of each unit has sent.
 
-    def _exchange_of(self, received: Received) -> Exchange:
-        return self._exchanges[self._unit_of[received.number]]
+        Args:
+            received: what `send_keys` returned.
+            size: returns a key's bytes, given its table's width.
+        """
+        if self._replicas.world == 1:
+            return Sent()
+        units = self.units(received)
+        sent = Sent(self.stages * len(units))
+        for first, *_ in units:
+            dim, _ = self._groups[first]
+            sent = sent.plus(bytes=received[first].keys * size(dim))
+        return sent
 
 
 class TwoStages(RowExchange):
@@ -258,7 +276,7 @@ class TwoStages(RowExchange):
 
     Args:
         replicas: all replicas.
-        num_groups: the number of groups of tables.
+        groups: those of tables; see `RowExchange`.
         size: the number of replicas in a group of the first stage.
         wire: what gradients are sent as.
     """
@@ -266,149 +284,119 @@ class TwoStages(RowExchange):
     stages = 2
 
     def __init__(
-        self, replicas: Replicas, num_groups: int, size: int, wire: Wire
+        self,
+        replicas: Replicas,
+        groups: Sequence[tuple[int, Wire]],
+        size: int,
+        wire: Wire,
     ) -> None:
         inner = Subgroups(replicas, size, neighbours=True)
         outer = Subgroups(replicas, replicas.world // size, neighbours=False)
-        super().__init__(inner, num_groups, wire)
-        self._second = RowExchange(outer, num_groups, wire)
+        super().__init__(inner, groups, wire)
+        self._second = RowExchange(outer, groups, wire)
         self._all_replicas = replicas
         self._sizes_channel = replicas.allocate(1)
 
     def send_keys(
         self,
         replica: int,
-        numbers: Sequence[int],
-        routes: Sequence[Route],
+        routes: Mapping[int, Route],
         longest: tf.Tensor,
-        device: str | None,
         training: bool,
-    ) -> list[Received]:
-        firsts = super().send_keys(
-            replica, numbers, routes, longest, device, training
-        )
-        collected = [
-            self._second.route(
-                tf.gather(first.rows, first.places), device, training
+    ) -> dict[int, Received]:
+        firsts = super().send_keys(replica, routes, longest, training)
+        collected = {
+            i: self._second.route(
+                replica, tf.gather(first.rows, first.places), training
             )
-            for first in firsts
-        ]
+            for i, first in firsts.items()
+        }
         longest = self._all_replicas.max(
             replica,
-            tf.stack(self._second.sizes(numbers, collected)),
+            tf.stack(self._second.sizes(collected)),
             self._sizes_channel,
         )
-        seconds = self._second.send_keys(
-            replica, numbers, collected, longest, device, training
-        )
-        return [
-            second._replace(
+        seconds = self._second.send_keys(replica, collected, longest, training)
+        return {
+            i: second._replace(
                 position=first.position,
-                collected=Collected(first, routed, second.position),
+                num_rows=first.num_rows,
+                keys=first.keys + second.keys,
+                needed=first.needed + second.needed,
+                heads=first.heads + second.heads,
+                collected=Collected(first, collected[i], second),
             )
-            for first, routed, second in zip(
-                firsts, collected, seconds, strict=True
+            for (i, first), second in zip(
+                firsts.items(), seconds.values(), strict=True
             )
-        ]
+        }
 
     def send_counts(
         self,
         replica: int,
-        received: Sequence[Received],
-        counts: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
-        collected = [_collected(each) for each in received]
-        found = super().send_counts(
-            replica, [each.first for each in collected], counts
-        )
-        sums = [
-            tf.math.unsorted_segment_sum(
-                tf.gather(each, first.places),
+        received: Mapping[int, Received],
+        counts: Mapping[int, tf.Tensor],
+    ) -> dict[int, tf.Tensor]:
+        firsts, seconds = _stages(received)
+        found = super().send_counts(replica, firsts, counts)
+        sums = {}
+        for i, each in received.items():
+            first, routed, _ = _collected(each)
+            sums[i] = tf.math.unsorted_segment_sum(
+                tf.gather(found[i], first.places),
                 routed.index,
                 tf.size(routed.row),
             )
-            for each, (first, routed, _) in zip(found, collected, strict=True)
-        ]
-        seconds = [
-            each._replace(position=position)
-            for each, (_, _, position) in zip(received, collected, strict=True)
-        ]
         return self._second.send_counts(replica, seconds, sums)
 
     def send_rows(
         self,
         replica: int,
-        received: Sequence[Received],
-        rows: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
-        collected = [_collected(each) for each in received]
-        answers = []
-        for each, (first, routed, position) in zip(
-            self._second.send_rows(replica, received, rows),
-            collected,
-            strict=True,
-        ):
+        received: Mapping[int, Received],
+        rows: Mapping[int, tf.Tensor],
+    ) -> dict[int, tf.Tensor]:
+        firsts, seconds = _stages(received)
+        found = self._second.send_rows(replica, seconds, rows)
+        answers = {}
+        for i, each in received.items():
+            first, routed, second = _collected(each)
             # Where nothing was asked for, any row will do.
             place = tf.scatter_nd(
                 first.places[:, None],
-                tf.gather(position, routed.index),
-                [super().num_rows(first)],
+                tf.gather(second.position, routed.index),
+                [first.num_rows],
             )
-            answers.append(tf.gather(each, place))
-        return super().send_rows(
-            replica, [each.first for each in collected], answers
-        )
+            answers[i] = tf.gather(found[i], place)
+        return super().send_rows(replica, firsts, answers)
 
     def send_gradients(
         self,
         replica: int,
-        received: Sequence[Received],
-        gradients: Sequence[tf.Tensor],
-        device: str | None,
-    ) -> list[tf.Tensor]:
-        collected = [_collected(each) for each in received]
-        found = super().send_gradients(
-            replica, [each.first for each in collected], gradients, device
-        )
-        operations = backend.of(device, training=True)
-        sums = []
-        for each, got, (first, routed, position) in zip(
-            received, found, collected, strict=True
-        ):
-            index = tf.gather(position, routed.index)
-            number = super().num_rows(first)
-            sums.append(
-                operations.sum_gradients_by_row(
-                    [got],
-                    [BaggedIds.of_rows(index, first.places, number)],
-                    index,
-                    self._second.num_rows(each),
-                    self._wire.dtype,
-                )
+        received: Mapping[int, Received],
+        gradients: Mapping[int, tf.Tensor],
+    ) -> dict[int, tf.Tensor]:
+        firsts, seconds = _stages(received)
+        found = super().send_gradients(replica, firsts, gradients)
+        operations = backend.of(self._replicas.devices[replica], training=True)
+        sums = {}
+        for i, each in received.items():
+            first, routed, second = _collected(each)
+            index = tf.gather(second.position, routed.index)
+            sums[i] = operations.sum_gradients_by_row(
+                [found[i]],
+                [BaggedIds.of_rows(index, first.places, first.num_rows)],
+                index,
+                second.num_rows,
+                self._wire.dtype,
             )
-        return self._second.send_gradients(replica, received, sums, device)
-
-    def num_rows(self, received: Received) -> tf.Tensor:
-        return super().num_rows(_collected(received).first)
-
-    def sent(self, received: Received) -> tuple[tf.Tensor, tf.Tensor]:
-        first = super().sent(_collected(received).first)
-        second = self._second.sent(received)
-        return first[0] + second[0], first[1] + second[1]
-
-    def needed(
-        self, replica: int, routed: Route, received: Received
-    ) -> tf.Tensor:
-        collected = _collected(received)
-        first = super().needed(replica, routed, collected.first)
-        return first + self._second.needed(replica, collected.route, received)
+        return self._second.send_gradients(replica, seconds, sums)
 
 
 def make(
     replicas: Replicas,
-    num_groups: int,
+    groups: Sequence[tuple[int, Wire]],
     wire: Wire,
-    kinds: Sequence[Any] | None = None,
+    joins: bool,
 ) -> RowExchange:
     """Makes the exchange of a strategy's replicas.
 
@@ -416,20 +404,31 @@ def make(
 
     Args:
         replicas: the replicas.
-        num_groups: the number of groups of tables.
+        groups: those of tables; see `RowExchange`.
         wire: what gradients are sent as.
-        kinds: the kinds of the groups, if groups of one kind are to travel
-            together; in two stages none do.
+        joins: whether groups that are alike travel together; in two stages none
+            do.
     """
     size = GROUP_SIZE
     if size is None:
         size = first_stage(replicas.world, replicas.on_host)
     if size > 1:
-        return TwoStages(replicas, num_groups, size, wire)
-    joins = kinds is not None and num_groups > 1 and replicas.world > 1
-    return RowExchange(replicas, num_groups, wire, kinds if joins else None)
+        return TwoStages(replicas, groups, size, wire)
+    joins = joins and len(groups) > 1 and replicas.world > 1
+    return RowExchange(replicas, groups, wire, joins)
 
 
 def _collected(received: Received) -> Collected:
     assert received.collected is not None, "the exchange has one stage"
     return received.collected
+
+
+def _stages(
+    received: Mapping[int, Received],
+) -> tuple[dict[int, Received], dict[int, Received]]:
+    """The first and the second stage of what was received."""
+    collected = {i: _collected(each) for i, each in received.items()}
+    return (
+        {i: each.first for i, each in collected.items()},
+        {i: each.second for i, each in collected.items()},
+    )

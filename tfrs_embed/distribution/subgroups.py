@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.distribution.replicas import Group, Replicas
-from tfrs_embed.graphs import TracedOnce
 
 
 class Subgroups:
@@ -27,6 +26,7 @@ class Subgroups:
         self, replicas: Replicas, size: int, *, neighbours: bool
     ) -> None:
         self._replicas = replicas
+        self.devices = replicas.devices
         self.world = size
         number = replicas.world // size
         first_key = replicas.allocate_groups(number)
@@ -40,28 +40,13 @@ class Subgroups:
             )
             self.ranks.append(place)
             self._groups.append(Group(first_key + group, size))
-        self._places = self._find_places() if size > 1 else []
-
-    def _find_places(self) -> list[list[int]]:
-        """For each local replica, the places of its group's replicas.
-
-        They are in the order of TensorFlow's ranks, which on GPUs follow their
-        interconnect.
-        """
-        channel = self._replicas.allocate(1)
-
-        def gather() -> list[tf.Tensor]:
-            return [
-                self._replicas.gather(
-                    i, tf.constant([place], tf.int64), channel, group=group
-                )
-                for i, (place, group) in enumerate(
-                    zip(self.ranks, self._groups, strict=True)
-                )
-            ]
-
-        with tf.init_scope():
-            return [found.numpy().tolist() for found in TracedOnce(gather)()]
+        # For each local replica, the places of its group's replicas in the
+        # order of TensorFlow's ranks, which on GPUs follow their interconnect.
+        self._places = (
+            replicas.gather_numbers(self.ranks, self._groups)
+            if size > 1
+            else []
+        )
 
     def allocate(self, channels: int) -> int:
         """Reserves collective channels; see `Replicas.allocate`."""

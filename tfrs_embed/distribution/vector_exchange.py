@@ -13,28 +13,32 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.configs import TableSpec
+from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.distribution.alike import Facts
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
+from tfrs_embed.distribution.traffic import Sent
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops import backend, bag_matrix
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds
 
-#: Collective channels that an exchange uses.
-CHANNELS = 3
+# The collective channels of an exchange, one for each kind of message.
+_BAGS, _VECTORS, _GRADIENTS = range(3)
 
 
 class VectorsReceived(NamedTuple):
     """What a replica was asked for.
 
     Attributes:
-        bags: for each feature those of all replicas, rank after rank: of each
+        features: the places of the features that are exchanged by vectors.
+        bags: for each of them those of all replicas, rank after rank: of each
             bag the ids that this replica's shard has.
         rows: scalar int32, the bags of each rank, padding included.
         words: scalar int64, those of a message of bags.
         floats: scalar int64, the numbers of a message of vectors.
     """
 
+    features: list[int]
     bags: list[BaggedIds]
     rows: tf.Tensor
     words: tf.Tensor
@@ -46,67 +50,132 @@ class VectorExchange:
 
     Args:
         replicas: the replicas.
-        channel: the first of `CHANNELS` collective channels.
+        name: whose tables these are, for errors.
+        features: all features of the engine.
+        first_ranks: the ranks that have the tables' rows 0, by name.
         wire: what vectors and gradients are sent as; ids and weights are sent
             as they are.
     """
 
-    def __init__(self, replicas: Replicas, channel: int, wire: Wire) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        name: str,
+        features: Sequence[FeatureSpec],
+        first_ranks: Mapping[str, int],
+        wire: Wire,
+    ) -> None:
         self._replicas = replicas
-        self._channel = channel
+        self._channel = replicas.allocate(3)
+        self._name = name
+        self._features = tuple(features)
+        self._first_ranks = first_ranks
         self._wire = wire
+
+    def facts(
+        self,
+        mine: Sequence[int],
+        bags: Sequence[BaggedIds],
+        weighted: Sequence[bool],
+    ) -> Facts:
+        """What replicas must share for their messages of bags to fit.
+
+        Args:
+            mine: the places of the features that are exchanged by vectors.
+            bags: the bags of all features.
+            weighted: which of all features have weights.
+        """
+        values = [0] * len(bags)
+        for i in mine:
+            values[i] = 2 * (bags[i].bag_size or 0) + weighted[i]
+        return Facts(values, self._unlike)
+
+    def _unlike(self, feature: tf.Tensor, facts: tf.Tensor) -> tf.Tensor:
+        """Says that replicas differ in the bags of a feature."""
+
+        def said(rank: tf.Tensor) -> tf.Tensor:
+            fact = facts[rank]
+            size = tf.strings.as_string(fact // 2)
+            known = tf.strings.join(
+                [
+                    size,
+                    " ids in each bag, ",
+                    tf.where(fact % 2 > 0, "with weights", "without weights"),
+                ]
+            )
+            return tf.where(
+                fact > 0, known, "another number of ids, or one not known"
+            )
+
+        one, other = tf.argmax(facts), tf.argmin(facts)
+        names = [str(feature) for feature in self._features]
+        return tf.strings.join(
+            [
+                f"{self._name}: all replicas must give a feature bags of the "
+                "same number of ids when tracing, or all of an unknown one. ",
+                tf.gather(names, feature),
+                " has ",
+                said(one),
+                " on the replica of rank ",
+                tf.strings.as_string(one),
+                ", and ",
+                said(other),
+                " on that of rank ",
+                tf.strings.as_string(other),
+                ".",
+            ]
+        )
 
     def send_bags(
         self,
         replica: int,
         bags: Sequence[BaggedIds],
-        columns: Sequence[BagColumns],
-        tables: Sequence[TableSpec],
-        first_ranks: Mapping[str, int],
+        mine: Sequence[int],
         most: tf.Tensor,
-        device: str | None,
         training: bool,
     ) -> VectorsReceived:
         """Sends bags to all replicas.
 
         Args:
             replica: the local replica that calls.
-            bags: each feature's bags.
-            columns: their columns in messages.
-            tables: their tables.
-            first_ranks: the ranks that have the tables' rows 0, by name.
-            most: scalar int64, the most bags that a feature has on any replica.
-            device: where the shard is.
+            bags: the bags of all features.
+            mine: the places of those that are exchanged by vectors.
+            most: scalar int64, the most bags that one has on any replica.
             training: whether this is part of a training step.
 
         Returns:
             What the others asked of this one.
         """
+        world, rank = self._replicas.world, self._replicas.ranks[replica]
+        tables = [self._features[i].table for i in mine]
+        columns = [self._columns(i, bags[i]) for i in mine]
         rows = tf.cast(most, tf.int32)
-        width = sum(c.width for c in columns)
         matrix, words = self._gather(
-            replica, bag_matrix.pack(bags, columns, rows), rows, width, 0
+            replica,
+            bag_matrix.pack([bags[i] for i in mine], columns, rows),
+            rows,
+            sum(c.width for c in columns),
+            _BAGS,
         )
-        found = backend.of(device, training).ids_of_shard(
+        operations = backend.of(self._replicas.devices[replica], training)
+        found = operations.ids_of_shard(
             matrix,
             columns,
-            self._replicas.world,
-            [
-                (self._replicas.ranks[replica] - first_ranks[t.name])
-                % self._replicas.world
-                for t in tables
-            ],
+            world,
+            [(rank - self._first_ranks[t.name]) % world for t in tables],
         )
         floats, _ = bucket_of(most * sum(t.dim for t in tables))
-        return VectorsReceived(found, rows, words, tf.cast(floats, tf.int64))
+        return VectorsReceived(
+            [*mine], found, rows, words, tf.cast(floats, tf.int64)
+        )
 
     def send_vectors(
         self,
         replica: int,
+        bags: Sequence[BaggedIds],
         received: VectorsReceived,
         vectors: Sequence[tf.Tensor],
-        counts: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
+    ) -> dict[int, tf.Tensor]:
         """Answers with vectors, and adds up the answers that come.
 
         Each shard's is rounded by itself, this replica's too, and the sum is of
@@ -114,13 +183,14 @@ class VectorExchange:
 
         Args:
             replica: the local replica that calls.
+            bags: the bags of all features.
             received: what `send_bags` returned.
             vectors: of each feature's bags there, [world * rows, dim], float32
                 or of the wire's dtype.
-            counts: how many bags each feature has on this replica.
 
         Returns:
-            Of each feature the sums for this replica's bags, [count, dim].
+            The vectors of this replica's bags, [count, dim], by the features'
+            places.
         """
         world, rows = self._replicas.world, received.rows
         dims = [v.shape[1] for v in vectors]
@@ -130,16 +200,20 @@ class VectorExchange:
         message = tf.reshape(message, [world, rows * width])
         message = tf.pad(message, [[0, 0], [0, capacity - rows * width]])
         message = self._replicas.all_to_all(
-            replica, message, self._channel + 1, bucket
+            replica, message, self._channel + _VECTORS, bucket
         )
         total = tf.reduce_sum(self._wire.decode(message), 0)[: rows * width]
         total = tf.reshape(total, [rows, width])
         parts = tf.split(total, dims, 1) if len(dims) > 1 else [total]
-        return [p[:n] for p, n in zip(parts, counts, strict=True)]
+        return {
+            i: bags[i].scaled(part[: bags[i].count])
+            for i, part in zip(received.features, parts, strict=True)
+        }
 
     def send_gradients(
         self,
         replica: int,
+        bags: Sequence[BaggedIds],
         received: VectorsReceived,
         gradients: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
@@ -147,23 +221,47 @@ class VectorExchange:
 
         Args:
             replica: the local replica that calls.
+            bags: the bags of all features.
             received: what `send_bags` returned.
-            gradients: of each feature, [count, dim] float32.
+            gradients: those of all features' vectors, [count, dim] float32.
 
         Returns:
-            Of each feature, those of `received.bags`, [world * rows, dim].
+            Those of `received.bags`, [world * rows, dim].
         """
         rows = received.rows
-        dims = [g.shape[1] for g in gradients]
-        padded = [
-            tf.pad(g, [[0, rows - tf.shape(g)[0]], [0, 0]]) for g in gradients
-        ]
+        mine = [bags[i].scaled(gradients[i]) for i in received.features]
+        dims = [g.shape[1] for g in mine]
+        padded = [tf.pad(g, [[0, rows - tf.shape(g)[0]], [0, 0]]) for g in mine]
         matrix, _ = self._gather(
-            replica, self._wire.encode(_beside(padded)), rows, sum(dims), 2
+            replica,
+            self._wire.encode(_beside(padded)),
+            rows,
+            sum(dims),
+            _GRADIENTS,
         )
         matrix = self._wire.decode(matrix)
         # As columns of one matrix, which kernels read without a copy.
         return tf.split(matrix, dims, 1) if len(dims) > 1 else [matrix]
+
+    def sent_by_lookup(
+        self, bags: Sequence[BaggedIds], received: VectorsReceived
+    ) -> Sent:
+        """What `send_bags` and `send_vectors` have sent."""
+        least, ids = [], []
+        world, element = self._replicas.world, self._wire.size
+        for i in received.features:
+            numbers = element * world * self._features[i].table.dim
+            size = 4 * self._columns(i, bags[i]).width + numbers
+            least.append(size * tf.cast(bags[i].count, tf.int64))
+            ids.append(tf.size(bags[i].ids, tf.int64))
+        sent = (world - 1) * element * received.floats
+        return Sent(
+            2, 4 * received.words + sent, tf.add_n(least), tf.add_n(ids)
+        )
+
+    def sent_by_update(self, received: VectorsReceived) -> Sent:
+        """What `send_gradients` has sent."""
+        return Sent(1, self._wire.size * received.floats)
 
     def _gather(
         self,
@@ -198,6 +296,14 @@ class VectorExchange:
         return (
             tf.reshape(by_rank, [world * rows, width]),
             tf.cast(capacity, tf.int64),
+        )
+
+    def _columns(self, feature: int, bags: BaggedIds) -> BagColumns:
+        assert bags.bag_size is not None
+        return BagColumns(
+            bags.bag_size,
+            self._features[feature].table.vocabulary_size > tf.int32.max,
+            bags.weights is not None,
         )
 
 

@@ -42,7 +42,7 @@ def together(replicas: Replicas, action: str) -> Iterator[None]:
     if replicas.workers == 1:
         yield
         return
-    prefix = f"tfrs_embed/{replicas.group}/wait/{replicas.count_wait()}"
+    prefix = f"tfrs_embed/{replicas.group}/wait/{replicas.count('waits')}"
     with reported(replicas, action, prefix, announced=True):
         yield
 
@@ -127,7 +127,7 @@ class _Wait:
                 text = key_value_store.receive(
                     self._replicas, key, worker, _ANSWER_S
                 )
-            except TimeoutError:
+            except key_value_store.Late:
                 yield f"{name} has not come to it"
                 continue
             if self._announced and text != self._action:

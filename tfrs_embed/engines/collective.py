@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ from tfrs_embed.distribution.consensus import (
     Prepare,
     ReplicaConsensus,
 )
+from tfrs_embed.distribution.traffic import Sent, Traffic
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.engines.engine import (
     Engine,
@@ -28,15 +29,14 @@ from tfrs_embed.engines.engine import (
 from tfrs_embed.engines.norms import Norms
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import DeferredUpdate, Shard, stored
-from tfrs_embed.engines.table_group import TableGroup
-from tfrs_embed.engines.tables.composite import CompositeTable
 from tfrs_embed.engines.tables.composite_step import CompositeStep
+from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
 from tfrs_embed.engines.tables.state import TableState
-from tfrs_embed.engines.traffic import Sent, Traffic
+from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding
-from tfrs_embed.ops.update import GradientContributions
+from tfrs_embed.ops.update import PARAMETERS, GradientContributions
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage import allocation
 from tfrs_embed.unmirrored import make_variable
@@ -71,12 +71,6 @@ class CollectiveEngine(Engine, Pipelined, Together):
     Each replica looks up its own part of the global batch; all must call
     together. Gradients are summed over the replicas.
 
-    Args:
-        features: the features to look up, in the order of each call.
-        optimizers: each table's optimizer by the table's name, or None for a
-            table that is not trained.
-        options: the other arguments.
-
     Raises:
         NotImplementedError: the strategy's collectives can't be used.
     """
@@ -87,34 +81,18 @@ class CollectiveEngine(Engine, Pipelined, Together):
         optimizers: dict[str, TableOptimizer | None],
         options: EngineOptions,
     ) -> None:
-        super().__init__(features, optimizers)
-        self._name = options.name
-        self._strategy = options.strategy
+        super().__init__(features, optimizers, options)
         self._replicas = replicas.of(options.strategy)
         self.local_replicas = self._replicas.local
-        self._pipelined = options.pipelined
         self._norms = Norms(optimizers)
         # One replica sends nothing, and rounds nothing.
         alone = self._replicas.world == 1
         self._wire = Wire() if alone else Wire(options.communication_dtype)
-        self._shards = self._make_shards()
-        self._groups = self._make_groups()
+        self._shards: list[Shard] = []
         self._step: Any = None
         # What the workers have compared that they do.
         self._compared: set[str] = set()
         self._traffic: list[tf.Variable] = []
-
-    def _make_shards(self) -> list[Shard]:
-        """Makes the shards of this process's replicas."""
-        return [
-            Shard(
-                [s.spec for s in self.states.values()],
-                self.optimizers,
-                self._pipelined,
-                device,
-            )
-            for device in self._replicas.devices
-        ]
 
     def build(self) -> None:
         """Creates the variables, on all workers in the same order."""
@@ -125,6 +103,12 @@ class CollectiveEngine(Engine, Pipelined, Together):
             handshake.compare_workers(
                 self._replicas, f"the tables of {self._name}", self._describe
             )
+            self._shards = [
+                self._make_shard(rank, device)
+                for rank, device in zip(
+                    self._replicas.ranks, self._replicas.devices, strict=True
+                )
+            ]
             try:
                 self._build()
             except tf.errors.ResourceExhaustedError:
@@ -175,25 +159,12 @@ class CollectiveEngine(Engine, Pipelined, Together):
 
     def _count(self, replica: int, sent: Sent) -> None:
         """Adds to a local replica's counters, if there are others."""
-        if self._replicas.world > 1:
-            self._count_traffic(replica, *sent)
-
-    def _count_traffic(
-        self,
-        replica: int,
-        collectives: int,
-        sent: Any,
-        least: Any = 0,
-        unique: Any = 0,
-    ) -> None:
-        """Adds to a local replica's counters, in the order of `Traffic`."""
-        numbers = (collectives, sent, least, unique)
-        if all(isinstance(n, int) for n in numbers):
-            added = tf.constant(numbers, tf.int64)
+        if self._replicas.world == 1:
+            return
+        if all(isinstance(n, int) for n in sent):
+            added = tf.constant(sent, tf.int64)
         else:
-            added = tf.stack(
-                [tf.convert_to_tensor(n, tf.int64) for n in numbers]
-            )
+            added = tf.stack([tf.convert_to_tensor(n, tf.int64) for n in sent])
         self._traffic[replica].assign_add(added)
 
     def _describe(self) -> handshake.Facts:
@@ -211,39 +182,106 @@ class CollectiveEngine(Engine, Pipelined, Together):
             **descriptions.of_features(self.features),
         }
 
-    @abc.abstractmethod
-    def _make_groups(self) -> list[TableGroup]:
-        """Groups the tables whose rows are exchanged together."""
+    def _make_shard(self, rank: int, device: str | None) -> Shard:
+        """Makes the shard of one of this process's replicas."""
+        return Shard(
+            [s.spec for s in self.states.values()],
+            self.optimizers,
+            self._pipelined,
+            device,
+        )
+
+    def _rows_on_shard(self, table: TableSpec) -> int:
+        """The number of a table's rows on each shard that has some."""
+        return table.vocabulary_size
 
     @abc.abstractmethod
-    def _rows_on_shard(self, table: TableSpec) -> int:
-        """The number of a table's rows on each shard."""
+    def _parts(self, table: TableSpec) -> dict[int, Part]:
+        """The parts of a table, by the ranks of the shards that have them."""
+
+    def _held(self, parts: Mapping[int, Part]) -> list[tuple[Part, Shard]]:
+        """Those of a table's parts that this process's shards have.
+
+        They are in the order of their columns, then of the local replicas.
+        """
+        ranks = self._replicas.ranks
+        held = [
+            (parts[rank], shard)
+            for rank, shard in zip(ranks, self._shards, strict=True)
+            if rank in parts
+        ]
+        return sorted(held, key=lambda each: each[0].columns or (0, 0))
 
     def _rounding(self, rank: int, table: TableSpec) -> Rounding:
         """How a replica rounds the new rows of what it holds of a table."""
         return rounding.of_part(table)
 
-    @abc.abstractmethod
     def _fill(self, table: TableSpec) -> None:
         """Gives the shards a table's initial rows."""
+        held = self._held(self._parts(table))
+        # An initializer's draws must be the same whoever holds the table: the
+        # next table of this initializer begins where they end.
+        for start, block in self._initial_blocks(table):
+            for part, shard in held:
+                variable = shard.variables[table.name][PARAMETERS]
+                part.write(variable, start, block)
 
-    @abc.abstractmethod
-    def _make_composite(
-        self, name: str, shape: tuple[int, ...], shards: list[tf.Variable]
-    ) -> CompositeTable:
-        """Makes one table, or slot, of the parts in this process's shards."""
+    def _initial_blocks(
+        self, table: TableSpec
+    ) -> Iterable[tuple[int, tf.Tensor]]:
+        """A table's initial rows; see `initial_values.initial_blocks`."""
+        return initial_blocks(table)
 
     def _expose(self, state: TableState) -> None:
         """Adds a table's variables, as one for all shards, to its state."""
         table = state.spec
-        for key, variable in self._shards[0].variables[table.name].items():
-            if self._replicas.world > 1:
-                variable = self._make_composite(
+        optimizer = self.optimizers[table.name]
+        slots = optimizer.rule.slots() if optimizer else {}
+        rows = {name: slot.row(table.dim) for name, slot in slots.items()}
+        for key, row in {PARAMETERS: (table.dim,), **rows}.items():
+            parts = self._parts(table)
+            if not row:  # One number for each row has no columns.
+                parts = {rank: Part(p.rows) for rank, p in parts.items()}
+            held = [
+                (part, shard.variables[table.name][key])
+                for part, shard in self._held(parts)
+            ]
+            if self._replicas.world == 1:
+                [(_, variable)] = held
+                state.add(key, variable)
+                continue
+            options: dict[str, Any] = {
+                "replicas": self._replicas,
+                "parts": parts,
+                **self._composite_options(
+                    table.name, key, [variable for _, variable in held]
+                ),
+            }
+            state.add(
+                key,
+                ShardedVariable(
                     f"{table.name}/{key}",
-                    (table.vocabulary_size, *variable.shape[1:]),
-                    [s.variables[table.name][key] for s in self._shards],
-                )
-            state.add(key, variable)
+                    (table.vocabulary_size, *row),
+                    held,
+                    self._strategy,
+                    tf.as_dtype(
+                        table.dtype if key == PARAMETERS else tf.float32
+                    ),
+                    **options,
+                ),
+            )
+
+    def _composite_options(
+        self, table: str, variable: str, shards: Sequence[tf.Variable]
+    ) -> dict[str, Any]:
+        """Further arguments of a `ShardedVariable`.
+
+        Args:
+            table: the table's name.
+            variable: the name of the table's parameters, or of a slot.
+            shards: this process's shards of it.
+        """
+        return {}
 
     @property
     def step(self) -> Any:
@@ -261,7 +299,7 @@ class CollectiveEngine(Engine, Pipelined, Together):
         replica = self._replicas.current(self._name)
         if replica is None or self._replicas.world == 1:
             return None
-        self._count_traffic(replica, 1, 0)
+        self._count(replica, Sent(1))
         return self._consensus_on(
             _TRAINING_LOOKUP if training else _LOOKUP,
             functools.partial(self._prepare, training),
@@ -406,8 +444,7 @@ class CollectiveEngine(Engine, Pipelined, Together):
 
     def _total(self, replica: int, values: tf.Tensor) -> tf.Tensor:
         """Sums numbers, float32 of a fixed shape, over all shards."""
-        if self._replicas.world > 1:
-            self._count_traffic(replica, 1, 0)
+        self._count(replica, Sent(1))
         return self._replicas.sum(replica, values, self._norms_channel)
 
     @abc.abstractmethod

@@ -12,24 +12,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import TableSpec
+from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import bag_exchange, handshake
-from tfrs_embed.distribution.bag_exchange import BagExchange, BagsReceived
+from tfrs_embed.distribution.bag_exchange import BagExchange
 from tfrs_embed.distribution.bag_messages import Piece
-from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.engines import column_slices
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
+from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import Shard
-from tfrs_embed.engines.table_group import TableGroup
-from tfrs_embed.engines.tables.composite import CompositeTable
-from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
-from tfrs_embed.engines.tables.state import TableState
-from tfrs_embed.initial_values import initial_blocks
+from tfrs_embed.engines.tables.sharded import Part
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding, widen
-from tfrs_embed.ops.update import PARAMETERS, GradientContributions
+from tfrs_embed.ops.update import GradientContributions, add_bags
+from tfrs_embed.optimizers.rules import TableOptimizer
 
 # Ids of larger tables are sent as 64 bits.
 _MOST_NARROW = tf.int32.max
@@ -46,7 +43,13 @@ class ColumnWiseEngine(CollectiveEngine):
         slices: each table's slices, in the order of the tables.
     """
 
-    def _make_shards(self) -> list[Shard]:
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec],
+        optimizers: dict[str, TableOptimizer | None],
+        options: EngineOptions,
+    ) -> None:
+        super().__init__(features, optimizers, options)
         tables = [s.spec for s in self.states.values()]
         self.slices = column_slices.assign(tables, self._replicas.world)
         for s in self.slices:
@@ -56,11 +59,11 @@ class ColumnWiseEngine(CollectiveEngine):
                     s.table, len(s.ranks), optimizer.needs_whole_rows
                 )
         self._of_table = {s.table.name: s for s in self.slices}
-        # Which replica has which rank is known once all workers are there.
-        return []
 
-    def _make_groups(self) -> list[TableGroup]:
-        return []
+    def _make_shard(self, rank: int, device: str | None) -> Shard:
+        mine = [t for s in self.slices if (t := s.on(rank)) is not None]
+        optimizers = {t.name: self.optimizers[t.name] for t in mine}
+        return Shard(mine, optimizers, self._pipelined, device)
 
     def _describe(self) -> handshake.Facts:
         facts = super()._describe()
@@ -68,14 +71,6 @@ class ColumnWiseEngine(CollectiveEngine):
         return {**facts, "": {**facts[""], "places": places}}
 
     def _build(self) -> None:
-        ranks = self._replicas.ranks
-        self._shards.clear()
-        for device, rank in zip(self._replicas.devices, ranks, strict=True):
-            mine = [t for s in self.slices if (t := s.on(rank)) is not None]
-            optimizers = {t.name: self.optimizers[t.name] for t in mine}
-            self._shards.append(
-                Shard(mine, optimizers, self._pipelined, device)
-            )
         pieces = [
             Piece(
                 i,
@@ -97,70 +92,17 @@ class ColumnWiseEngine(CollectiveEngine):
         )
         super()._build()
 
-    def _rows_on_shard(self, table: TableSpec) -> int:
-        return table.vocabulary_size
-
     def _rounding(self, rank: int, table: TableSpec) -> Rounding:
         first = self._of_table[table.name].first_column(rank)
         return rounding.of_part(table, first_column=first)
 
-    def _fill(self, table: TableSpec) -> None:
-        parts = self._parts(table)
-        # An initializer's draws must be the same whoever holds the table: the
-        # next table of this initializer begins where they end.
-        for start, block in initial_blocks(table):
-            for rank, shard in zip(
-                self._replicas.ranks, self._shards, strict=True
-            ):
-                if rank in parts:
-                    variable = shard.variables[table.name][PARAMETERS]
-                    parts[rank].write(variable, start, block)
-
     def _parts(self, table: TableSpec) -> dict[int, Part]:
-        """The columns of a table on the ranks that hold some, in order."""
         slices, rows = self._of_table[table.name], range(table.vocabulary_size)
         parts = {}
         for rank in slices.ranks:
             first = slices.first_column(rank)
             parts[rank] = Part(rows, (first, first + slices.width))
         return parts
-
-    def _make_composite(
-        self, name: str, shape: tuple[int, ...], shards: list[tf.Variable]
-    ) -> CompositeTable:
-        raise NotImplementedError("Replicas hold slices of some tables only.")
-
-    def _expose(self, state: TableState) -> None:
-        table = state.spec
-        optimizer = self.optimizers[table.name]
-        slots = optimizer.rule.slots() if optimizer else {}
-        rows: dict[str, tuple[int, ...]] = {PARAMETERS: (table.dim,)}
-        for name, slot in slots.items():
-            rows[name] = slot.row(table.dim)
-        for key, row in rows.items():
-            parts = self._parts(table)
-            if len(row) == 0:
-                parts = {rank: Part(p.rows) for rank, p in parts.items()}
-            local = zip(self._replicas.ranks, self._shards, strict=True)
-            shards = {rank: shard for rank, shard in local if rank in parts}
-            state.add(
-                key,
-                ShardedVariable(
-                    f"{table.name}/{key}",
-                    (table.vocabulary_size, *row),
-                    [
-                        (parts[rank], shards[rank].variables[table.name][key])
-                        for rank in parts
-                        if rank in shards
-                    ],
-                    self._strategy,
-                    tf.as_dtype(
-                        table.dtype if key == PARAMETERS else tf.float32
-                    ),
-                    replicas=self._replicas,
-                    parts=parts,
-                ),
-            )
 
     def _lookup(
         self,
@@ -178,7 +120,9 @@ class ColumnWiseEngine(CollectiveEngine):
         found = self._exchange.send_vectors(
             replica, received, vectors, training
         )
-        self._count_lookup(replica, bags, received)
+        self._count(
+            replica, self._exchange.sent_by_lookup(replica, bags, received)
+        )
         # They come in the order of the ranks, which need not be the columns'.
         by_piece = {
             (p.feature, p.rank): vector
@@ -217,18 +161,12 @@ class ColumnWiseEngine(CollectiveEngine):
             received,
             [by_piece[p.feature, p.rank] for p in self._exchange.pieces],
         )
-        self._count_traffic(replica, 1, self._vector_bytes(received))
+        self._count(replica, self._exchange.sent_by_update(received))
         contributions: dict[str, GradientContributions] = {}
         for piece, b, gradient in zip(
             self._exchange.here(replica), received.bags, got, strict=True
         ):
-            of_table = contributions.setdefault(
-                piece.table, GradientContributions([], [])
-            )
-            contributions[piece.table] = of_table._replace(
-                bags=[*of_table.bags, b],
-                gradients=[*of_table.gradients, gradient],
-            )
+            add_bags(contributions, piece.table, b, gradient)
         return contributions
 
     def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
@@ -251,39 +189,6 @@ class ColumnWiseEngine(CollectiveEngine):
             )
             for feature, b in zip(self.features, bags, strict=True)
         ]
-
-    def _vector_bytes(self, received: BagsReceived) -> tf.Tensor:
-        """The bytes that vectors, or their gradients, are sent as."""
-        capacity = tf.cast(received.capacity, tf.int64)
-        others = self._replicas.world - 1
-        return self._wire.size * others * self._exchange.unit * capacity
-
-    def _count_lookup(
-        self,
-        replica: int,
-        bags: Sequence[BaggedIds],
-        received: BagsReceived,
-    ) -> None:
-        """Adds a lookup's traffic to the counters."""
-        others = self._replicas.world - 1
-        words = tf.cast(bucket_of(received.words)[0], tf.int64)
-        # What is this replica's own business needs no message.
-        rank = self._replicas.ranks[replica]
-        remote = tf.constant([p.rank != rank for p in self._exchange.pieces])
-        sizes, floats = (
-            tf.cast(n, tf.int64) for n in (received.sizes, received.floats)
-        )
-        unit = self._wire.size * self._exchange.unit
-        needed = 4 * sizes + 2 * unit * floats
-        needed = tf.reduce_sum(tf.where(remote, needed, tf.zeros_like(needed)))
-        ids = tf.add_n([tf.size(b.ids, tf.int64) for b in bags])
-        self._count_traffic(
-            replica,
-            3,
-            4 * others * words + self._vector_bytes(received),
-            needed,
-            ids,
-        )
 
 
 def _beside(parts: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.engines.engine import (
     Engine,
     FixedBatches,
@@ -16,8 +17,8 @@ from tfrs_embed.engines.engine import (
     Together,
 )
 from tfrs_embed.engines.norms import require_together
+from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.composite_step import CompositeStep
-from tfrs_embed.engines.traffic import Traffic
 from tfrs_embed.ops.bags import BaggedIds
 
 
@@ -29,17 +30,21 @@ class CompositeEngine(Engine, Pipelined, FixedBatches):
         engines: the engines. Each table is held by one, which was made with
             those of the features that are looked up in its tables, in this
             order.
+        options: those that the engines were made with.
 
     Raises:
         ValueError: tables that share a `global_clipnorm` are of two engines.
     """
 
     def __init__(
-        self, features: Sequence[FeatureSpec], engines: Sequence[Engine]
+        self,
+        features: Sequence[FeatureSpec],
+        engines: Sequence[Engine],
+        options: EngineOptions,
     ) -> None:
         require_together([e.optimizers for e in engines])
         optimizers = {k: o for e in engines for k, o in e.optimizers.items()}
-        super().__init__(features, optimizers)
+        super().__init__(features, optimizers, options)
         for engine in engines:
             self.states.update(engine.states)
         self._engines = tuple(engines)
@@ -153,15 +158,15 @@ class CompositeEngine(Engine, Pipelined, FixedBatches):
 
     @property
     def deferred(self) -> list[Any]:
-        return tf.nest.flatten([e.deferred or [] for e in self._pipelined()])
+        return tf.nest.flatten([e.deferred or [] for e in self._deferring()])
 
     def apply_deferred(self) -> None:
-        for engine in self._pipelined():
+        for engine in self._deferring():
             engine.apply_deferred()
 
     def drop_deferred(self) -> None:
-        for engine in self._pipelined():
+        for engine in self._deferring():
             engine.drop_deferred()
 
-    def _pipelined(self) -> list[Pipelined]:
+    def _deferring(self) -> list[Pipelined]:
         return [e for e in self._engines if isinstance(e, Pipelined)]

@@ -10,25 +10,22 @@ after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution.replicas import bucket_of
+from tfrs_embed.distribution.traffic import Sent
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
-from tfrs_embed.engines.table_group import TableGroup, by_width
-from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
+from tfrs_embed.engines.table_group import TableGroup, by_kind
+from tfrs_embed.engines.tables.sharded import Part
 from tfrs_embed.graphs import TracedOnce
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.update import (
-    PARAMETERS,
-    GradientContributions,
-    scatter_update,
-)
+from tfrs_embed.ops.update import GradientContributions
 
 # The collective channels of a group: its keys' and its gradients'.
 _CHANNELS = 2
@@ -56,56 +53,56 @@ class DataParallelEngine(CollectiveEngine):
     all must make it together.
     """
 
-    def _make_groups(self) -> list[TableGroup]:
+    def _build(self) -> None:
         trained = [
             state.spec
             for name, state in self.states.items()
             if self.optimizers[name] is not None
         ]
         # A copy is all of a table, as a shard is that is alone.
-        return by_width(trained, self.features, world=1)
-
-    def _build(self) -> None:
+        self._groups = by_kind(
+            lambda table: table.dim, trained, self.features, world=1
+        )
         self._sizes_channel = self._replicas.allocate(1)
         self._channels = [
             self._replicas.allocate(_CHANNELS) for _ in self._groups
         ]
         super()._build()
 
-    def _rows_on_shard(self, table: TableSpec) -> int:
-        return table.vocabulary_size
+    def _parts(self, table: TableSpec) -> dict[int, Part]:
+        whole = Part(range(table.vocabulary_size))
+        return dict.fromkeys(range(self._replicas.world), whole)
 
-    def _fill(self, table: TableSpec) -> None:
+    def _initial_blocks(
+        self, table: TableSpec
+    ) -> Iterable[tuple[int, tf.Tensor]]:
+        """See the base class; those of the worker of rank 0.
+
+        An initializer without a seed gives each worker its own values.
+        """
+        if self._replicas.workers == 1:
+            yield from initial_blocks(table)
+            return
         channel = self._replicas.allocate(1)
         of_first_rank: dict[int, TracedOnce] = {}
         for start, block in initial_blocks(table):
             size = block.shape[0]
-            # An initializer without a seed gives each worker its own values.
-            if self._replicas.workers > 1:
-                if size not in of_first_rank:
-                    of_first_rank[size] = self._taker(
-                        block, channel, len(of_first_rank)
-                    )
-                block = of_first_rank[size](block)
-            rows = tf.range(start, start + size)
-            for shard in self._shards:
-                variable = shard.variables[table.name][PARAMETERS]
-                scatter_update(variable, rows, block)
+            if size not in of_first_rank:
+                of_first_rank[size] = self._taker(
+                    block, channel, len(of_first_rank)
+                )
+            yield start, of_first_rank[size](block)
 
-    def _make_composite(
-        self, name: str, shape: tuple[int, ...], shards: list[tf.Variable]
-    ) -> ShardedVariable:
-        return ShardedVariable(
-            name,
-            shape,
-            [(Part(range(shape[0])), shard) for shard in shards],
-            self._strategy,
-            shards[0].dtype,
-            copied=True,
+    def _composite_options(
+        self, table: str, variable: str, shards: Sequence[tf.Variable]
+    ) -> dict[str, Any]:
+        return {
+            "replicas": None,
+            "copied": True,
             # Lookups outside of replicas read the first, but apply deferred
             # updates to all.
-            exported=shards if self._pipelined else shards[:1],
-        )
+            "exported": shards if self._pipelined else shards[:1],
+        }
 
     def _table_names(self) -> list[str]:
         return [f.table.name for f in self.features]
@@ -164,8 +161,7 @@ class DataParallelEngine(CollectiveEngine):
     def _total(self, replica: int, values: tf.Tensor) -> tf.Tensor:
         # All have all rows. Sums of many terms may differ in their last bits
         # between machines, and copies must not.
-        if self._replicas.world > 1:
-            self._count_traffic(replica, 1, 0)
+        self._count(replica, Sent(1))
         return self._replicas.max(replica, values, self._norms_channel)
 
     def _as_contributions(
@@ -187,7 +183,7 @@ class DataParallelEngine(CollectiveEngine):
                 for i, group in enumerate(self._groups)
             ]
         )
-        self._count_traffic(replica, 1 + 2 * len(self._groups), sent)
+        self._count(replica, Sent(1 + 2 * len(self._groups), sent))
 
     def _sum_here(
         self,

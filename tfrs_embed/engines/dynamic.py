@@ -85,8 +85,6 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         refuse_pipelining(options)
         super().__init__(features, optimizers, options)
         self._shard.trash = TRASH
-        self._name = options.name
-        self._strategy = options.strategy
         self._rows: dict[str, KeyedShard] = {}
 
     def build(self) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import key_shards
+from tfrs_embed.distribution.consensus import ReplicaConsensus
 from tfrs_embed.distribution.exchange import Received
+from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.distribution.row_exchange import RowExchange
+from tfrs_embed.distribution.traffic import Sent
+from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.engines.collective import NEW_KEYS, Residuals
 from tfrs_embed.engines.dynamic import (
     EngineOfKeys,
@@ -17,7 +23,9 @@ from tfrs_embed.engines.dynamic import (
     refuse_to_trace,
 )
 from tfrs_embed.engines.options import EngineOptions
+from tfrs_embed.engines.row_distribution import Asked, RowLookup
 from tfrs_embed.engines.row_wise import RowWiseEngine
+from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.key_rules import TRASH, rows_at_first
@@ -27,7 +35,140 @@ from tfrs_embed.engines.tables.reservation import Request, commit, reserve
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.messages import Route
+from tfrs_embed.ops.update import GradientContributions
 from tfrs_embed.optimizers.rules import TableOptimizer
+
+
+class KeyedLookup(RowLookup):
+    """Finds keys' rows on a shard, gives rows to new ones, and reads them.
+
+    Each group is of one table.
+
+    Args:
+        replicas: the replicas.
+        shards: those of this process's replicas.
+        rows: each table's shards of keys, by its name.
+        trained: the names of the tables whose new keys get rows.
+        exchange: the exchange of keys.
+        wire: what float32 rows are sent as.
+        agree: returns the replicas that give rows to new keys together.
+        count: adds what a local replica has sent.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        shards: Sequence[Shard],
+        rows: Mapping[str, Sequence[KeyedShard]],
+        trained: Sequence[str],
+        exchange: RowExchange,
+        wire: Wire,
+        agree: Callable[[], ReplicaConsensus | None],
+        count: Callable[[int, Sent], None],
+    ) -> None:
+        super().__init__(shards, wire)
+        self._replicas = replicas
+        self._rows = rows
+        self._trained = frozenset(trained)
+        self._exchange = exchange
+        self._agree = agree
+        self._count = count
+
+    def keys(self, ids: tf.Tensor) -> tf.Tensor:
+        return key_shards.numbers_of(ids, self._replicas.world)
+
+    def _ids(self, replica: int, quotients: tf.Tensor) -> tf.Tensor:
+        """The ids that were sent to a shard, from their keys' quotients."""
+        world, rank = self._replicas.world, self._replicas.ranks[replica]
+        if world == 1:
+            return quotients
+        return key_shards.keys_of(quotients * world + rank, world)
+
+    def look_up(
+        self, replica: int, asked: Asked, training: bool
+    ) -> tuple[Asked, dict[int, tf.Tensor]]:
+        found = asked._replace(received=self._find(replica, asked, training))
+        rows = super().look_up(replica, found, training)[1]
+        for i, each in found.received.items():
+            # A training step relies on being the only one.
+            if each.reservation is None:
+                rows[i] = self._shard_of(replica, asked, i).check_vectors(
+                    Found(each.rows, each.version), rows[i]
+                )
+        return found, rows
+
+    def _find(
+        self, replica: int, asked: Asked, training: bool
+    ) -> dict[int, Received]:
+        """Finds rows; gives some to new keys in a step of training."""
+        received = asked.received
+        found = dict(received)
+        ids = {}
+        for i, each in received.items():
+            mine = self._ids(replica, each.rows)
+            if training and _table_of(asked, i) in self._trained:
+                ids[i] = mine
+                continue
+            there = self._shard_of(replica, asked, i).key_table.look_up(mine)
+            found[i] = each._replace(**there._asdict())
+        if not ids:
+            return found
+        # Those of tables without an optimizer travel with the others'.
+        counted = {
+            i: received[i]
+            for unit in self._exchange.units(received)
+            if any(i in ids for i in unit)
+            for i in unit
+        }
+        counts = self._exchange.send_counts(
+            replica,
+            counted,
+            {i: _occurrences(asked.routes[i]) for i in counted},
+        )
+        consensus = self._agree()
+        if consensus is not None:
+            # The counts and the consensus are more than other lookups have.
+            sent = self._exchange.sent_by_counts(counted)
+            self._count(replica, sent.plus(1))
+        step = tf.convert_to_tensor(self._shards[replica].step) + 1
+        requests = [
+            Request(self._shard_of(replica, asked, i), mine, counts[i], step)
+            for i, mine in ids.items()
+        ]
+        for i, of_keys in zip(ids, reserve(requests, consensus), strict=True):
+            found[i] = found[i]._replace(rows=of_keys.rows, reservation=of_keys)
+        return found
+
+    def contributions(
+        self, replica: int, asked: Asked, gradients: Mapping[int, tf.Tensor]
+    ) -> dict[str, GradientContributions]:
+        reserved = {
+            i: each.reservation
+            for i, each in asked.received.items()
+            if each.reservation is not None
+        }
+        # Not in a step whose loss, or its gradient, fails.
+        with tf.control_dependencies(list(gradients.values())):
+            committed = commit(list(reserved.values()))
+        rows_of = dict(zip(reserved, committed, strict=True))
+        trained = {}
+        for i, each in asked.received.items():
+            rows = rows_of.get(i, each.rows)
+            of_keys = tf.not_equal(tf.gather(rows, each.places), TRASH)
+            places = tf.gather(each.places, tf.where(of_keys)[:, 0])
+            trained[i] = each._replace(rows=rows, places=places)
+        return super().contributions(
+            replica, asked._replace(received=trained), gradients
+        )
+
+    def _shard_of(self, replica: int, asked: Asked, group: int) -> KeyedShard:
+        return self._rows[_table_of(asked, group)][replica]
+
+    def read_outside(
+        self, replica: int, table: str, rows: tf.Tensor
+    ) -> tf.Tensor:
+        shard = self._rows[table][replica]
+        return shard.read(shard.key_table.look_up(self._ids(replica, rows)))
 
 
 class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
@@ -55,6 +196,7 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
     ) -> None:
         refuse_pipelining(options)
         super().__init__(features, optimizers, options)
+        self._first_shards = dict.fromkeys(self.states, 0)
         # By table, each local replica's.
         self._rows: dict[str, Sequence[KeyedShard]] = {}
 
@@ -64,11 +206,22 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
         # A group numbers its tables' rows one after the other, which can't be
         # done with keys.
         world = self._replicas.world
-        self._first_shards = dict.fromkeys(self.states, 0)
         return [
             TableGroup([state.spec], self.features, world)
             for state in self.states.values()
         ]
+
+    def _make_lookup(self) -> RowLookup:
+        return KeyedLookup(
+            self._replicas,
+            self._shards,
+            self._rows,
+            [t for t, optimizer in self.optimizers.items() if optimizer],
+            self._row_exchange,
+            self._wire,
+            functools.partial(self._consensus_on, NEW_KEYS),
+            self._count,
+        )
 
     def _rows_on_shard(self, table: TableSpec) -> int:
         return rows_at_first(table, self._replicas.world)
@@ -105,114 +258,10 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
     def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:
         return False  # A bag's keys have to be found before they are rows.
 
-    def _numbers(self, ids: tf.Tensor) -> tf.Tensor:
-        return key_shards.numbers_of(ids, self._replicas.world)
 
-    def _keys(self, replica: int, quotients: tf.Tensor) -> tf.Tensor:
-        """The keys that were sent to a shard, from their numbers' quotients."""
-        world, rank = self._replicas.world, self._replicas.ranks[replica]
-        if world == 1:
-            return quotients
-        return key_shards.keys_of(quotients * world + rank, world)
-
-    def _table_of(self, group: int) -> str:
-        [table] = self._groups[group].tables
-        return table.name
-
-    def _locate(
-        self,
-        replica: int,
-        numbers: Sequence[int],
-        routes: Sequence[Route],
-        received: Sequence[Received],
-        training: bool,
-    ) -> Sequence[Received]:
-        located = list(received)
-        keys_of = {}
-        for i, asked in enumerate(received):
-            table = self._table_of(numbers[i])
-            keys = self._keys(replica, asked.rows)
-            if training and self.optimizers[table] is not None:
-                keys_of[i] = keys
-                continue
-            there = self._rows[table][replica].key_table.look_up(keys)
-            located[i] = asked._replace(**there._asdict())
-        if not keys_of:
-            return located
-        # Those of tables without an optimizer travel with the others'.
-        units = [
-            unit
-            for unit in self._row_exchange.units(numbers)
-            if any(i in keys_of for i in unit)
-        ]
-        counted = [i for unit in units for i in unit]
-        counts = self._row_exchange.send_counts(
-            replica,
-            [received[i] for i in counted],
-            [_occurrences(routes[i]) for i in counted],
-        )
-        consensus = self._consensus_on(NEW_KEYS)
-        if consensus is not None:
-            # The counts and the consensus are more than other lookups have.
-            sent = [self._row_exchange.sent(received[i])[1] for i, *_ in units]
-            collectives = self._row_exchange.stages * len(units) + 1
-            self._count_traffic(replica, collectives, 8 * tf.add_n(sent))
-        step = tf.convert_to_tensor(self._shards[replica].step) + 1
-        requests = {
-            i: Request(
-                self._rows[self._table_of(numbers[i])][replica],
-                keys_of[i],
-                each,
-                step,
-            )
-            for i, each in zip(counted, counts, strict=True)
-            if i in keys_of
-        }
-        reserved = reserve(list(requests.values()), consensus)
-        for i, each in zip(requests, reserved, strict=True):
-            located[i] = located[i]._replace(rows=each.rows, reservation=each)
-        return located
-
-    def _check_read(
-        self, replica: int, group: int, asked: Received, rows: tf.Tensor
-    ) -> tf.Tensor:
-        if asked.reservation is not None:
-            return rows  # A training step relies on being the only one.
-        found = Found(asked.rows, asked.version)
-        return self._rows[self._table_of(group)][replica].check_vectors(
-            found, rows
-        )
-
-    def _settle(
-        self,
-        replica: int,
-        received: Sequence[Received],
-        gradients: Sequence[tf.Tensor],
-    ) -> Sequence[Received]:
-        reserved = {
-            i: asked.reservation
-            for i, asked in enumerate(received)
-            if asked.reservation is not None
-        }
-        # Not in a step whose loss, or its gradient, fails.
-        with tf.control_dependencies(list(gradients)):
-            committed = commit(list(reserved.values()))
-        settled = list(received)
-        for i, rows in zip(reserved, committed, strict=True):
-            settled[i] = received[i]._replace(rows=rows)
-        return settled
-
-    def _read_outside(
-        self, replica: int, table: str, keys: tf.Tensor
-    ) -> tf.Tensor:
-        shard = self._rows[table][replica]
-        keys = self._keys(replica, keys)
-        return shard.read(shard.key_table.look_up(keys))
-
-    def _trained(self, received: Received) -> tf.Tensor:
-        rows = tf.gather(received.rows, received.places)
-        trained = tf.where(tf.not_equal(rows, TRASH))[:, 0]
-        return tf.gather(received.places, trained)
+def _table_of(asked: Asked, group: int) -> str:
+    [table] = asked.groups[group].tables
+    return table.name
 
 
 def _occurrences(routed: Route) -> tf.Tensor:

@@ -9,9 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.distribution.traffic import Traffic
+from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import distinct
 from tfrs_embed.engines.tables.state import TableState
-from tfrs_embed.engines.traffic import Traffic
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.optimizers.rules import TableOptimizer
@@ -28,6 +29,7 @@ class Engine(abc.ABC):
         features: the features to look up, in the order of each call.
         optimizers: each table's optimizer by the table's name, or None for a
             table that is not trained.
+        options: the other arguments.
 
     Attributes:
         features: the features, in the order of each call.
@@ -43,7 +45,11 @@ class Engine(abc.ABC):
         self,
         features: Sequence[FeatureSpec],
         optimizers: dict[str, TableOptimizer | None],
+        options: EngineOptions,
     ) -> None:
+        self._name = options.name
+        self._strategy = options.strategy
+        self._pipelined = options.pipelined
         self.features = tuple(features)
         self.optimizers = optimizers
         self.states: dict[str, TableState] = {}

@@ -73,4 +73,4 @@ def make_engine(
     ]
     if len(engines) == 1:
         return engines[0]
-    return CompositeEngine(features, engines)
+    return CompositeEngine(features, engines, options)

@@ -73,8 +73,7 @@ class _Group:
 
     Attributes:
         copies: their copies, of which this group numbers the rows.
-        trained: the same, of tables that are trained alone.
-        places: the rows of the first that are in the second; None: all.
+        trained: [m] int64, those of these rows that are trained.
         keys: for each local replica [n] int64, ascending: the rows' keys.
     """
 
@@ -88,20 +87,7 @@ class _Group:
         numbers = [len(t.ids) for t in tables]
         trained = [optimizers[t.table.name] is not None for t in tables]
         self.copies = TableGroup([t.copies for t in tables], (), 1)
-        self.trained: TableGroup | None = None
-        self.places: np.ndarray | None = None
-        if any(trained):
-            self.trained = TableGroup(
-                [
-                    t.copies
-                    for t, yes in zip(tables, trained, strict=True)
-                    if yes
-                ],
-                (),
-                1,
-            )
-            if not all(trained):
-                self.places = np.flatnonzero(np.repeat(trained, numbers))
+        self.trained = np.flatnonzero(np.repeat(trained, numbers))
         keys = np.concatenate(
             [group.keys_of(t.table.name, t.ids) for t in tables]
         )
@@ -109,13 +95,6 @@ class _Group:
         for device in devices:
             with tf.device(device):
                 self.keys.append(tf.constant(keys))
-
-    @property
-    def rows(self) -> int:
-        """The rows that are trained."""
-        if self.trained is None:
-            return 0
-        return sum(t.vocabulary_size for t in self.trained.tables)
 
 
 class HotRows:
@@ -204,37 +183,27 @@ class HotRows:
         hot = self.tables.get(table)
         if hot is None:
             return
-        replicas = self._replicas
-        # As many rows of each rank; what is too much belongs to no copy.
-        counts = np.bincount(hot.owners, minlength=replicas.world)
-        most = counts.max()
-        sent = np.zeros([replicas.world, most], np.int64)
-        places = np.zeros(len(hot.ids), np.int64)
-        for rank in range(replicas.world):
-            mine = np.flatnonzero(hot.owners == rank)
-            sent[rank, : len(mine)] = hot.rows[mine]
-            places[mine] = rank * most + np.arange(len(mine))
-        channel = replicas.allocate(1)
+        channel = self._replicas.allocate(1)
+        ranks = self._replicas.ranks
 
-        def gather() -> list[tf.Tensor]:
-            return [
-                replicas.gather(
-                    i,
-                    tf.gather(
-                        shard.variables[table][PARAMETERS],
-                        sent[replicas.ranks[i]],
-                    ),
-                    channel,
+        def of_owners() -> list[tf.Tensor]:
+            summed = []
+            for i, (rank, shard) in enumerate(zip(ranks, shards, strict=True)):
+                mine = np.flatnonzero(hot.owners == rank)
+                parameters = shard.variables[table][PARAMETERS]
+                # Each row is of one replica; the others add zeros.
+                rows = tf.scatter_nd(
+                    mine[:, None],
+                    tf.cast(tf.gather(parameters, hot.rows[mine]), tf.float32),
+                    [len(hot.ids), hot.table.dim],
                 )
-                for i, shard in enumerate(shards)
-            ]
+                summed.append(self._replicas.sum(i, rows, channel))
+            return summed
 
-        gathered = TracedOnce(gather)()
-        for shard, rows in zip(shards, gathered, strict=True):
+        for shard, rows in zip(shards, TracedOnce(of_owners)(), strict=True):
+            copies = shard.variables[hot.copies.name][PARAMETERS]
             with tf.device(shard.device):
-                shard.variables[hot.copies.name][PARAMETERS].assign(
-                    tf.gather(rows, places)
-                )
+                copies.assign(tf.cast(rows, copies.dtype))
 
     def group(self, number: int) -> _Group | None:
         """A group of tables' hot rows, by its number; None: it has none."""
@@ -244,7 +213,7 @@ class HotRows:
     def floats(self) -> int:
         """The numbers of an all-reduce: gradients, and who looked rows up."""
         return sum(
-            group.rows * (1 + group.copies.dim)
+            len(group.trained) * (1 + group.copies.dim)
             for group in self._groups.values()
         )
 
@@ -263,32 +232,32 @@ class HotRows:
         """
         if not self.floats:
             return {}
-        trained = {i: g for i, g in self._groups.items() if g.trained}
+        groups = {i: g for i, g in self._groups.items() if len(g.trained)}
         parts, sizes = [], []
-        for i, group in trained.items():
+        for i, group in groups.items():
             keys, gradients = sums[i]
+            number = len(group.keys[0])
             for values in (gradients, tf.ones([tf.size(keys.places), 1])):
                 # All rows, whoever has looked them up: one shape for all.
                 total = tf.scatter_nd(
-                    keys.places[:, None],
-                    values,
-                    [len(group.keys[0]), values.shape[1]],
+                    keys.places[:, None], values, [number, values.shape[1]]
                 )
-                if group.places is not None:
-                    total = tf.gather(total, group.places)
+                if len(group.trained) < number:
+                    total = tf.gather(total, group.trained)
                 parts.append(tf.reshape(total, [-1]))
-                sizes.append(group.rows * values.shape[1])
+                sizes.append(len(group.trained) * values.shape[1])
         total = self._replicas.sum(replica, tf.concat(parts, 0), self._channel)
         parts = tf.split(total, sizes)
         contributions = {}
-        for number, group in enumerate(trained.values()):
-            gradients, lookups = parts[2 * number : 2 * number + 2]
+        for place, group in enumerate(groups.values()):
+            gradients, lookups = parts[2 * place : 2 * place + 2]
             # A row that no replica looked up keeps its slots, too.
-            touched = tf.where(lookups > 0)[:, 0]
-            assert group.trained is not None
+            touched = rows = tf.where(lookups > 0)[:, 0]
+            if len(group.trained) < len(group.keys[0]):
+                rows = tf.gather(group.trained, touched)
             contributions.update(
-                group.trained.contributions(
-                    touched,
+                group.copies.contributions(
+                    rows,
                     tf.cast(touched, tf.int32),
                     tf.reshape(gradients, [-1, group.copies.dim]),
                 )

@@ -24,14 +24,7 @@ from tfrs_embed.storage import allocation
 
 
 class OneDeviceEngine(Engine, Pipelined):
-    """Holds each table in one variable on one device.
-
-    Args:
-        features: the features to look up, in the order of each call.
-        optimizers: each table's optimizer by the table's name, or None for a
-            table that is not trained.
-        options: the other arguments.
-    """
+    """Holds each table in one variable on one device."""
 
     def __init__(
         self,
@@ -39,7 +32,7 @@ class OneDeviceEngine(Engine, Pipelined):
         optimizers: dict[str, TableOptimizer | None],
         options: EngineOptions,
     ) -> None:
-        super().__init__(features, optimizers)
+        super().__init__(features, optimizers, options)
         self._shard = Shard(
             [s.spec for s in self.states.values()],
             optimizers,

@@ -229,18 +229,7 @@ class Shard:
         training: bool,
         dtype: tf.DType,
     ) -> list[tf.Tensor]:
-        """Looks up features.
-
-        Args:
-            names: each feature's table.
-            bags: each feature's bags.
-            training: whether this is a training step.
-            dtype: what the vectors will be cast to.
-
-        Returns:
-            Each feature's vectors, as `tfrs_embed.ops.stock.Stock.lookup`
-            gives them.
-        """
+        """Looks up features in these tables; see `RowStore.lookup`."""
         found: list[Any] = [None] * len(names)
         for store, places in self._by_store(names):
             vectors = store.lookup(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -171,44 +171,28 @@ class TableGroup:
         }
 
 
-def by_width(
+def by_kind(
+    kind: Callable[[TableSpec], Any],
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     world: int,
     first_shards: Mapping[str, int] | None = None,
 ) -> list[TableGroup]:
-    """Groups tables by their width, in the order of the widths' first use.
+    """Groups tables, in the order of the kinds' first use.
 
     Args:
+        kind: returns a table's kind; tables of one have one width.
         tables: the tables.
         features: all features of the engine.
         world: the number of shards.
         first_shards: tables' first shards by their names.
     """
+    of_kind: dict[Any, list[TableSpec]] = {}
+    for table in tables:
+        of_kind.setdefault(kind(table), []).append(table)
     return [
-        TableGroup(
-            [t for t in tables if t.dim == dim], features, world, first_shards
-        )
-        for dim in dict.fromkeys(t.dim for t in tables)
-    ]
-
-
-def by_width_and_dtype(
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    world: int,
-    first_shards: Mapping[str, int] | None = None,
-) -> list[TableGroup]:
-    """Groups tables by their width and dtype; see `by_width`."""
-    kinds = dict.fromkeys((t.dim, t.dtype) for t in tables)
-    return [
-        TableGroup(
-            [t for t in tables if (t.dim, t.dtype) == kind],
-            features,
-            world,
-            first_shards,
-        )
-        for kind in kinds
+        TableGroup(mine, features, world, first_shards)
+        for mine in of_kind.values()
     ]
 
 

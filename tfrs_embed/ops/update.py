@@ -39,6 +39,19 @@ class GradientContributions(NamedTuple):
         return self.single or first.bag_size == 1
 
 
+def add_bags(
+    contributions: dict[str, GradientContributions],
+    table: str,
+    bags: BaggedIds,
+    gradient: tf.Tensor,
+) -> None:
+    """Adds bags, with their vectors' gradient, to a table's contributions."""
+    of_table = contributions.get(table, GradientContributions([], []))
+    contributions[table] = GradientContributions(
+        [*of_table.bags, bags], [*of_table.gradients, gradient]
+    )
+
+
 class TableUpdate(NamedTuple):
     """A table that is to be updated.
 

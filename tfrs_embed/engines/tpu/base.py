@@ -35,12 +35,6 @@ class TPUEngine(Engine, FixedBatches):
     Whatever reads ids runs on the host, outside of the compiled program: ids
     come from there, and a compiled program checks nothing.
 
-    Args:
-        features: the features to look up, in the order of each call.
-        optimizers: each table's optimizer by the table's name, or None for a
-            table that is not trained.
-        options: the other arguments.
-
     Raises:
         ValueError: a table has more rows than a TPU can number, or an optimizer
             that these TPUs don't have.
@@ -55,10 +49,7 @@ class TPUEngine(Engine, FixedBatches):
         optimizers: dict[str, TableOptimizer | None],
         options: EngineOptions,
     ) -> None:
-        super().__init__(features, optimizers)
-        self._strategy = options.strategy
-        self._name = options.name
-        self._pipelined = options.pipelined
+        super().__init__(features, optimizers, options)
         self._rates: dict[int, tf.Tensor] = {}
         self._step: Any = None
         # TensorFlow's object, once built.
