@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,6 @@ class TableGroup:
         world: the number of shards.
         first_shards: tables' first shards by their names; 0 where none is
             given.
-        without: the places of features that this group leaves out.
 
     Attributes:
         dim: the width.
@@ -41,7 +41,6 @@ class TableGroup:
         features: Sequence[FeatureSpec],
         world: int,
         first_shards: Mapping[str, int] | None = None,
-        without: Sequence[int] = (),
     ) -> None:
         self.dim = tables[0].dim
         self.dtype = tf.as_dtype(tables[0].dtype)
@@ -49,35 +48,23 @@ class TableGroup:
         self._world = world
         self._all_features = tuple(features)
         self._first_shards = dict(first_shards or {})
-        self._first_rows = []
+        # The first row of each table, by its name.
+        self._first_rows: dict[str, int] = {}
         row = 0
         for table in tables:
-            self._first_rows.append(row)
+            self._first_rows[table.name] = row
             row += rows_per_shard(table, world)
-        first_row = {
-            table.name: first
-            for table, first in zip(tables, self._first_rows, strict=True)
-        }
         self.features = tuple(
             i
             for i, f in enumerate(features)
-            if f.table.name in first_row and i not in without
+            if f.table.name in self._first_rows
         )
-        self._first_of_feature = [
-            first_row[features[i].table.name] for i in self.features
-        ]
 
     def without(self, places: Sequence[int]) -> TableGroup:
         """This group, without the features at some places of the engine's."""
-        if not set(self.features) & set(places):
-            return self
-        return TableGroup(
-            self.tables,
-            self._all_features,
-            self._world,
-            self._first_shards,
-            places,
-        )
+        group = copy.copy(self)
+        group.features = tuple(i for i in self.features if i not in places)
+        return group
 
     def select(self, values: Sequence[Any]) -> list[Any]:
         """Selects this group's features' values from those of all features."""
@@ -96,7 +83,7 @@ class TableGroup:
         ids = [tf.cast(bags[i].ids, tf.int64) for i in self.features]
         tables = [self._all_features[i].table.name for i in self.features]
         turns = [self._first_shards.get(table, 0) for table in tables]
-        firsts = [self._world * row for row in self._first_of_feature]
+        firsts = [self._world * self._first_rows[table] for table in tables]
         if len(ids) == 1:
             [turn], [first], [keys] = turns, firsts, ids
         else:
@@ -116,9 +103,8 @@ class TableGroup:
 
     def keys_of(self, table: str, ids: np.ndarray) -> np.ndarray:
         """Numbers some of a table's ids, [n] int64, as `keys` does."""
-        place = [t.name for t in self.tables].index(table)
         shard = (ids + self._first_shards.get(table, 0)) % self._world
-        row = ids // self._world + self._first_rows[place]
+        row = ids // self._world + self._first_rows[table]
         return row * self._world + shard
 
     def split(self, rows: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
@@ -133,11 +119,9 @@ class TableGroup:
         """
         if len(self.tables) == 1:
             return [rows], None
-        table = tf.searchsorted(
-            tf.constant(self._first_rows, tf.int64), rows, side="right"
-        )
-        table -= 1
-        rows -= tf.gather(tf.constant(self._first_rows, tf.int64), table)
+        firsts = tf.constant([*self._first_rows.values()], tf.int64)
+        table = tf.searchsorted(firsts, rows, side="right") - 1
+        rows -= tf.gather(firsts, table)
         return tf.dynamic_partition(rows, table, len(self.tables)), table
 
     def contributions(
