@@ -20,6 +20,13 @@ from tfrs_embed.gradients.flag import (
     used,
 )
 
+#: The text of an error.
+AMBIGUOUS = (
+    "Losses that different LossScaleOptimizers scaled are differentiated "
+    "together, so what the tables' gradients are scaled by can't be known. "
+    "Take the gradient of each loss by itself."
+)
+
 # The attribute that marks TensorFlow's function as wrapped.
 _NOTES = "_tfrs_embed_notes_passes"
 
@@ -201,13 +208,6 @@ class Pass:
     def _assign(self, flag: UpdateFlag, value: Any) -> None:
         flag.variable().assign(value)
         self._values[flag] = value
-
-
-AMBIGUOUS = (
-    "Losses that different LossScaleOptimizers scaled are differentiated "
-    "together, so what the tables' gradients are scaled by can't be known. "
-    "Take the gradient of each loss by itself."
-)
 
 
 def _value(passes: Sequence[Pass], flag: UpdateFlag) -> Any:
