@@ -1,8 +1,11 @@
 """TensorFlow's private API is used by way of one module, and is there."""
 
 import ast
+import json
+import os
 import pathlib
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -113,3 +116,75 @@ def test_a_tensorflow_that_lacks_something_is_named(monkeypatch):
     with pytest.raises(ImportError, match="A new TensorFlow") as error:
         runpy.run_path(str(ROOM))
     assert tf.__version__ in str(error.value)
+
+
+#: Prints what is another function in TensorFlow or a Keras, after the import
+#: and after a step of a layer.
+PATCHES = """
+import inspect
+import json
+import sys
+import tensorflow as tf
+import tf_keras
+
+def functions():
+    found = {}
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__name__", "")
+        if not name.startswith(("tensorflow.python.", "tf_keras.src.")):
+            continue
+        for key, value in list(vars(module).items()):
+            if inspect.isclass(value) and value.__module__ == name:
+                for attribute, function in vars(value).items():
+                    if inspect.isfunction(function):
+                        found[f"{name}.{key}.{attribute}"] = function
+            elif inspect.isfunction(value):
+                found[f"{name}.{key}"] = value
+    return found
+
+before, hooks = functions(), list(sys.meta_path)
+
+def changed():
+    now = functions()
+    return sorted(k for k, f in before.items() if now.get(k) is not f)
+
+import tfrs_embed
+assert sys.meta_path == hooks
+imported = changed()
+layer = tfrs_embed.PartialTPUEmbedding(
+    tfrs_embed.FeatureConfig("f", tfrs_embed.TableConfig("t", 100, 4)),
+    "sgd",
+    size_threshold=9,
+)
+with tf.GradientTape() as tape:
+    loss = tf.reduce_sum(layer(tf.constant([1])))
+tape.gradient(loss, layer.trainable_variables)
+print("CHANGED", json.dumps([imported, changed()]))
+"""
+
+
+def test_what_is_patched_is_what_the_page_of_gradients_lists():
+    done = subprocess.run(
+        [sys.executable, "-c", PATCHES],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(PACKAGE.parent),
+            "TF_USE_LEGACY_KERAS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    found = done.stdout.partition("CHANGED ")[2]
+    assert found, done.stderr[-3000:]
+    imported, made = json.loads(found)
+    assert imported == []
+    names = {name.partition(".src.")[2] or name for name in made}
+    assert names == {
+        "tensorflow.python.eager.backprop.GradientTape.gradient",
+        "mixed_precision.loss_scale_optimizer.LossScaleOptimizer"
+        ".get_scaled_loss",
+        "mixed_precision.loss_scale_optimizer.LossScaleOptimizerV3"
+        ".get_scaled_loss",
+        "optimizers.optimizer._BaseOptimizer._build_index_dict",
+    }
