@@ -123,8 +123,7 @@ def export(
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
             save_graph(model, functions, tables, folder)
         for layer in tables.layers.values():
-            if hasattr(layer, "drain"):
-                layer.drain()
+            layer.drain()
         with _together(strategy):
             # The last folder's name is often that of a version.
             name = "/".join(path.split("/")[-2:])

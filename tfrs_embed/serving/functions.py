@@ -1,110 +1,18 @@
-"""The functions of an exported model: what they take, and their traces."""
+"""The functions of an exported model: which, and what they take."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed import kerases
-from tfrs_embed._tensorflow import Trackable, nest
-from tfrs_embed.serving.signatures import Signature, named_outputs
-from tfrs_embed.serving.tables import ServedTables
+from tfrs_embed._tensorflow import nest
+from tfrs_embed.serving.signatures import ServedFunction
 
 DEFAULT_SIGNATURE = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
-
-
-class ServedFunction:
-    """A function to export, and its signature.
-
-    Args:
-        name: the signature's name.
-        function: the function.
-        arguments: its arguments' specs.
-        labels: what it calls its arguments.
-        output_names: what to call outputs that are no dict's.
-        bare: of how many arguments, the first, the inputs' names don't begin
-            with the argument's; None: of a single one.
-        given: what errors say first if the function can't be called with the
-            specs; None: nothing.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        arguments: Sequence[Any],
-        labels: Sequence[str],
-        output_names: Sequence[str] | None = None,
-        bare: int | None = None,
-        given: str | None = None,
-    ) -> None:
-        self._name = name
-        self._given = given
-        self._function = function
-        self._labels = labels
-        self._output_names = output_names
-        with _explained(given):
-            self._signature = Signature(name, arguments, labels, bare)
-
-    @property
-    def owner(self) -> Any:
-        """The object whose method this is, which has variables, or None."""
-        owner = getattr(self._function, "__self__", self._function)
-        trackable = Trackable
-        return owner if isinstance(owner, trackable) else None
-
-    @property
-    def renamed(self) -> dict[str, str]:
-        """The names of inputs that TensorFlow has by another name, by that."""
-        return self._signature.renamed
-
-    def trace(self, tables: ServedTables) -> tuple[Any, Any]:
-        """Traces it with the tables in place of the layers' own.
-
-        Returns:
-            The function that takes what the user's takes, and the concrete
-            one that takes and returns named tensors.
-        """
-
-        def serve(*arguments: Any) -> Any:
-            with tables.in_use():
-                return self._function(*arguments)
-
-        # They may be given by keyword too.
-        serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                inspect.Parameter(
-                    label, inspect.Parameter.POSITIONAL_OR_KEYWORD
-                )
-                for label in self._labels
-            ]
-        )
-        served = tf.function(serve, input_signature=self._signature.arguments)
-
-        @tf.function(autograph=False)
-        def named(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-            outputs = served(*self._signature.pack(tensors))
-            return named_outputs(self._name, outputs, self._output_names)
-
-        with _explained(self._given):
-            traced = named.get_concrete_function(**self._signature.tensors)
-        return served, traced
-
-
-@contextlib.contextmanager
-def _explained(text: str | None) -> Iterator[None]:
-    """Begins the messages of errors with a text, unless that is None."""
-    try:
-        yield
-    except Exception as error:
-        if text is None:
-            raise
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{text} {error}") from error
 
 
 def _is_layer(value: Any) -> bool:

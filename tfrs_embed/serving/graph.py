@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from tfrs_embed import kerases
 from tfrs_embed._tensorflow import AutoTrackable, save_context
-from tfrs_embed.serving.functions import DEFAULT_SIGNATURE, ServedFunction
+from tfrs_embed.serving.functions import DEFAULT_SIGNATURE
 from tfrs_embed.serving.names import rename_inputs
-from tfrs_embed.serving.tables import ServedTable, ServedTables
+from tfrs_embed.serving.signatures import ServedFunction
+from tfrs_embed.serving.tables import ServedTables
 
 
 class _Policy:
@@ -55,10 +56,7 @@ def save_graph(
                 served, concrete[name] = function.trace(tables)
             if name == DEFAULT_SIGNATURE:
                 root.serve = served
-    by_layer: dict[str, dict[str, ServedTable]] = {n: {} for n in tables.layers}
-    for table in tables:
-        by_layer[table.layer][table.name] = table
-    root.tables = by_layer
+    root.tables = tables.by_layer
     roots = [model, *(f.owner for f in functions.values() if f.owner)]
     root.resources = _resources(roots, concrete.values(), tables)
     tf.saved_model.save(root, folder, concrete, options)
@@ -96,7 +94,8 @@ def _resources(
         tf.train.TrackableView(root).descendants() for root in roots
     ):
         owner = kerases.variable(owner)
-        parts = getattr(owner, "values", None) if _is_variable(owner) else None
+        is_variable = isinstance(owner, tf.Variable)
+        parts: Any = getattr(owner, "values", None) if is_variable else None
         for part in parts if isinstance(parts, tuple) else (owner,):
             for handle in ("handle", "resource_handle"):
                 found = getattr(part, handle, None)
@@ -112,7 +111,3 @@ def _resources(
             if key not in ours and owner is not None:
                 read[id(owner)] = owner
     return list(read.values())
-
-
-def _is_variable(owner: Any) -> bool:
-    return isinstance(owner, tf.Variable)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import saved_model_pb2, saved_object_graph_pb2
+from tfrs_embed._tensorflow import saved_model_pb2
 
 
 def rename_inputs(
@@ -27,30 +27,19 @@ def rename_inputs(
     with tf.io.gfile.GFile(file, "rb") as stream:
         saved.ParseFromString(stream.read())
     for meta_graph in saved.meta_graphs:
-        objects = meta_graph.object_graph_def
-        functions = _signature_functions(objects)
+        nodes = meta_graph.object_graph_def.nodes
+        children = {c.local_name: c.node_id for c in nodes[0].children}
+        functions = {
+            child.local_name: nodes[child.node_id]
+            for child in nodes[children["signatures"]].children
+        }
         for signature, names in signatures.items():
             inputs = meta_graph.signature_def[signature].inputs
             kept = {name: inputs.pop(name) for name in list(inputs)}
             for name, tensor in kept.items():
                 inputs[names.get(name, name)].CopyFrom(tensor)
-            function = objects.nodes[functions[signature]]
-            keywords = function.bare_concrete_function.argument_keywords
+            function = functions[signature].bare_concrete_function
+            keywords = function.argument_keywords
             keywords[:] = [names.get(name, name) for name in keywords]
     with tf.io.gfile.GFile(file, "wb") as stream:
         stream.write(saved.SerializeToString(deterministic=True))
-
-
-def _signature_functions(
-    objects: saved_object_graph_pb2.SavedObjectGraph,
-) -> dict[str, int]:
-    """The nodes of the signatures' functions, by the signatures' names."""
-    [signatures] = [
-        child.node_id
-        for child in objects.nodes[0].children
-        if child.local_name == "signatures"
-    ]
-    return {
-        child.local_name: child.node_id
-        for child in objects.nodes[signatures].children
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,24 +11,24 @@ from tfrs_embed.checkpoint.rows import SCALE
 from tfrs_embed.ops.update import PARAMETERS
 
 
-class RowFormat(abc.ABC):
-    """Stores float32 rows, and gives them back."""
+class RowFormat:
+    """Stores float32 rows as a dtype of floats, and gives them back.
 
-    #: The dtype of each of a table's variables, by name.
-    dtypes: dict[str, tf.DType]
+    Args:
+        dtype: the dtype.
 
-    def shapes(self, rows: int, dim: int) -> dict[str, tuple[int, int]]:
-        """The shape of each of a table's variables, by name."""
-        return {
-            name: (rows, 1 if name == SCALE else dim) for name in self.dtypes
-        }
+    Attributes:
+        dtypes: the dtype of each of a table's variables, by name.
+    """
 
-    @abc.abstractmethod
+    def __init__(self, dtype: tf.DType) -> None:
+        self.dtypes = {PARAMETERS: dtype}
+
     def encode(self, table: str, rows: tf.Tensor) -> dict[str, tf.Tensor]:
         """The values that are stored for rows.
 
         Args:
-            table: whose they are, for errors.
+            table: the table's name, for errors.
             rows: [n, dim] float32.
 
         Returns:
@@ -38,51 +37,24 @@ class RowFormat(abc.ABC):
         Raises:
             ValueError: the rows can't be stored.
         """
-
-    @abc.abstractmethod
-    def gather(self, variables: Mapping[str, Any], ids: tf.Tensor) -> tf.Tensor:
-        """Returns rows, [n, dim] float32; reads no others."""
-
-
-class _Cast(RowFormat):
-    """Rows of another dtype of floats.
-
-    Args:
-        dtype: the dtype.
-    """
-
-    def __init__(self, dtype: tf.DType) -> None:
-        self.dtypes = {PARAMETERS: dtype}
-        self._dtype = dtype
-
-    def encode(self, table: str, rows: tf.Tensor) -> dict[str, tf.Tensor]:
-        """See the base class."""
+        dtype = self.dtypes[PARAMETERS]
+        if dtype == tf.float32:
+            return {PARAMETERS: rows}
         # NaN stays NaN, and does not spoil the other rows' check.
         known = tf.where(tf.math.is_nan(rows), 0.0, rows)
         # Python's floats: numpy would compare in the narrow dtype.
         largest = float(tf.reduce_max(tf.abs(known)))
-        if largest > float(self._dtype.max):
+        if largest > float(dtype.max):
             raise ValueError(
-                f"Table '{table}' can't be exported with {self._dtype.name} "
-                f"rows: it holds a value of magnitude {largest:g}, and the "
-                f"largest is {float(self._dtype.max):g}."
+                f"Table '{table}' can't be exported with {dtype.name} rows: it "
+                f"holds a value of magnitude {largest:g}, and the largest is "
+                f"{float(dtype.max):g}."
             )
-        return {PARAMETERS: tf.cast(rows, self._dtype)}
+        return {PARAMETERS: tf.cast(rows, dtype)}
 
     def gather(self, variables: Mapping[str, Any], ids: tf.Tensor) -> tf.Tensor:
-        """See the base class."""
+        """Returns rows, [n, dim] float32; reads no others."""
         return tf.cast(tf.gather(variables[PARAMETERS], ids), tf.float32)
-
-
-class _Float32(_Cast):
-    """Rows as they are."""
-
-    def __init__(self) -> None:
-        super().__init__(tf.float32)
-
-    def encode(self, table: str, rows: tf.Tensor) -> dict[str, tf.Tensor]:
-        """See the base class."""
-        return {PARAMETERS: rows}
 
 
 class _Int8(RowFormat):
@@ -96,7 +68,6 @@ class _Int8(RowFormat):
         self.dtypes = {PARAMETERS: tf.int8, SCALE: tf.float32}
 
     def encode(self, table: str, rows: tf.Tensor) -> dict[str, tf.Tensor]:
-        """See the base class."""
         if not bool(tf.reduce_all(tf.math.is_finite(rows))):
             raise ValueError(
                 f"Table '{table}' can't be exported with int8 rows: it holds "
@@ -110,15 +81,13 @@ class _Int8(RowFormat):
         }
 
     def gather(self, variables: Mapping[str, Any], ids: tf.Tensor) -> tf.Tensor:
-        """See the base class."""
-        steps = tf.gather(variables[PARAMETERS], ids)
-        return tf.cast(steps, tf.float32) * tf.gather(variables[SCALE], ids)
+        return super().gather(variables, ids) * tf.gather(variables[SCALE], ids)
 
 
 #: The formats by the name that users give.
 FORMATS: dict[str, RowFormat] = {
-    "float32": _Float32(),
-    "bfloat16": _Cast(tf.bfloat16),
-    "float16": _Cast(tf.float16),
+    "float32": RowFormat(tf.float32),
+    "bfloat16": RowFormat(tf.bfloat16),
+    "float16": RowFormat(tf.float16),
     "int8": _Int8(),
 }

@@ -1,4 +1,4 @@
-"""A model's inputs and outputs as a server knows them: tensors with names.
+"""Functions of an exported model, whose inputs and outputs have names.
 
 Ids of several lengths are several tensors: those of the ragged input "history"
 are "history_values" and "history_row_splits", those of a sparse one
@@ -11,116 +11,154 @@ arguments, and their names in the exported files.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import itertools
 import keyword
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import nest
+from tfrs_embed._tensorflow import Trackable, nest
+from tfrs_embed.serving.tables import ServedTables
 
 
-class Signature:
-    """Named tensors that stand for a function's arguments.
+class ServedFunction:
+    """A function to export, and named tensors that stand for its arguments.
 
     Args:
-        name: the signature's name, for errors.
+        name: the signature's name.
+        function: the function.
         arguments: for each argument a nesting of specs: `tf.TensorSpec`,
             `tf.RaggedTensorSpec`, `tf.SparseTensorSpec`.
         labels: what to call the arguments.
-        bare: of how many of them, the first, the tensors are called by the
+        output_names: what to call outputs that are no dict's.
+        bare: of how many arguments, the first, the inputs are called by the
             keys alone where they are dicts. None: of a single one.
+        given: what errors say first if the function can't be called with the
+            specs; None: nothing.
+
+    Attributes:
+        renamed: the inputs' names that TensorFlow can't have, by its own.
 
     Raises:
-        TypeError: something else is among them.
+        TypeError: something else is among the specs.
         ValueError: two tensors would have one name, or one would have none.
     """
 
     def __init__(
         self,
         name: str,
+        function: Callable[..., Any],
         arguments: Sequence[Any],
         labels: Sequence[str],
+        output_names: Sequence[str] | None = None,
         bare: int | None = None,
+        given: str | None = None,
     ) -> None:
-        self.arguments = tuple(arguments)
+        self._name = name
+        self._function = function
+        self._arguments = tuple(arguments)
+        self._labels = labels
+        self._output_names = output_names
+        self._given = given
         if bare is None:
-            bare = 1 if len(self.arguments) == 1 else 0
-        specs: dict[str, tf.TensorSpec] = {}
-        self._leaves: list[tuple[Any, list[str]]] = []
-        for leaf_name, spec in itertools.chain.from_iterable(
-            _named(argument, label, i < bare)
-            for i, (argument, label) in enumerate(
-                zip(self.arguments, labels, strict=True)
-            )
-        ):
-            _require_name(name, "input", leaf_name)
-            parts = _parts(name, leaf_name, spec)
-            for part, tensor_spec in parts.items():
-                if part in specs:
-                    raise ValueError(
-                        f"Signature '{name}': two inputs would be named "
-                        f"'{part}'."
-                    )
-                specs[part] = tensor_spec
-            self._leaves.append((spec, list(parts)))
-        self._parameters = _parameters(specs)
-        #: Each tensor's spec, by the argument that TensorFlow has for it.
-        self.tensors = {
+            bare = 1 if len(self._arguments) == 1 else 0
+        with _explained(given):
+            leaves = [
+                leaf
+                for i, (argument, label) in enumerate(
+                    zip(self._arguments, labels, strict=True)
+                )
+                for leaf in _named(argument, label, i < bare)
+            ]
+            parts = _named_parts(name, "input", leaves, _input_parts)
+        specs = {part: spec for each in parts for part, spec in each.items()}
+        parameters = _parameters(specs)
+        # Of each leaf, its spec and its tensors' parameters.
+        self._leaves = [
+            (spec, [parameters[part] for part in each])
+            for (_, spec), each in zip(leaves, parts, strict=True)
+        ]
+        self._tensors = {
             parameter: tf.TensorSpec(
                 specs[part].shape, specs[part].dtype, parameter
             )
-            for part, parameter in self._parameters.items()
+            for part, parameter in parameters.items()
         }
-        #: The names that TensorFlow can't have, by argument.
         self.renamed = {
             parameter: part
-            for part, parameter in self._parameters.items()
+            for part, parameter in parameters.items()
             if parameter != part
         }
 
-    def pack(self, tensors: Mapping[str, tf.Tensor]) -> tuple[Any, ...]:
-        """Makes the arguments of the tensors, by TensorFlow's arguments."""
-        leaves = [
-            _join(spec, [tensors[self._parameters[name]] for name in names])
-            for spec, names in self._leaves
-        ]
-        return nest.pack_sequence_as(self.arguments, leaves)
+    @property
+    def owner(self) -> Any:
+        """The object whose method this is, which has variables, or None."""
+        owner = getattr(self._function, "__self__", self._function)
+        return owner if isinstance(owner, Trackable) else None
 
+    def trace(self, tables: ServedTables) -> tuple[Any, Any]:
+        """Traces it with the tables in place of the layers' own.
 
-def named_outputs(
-    name: str, outputs: Any, names: Sequence[str] | None = None
-) -> dict[str, tf.Tensor]:
-    """A function's outputs as named tensors.
+        Returns:
+            The function that takes what the user's takes, and the concrete
+            one that takes and returns named tensors.
+        """
 
-    Args:
-        name: the signature's name, for errors.
-        outputs: a nesting of Tensors, RaggedTensors and SparseTensors.
-        names: what to call outputs that are no dict's.
+        def serve(*arguments: Any) -> Any:
+            with tables.in_use():
+                return self._function(*arguments)
 
-    Returns:
-        The tensors by name.
-
-    Raises:
-        TypeError: something else is among them.
-        ValueError: two tensors would have one name, or one would have none.
-    """
-    tensors: dict[str, tf.Tensor] = {}
-    leaves = list(_named(outputs, "output", alone=True))
-    flat = not isinstance(outputs, Mapping) and len(names or ()) == len(leaves)
-    for i, (leaf_name, leaf) in enumerate(leaves):
-        if names and flat:
-            leaf_name = _word(names[i])
-        _require_name(name, "output", leaf_name)
-        for part, tensor in _split(name, leaf_name, leaf).items():
-            if part in tensors:
-                raise ValueError(
-                    f"Signature '{name}': two outputs would be named '{part}'."
+        # They may be given by keyword too.
+        serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(
+                    label, inspect.Parameter.POSITIONAL_OR_KEYWORD
                 )
-            tensors[part] = tensor
-    return tensors
+                for label in self._labels
+            ]
+        )
+        served = tf.function(serve, input_signature=self._arguments)
+
+        @tf.function(autograph=False)
+        def named(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+            leaves = [
+                _join(spec, [tensors[name] for name in names])
+                for spec, names in self._leaves
+            ]
+            outputs = served(*nest.pack_sequence_as(self._arguments, leaves))
+            return self._named_outputs(outputs)
+
+        with _explained(self._given):
+            traced = named.get_concrete_function(**self._tensors)
+        return served, traced
+
+    def _named_outputs(self, outputs: Any) -> dict[str, tf.Tensor]:
+        """The tensors of a nesting of outputs, by name."""
+        leaves = list(_named(outputs, "output", alone=True))
+        names = self._output_names or ()
+        if not isinstance(outputs, Mapping) and len(names) == len(leaves):
+            leaves = [
+                (_word(name), leaf)
+                for name, (_, leaf) in zip(names, leaves, strict=True)
+            ]
+        parts = _named_parts(self._name, "output", leaves, _output_parts)
+        return {name: part for each in parts for name, part in each.items()}
+
+
+@contextlib.contextmanager
+def _explained(text: str | None) -> Iterator[None]:
+    """Begins the messages of errors with a text, unless that is None."""
+    try:
+        yield
+    except Exception as error:
+        if text is None:
+            raise
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{text} {error}") from error
 
 
 def _named(
@@ -142,12 +180,38 @@ def _word(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def _require_name(signature: str, kind: str, name: str) -> None:
-    if not name:
-        raise ValueError(
-            f"Signature '{signature}': the {kind} of the key '' would have no "
-            "name: give it another key."
-        )
+def _named_parts(
+    signature: str,
+    kind: str,
+    leaves: Iterable[tuple[str, Any]],
+    parts_of: Callable[[str, str, Any], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Each leaf's tensors, or their specs, by names that are unique.
+
+    Args:
+        signature: the signature's name, for errors.
+        kind: "input" or "output", for errors.
+        leaves: the leaves with their names.
+        parts_of: returns a leaf's tensors by name.
+    """
+    found: list[dict[str, Any]] = []
+    taken: set[str] = set()
+    for name, leaf in leaves:
+        if not name:
+            raise ValueError(
+                f"Signature '{signature}': the {kind} of the key '' would have "
+                "no name: give it another key."
+            )
+        parts = parts_of(signature, name, leaf)
+        for part in parts:
+            if part in taken:
+                raise ValueError(
+                    f"Signature '{signature}': two {kind}s would be named "
+                    f"'{part}'."
+                )
+        taken.update(parts)
+        found.append(parts)
+    return found
 
 
 def _parameters(names: Iterable[str]) -> dict[str, str]:
@@ -190,18 +254,18 @@ def _name_of(spec: Any) -> str:
     return getattr(spec, "name", None) or ""
 
 
-def _parts(signature: str, name: str, spec: Any) -> dict[str, tf.TensorSpec]:
+def _input_parts(
+    signature: str, name: str, spec: Any
+) -> dict[str, tf.TensorSpec]:
     """The tensors of an input, by name."""
     if isinstance(spec, tf.TensorSpec):
-        return {name: tf.TensorSpec(spec.shape, spec.dtype, name)}
-    if isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank:
-        names = [f"{name}_values", *_splits(name, spec.ragged_rank)]
+        specs = [spec]
+    elif isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank:
         rest = spec.shape[spec.ragged_rank + 1 :]
         specs = [tf.TensorSpec(tf.TensorShape([None]) + rest, spec.dtype)]
         splits = tf.TensorSpec([None], spec.row_splits_dtype)
         specs += [splits] * spec.ragged_rank
     elif isinstance(spec, tf.SparseTensorSpec):
-        names = [f"{name}_{p}" for p in ("indices", "values", "dense_shape")]
         rank = spec.shape.rank
         specs = [
             tf.TensorSpec([None, rank], tf.int64),
@@ -215,14 +279,22 @@ def _parts(signature: str, name: str, spec: Any) -> dict[str, tf.TensorSpec]:
         )
     return {
         part: tf.TensorSpec(s.shape, s.dtype, part)
-        for part, s in zip(names, specs, strict=True)
+        for part, s in zip(_part_names(name, spec), specs, strict=True)
     }
 
 
-def _splits(name: str, ragged_rank: int) -> list[str]:
-    if ragged_rank == 1:
-        return [f"{name}_row_splits"]
-    return [f"{name}_row_splits_{i}" for i in range(ragged_rank)]
+def _part_names(name: str, value: Any) -> list[str]:
+    """The names of an input's or output's tensors; value: itself or its spec.
+
+    They are in the order of `tf.nest.flatten(value, expand_composites=True)`.
+    """
+    if isinstance(value, (tf.SparseTensor, tf.SparseTensorSpec)):
+        return [f"{name}_{p}" for p in ("indices", "values", "dense_shape")]
+    splits = getattr(value, "ragged_rank", 0)
+    if not splits:
+        return [name]
+    numbers = [""] if splits == 1 else [f"_{i}" for i in range(splits)]
+    return [f"{name}_values", *(f"{name}_row_splits{i}" for i in numbers)]
 
 
 def _join(spec: Any, tensors: list[tf.Tensor]) -> Any:
@@ -239,23 +311,17 @@ def _join(spec: Any, tensors: list[tf.Tensor]) -> Any:
     return tf.RaggedTensor.from_nested_row_splits(value, splits, validate=True)
 
 
-def _split(signature: str, name: str, value: Any) -> dict[str, tf.Tensor]:
+def _output_parts(
+    signature: str, name: str, value: Any
+) -> dict[str, tf.Tensor]:
     """An output's tensors, by name."""
-    if isinstance(value, tf.RaggedTensor):
-        names = _splits(name, value.ragged_rank)
-        return {
-            f"{name}_values": value.flat_values,
-            **dict(zip(names, value.nested_row_splits, strict=True)),
-        }
-    if isinstance(value, tf.SparseTensor):
-        return {
-            f"{name}_indices": value.indices,
-            f"{name}_values": value.values,
-            f"{name}_dense_shape": value.dense_shape,
-        }
     if not tf.is_tensor(value):
         raise TypeError(
             f"Signature '{signature}': output '{name}' must be a Tensor, a "
             f"RaggedTensor or a SparseTensor, got {type(value).__name__}."
         )
-    return {name: tf.identity(value)}
+    names = _part_names(name, value)
+    if len(names) == 1:
+        return {name: tf.identity(value)}
+    parts = tf.nest.flatten(value, expand_composites=True)
+    return dict(zip(names, parts, strict=True))

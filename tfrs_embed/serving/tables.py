@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfrs_embed._tensorflow import Trackable, UninitializedVariable
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.checkpoint.rows import KEYS, Rows, VariableRows
+from tfrs_embed.checkpoint.rows import KEYS, SCALE, Rows, VariableRows
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving.rows import FORMATS
@@ -39,9 +39,10 @@ class ServedTables:
 
     def __init__(self, rows: str | None) -> None:
         self._rows = rows
-        self._tables: dict[int, ServedTable] = {}
         #: The layers of these tables, by names that are unique.
         self.layers: dict[str, Any] = {}
+        #: The tables by their names, of each layer by its name here.
+        self.by_layer: dict[str, dict[str, ServedTable]] = {}
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -80,22 +81,16 @@ class ServedTables:
         return tf.where(known[:, None], rows, tf.zeros_like(rows))
 
     def _table(self, layer: Any, state: TableState) -> ServedTable:
-        table = self._tables.get(id(state))
-        if table is None:
-            with tf.init_scope():
-                table = ServedTable(self._name(layer), state, self._rows)
-            self._tables[id(state)] = table
-        return table
-
-    def _name(self, layer: Any) -> str:
-        for name, other in self.layers.items():
-            if other is layer:
-                return name
         name, number = layer.name, 1
-        while name in self.layers:  # Of a model within the model.
+        while self.layers.get(name, layer) is not layer:
+            # That of a layer of a model within the model.
             name, number = f"{layer.name}_{number}", number + 1
         self.layers[name] = layer
-        return name
+        tables, table = self.by_layer.setdefault(name, {}), state.spec.name
+        if table not in tables:
+            with tf.init_scope():
+                tables[table] = ServedTable(state, self._rows)
+        return tables[table]
 
     @property
     def nbytes(self) -> int:
@@ -107,8 +102,9 @@ class ServedTables:
         )
 
     def __iter__(self) -> Iterator[ServedTable]:
-        """The tables, in the order they were first looked up in."""
-        return iter(self._tables.values())
+        """The tables, layer after layer."""
+        for tables in self.by_layer.values():
+            yield from tables.values()
 
 
 class ServedTable(Trackable):
@@ -118,7 +114,6 @@ class ServedTable(Trackable):
     gives them a name and restores them by it, and writes no values.
 
     Args:
-        layer: the name of the layer that holds the table.
         state: the table.
         rows: the dtype that its rows are stored in; None: its own.
 
@@ -126,8 +121,7 @@ class ServedTable(Trackable):
         rows: how its rows are stored.
     """
 
-    def __init__(self, layer: str, state: TableState, rows: str | None) -> None:
-        self.layer = layer
+    def __init__(self, state: TableState, rows: str | None) -> None:
         self.name = state.spec.name
         self.variables: dict[str, tf.Variable] = {}
         self._source = state.variables
@@ -137,8 +131,8 @@ class ServedTable(Trackable):
             num_rows = len(self._source[KEYS].numpy())
             self._add(KEYS, (num_rows,), tf.int64)
         self._shape = (num_rows, dim)
-        for name, shape in self.rows.shapes(num_rows, dim).items():
-            self._add(name, shape, self.rows.dtypes[name])
+        for name, dtype in self.rows.dtypes.items():
+            self._add(name, (num_rows, 1 if name == SCALE else dim), dtype)
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: tf.DType) -> None:
         variable = UninitializedVariable(

@@ -30,27 +30,24 @@ def save_tables(
     variables = f"{folder}/variables/variables"
     keys = _keys(variables)
     writer = bundle.BundleWriter(f"{folder}/variables/tables", progress)
-    failed: Exception | None = None
-    for table in tables:
+    places = [
+        (layer, table)
+        for layer, its_tables in tables.by_layer.items()
+        for table in its_tables.values()
+    ]
+    for layer, table in places:
         for name, variable in table.variables.items():
             if variable.shape[0] == 0:  # There will be no block.
                 empty = tf.zeros(variable.shape, variable.dtype)
-                writer.add(keys[table.layer, table.name, name], empty)
+                writer.add(keys[layer, table.name, name], empty)
         for start, block in table.blocks():
-            if not writes or failed is not None:
-                continue  # Other workers need this one to read.
-            try:
-                for name, rows in block.items():
-                    writer.add_rows(
-                        keys[table.layer, table.name, name],
-                        table.variables[name].shape,
-                        start,
-                        rows,
-                    )
-            except tf.errors.OpError as error:
-                failed = error
-    if failed is not None:
-        raise failed
+            if not writes:
+                continue  # The others need this worker to read.
+            for name, rows in block.items():
+                shape = table.variables[name].shape
+                writer.add_rows(
+                    keys[layer, table.name, name], shape, start, rows
+                )
     if not writes:
         return
     parts = writer.finish()
