@@ -10,16 +10,13 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import tempfile
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
 import tf_keras
 
 from tfrs_embed._tensorflow import traces_shapes
-from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import in_graphs
-from tfrs_embed.gradients import loss_scale
 from tfrs_embed.layers import (
     all2all_dense_embedding,
     distributed_embedding,
@@ -30,7 +27,6 @@ from tfrs_embed.layers import (
     refuse_keras_3,
 )
 from tfrs_embed.layers.base import Front
-from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.optimizers.conversion import DECLARED
 
 __all__ = [
@@ -62,14 +58,7 @@ class _Layer(tf_keras.layers.Layer):
                 model, or with inputs, of Keras 3.
         """
         refuse_keras_3.refuse_call(self.name, (args, kwargs))
-        self._check_names(kwargs)
-        if traces_shapes():
-            args, kwargs = self._from_shapes(*args, **kwargs)
-        partial = bool(kwargs.get("partial", False))
-        if args:
-            args = (self._prepare(args[0], partial), *args[1:])
-        elif "inputs" in kwargs:
-            kwargs["inputs"] = self._prepare(kwargs["inputs"], partial)
+        args, kwargs = self._for_keras(args, kwargs)
         return super().__call__(*args, **kwargs)
 
     def _add_variable(self, name: str, **kwargs: Any) -> Any:
@@ -107,20 +96,6 @@ class EngineLayer(engine_layer.EngineLayer, tf_keras.layers.Layer):
         engine: the engine.
         **kwargs: `name`, `dtype`, `trainable`, as in every Keras layer.
     """
-
-    def __init__(self, engine: Any, **kwargs: Any) -> None:
-        super().__init__(engine, autocast=False, **kwargs)
-        self._supports_ragged_inputs = True
-
-    def look_up(
-        self,
-        bags: Sequence[BaggedIds],
-        training: bool | None,
-        begun: Any = None,
-    ) -> list[tf.Tensor]:
-        """See the base class."""
-        outputs: list[tf.Tensor] = self(bags, training=training, begun=begun)
-        return outputs
 
     def _add_variable(self, name: str, **kwargs: Any) -> Any:
         return self.add_weight(
@@ -196,26 +171,11 @@ class All2AllDenseEmbedding(  # noqa: D101
     pass
 
 
-def _install() -> None:
-    loss_scale.install(tf_keras)
-    slot_order.install(tf_keras)
-
-
-_FRONT = Front(
+_Layer._front = EngineLayer._front = Front(
     keras=tf_keras,
     embedding=Embedding,
     engine_layer=EngineLayer,
-    variable=lambda weight: weight,
     layer_name=in_graphs,
     creating=contextlib.nullcontext,
-    install=_install,
+    traces_shapes=traces_shapes,
 )
-for _layer in (
-    Embedding,
-    EngineLayer,
-    PartialTPUEmbedding,
-    DistributedEmbedding,
-    DynamicEmbedding,
-    All2AllDenseEmbedding,
-):
-    _layer._front = _FRONT

@@ -45,9 +45,7 @@ from tfrs_embed._keras_3 import (
     mark_table,
     traces_shapes,
 )
-from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_graphs
-from tfrs_embed.gradients import loss_scale
 from tfrs_embed.layers import (
     all2all_dense_embedding,
     distributed_embedding,
@@ -107,19 +105,11 @@ class _Layer(keras.layers.Layer):
         Raises:
             TypeError: an argument is misspelt, or a tensor is tf_keras's.
         """
-        _refuse_tensors(self.name, (args, kwargs))
-        _refuse_caller(self.name)
-        self._check_names(kwargs)
+        _refuse_keras_2(self.name, (args, kwargs))
+        args, kwargs = self._for_keras(args, kwargs)
         if args and isinstance(args[0], Mapping) and not args[0]:
             # Keras would build a layer without shapes.
             return self.call(*args, **kwargs)
-        if traces_shapes():
-            args, kwargs = self._from_shapes(*args, **kwargs)
-        partial = bool(kwargs.get("partial", False))
-        if args:
-            args = (self._prepare(args[0], partial), *args[1:])
-        elif "inputs" in kwargs:
-            kwargs["inputs"] = self._prepare(kwargs["inputs"], partial)
         args, kwargs = keras.tree.map_structure(_to_tensor, (args, kwargs))
         return super().__call__(*args, **kwargs)
 
@@ -130,22 +120,15 @@ class _Layer(keras.layers.Layer):
         """
 
         @tf.function(autograph=False)
-        def call(tensors: list[Any]) -> Any:
-            given = iter(tensors)
-            called = keras.tree.map_structure(
-                lambda each: next(given) if _is_symbolic(each) else each,
-                (args, kwargs),
-            )
-            return self.call(*called[0], **called[1])
+        def call(args: Any, kwargs: Any) -> Any:
+            return self.call(*args, **kwargs)
 
         self._refuse_floats(args[0] if args else kwargs.get("inputs"))
-        symbolic = [
-            each
-            for each in keras.tree.flatten((args, kwargs))
-            if _is_symbolic(each)
-        ]
         traced = call.get_concrete_function(
-            [kerases.spec(each) for each in symbolic]
+            *keras.tree.map_structure(
+                lambda each: kerases.spec(each) if _is_symbolic(each) else each,
+                (args, kwargs),
+            )
         )
         return tf.nest.map_structure(
             lambda output: keras.KerasTensor(
@@ -251,10 +234,6 @@ class EngineLayer(engine_layer.EngineLayer, keras.layers.Layer):
         **kwargs: `name`, `dtype`, `trainable`, as in every Keras layer.
     """
 
-    def __init__(self, engine: Any, **kwargs: Any) -> None:
-        super().__init__(engine, autocast=False, **kwargs)
-        self.supports_jit = False
-
     def _add_variable(self, name: str, **kwargs: Any) -> Any:
         return self.add_weight(
             name=name, dtype="float32", autocast=False, **kwargs
@@ -298,8 +277,8 @@ def _is_symbolic(value: Any) -> bool:
     return isinstance(value, keras.KerasTensor)
 
 
-def _refuse_tensors(name: str, inputs: Any) -> None:
-    """Raises where a layer is called with symbolic tensors of tf_keras."""
+def _refuse_keras_2(name: str, inputs: Any) -> None:
+    """Raises where a layer is called by, or with symbols of, tf_keras."""
     for each in keras.tree.flatten(inputs):
         owner = type(each).__name__.endswith("KerasTensor") and kerases.of(each)
         if owner and owner is not keras:
@@ -309,10 +288,6 @@ def _refuse_tensors(name: str, inputs: Any) -> None:
                 "keras.Model and keras.Input, or take the layer of tfrs_embed "
                 "itself."
             )
-
-
-def _refuse_caller(name: str) -> None:
-    """Raises where a layer is called by a layer or model of tf_keras."""
     module = sys.modules.get("tf_keras.src.engine.base_layer_utils")
     get_context = getattr(module, "call_context", None)
     if get_context is not None and get_context().in_call:
@@ -350,7 +325,7 @@ def _of_keras_3(layer: T) -> T:
 
 # Keras may find one in the config of a user's own layer.
 for _declared in DECLARED:
-    keras.saving.register_keras_serializable("tfrs_embed")(_declared)
+    _of_keras_3(_declared)
 
 
 @_of_keras_3
@@ -425,26 +400,11 @@ class All2AllDenseEmbedding(
     """
 
 
-def _install() -> None:
-    loss_scale.install(keras)
-    slot_order.install(keras)
-
-
-_FRONT = Front(
+_Layer._front = EngineLayer._front = Front(
     keras=keras,
     embedding=Embedding,
     engine_layer=EngineLayer,
-    variable=kerases.variable,
     layer_name=_name_of,
     creating=creating_variables,
-    install=_install,
+    traces_shapes=traces_shapes,
 )
-for _layer in (
-    Embedding,
-    EngineLayer,
-    PartialTPUEmbedding,
-    DistributedEmbedding,
-    DynamicEmbedding,
-    All2AllDenseEmbedding,
-):
-    _layer._front = _FRONT

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfrs_embed import configs, placement
+from tfrs_embed import configs
 from tfrs_embed.arguments import flag, integer, named
 from tfrs_embed.distribution import handshake
 from tfrs_embed.dynamic_keys import KeysOfShards
@@ -167,6 +167,8 @@ class All2AllDenseEmbedding(TableLayer):
                 eviction=eviction,
                 when_full=when_full,
                 communication_dtype=communication_dtype,
+                # The table is an engine's, however small.
+                size_threshold=0,
             )
             table = configs.TableConfig(
                 _TABLE,
@@ -186,8 +188,7 @@ class All2AllDenseEmbedding(TableLayer):
             ),
         )
         spec = configs.parse(feature, self._front.keras, self.name)
-        assigned = placement.assign(spec, 0, self._strategy)
-        self._place(spec, assigned, arguments)
+        self._place(spec, arguments)
         self.table: TableState = self.tables[_TABLE]
 
     if TYPE_CHECKING:
@@ -198,7 +199,9 @@ class All2AllDenseEmbedding(TableLayer):
             """Looks keys up; see the class."""
 
     @errors.without_input_dump
-    def call(self, inputs: Any, training: bool | None = None) -> tf.Tensor:
+    def call(  # type: ignore[override]
+        self, inputs: Any, training: bool | None = None
+    ) -> tf.Tensor:
         """Looks keys up; see the class."""
         if isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
             raise TypeError(

@@ -32,21 +32,18 @@ class Front:
         keras: its package.
         embedding: the layer of small tables, which the optimizer trains.
         engine_layer: the layer around engines.
-        variable: returns TensorFlow's variable of a layer's weight.
         creating: a context in which variables are made at once, even while the
             Keras only traces what a model returns.
         layer_name: makes a layer's name of a table's.
-        install: has its optimizers say what tables must know of them;
-            idempotent.
+        traces_shapes: whether it calls a model with placeholders, for shapes.
     """
 
     keras: Any
     embedding: Any
     engine_layer: Any
-    variable: Callable[[Any], tf.Variable]
     layer_name: Callable[[str], str]
     creating: Callable[[], contextlib.AbstractContextManager[Any]]
-    install: Callable[[], None]
+    traces_shapes: Callable[[], bool]
 
 
 class Layer:
@@ -93,11 +90,13 @@ class Layer:
         ) -> dict[str, Any]:
             """The objects that checkpoints hold."""
 
-    def _check_names(self, kwargs: dict[str, Any]) -> None:
-        """Checks the names of a call's arguments.
+    def _for_keras(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A call's arguments, as Keras is given them.
 
         Raises:
-            TypeError: one is misspelt.
+            TypeError: the name of one is misspelt.
         """
         rare = [name for name in kwargs if name not in _OF_CALLS]
         if rare:
@@ -105,6 +104,14 @@ class Layer:
             unknown = [n for n in rare if n not in known and not more]
             where = f"A call of layer '{self.name}'"
             arguments.require_known(where, unknown, known)
+        if self._front.traces_shapes():
+            args, kwargs = self._from_shapes(*args, **kwargs)
+        partial = bool(kwargs.get("partial", False))
+        if args:
+            args = (self._prepare(args[0], partial), *args[1:])
+        elif "inputs" in kwargs:
+            kwargs["inputs"] = self._prepare(kwargs["inputs"], partial)
+        return args, kwargs
 
     def _prepare(self, inputs: Any, partial: bool) -> Any:
         """What Keras is given in place of a call's inputs.

@@ -5,23 +5,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfrs_embed import configs, placement, strategies
+from tfrs_embed import configs, strategies
 from tfrs_embed.arguments import named
 from tfrs_embed.engines.engine import FixedBatches
-from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.declared_shapes import with_output_shape
 from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.ops.input_shapes import InputShape
-from tfrs_embed.ops.inputs import lookup_bags, to_bags
+from tfrs_embed.ops.inputs import lookup_bags
 from tfrs_embed.ops.tensors import ids_to_tensor, weights_to_tensor
-from tfrs_embed.planner.applying import with_plan
 from tfrs_embed.planner.plans import Plan
 from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.types import InvalidIds, LayerArguments, Optimizer
@@ -138,6 +136,7 @@ class DistributedEmbedding(TableLayer):
     """
 
     _FEATURES = "feature_configs"
+    _KERAS_TRAINS = False
     _arguments: _Arguments
 
     @named
@@ -188,26 +187,15 @@ class DistributedEmbedding(TableLayer):
                 with_output_shape(f, replicas) for f in spec.features
             ),
         )
-        spec = with_plan(spec, plan, self._strategy, optimizer)
-        assigned = placement.assign(
-            spec,
-            arguments.size_threshold,
-            self._strategy,
-            embedding_feature,
-            keras_trains=False,
-        )
-        self._place(
-            spec, assigned, arguments, stacking=Stacking.of(table_stacking)
-        )
+        self._place(spec, arguments, stacking=Stacking.of(table_stacking))
 
     def _prepare(self, inputs: Any, partial: bool) -> Any:
         # Keras would make a tensor of each number in a list.
         if _is_preprocessed(inputs):
             return inputs
-        structure = self._spec.structure
-        ids = structure.flatten(inputs, "inputs", partial)
+        ids, _ = self._flatten(inputs, None, partial)
         present = [not partial or i is not None for i in ids]
-        return structure.pack(self._to_tensors(ids, partial), present)
+        return self._spec.structure.pack(ids, present)
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         if not _is_preprocessed(inputs):
@@ -228,21 +216,6 @@ class DistributedEmbedding(TableLayer):
         if input_shape is not None and not _is_preprocessed(input_shape):
             self._check_shapes(input_shape)
         super().build(input_shape)
-
-    @errors.without_input_dump
-    def call(
-        self,
-        inputs: Any,
-        weights: Any = None,
-        training: bool | None = None,
-        *,
-        partial: bool = False,
-    ) -> Any:
-        """Looks the features up; see the class."""
-        ids, flat_weights = self._flatten(inputs, weights, bool(partial))
-        return self._lookup(
-            ids, flat_weights, training, self._input_shapes(), bool(partial)
-        )
 
     @tf.autograph.experimental.do_not_convert
     def preprocess(
@@ -278,19 +251,9 @@ class DistributedEmbedding(TableLayer):
             tf.errors.InvalidArgumentError: values that are wrong.
             RuntimeError: it is to measure a batch, and is traced.
         """
-        structure = self._spec.structure
         ids, flat_weights = self._flatten(inputs, weights, bool(partial))
-        present = [not partial or i is not None for i in ids]
-        given = [i for i, there in enumerate(present) if there]
-        self._check_given(given, flat_weights)
-        shapes = self._input_shapes()
-        bags = to_bags(
-            [self._spec.features[i] for i in given],
-            [ids[i] for i in given],
-            [flat_weights[i] for i in given],
-            self._arguments.invalid_ids,
-            input_shapes=[shapes[i] for i in given],
-        )
+        given, called = self._select(ids, flat_weights, bool(partial))
+        bags = self._to_bags(called, training=False)
         if training and self._arguments.update_stats:
             if not tf.executing_eagerly():
                 raise RuntimeError(
@@ -303,12 +266,11 @@ class DistributedEmbedding(TableLayer):
                     f"Layer '{self.name}' has update_stats set: a batch that "
                     "is measured has all features."
                 )
-            assert self._engine_layer is not None
-            engine = self._engine_layer.engine
+            engine: Any = self._engine
             if isinstance(engine, FixedBatches):
-                engine.raise_limits(
-                    lookup_bags([self._spec.features[i] for i in given], bags)
-                )
+                engine.raise_limits(lookup_bags(called.features, bags))
+        structure = self._spec.structure
+        present = [i in given for i in range(len(ids))]
         result = {"inputs": structure.pack(ids, present)}
         if any(w is not None for w in flat_weights):
             result["weights"] = structure.pack(flat_weights, present)
@@ -372,31 +334,9 @@ class DistributedEmbedding(TableLayer):
             outputs, [shape is not None for shape in outputs]
         )
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Which positions of sequences hold an id.
-
-        Calling the layer gives its outputs these masks already, as Keras does.
-
-        Args:
-            inputs: ids, or what `preprocess` returned, as the layer is called
-                with them.
-            mask: not read.
-
-        Returns:
-            The nesting of `feature_configs`: [batch, max_sequence_length] bool
-            for a sequence feature, None for others. None alone if there are no
-            sequence features.
-        """
-        if not self.supports_masking:
-            return None
-        ids, _ = self._flatten(inputs, None, partial=True)
-        return self._compute_masks(ids)
-
     def _flatten(
         self, inputs: Any, weights: Any, partial: bool
     ) -> tuple[list[Any], list[Any]]:
-        """Each feature's ids and weights, as tensors; None if left out."""
-        structure = self._spec.structure
         if _is_preprocessed(inputs):
             if weights is not None:
                 raise ValueError(
@@ -405,42 +345,29 @@ class DistributedEmbedding(TableLayer):
                 )
             given = inputs[_PREPROCESSED]
             inputs, weights = given["inputs"], given.get("weights")
-        flat_ids = structure.flatten(inputs, "inputs", partial)
-        ids = self._to_tensors(flat_ids, partial)
-        flat = [None] * len(ids)
-        if weights is not None:
-            flat = structure.flatten(weights, "weights", partial)
-        return ids, [
-            weight
-            if partial and each is None
-            else weights_to_tensor(feature, weight, each)
-            for feature, weight, each in zip(
-                self._spec.features, flat, ids, strict=True
-            )
-        ]
-
-    def _to_tensors(self, ids: Sequence[Any], partial: bool) -> list[Any]:
-        return [
-            None if partial and each is None else ids_to_tensor(feature, each)
-            for feature, each in zip(self._spec.features, ids, strict=True)
-        ]
+        ids, flat = super()._flatten(inputs, weights, partial)
+        for i, feature in enumerate(self._spec.features):
+            if not partial or ids[i] is not None:
+                ids[i] = ids_to_tensor(feature, ids[i])
+                flat[i] = weights_to_tensor(feature, flat[i], ids[i])
+        return ids, flat
 
     def _input_shapes(self) -> list[InputShape | None]:
         """The shape of each feature's ids in a call made here."""
+        # The declared batch is the global one.
         inside = strategies.in_replica(self._strategy)
+        parts = self._strategy.num_replicas_in_sync if inside else 1
         shapes: list[InputShape | None] = []
         for feature in self._spec.features:
+            shape = None
             declared = feature.input_shape
-            if declared is None:
-                shapes.append(None)
-                continue
-            batch, *rest = declared
-            # The declared batch is the global one.
-            if inside and batch is not None:
-                batch //= self._strategy.num_replicas_in_sync
-            shapes.append(
-                InputShape((batch, *rest), self._arguments.strict_shapes)
-            )
+            if declared is not None:
+                batch, *rest = declared
+                batch = batch and batch // parts
+                shape = InputShape(
+                    (batch, *rest), self._arguments.strict_shapes
+                )
+            shapes.append(shape)
         return shapes
 
     def _check_shapes(self, input_shapes: Any) -> list[tf.TensorShape | None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import configs, placement
+from tfrs_embed import configs
 from tfrs_embed.arguments import named
 from tfrs_embed.distribution.key_shards import shards_of
 from tfrs_embed.dynamic_keys import DynamicKeys
@@ -162,11 +162,10 @@ class DynamicEmbedding(TableLayer):
         spec = configs.parse(
             configs.FeatureConfig("keys", table), keras, self.name
         )
-        assigned = placement.assign(spec, None, self._strategy)
-        self._place(spec, assigned, arguments)
+        self._place(spec, arguments)
 
     @errors.without_input_dump
-    def call(
+    def call(  # type: ignore[override]
         self,
         inputs: Any,
         weights: Any = None,

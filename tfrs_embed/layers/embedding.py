@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tfrs_embed import kerases
 from tfrs_embed.arguments import as_int, named
 from tfrs_embed.configs import COMBINERS
 from tfrs_embed.layers import errors
@@ -135,7 +136,7 @@ class Embedding(Layer):
     ) -> tf.Tensor | tf.RaggedTensor:
         """Looks ids up; see the class."""
         output = embedding_lookup(
-            self._front.variable(self.embeddings),
+            kerases.variable(self.embeddings),
             inputs,
             self.combiner,
             weights,
@@ -165,25 +166,16 @@ class Embedding(Layer):
     def get_config(self) -> dict[str, Any]:
         """The arguments, JSON-able."""
         config = super().get_config()
+        for name in ("input_dim", "output_dim", "mask_zero", "combiner"):
+            config[name] = getattr(self, name)
         keras = self._front.keras
-        config.update(
-            input_dim=self.input_dim,
-            output_dim=self.output_dim,
-            embeddings_initializer=keras.initializers.serialize(
-                self.embeddings_initializer
-            ),
-            embeddings_regularizer=keras.regularizers.serialize(
-                self.embeddings_regularizer
-            ),
-            activity_regularizer=keras.regularizers.serialize(
-                self.activity_regularizer
-            ),
-            embeddings_constraint=keras.constraints.serialize(
-                self.embeddings_constraint
-            ),
-            mask_zero=self.mask_zero,
-            combiner=self.combiner,
-        )
+        for name, kind in (
+            ("embeddings_initializer", keras.initializers),
+            ("embeddings_regularizer", keras.regularizers),
+            ("activity_regularizer", keras.regularizers),
+            ("embeddings_constraint", keras.constraints),
+        ):
+            config[name] = kind.serialize(getattr(self, name))
         return config
 
     @classmethod

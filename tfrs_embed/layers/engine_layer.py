@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from tfrs_embed import kerases
 from tfrs_embed._tensorflow import save_context
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
@@ -54,7 +55,6 @@ class EngineLayer(Layer):
         self._update: TableUpdate | None = None
         self._learns = any(o is not None for o in engine.optimizers.values())
         passes.install()
-        self._front.install()
 
     @property
     def engine(self) -> Engine:
@@ -83,15 +83,6 @@ class EngineLayer(Layer):
 
         def _list_weights(self, variables: list[tuple[str, Any]]) -> None:
             """Has Keras list variables, by their names, among the weights."""
-
-    def look_up(
-        self,
-        bags: Sequence[BaggedIds],
-        training: bool | None,
-        begun: Any = None,
-    ) -> list[tf.Tensor]:
-        """Calls the layer; see `call`."""
-        return self.call(bags, training, begun)
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the tables, their slots and the scalar weight."""
@@ -133,7 +124,7 @@ class EngineLayer(Layer):
             self._update = TableUpdate(
                 self.name,
                 self._engine,
-                self._front.variable(self.gradient_trigger),
+                kerases.variable(self.gradient_trigger),
             )
             # A SavedModel must find all that its functions read.
             for i, variable in enumerate(self._update.flag.variables):
@@ -179,17 +170,17 @@ class EngineLayer(Layer):
 
             def backward(*gradients: Any) -> tf.Tensor:
                 layer = this()
-                if layer is None:
+                if layer is None or layer._update is None:
                     raise RuntimeError(
                         "The layer that looked these features up is gone."
                     )
-                return layer._differentiate(
+                return layer._update.differentiate(
                     lookup, residuals, gradients, trigger
                 )
 
             return self._outputs(vectors, bags), backward
 
-        outputs = look_up(self._front.variable(self.gradient_trigger))
+        outputs = look_up(kerases.variable(self.gradient_trigger))
         lookup.ended = True
         return (
             list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
@@ -217,11 +208,6 @@ class EngineLayer(Layer):
                 vectors, bags, self._engine.features, strict=True
             )
         ]
-
-    def _differentiate(self, *args: Any) -> tf.Tensor:
-        """Differentiates a lookup; see `TableUpdate.differentiate`."""
-        assert self._update is not None
-        return self._update.differentiate(*args)
 
     def _drain_eagerly(self) -> None:
         # A function that is being traced must not apply updates as a side

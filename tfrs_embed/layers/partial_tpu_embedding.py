@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfrs_embed import configs, placement
+from tfrs_embed import configs
 from tfrs_embed.arguments import named
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.layers.table_arguments import TableArguments, check_integer
 from tfrs_embed.layers.table_layer import TableLayer
-from tfrs_embed.planner.applying import with_plan
 from tfrs_embed.planner.plans import Plan
 from tfrs_embed.types import InvalidIds, LayerArguments, Optimizer
 
@@ -152,11 +151,7 @@ class PartialTPUEmbedding(TableLayer):
             batch_size=batch_size,
         )
         spec = configs.parse(feature_config, self._front.keras)
-        spec = with_plan(spec, plan, self._strategy, optimizer)
-        assigned = placement.assign(
-            spec, arguments.size_threshold, self._strategy, embedding_feature
-        )
-        self._place(spec, assigned, arguments, arguments.batch_size)
+        self._place(spec, arguments, arguments.batch_size)
 
     @errors.without_input_dump
     def call(
@@ -168,43 +163,18 @@ class PartialTPUEmbedding(TableLayer):
         partial: bool = False,
     ) -> Any:
         """Looks the features up; see the class."""
-        structure = self._spec.structure
         if (
             isinstance(inputs, Mapping)
             and not inputs
             and not weights
             and not partial
-            and isinstance(structure.template, dict)
+            and isinstance(self._spec.structure.template, dict)
         ):
             # TF-models' ranking task passes all its features by another way
             # and an empty dict to this layer. Tables made for it would be
             # trainable variables without gradients.
             return {}
-        ids = structure.flatten(inputs, "inputs", bool(partial))
-        flat_weights = [None] * len(ids)
-        if weights is not None:
-            flat_weights = structure.flatten(weights, "weights", bool(partial))
-        return self._lookup(ids, flat_weights, training, partial=bool(partial))
-
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Which positions of sequences hold an id.
-
-        Calling the layer gives its outputs these masks already, as Keras does.
-
-        Args:
-            inputs: ids, as the layer is called with them.
-            mask: not read.
-
-        Returns:
-            The nesting of `feature_config`: [batch, max_sequence_length] bool
-            for a sequence feature, None for others. None alone if there are no
-            sequence features.
-        """
-        if not self.supports_masking:
-            return None
-        structure = self._spec.structure
-        ids = structure.flatten(inputs, "inputs", partial=True)
-        return self._compute_masks(ids)
+        return super().call(inputs, weights, training, partial=partial)
 
     @property
     def tpu_embedding(self) -> EngineLayer | None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed import (
     descriptions,
+    kerases,
     kernels,
     placement,
     serialization,
@@ -25,9 +26,9 @@ from tfrs_embed.engines.engine import Engine, FixedBatches
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.state import Tables, TableState
+from tfrs_embed.gradients import loss_scale
 from tfrs_embed.layers import keras_tables
 from tfrs_embed.layers.base import Layer
-from tfrs_embed.layers.copies import copy_layer, copy_state
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.layers.table_arguments import (
@@ -40,6 +41,7 @@ from tfrs_embed.monitoring.monitor import TableMonitor
 from tfrs_embed.monitoring.reports import StatisticsReport
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.placement import Assignment, Placement, ShardingType
+from tfrs_embed.planner.applying import with_plan
 from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.strategies import is_tpu
 
@@ -60,26 +62,28 @@ class TableHolder(Layer):
     _CHECKPOINTED: ClassVar[tuple[str, ...]] = ("tables", "step")
     #: The name of the engine's layer, which files of Keras hold.
     _ENGINE_NAME: ClassVar[str] = "tpu_embedding"
+    #: Whether the model's optimizer trains small tables, in Keras layers.
+    _KERAS_TRAINS: ClassVar[bool] = True
     _arguments: TableArguments
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._strategy = tf.distribute.get_strategy()
-        self._front.install()
+        # Optimizers tell what tables have to know of them.
+        loss_scale.install(self._front.keras)
+        slot_order.install(self._front.keras)
 
     def _place(
         self,
         spec: EmbeddingSpec,
-        assigned: Mapping[str, Assignment],
         arguments: TableArguments,
         batch_size: int | None = None,
         stacking: Stacking | None = None,
     ) -> None:
-        """Makes the engines and Keras layers that will hold the tables.
+        """Chooses each table's place, and makes the engine and Keras layers.
 
         Args:
             spec: the configuration.
-            assigned: each table's engine, by the table's name.
             arguments: the layer's arguments.
             batch_size: the largest batch of one replica, where features don't
                 say, or None.
@@ -87,8 +91,19 @@ class TableHolder(Layer):
                 choice.
 
         Raises:
-            ValueError: a table's dtype is not available where it would be.
+            ValueError: a table can't have the place, or the dtype there, that
+                it asks for.
         """
+        spec = with_plan(
+            spec, arguments.plan, self._strategy, arguments.optimizer
+        )
+        assigned = placement.assign(
+            spec,
+            arguments.size_threshold,
+            self._strategy,
+            arguments.embedding_feature,
+            self._KERAS_TRAINS,
+        )
         placement.require_dtypes(spec, assigned)
         self._spec = spec
         self._arguments = arguments
@@ -187,8 +202,14 @@ class TableHolder(Layer):
             self._make_tables_if_ready()
         super().build(input_shape)
 
+    @property
+    def _engine(self) -> Engine | None:
+        """The engine of the large tables; None if there are none."""
+        layer = self._engine_layer
+        return None if layer is None else layer.engine
+
     def _make_tables_if_ready(self) -> None:
-        engine: Any = self._engine_layer and self._engine_layer.engine
+        engine: Any = self._engine
         if not isinstance(engine, FixedBatches) or engine.can_build:
             self._ensure_tables()
 
@@ -206,7 +227,7 @@ class TableHolder(Layer):
 
     def _describe(self) -> handshake.Facts:
         """The facts about the tables that all workers must share."""
-        spec, engine = self._spec, self._engine_layer
+        spec = self._spec
         facts: handshake.Facts = {
             "": {
                 "class": type(self).__name__,
@@ -217,7 +238,7 @@ class TableHolder(Layer):
                 "features": [f.name for f in spec.features],
             },
             **descriptions.of_tables(
-                spec.tables, engine.engine.optimizers if engine else {}
+                spec.tables, self._engine.optimizers if self._engine else {}
             ),
             **descriptions.of_features(spec.features),
         }
@@ -250,7 +271,7 @@ class TableHolder(Layer):
                 if not layer.built:
                     with tf.name_scope(in_graphs(table.name)):
                         keras_tables.build(layer, table)
-                variable = self._front.variable(layer.embeddings)
+                variable = kerases.variable(layer.embeddings)
                 self.tables[table.name].add("parameters", variable)
                 slot_order.mark(layer.embeddings, table.name)
         self._has_tables = True
@@ -381,13 +402,8 @@ class TableHolder(Layer):
 
         Assigning an optimizer's `learning_rate` takes effect at the next step.
         """
-        if self._engine_layer is None:
-            return {}
-        return {
-            name: optimizer
-            for name, optimizer in self._engine_layer.engine.optimizers.items()
-            if optimizer is not None
-        }
+        optimizers = self._engine.optimizers if self._engine else {}
+        return {k: each for k, each in optimizers.items() if each is not None}
 
     @property
     def placement(self) -> Placement:
@@ -405,9 +421,8 @@ class TableHolder(Layer):
 
         None without tables that an engine holds, or before these are made.
         """
-        if self._engine_layer is None or not self._engine_layer.built:
-            return None
-        return self._engine_layer.step
+        layer = self._engine_layer
+        return layer.step if layer is not None and layer.built else None
 
     def drain(self) -> None:
         """Applies the updates that pipelining has deferred."""
@@ -457,26 +472,30 @@ class TableHolder(Layer):
     def __deepcopy__(self, memo: dict[int, Any]) -> TableHolder:
         """Copies the layer with its tables, slots and step.
 
+        With several workers, all must.
+
         Raises:
             ValueError: an optimizer's learning rate can't be stored.
         """
-        copied = copy_layer(self, self._strategy, memo)
+        # Python would copy the strategy, which can't be, and share the
+        # variables that the layer's functions read.
+        with strategies.scope(self._strategy):
+            copied = self.from_config(self.get_config())
+        memo[id(self)] = copied
         if self._has_tables:
             self.drain()
             copied.build_from_config(self.get_build_config())
-            names = [table.name for table in self._spec.tables]
-            copy_state(
-                [(self.tables[name], copied.tables[name]) for name in names],
-                (self.step, copied.step),
-            )
+            for table, state in self.tables.items():
+                # Keys come before their rows.
+                for name, variable in state.variables.items():
+                    value = variable.numpy()
+                    copied.tables[table].variables[name].assign(value)
+            if self.step is not None:
+                copied.step.assign(self.step.numpy())
         return copied
 
     def _note_kinds(self, ids: Mapping[int, Any]) -> None:
-        """Notes which features' ids are ragged or sparse, for a saved model.
-
-        Args:
-            ids: the features' ids, by their places.
-        """
+        """Notes whose ids, by features' places, are ragged or sparse."""
         of_rows = {
             i
             for i, each in ids.items()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfrs_embed import strategies
+from tfrs_embed import kerases, strategies
 from tfrs_embed._tensorflow import record
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.distribution import handshake
 from tfrs_embed.engines.engine import FixedBatches
-from tfrs_embed.layers import hashed_features, keras_tables
+from tfrs_embed.layers import errors, hashed_features, keras_tables
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_holder import TableHolder
 from tfrs_embed.ops.bags import BaggedIds, position_mask
@@ -57,50 +58,114 @@ class TableLayer(TableHolder):
         ]
         return structure.pack(changed, [ids is not None for ids in given])
 
+    def _flatten(
+        self, inputs: Any, weights: Any, partial: bool
+    ) -> tuple[list[Any], list[Any]]:
+        """Each feature's ids and weights in a call; None if left out."""
+        structure = self._spec.structure
+        ids = structure.flatten(inputs, "inputs", partial)
+        if weights is None:
+            return ids, [None] * len(ids)
+        return ids, structure.flatten(weights, "weights", partial)
+
+    def _input_shapes(self) -> Sequence[InputShape | None]:
+        """The shape that each feature's ids must have in a call made here."""
+        return [None] * len(self._spec.features)
+
+    @errors.without_input_dump
+    def call(
+        self,
+        inputs: Any,
+        weights: Any = None,
+        training: bool | None = None,
+        *,
+        partial: bool = False,
+    ) -> Any:
+        """Looks the features up; see the class."""
+        ids, flat_weights = self._flatten(inputs, weights, bool(partial))
+        return self._lookup(ids, flat_weights, training, bool(partial))
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """Which positions of sequences hold an id.
+
+        Calling the layer gives its outputs these masks already, as Keras does.
+
+        Args:
+            inputs: ids, as the layer is called with them.
+            mask: not read.
+
+        Returns:
+            The nesting of the features: [batch, max_sequence_length] bool for a
+            sequence feature, None for others. None alone if there are no
+            sequence features.
+        """
+        if not self.supports_masking:
+            return None
+        ids, _ = self._flatten(inputs, None, partial=True)
+        masks: list[tf.Tensor | None] = []
+        for feature, each in zip(self._spec.features, ids, strict=True):
+            mask = None
+            if feature.max_sequence_length and each is not None:
+                bags, *_ = on_host(
+                    to_bags,
+                    [feature],
+                    [each],
+                    [None],
+                    self._arguments.invalid_ids,
+                )
+                mask = on_host(position_mask, bags)
+            masks.append(mask)
+        return self._spec.structure.pack(masks, [i is not None for i in ids])
+
     def _lookup(
         self,
         ids: Sequence[Any],
         weights: Sequence[Any],
         training: bool | None,
-        input_shapes: Sequence[InputShape | None] | None = None,
         partial: bool = False,
     ) -> Any:
-        """Looks the features up.
+        """Looks the features up; see `call`.
 
         Args:
-            ids: each feature's ids.
+            ids: each feature's ids; None, if `partial`, leaves it out.
             weights: each feature's weights, or None.
             training: whether this is a training step.
-            input_shapes: what shape each feature's ids must have.
-            partial: whether features whose ids are None are left out.
-
-        Returns:
-            The features' nesting of their activations in their output shapes,
-            in the layer's compute dtype; without those that are left out.
+            partial: whether features may be left out.
         """
         strategies.check(self.name, self._strategy)
+        given, inputs = self._select(ids, weights, partial)
+        features = inputs.features
+        self._note_kinds({i: ids[i] for i in given})
+        served = served_tables.current()
+        if served is None:
+            bags, found = self._look_up(inputs, training)
+        else:
+            bags, found = self._look_up_served(inputs, served)
+        outputs = hashed_features.compose(
+            features, bags, found, self._strategy if served is None else None
+        )
+        firsts = first_bags(features, bags)
+        for feature, output, b in zip(features, outputs, firsts, strict=True):
+            if feature.max_sequence_length:
+                # Keras passes it on to the next layers.
+                output._keras_mask = on_host(position_mask, b)
+        by_place = dict(zip(given, outputs, strict=True))
+        return self._spec.structure.pack(
+            [by_place.get(i) for i in range(len(ids))],
+            [i in by_place for i in range(len(ids))],
+        )
+
+    def _select(
+        self, ids: Sequence[Any], weights: Sequence[Any], partial: bool
+    ) -> tuple[list[int], _Inputs]:
+        """The features that a call has: their places and inputs.
+
+        Checks that the others may be left out; see `_lookup`.
+        """
+        features = self._spec.features
         given = [
             i for i in range(len(ids)) if not partial or ids[i] is not None
         ]
-        self._check_given(given, weights)
-        self._note_kinds({i: ids[i] for i in given})
-        features = [self._spec.features[i] for i in given]
-        vectors = self._lookup_features(
-            features,
-            [ids[i] for i in given],
-            [weights[i] for i in given],
-            training,
-            input_shapes and [input_shapes[i] for i in given],
-        )
-        outputs: list[Any] = [None] * len(ids)
-        for i, vector in zip(given, vectors, strict=True):
-            outputs[i] = vector
-        present = [i in given for i in range(len(ids))]
-        return self._spec.structure.pack(outputs, present)
-
-    def _check_given(self, given: list[int], weights: Sequence[Any]) -> None:
-        """Checks what a call leaves out, by the features that it has."""
-        features = self._spec.features
         if not given:
             raise ValueError(
                 f"Layer '{self.name}': a call with partial=True needs ids for "
@@ -109,93 +174,119 @@ class TableLayer(TableHolder):
         for i, feature in enumerate(features):
             if i not in given and weights[i] is not None:
                 raise ValueError(f"{feature}: weights without ids.")
-        engine = self._engine_layer.engine if self._engine_layer else None
+        engine = self._engine
         if engine is not None and len(given) < len(features):
-            there = [i in given for i in self._engine_features()]
+            there = [
+                i in given
+                for i, f in enumerate(features)
+                if self._keras_layer(f.table.name) is None
+                for _ in f.lookups
+            ]
             if any(there) and not all(there):
                 strategies.refuse_in_xla(
                     f"Layer '{self.name}': calls with partial=True"
                 )
                 if isinstance(engine, FixedBatches):
                     engine.require_all(there)
+        shapes = self._input_shapes()
+        return given, _Inputs(
+            [features[i] for i in given],
+            [ids[i] for i in given],
+            [weights[i] for i in given],
+            [shapes[i] for i in given],
+        )
 
-    def _engine_features(self) -> list[int]:
-        """The index of the feature that each of the engine's belongs to."""
-        return [
-            i
-            for i, f in enumerate(self._spec.features)
-            if self._keras_layer(f.table.name) is None
-            for _ in f.lookups
-        ]
+    def _look_up(
+        self, inputs: _Inputs, training: bool | None
+    ) -> tuple[list[BaggedIds], list[tf.Tensor]]:
+        """Looks features up in the layer's tables.
 
-    def _lookup_features(
-        self,
-        features: Sequence[FeatureSpec],
-        ids: Sequence[Any],
-        weights: Sequence[Any],
-        training: bool | None,
-        input_shapes: Sequence[InputShape | None] | None,
-    ) -> list[tf.Tensor]:
-        """Looks some of the features up, or all; see `_lookup`."""
-        served = served_tables.current()
-        if served is not None:
-            return self._lookup_served(
-                served, features, ids, weights, input_shapes
-            )
-        if (
-            training is None
-            and self._engine_layer is not None
-            and self._engine_layer.engine.gives_rows
-        ):
+        Returns:
+            What `to_bags` returned, and the activations of the features'
+            lookups.
+        """
+        engine: Any = self._engine
+        if training is None and engine is not None and engine.gives_rows:
             # Such a call is a training step: its gradient updates the tables.
             training = record.could_possibly_record()
         self._make_tables_if_ready()
-        if self._engine_layer is None and not self._compared:
+        consensus = None
+        if engine is None and not self._compared:
             # Engines do so themselves.
             self._compared = True
             handshake.compare_actions_under(
                 self._strategy, f"a lookup of Layer '{self.name}'"
             )
-        engine = self._engine_layer.engine if self._engine_layer else None
-        consensus = None
-        if engine is not None and engine.together is not None:
+        elif engine is not None and engine.together is not None:
             consensus = engine.together.consensus(bool(training))
-        all_bags = self._to_bags(
-            features, ids, weights, training, input_shapes, consensus
-        )
-        lookups = [each for feature in features for each in feature.lookups]
-        bags = lookup_bags(features, all_bags)
-        found = self._lookup_in_engine(
-            lookups, bags, training, consensus and consensus.begun
-        )
+        all_bags = self._to_bags(inputs, training, consensus)
+        lookups = inputs.lookups
+        bags = lookup_bags(inputs.features, all_bags)
+        place = {id(each): i for i, each in enumerate(lookups)}
+        features = engine.features if engine is not None else []
+        by_engine = [place.get(id(each)) for each in features]
+        its_bags = [None if i is None else bags[i] for i in by_engine]
+        if isinstance(engine, FixedBatches):
+            engine.observe_batch(its_bags)
+        # If it wasn't known before the batch what they need.
+        self._ensure_tables()
+        found: list[Any] = [None] * len(lookups)
+        if self._engine_layer is not None and any(
+            b is not None for b in its_bags
+        ):
+            # Features that are left out take part without ids: all replicas,
+            # and the forward and backward pass, exchange the same tables' rows.
+            given = [
+                BaggedIds.none(f) if b is None else b
+                for f, b in zip(features, its_bags, strict=True)
+            ]
+            outputs = self._engine_layer.call(
+                given, training, consensus and consensus.begun
+            )
+            for i, output in zip(by_engine, outputs, strict=True):
+                if i is not None:
+                    found[i] = output
         for i, lookup in enumerate(lookups):
             layer = self._keras_layer(lookup.table.name)
             if layer is not None:
-                vectors = keras_tables.lookup(
-                    self._front.variable(layer.embeddings),
-                    bags[i],
-                    self._strategy,
-                )
-                found[i] = tf.cast(
-                    reshape_output(vectors, bags[i], lookup.table.dim),
-                    self.compute_dtype,
-                )
-        outputs = hashed_features.compose(
-            features, all_bags, found, self._strategy
-        )
-        _mask(features, outputs, all_bags)
-        return outputs
+                table = kerases.variable(layer.embeddings)
+                vectors = keras_tables.lookup(table, bags[i], self._strategy)
+                found[i] = self._activations(vectors, bags[i], lookup)
+        return all_bags, found
+
+    def _look_up_served(
+        self, inputs: _Inputs, served: ServedTables
+    ) -> tuple[list[BaggedIds], list[tf.Tensor]]:
+        """Looks features up as an exported model does; see `_look_up`."""
+        if not self._has_tables:
+            raise ValueError(
+                f"Layer '{self.name}' can't be exported: it has no tables yet. "
+                "Call it once, or train it."
+            )
+        all_bags = self._to_bags(inputs, training=False)
+        bags = lookup_bags(inputs.features, all_bags)
+        found = []
+        for lookup, b in zip(inputs.lookups, bags, strict=True):
+            state = self.tables[lookup.table.name]
+            vectors = combine(served.gather(self, state, b.ids), None, b)
+            found.append(self._activations(vectors, b, lookup))
+        return all_bags, found
+
+    def _activations(
+        self, vectors: tf.Tensor, bags: BaggedIds, feature: FeatureSpec
+    ) -> tf.Tensor:
+        """A lookup's vectors in its output shape and the compute dtype."""
+        output = reshape_output(vectors, bags, feature.table.dim)
+        return tf.cast(output, self.compute_dtype)
 
     def _to_bags(
         self,
-        features: Sequence[FeatureSpec],
-        ids: Sequence[Any],
-        weights: Sequence[Any],
+        inputs: _Inputs,
         training: bool | None,
-        input_shapes: Sequence[InputShape | None] | None,
-        consensus: Consensus | None,
+        consensus: Consensus | None = None,
     ) -> list[BaggedIds]:
-        """Checks ids and weights where the layer is called; see `_lookup`."""
+        """Checks ids and weights where the layer is called; see `_look_up`."""
+        features, ids, weights = inputs.features, inputs.ids, inputs.weights
         in_tpu = is_tpu(self._strategy) and strategies.in_replica(
             self._strategy
         )
@@ -212,7 +303,7 @@ class TableLayer(TableHolder):
             self._arguments.invalid_ids,
             consensus,
             bool(training),
-            input_shapes,
+            inputs.shapes,
         )
         if in_tpu:
             bagged = [each for feature in features for each in feature.bagged]
@@ -220,126 +311,30 @@ class TableLayer(TableHolder):
                 require_known(feature, its_bags)
         return bags
 
-    def _lookup_in_engine(
-        self,
-        features: Sequence[FeatureSpec],
-        bags: Sequence[BaggedIds],
-        training: bool | None,
-        begun: Any,
-    ) -> list[Any]:
-        """Looks up the features that the engine has.
 
-        Creates all tables, if it wasn't known before what they need.
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+    """What a call gives for the features that it has.
 
-        Args:
-            features: the lookups of the call's features.
-            bags: their bags.
-            training: whether this is a training step.
-            begun: what the consensus on the bags has begun of the lookup.
+    Attributes:
+        features: the features.
+        ids: each feature's ids.
+        weights: each feature's weights, or None.
+        shapes: the shape that each feature's ids must have, or None.
+    """
 
-        Returns:
-            The features' activations; None for those of Keras layers.
-        """
-        outputs: list[Any] = [None] * len(features)
-        if self._engine_layer is None:
-            self._ensure_tables()
-            return outputs
-        engine = self._engine_layer.engine
-        index = {id(feature): i for i, feature in enumerate(features)}
-        by_engine = [index.get(id(f)) for f in engine.features]
-        its_bags = [None if i is None else bags[i] for i in by_engine]
-        if isinstance(engine, FixedBatches):
-            engine.observe_batch(its_bags)
-        self._ensure_tables()
-        if all(i is None for i in by_engine):
-            return outputs
-        # Features that are left out take part without ids: all replicas, and
-        # the forward and backward pass, exchange the same tables' rows.
-        found = self._engine_layer.look_up(
-            [
-                BaggedIds.none(f) if b is None else b
-                for f, b in zip(engine.features, its_bags, strict=True)
-            ],
-            training,
-            begun,
-        )
-        for i, output in zip(by_engine, found, strict=True):
-            if i is not None:
-                outputs[i] = output
-        return outputs
+    features: Sequence[FeatureSpec]
+    ids: Sequence[Any]
+    weights: Sequence[Any]
+    shapes: Sequence[InputShape | None]
 
-    def _compute_masks(self, ids: Sequence[Any]) -> Any:
-        """The nesting of the given ids' masks, None for what is no sequence."""
-        masks: list[tf.Tensor | None] = []
-        for feature, each in zip(self._spec.features, ids, strict=True):
-            mask = None
-            if feature.max_sequence_length and each is not None:
-                bags, *_ = on_host(
-                    to_bags,
-                    [feature],
-                    [each],
-                    [None],
-                    self._arguments.invalid_ids,
-                )
-                mask = on_host(position_mask, bags)
-            masks.append(mask)
-        return self._spec.structure.pack(masks, [i is not None for i in ids])
-
-    def _lookup_served(
-        self,
-        served: ServedTables,
-        features: Sequence[FeatureSpec],
-        ids: Sequence[Any],
-        weights: Sequence[Any],
-        input_shapes: Sequence[InputShape | None] | None,
-    ) -> list[tf.Tensor]:
-        """Looks features up as an exported model does; see `_lookup`."""
-        if not self._has_tables:
-            raise ValueError(
-                f"Layer '{self.name}' can't be exported: it has no tables yet. "
-                "Call it once, or train it."
-            )
-        bags = to_bags(
-            features,
-            ids,
-            weights,
-            self._arguments.invalid_ids,
-            input_shapes=input_shapes,
-        )
-        found = []
-        for lookup, b in zip(
-            [each for feature in features for each in feature.lookups],
-            lookup_bags(features, bags),
-            strict=True,
-        ):
-            state = self.tables[lookup.table.name]
-            vectors = combine(served.gather(self, state, b.ids), None, b)
-            output = reshape_output(vectors, b, lookup.table.dim)
-            found.append(tf.cast(output, self.compute_dtype))
-        outputs = hashed_features.compose(features, bags, found, None)
-        _mask(features, outputs, bags)
-        return outputs
+    @property
+    def lookups(self) -> list[FeatureSpec]:
+        """The features' lookups, one feature after the other."""
+        return [each for feature in self.features for each in feature.lookups]
 
 
 def _dtype(feature: FeatureSpec) -> tf.DType:
     """A dtype of ids that the feature takes."""
     keys = feature.table.keys
     return tf.int64 if keys is None else keys.dtype
-
-
-def _mask(
-    features: Sequence[FeatureSpec],
-    outputs: Sequence[Any],
-    bags: Sequence[BaggedIds],
-) -> None:
-    """Gives sequences their masks, as Keras passes them on.
-
-    Args:
-        features: the features.
-        outputs: their activations.
-        bags: what `to_bags` returned for them.
-    """
-    firsts = first_bags(features, bags)
-    for feature, output, b in zip(features, outputs, firsts, strict=True):
-        if feature.max_sequence_length:
-            output._keras_mask = on_host(position_mask, b)
