@@ -22,8 +22,7 @@ from tfrs_embed.engines.tables.keyed_rows import (
     COUNTERS,
     INTEGERS,
     KeyedRows,
-    checked_candidates,
-    checked_counters,
+    checked_integers,
 )
 
 
@@ -126,17 +125,12 @@ class KeyedCheckpoint:
         if len(np.unique(keys)) != len(keys):
             raise ValueError(f"{where}: its keys must all differ.")
         known = {}
-        for name in COUNTERS:
+        for name in (*COUNTERS, CANDIDATES):
             there = sibling(key, name)
             if there in reader.shapes:
-                known[name] = checked_counters(
-                    _read(there, reader), len(keys), f"{where}: its {name}"
+                known[name] = checked_integers(
+                    name, _read(there, reader), len(keys), where
                 )
-        candidates = sibling(key, CANDIDATES)
-        if candidates in reader.shapes:
-            known[CANDIDATES] = checked_candidates(
-                _read(candidates, reader), where
-            )
         self._take(keys, known, reader.prefix)
         self._saved_at = _step_of(key, reader)
 

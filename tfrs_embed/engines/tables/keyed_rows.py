@@ -225,7 +225,7 @@ class KeyedRows:
                 written.
         """
         if name == CANDIDATES:
-            candidates = checked_candidates(values, self.owner)
+            candidates = checked_integers(name, values, 0, self.owner)
             shard_of = shards_of(candidates[:, 0], self.replicas.world)
             for rank, shard in self.by_ranks():
                 shard.set_known(candidates=candidates[shard_of == rank])
@@ -325,7 +325,7 @@ class KeyedRows:
     ) -> np.ndarray:
         """Counters, parameters or slots of n keys, if they have the shape."""
         if name in COUNTERS:
-            return checked_counters(values, n, f"{self.owner}: {name}")
+            return checked_integers(name, values, n, self.owner)
         shape = (n, *self.row_shape(name))
         if values.shape != shape:
             raise ValueError(
@@ -381,37 +381,32 @@ class KeyedRows:
         )
 
 
-def checked_counters(values: np.ndarray, size: int, what: str) -> np.ndarray:
-    """Counters as [size] int64.
+def checked_integers(
+    name: str, values: np.ndarray, keys: int, what: str
+) -> np.ndarray:
+    """Counters as [keys] int64, or candidates as [c, 3] int64.
+
+    Args:
+        name: which of them.
+        values: as they are given.
+        keys: the number of keys that the counters are of.
+        what: their table, for errors.
 
     Raises:
-        ValueError: they are of another length or kind.
+        ValueError: they are of another shape or kind, or candidates have a key
+            twice.
     """
     values = np.asarray(values)
-    if values.shape != (size,) or values.dtype.kind not in "iu":
+    wanted: list[int | None] = [keys]
+    text = f"[{keys}], one for each key"
+    if name == CANDIDATES:
+        wanted, text = [None, 3], "[c, 3]"
+    fits = tf.TensorShape(wanted).is_compatible_with(values.shape)
+    if not fits or values.dtype.kind not in "iu":
         raise ValueError(
-            f"{what} must be integers of shape {[size]}, one for each key, got "
+            f"{what}: {name} must be integers of shape {text}, got "
             f"{values.dtype} of shape {list(values.shape)}."
         )
-    return values.astype(np.int64)
-
-
-def checked_candidates(values: np.ndarray, what: str) -> np.ndarray:
-    """Candidates as [c, 3] int64.
-
-    Raises:
-        ValueError: they are of another shape or kind, or have a key twice.
-    """
-    values = np.asarray(values)
-    if (
-        values.ndim != 2
-        or values.shape[1] != 3
-        or values.dtype.kind not in "iu"
-    ):
-        raise ValueError(
-            f"{what}: candidates must be integers of shape [c, 3], got "
-            f"{values.dtype} of shape {list(values.shape)}."
-        )
-    if len(np.unique(values[:, 0])) != len(values):
+    if name == CANDIDATES and len(np.unique(values[:, 0])) != len(values):
         raise ValueError(f"{what}: candidates must all differ.")
     return values.astype(np.int64)
