@@ -144,10 +144,12 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
         given = [each._replace(rows=tf.identity(each.rows)) for each in given]
 
     def reset() -> list[tf.Tensor]:
-        for reservation, each in zip(reservations, given, strict=True):
+        made = _initial_of(reservations, [each.new_keys for each in given])
+        for reservation, each, initial in zip(
+            reservations, given, made, strict=True
+        ):
             shard = reservation.request.shard
             shard.ensure_rows(each.physical)
-            initial = _initial_of(reservation, each.new_keys)
             shard.reset(each.new_rows, initial)
         return []
 
@@ -158,21 +160,35 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
     return rows
 
 
-def _initial_of(reservation: Reservation, new_keys: tf.Tensor) -> tf.Tensor:
-    """The initial values of the keys that got rows: [m, dim] float32.
+def _initial_of(
+    reservations: Sequence[Reservation], new_keys: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """The initial values of each table's keys that got rows: [m, dim] float32.
 
     Those that were made for the lookup, unless another step came between and
-    has admitted some of its keys, or made others forgotten.
+    has admitted some of the keys, or made others forgotten.
     """
-    expected = reservation.new_keys
-    same = tf.equal(tf.size(new_keys), tf.size(expected))
-    size = tf.where(same, tf.size(new_keys), 0)
-    same &= tf.reduce_all(tf.equal(new_keys[:size], expected[:size]))
-    return tf.cond(
-        same,
-        lambda: reservation.initial,
-        lambda: reservation.request.shard.make_initial(new_keys),
+
+    def joined(keys: Sequence[tf.Tensor]) -> tf.Tensor:
+        sizes = tf.stack([tf.size(each, tf.int64) for each in keys])
+        return tf.concat([sizes, *keys], 0)
+
+    here, expected = (
+        joined(new_keys),
+        joined([r.new_keys for r in reservations]),
     )
+    same = tf.equal(tf.size(here), tf.size(expected))
+    size = tf.minimum(tf.size(here), tf.size(expected))
+    same &= tf.reduce_all(tf.equal(here[:size], expected[:size]))
+    made: list[tf.Tensor] = tf.cond(
+        same,
+        lambda: [tf.identity(r.initial) for r in reservations],
+        lambda: [
+            r.request.shard.make_initial(keys)
+            for r, keys in zip(reservations, new_keys, strict=True)
+        ],
+    )
+    return made
 
 
 def _if_any_new(
