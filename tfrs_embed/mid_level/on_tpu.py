@@ -14,7 +14,7 @@ from tfrs_embed.ops.tpu_inputs import require_given
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.sparsecore.host_kernels import require_kernels
 from tfrs_embed.sparsecore.setup import make_setup
-from tfrs_embed.sparsecore.topology import Topology
+from tfrs_embed.sparsecore.topology import Topology, of_strategy
 from tfrs_embed.sparsecore.tpu_embedding import TPUEmbeddingV2InLoops
 
 
@@ -46,7 +46,7 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
     ) -> None:
         strategy = tf.distribute.get_strategy()
         require_kernels(strategy)
-        found = Topology.of_strategy(strategy)
+        found = of_strategy(strategy)
         if topology is not None:
             asked = Topology.of(topology)
             if asked != dataclasses.replace(found, name=asked.name):

@@ -89,13 +89,13 @@ class Topology:
             )
         return cls(chips, sparse_cores, name)
 
-    @classmethod
-    def of_strategy(cls, strategy: tf.distribute.Strategy) -> Topology:
-        """The slice of a TPUStrategy whose chips have SparseCores."""
-        hardware = strategy.extended.tpu_hardware_feature
-        # TensorFlow's class takes 4 where the hardware does not say.
-        cores = hardware.num_embedding_devices_per_chip or 4
-        return cls.of((strategy.num_replicas_in_sync, cores))
+
+def of_strategy(strategy: tf.distribute.Strategy) -> Topology:
+    """The slice of a TPUStrategy whose chips have SparseCores."""
+    hardware = strategy.extended.tpu_hardware_feature
+    # TensorFlow's class takes 4 where the hardware does not say.
+    cores = hardware.num_embedding_devices_per_chip or 4
+    return Topology.of((strategy.num_replicas_in_sync, cores))
 
 
 def _read(name: str) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from tfrs_embed.sparsecore.host_kernels import require_kernels
 from tfrs_embed.sparsecore.layout import Layout, flat_rows
 from tfrs_embed.sparsecore.limits.max_loads import MaxLoads
 from tfrs_embed.sparsecore.setup import check_layout
-from tfrs_embed.sparsecore.topology import Topology
+from tfrs_embed.sparsecore.topology import of_strategy
 from tfrs_embed.sparsecore.tpu_embedding import TPUEmbeddingV2InLoops
 from tfrs_embed.strategies import on_host
 
@@ -49,7 +49,7 @@ class SparseCoreEngine(TPUEngine):
         self._config = options.sparse_core_config
         self._stacking = options.stacking
         self._loads: MaxLoads | None = None
-        self._topology = Topology.of_strategy(options.strategy)
+        self._topology = of_strategy(options.strategy)
 
     @functools.cached_property
     def _layout(self) -> Layout:
