@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -32,6 +33,21 @@ class TracedOnce:
                 self._function, autograph=False
             ).get_concrete_function(*self._signature)
         return self._concrete(*tensors)
+
+
+def variables_at_once() -> AbstractContextManager[None]:
+    """Initializes the variables made inside at once; use it in an init_scope.
+
+    Else a variable that is made while a function is traced first waits for the
+    function's initializers, and TensorFlow traces the whole function again.
+    """
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        kwargs["experimental_enable_variable_lifting"] = False
+        return next_creator(**kwargs)
+
+    made: AbstractContextManager[None] = tf.variable_creator_scope(create)
+    return made
 
 
 def operations(graph: Any) -> Iterator[tf.Operation]:

@@ -26,7 +26,7 @@ from tfrs_embed.engines.tables.reservation import (
 )
 from tfrs_embed.ops import concat_gradients
 from tfrs_embed.ops import lookup as lookup_ops
-from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.bags import BaggedIds, split_by_bags
 from tfrs_embed.ops.rounding import widen
 from tfrs_embed.ops.update import GradientContributions
 from tfrs_embed.optimizers.rules import TableOptimizer
@@ -262,7 +262,5 @@ def _split(
     rows: tf.Tensor, bags: Sequence[BaggedIds], places: Sequence[int]
 ) -> dict[int, tf.Tensor]:
     """The rows of each feature's ids, by the feature's place."""
-    if len(places) == 1:
-        return {places[0]: rows}
-    parts = tf.split(rows, [tf.size(bags[i].ids) for i in places])
+    parts = split_by_bags(rows, [bags[i] for i in places])
     return dict(zip(places, parts, strict=True))

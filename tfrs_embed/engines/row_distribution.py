@@ -22,7 +22,7 @@ from tfrs_embed.engines.hot_rows import HotRows
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup
 from tfrs_embed.ops import backend
-from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.bags import BaggedIds, split_by_bags
 from tfrs_embed.ops.messages import Route
 from tfrs_embed.ops.update import GradientContributions
 
@@ -263,10 +263,8 @@ class RowOutput:
                     replica, i, asked.hot[i], answer, position, training
                 )
             mine = group.select(bags)
-            positions[i] = tf.split(
-                tf.gather(position, asked.routes[i].index),
-                [tf.size(b.ids) for b in mine],
-            )
+            index = tf.gather(position, asked.routes[i].index)
+            positions[i] = split_by_bags(index, mine)
             vectors = operations.combine(answer, positions[i], mine)
             activations.update(zip(group.features, vectors, strict=True))
         return asked._replace(positions=positions), activations

@@ -23,7 +23,7 @@ from tfrs_embed.gradients.table_update import Lookup, TableUpdate
 from tfrs_embed.initial_values import building
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
-from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.bags import BaggedIds, Constants
 from tfrs_embed.ops.lookup import reshape_output
 from tfrs_embed.optimizers import unreached
 
@@ -199,9 +199,10 @@ class EngineLayer(Layer):
     def _outputs(
         self, vectors: Sequence[tf.Tensor], bags: Sequence[BaggedIds]
     ) -> list[tf.Tensor]:
+        constants = Constants()
         return [
             tf.cast(
-                reshape_output(vector, b, feature.table.dim),
+                reshape_output(vector, b, feature.table.dim, constants),
                 self.compute_dtype,
             )
             for vector, b, feature in zip(

@@ -27,6 +27,7 @@ from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.state import Tables, TableState
 from tfrs_embed.gradients import loss_scale
+from tfrs_embed.graphs import variables_at_once
 from tfrs_embed.layers import keras_tables
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.embedding import Embedding
@@ -254,6 +255,7 @@ class TableHolder(Layer):
         with (
             self._front.creating(),
             tf.init_scope(),
+            variables_at_once(),
             strategies.scope(self._strategy),
         ):
             if self._engine_layer is not None:

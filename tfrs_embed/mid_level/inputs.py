@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.ops.bags import Constants
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.parsed_ids import ParsedIds, parse_ids
 from tfrs_embed.ops.validation import require_valid
@@ -43,10 +44,11 @@ def parse(
         TypeError: a wrong dtype or kind.
         ValueError: a wrong rank or static shape.
     """
+    constants = Constants()
     made = []
     for i, feature in enumerate(setup.features):
         each = parse_ids(feature, inputs[i], weights[i], checks)
-        each.flatten()
+        each.flatten(constants)
         _require_samples(setup, i, each, chips, checks)
         made.append(each)
     require_valid(made, checks, training=True)

@@ -8,7 +8,7 @@ a bag of one id or none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -206,7 +206,7 @@ def position_mask(bags: BaggedIds) -> tf.Tensor:
 
 
 class Constants:
-    """int32 constants, each made once.
+    """int32 constants of one call, each made once.
 
     Half of the operations that ragged features are traced to would be such. On
     TPUs each use has its own: the bridge cuts a pipelined loop into parts, and
@@ -218,20 +218,14 @@ class Constants:
 
     def __init__(self) -> None:
         self.shared = not is_tpu(tf.distribute.get_strategy())
-        self._known: dict[int, tf.Tensor] = {}
-        self._vectors: dict[int, tf.Tensor] = {}
+        self._known: dict[Any, tf.Tensor] = {}
 
-    def scalar(self, value: int) -> tf.Tensor:
-        """A number, []."""
-        if value not in self._known or not self.shared:
-            self._known[value] = tf.constant(value, tf.int32)
-        return self._known[value]
-
-    def vector(self, value: int) -> tf.Tensor:
-        """A number, [1]."""
-        if value not in self._vectors or not self.shared:
-            self._vectors[value] = tf.constant([value], tf.int32)
-        return self._vectors[value]
+    def of(self, value: int | Sequence[int]) -> tf.Tensor:
+        """A number, [], or a vector, [n]."""
+        key = value if isinstance(value, int) else tuple(value)
+        if key not in self._known or not self.shared:
+            self._known[key] = tf.constant(value, tf.int32)
+        return self._known[key]
 
 
 def bag_of_id(
@@ -255,12 +249,12 @@ def bag_of_id(
     counts = tf.raw_ops.UnsortedSegmentSum(
         data=tf.raw_ops.OnesLike(x=ends),
         segment_ids=ends,
-        num_segments=num_ids + constants.scalar(1),
+        num_segments=num_ids + constants.of(1),
     )
     return tf.raw_ops.Slice(
-        input=tf.raw_ops.Cumsum(x=counts, axis=constants.scalar(0)),
-        begin=constants.vector(0),
-        size=tf.expand_dims(num_ids, constants.scalar(0)),
+        input=tf.raw_ops.Cumsum(x=counts, axis=constants.of(0)),
+        begin=constants.of([0]),
+        size=tf.expand_dims(num_ids, constants.of(0)),
     )
 
 
@@ -273,7 +267,7 @@ def bag_sizes(splits: tf.Tensor, constants: Constants) -> tf.Tensor:
     """
     ends = _bag_ends(splits, constants)
     begins = tf.raw_ops.Slice(
-        input=splits, begin=constants.vector(0), size=tf.shape(ends)
+        input=splits, begin=constants.of([0]), size=tf.shape(ends)
     )
     return ends - begins
 
@@ -295,9 +289,9 @@ def map_bag_sizes(
     Returns:
         Each feature's [count].
     """
-    sizes = tf.concat(tf.shape_n(splits), 0)
-    between = tf.ones_like(sizes)
-    pieces = tf.reshape(tf.stack([sizes - 1, between], 1), [-1])[:-1]
+    ends = num_elements(splits)
+    between = tf.ones_like(ends)
+    pieces = tf.reshape(tf.stack([ends - 1, between], 1), [-1])[:-1]
     joined = tf.concat(splits, 0)
     # From one feature to the next it is the size of no bag.
     values = function(joined[1:] - joined[:-1])
@@ -308,8 +302,30 @@ def map_bag_sizes(
 def _bag_ends(splits: tf.Tensor, constants: Constants) -> tf.Tensor:
     # Its size is "all that follow".
     return tf.raw_ops.Slice(
-        input=splits, begin=constants.vector(1), size=constants.vector(-1)
+        input=splits, begin=constants.of([1]), size=constants.of([-1])
     )
+
+
+def num_elements(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The number of elements of each of several vectors, [k] int32."""
+    known = [tensor.shape.num_elements() for tensor in tensors]
+    if None not in known:
+        return tf.constant(known, tf.int32)
+    if is_tpu(tf.distribute.get_strategy()):
+        # TensorFlow's compiler for TPUs puts a ShapeN behind its use.
+        return tf.stack([tf.size(tensor) for tensor in tensors])
+    return tf.concat(tf.shape_n(tensors), 0)
+
+
+def split_by_bags(
+    values: tf.Tensor, bags: Sequence[BaggedIds]
+) -> list[tf.Tensor]:
+    """Splits values, one for each id of several features, by the features."""
+    if len(bags) == 1:
+        return [values]
+    lengths = num_elements([b.ids for b in bags])
+    split: list[tf.Tensor] = tf.split(values, lengths, num=len(bags))
+    return split
 
 
 def of_one_dtype(ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:

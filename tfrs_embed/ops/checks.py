@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import strategies
+from tfrs_embed.ops.bags import num_elements
 
 
 def message(*parts: Any) -> tf.Tensor:
@@ -169,10 +170,10 @@ class Checks:
         for places, each, whole in zip(
             vectors, parts, guarded[len(alone) :], strict=True
         ):
-            # TensorFlow's compiler for TPUs puts a ShapeN behind its use.
-            lengths = tf.stack([tf.size(tensor) for tensor in each])
             for place, tensor in zip(
-                places, tf.split(whole, lengths, num=len(each)), strict=True
+                places,
+                tf.split(whole, num_elements(each), num=len(each)),
+                strict=True,
             ):
                 tensor.set_shape(tensors[place].shape)
                 found[place] = tensor

@@ -12,7 +12,7 @@ from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.kernels import handle_packs, portable_call
 from tfrs_embed.ops import concat_gradients, lookup, xla
 from tfrs_embed.ops.bag_matrix import BagColumns
-from tfrs_embed.ops.bags import BaggedIds, of_one_dtype
+from tfrs_embed.ops.bags import BaggedIds, of_one_dtype, split_by_bags
 from tfrs_embed.ops.id_range import Row
 from tfrs_embed.ops.messages import Route
 from tfrs_embed.ops.rounding import widen
@@ -92,8 +92,7 @@ class Compiled(Stock):
             return Stock.sum_gradients_by_row(
                 gradients, bags, index, num_rows, dtype
             )
-        sizes = [tf.size(b.ids) for b in bags]
-        places = [index] if len(bags) == 1 else tf.split(index, sizes)
+        places = split_by_bags(index, bags)
         return self._module.tfrs_embed_spread(
             num_rows=num_rows,
             gradients=list(gradients),

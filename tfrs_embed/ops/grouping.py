@@ -106,7 +106,7 @@ def _group(parsed: ParsedIds, layouts: Layouts) -> BaggedIds:
 
 
 class Layouts:
-    """The shapes that bags are laid out in, as tensors, each made once.
+    """The shapes that bags are laid out in, and scales, each made once.
 
     On TPUs each use has its own, as of constants.
 
@@ -116,7 +116,6 @@ class Layouts:
 
     def __init__(self) -> None:
         self.constants = Constants()
-        self._known: dict[tuple[int, ...], tuple[tf.Tensor, tf.Tensor]] = {}
         self._scales: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
         self._scales_of_splits: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
 
@@ -131,13 +130,7 @@ class Layouts:
             if shape.shape == [1]:
                 return shape, tf.squeeze(shape)
             return shape, tf.reduce_prod(shape)
-        key = tuple(shape)
-        if key not in self._known or not self.constants.shared:
-            self._known[key] = (
-                tf.constant(shape, tf.int32, [len(shape)]),
-                tf.constant(math.prod(shape)),
-            )
-        return self._known[key]
+        return self.constants.of(shape), self.constants.of(math.prod(shape))
 
     def scale(
         self, count: tf.Tensor, bag_size: int, combiner: str

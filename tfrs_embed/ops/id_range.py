@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.ops.bags import bag_of_id, of_one_dtype
+from tfrs_embed.ops.bags import bag_of_id, num_elements, of_one_dtype
 from tfrs_embed.ops.checks import Checks, first, message
 
 
@@ -49,10 +49,6 @@ class Row:
             self.parts[0] if len(self.parts) == 1 else tf.concat(self.parts, 0)
         )
 
-    def lengths(self) -> tf.Tensor:
-        """The number of each feature's ids, [features] int32."""
-        return tf.concat(tf.raw_ops.ShapeN(input=self.parts), 0)
-
     def valid(self) -> tf.Tensor:
         """Which ids are in their features' tables, [n] bool."""
         if len(self.parts) == 1:
@@ -78,7 +74,9 @@ class Row:
 
     def _feature_of_id(self) -> tf.Tensor:
         """The feature of each id, [n] int32."""
-        return bag_of_id(tf.concat([[0], tf.cumsum(self.lengths())], 0))
+        return bag_of_id(
+            tf.concat([[0], tf.cumsum(num_elements(self.parts))], 0)
+        )
 
 
 def require(
@@ -96,7 +94,7 @@ def require(
     [guarded] = checks.guard([row.all()])
     if len(ids) == 1:
         return [guarded]
-    return tf.split(guarded, row.lengths(), num=len(ids))
+    return tf.split(guarded, num_elements(row.parts), num=len(ids))
 
 
 def outside(feature: FeatureSpec, ids: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfrs_embed.gradients.lifetime import custom_gradient
 from tfrs_embed.ops import xla
-from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.bags import BaggedIds, Constants
 from tfrs_embed.ops.rounding import widen
 
 # What bags of equal size have in common, by their count and size.
@@ -134,21 +134,28 @@ def gather_densely(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
     return gather(tf.convert_to_tensor(table))
 
 
-def reshape_output(vectors: tf.Tensor, bags: BaggedIds, dim: int) -> tf.Tensor:
+def reshape_output(
+    vectors: tf.Tensor,
+    bags: BaggedIds,
+    dim: int,
+    constants: Constants | None = None,
+) -> tf.Tensor:
     """Returns vectors in the feature's output shape.
 
     Args:
         vectors: [count, dim], or of the output's shape already.
         bags: the feature's bags.
         dim: the table's width.
+        constants: those of several features' outputs; None: it needs its own.
     """
     shape = bags.static_shape + tf.TensorShape([dim])
     if vectors.shape.rank == shape.rank and _as_known(vectors.shape, shape):
         return vectors
     if shape.is_fully_defined():
         # XLA needs a static shape.
-        vectors = tf.reshape(vectors, shape)
-    elif shape.rank != 2:
+        constants = constants or Constants()
+        return tf.reshape(vectors, constants.of(shape.as_list()))
+    if shape.rank != 2:
         vectors = tf.reshape(vectors, tf.concat([bags.shape, [dim]], 0))
     return tf.ensure_shape(vectors, shape)
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.ops.bags import Validity, bag_of_id
+from tfrs_embed.ops.bags import Constants, Validity, bag_of_id
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.input_checks import (
     check_ids_dtype,
@@ -73,10 +73,10 @@ class ParsedIds:
     validity: Validity | None = None
     scaled: bool = True
 
-    def flatten(self) -> None:
+    def flatten(self, constants: Constants) -> None:
         """Lays the ids out as [n]."""
         if self.ids.shape.rank != 1:
-            self.ids = tf.reshape(self.ids, [-1])
+            self.ids = tf.reshape(self.ids, constants.of([-1]))
 
     @property
     def even(self) -> bool:

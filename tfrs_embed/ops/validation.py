@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfrs_embed.ops import backend
-from tfrs_embed.ops.bags import Validity, of_one_dtype
+from tfrs_embed.ops.bags import Constants, Validity, of_one_dtype
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.grouping import Layouts, group
 from tfrs_embed.ops.id_range import Row, outside, valid
@@ -34,7 +34,7 @@ def validate(
     """
     require = invalid_ids == "error"
     if in_xla():
-        _mark(parsed, checks, require)
+        _mark(parsed, checks, require, layouts.constants)
         return
     operations = backend.of(None, training)
     numbers = [each for each in parsed if each.is_number]
@@ -48,7 +48,7 @@ def validate(
     )
     if not at_once:
         for each in parsed:
-            each.flatten()
+            each.flatten(layouts.constants)
         if require:
             require_valid(numbers, checks, training)
     if consensus is None:
@@ -70,7 +70,7 @@ def validate(
         with tf.control_dependencies(found):
             for each in parsed:
                 if not each.is_number:
-                    each.ids = tf.reshape(each.ids, [-1])
+                    each.flatten(layouts.constants)
 
 
 def require_valid(
@@ -106,11 +106,16 @@ def _together(parsed: Sequence[ParsedIds]) -> bool:
     )
 
 
-def _mark(parsed: Sequence[ParsedIds], checks: Checks, require: bool) -> None:
+def _mark(
+    parsed: Sequence[ParsedIds],
+    checks: Checks,
+    require: bool,
+    constants: Constants,
+) -> None:
     """Marks ids as valid or not, inside XLA, where nothing can raise."""
     inside = []
     for each in parsed:
-        each.flatten()
+        each.flatten(constants)
         size = each.feature.table.vocabulary_size
         inside.append(
             valid(each.ids, tf.int32.max if each.is_position else size)
