@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.ops.bags import BaggedIds, map_bag_sizes, num_elements
+from tfrs_embed.ops.bags import BaggedIds, map_bag_sizes, num_rows
 from tfrs_embed.ops.stock import Stock
 
 #: The words of a head: whether there are the bags' lengths, how many bags and
@@ -63,7 +63,7 @@ class Heads:
         # Of features first: a feature may have several pieces.
         has_lengths = tf.constant([int(not bags[i].even) for i in used])
         counts = tf.stack([bags[i].count for i in used])
-        numbers = num_elements([bags[i].ids for i in used])
+        numbers = num_rows([bags[i].ids for i in used])
         of_id = [1 + (i in wide) + (bags[i].weights is not None) for i in used]
         sizes = HEAD + has_lengths * counts + numbers * tf.constant(of_id)
         heads = [has_lengths, counts, numbers, tf.zeros_like(counts)]

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.ops.bags import BaggedIds, bag_of_id, num_elements
+from tfrs_embed.ops.bags import BaggedIds, bag_of_id, num_rows
 from tfrs_embed.ops.update import GradientContributions
 
 
@@ -89,7 +89,7 @@ class TableGroup:
         else:
             # All features at once: each operation takes as long to trace as
             # many ids do to number.
-            splits = tf.cumsum(tf.concat([[0], num_elements(ids)], 0))
+            splits = tf.cumsum(tf.concat([[0], num_rows(ids)], 0))
             feature = bag_of_id(splits)
             keys = tf.concat(ids, 0)
             turn, first = (

@@ -289,7 +289,7 @@ def map_bag_sizes(
     Returns:
         Each feature's [count].
     """
-    ends = num_elements(splits)
+    ends = num_rows(splits)
     between = tf.ones_like(ends)
     pieces = tf.reshape(tf.stack([ends - 1, between], 1), [-1])[:-1]
     joined = tf.concat(splits, 0)
@@ -306,15 +306,17 @@ def _bag_ends(splits: tf.Tensor, constants: Constants) -> tf.Tensor:
     )
 
 
-def num_elements(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The number of elements of each of several vectors, [k] int32."""
-    known = [tensor.shape.num_elements() for tensor in tensors]
+def num_rows(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The length of each of several tensors of one rank, [k] int32."""
+    known = [tensor.shape[0] for tensor in tensors]
     if None not in known:
         return tf.constant(known, tf.int32)
     if is_tpu(tf.distribute.get_strategy()):
         # TensorFlow's compiler for TPUs puts a ShapeN behind its use.
-        return tf.stack([tf.size(tensor) for tensor in tensors])
-    return tf.concat(tf.shape_n(tensors), 0)
+        return tf.stack([tf.shape(tensor)[0] for tensor in tensors])
+    rank = tensors[0].shape.rank
+    shapes = tf.concat(tf.shape_n(tensors), 0)
+    return shapes if rank == 1 else shapes[::rank]
 
 
 def split_by_bags(
@@ -323,7 +325,7 @@ def split_by_bags(
     """Splits values, one for each id of several features, by the features."""
     if len(bags) == 1:
         return [values]
-    lengths = num_elements([b.ids for b in bags])
+    lengths = num_rows([b.ids for b in bags])
     split: list[tf.Tensor] = tf.split(values, lengths, num=len(bags))
     return split
 

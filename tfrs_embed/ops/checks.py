@@ -15,24 +15,32 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import strategies
-from tfrs_embed.ops.bags import num_elements
+from tfrs_embed.ops.bags import num_rows
+
+#: Whether something holds, and a function that words the error if it doesn't;
+#: see `Checks.require`.
+Condition = tuple[tf.Tensor, Callable[[], tf.Tensor]]
 
 
 def message(*parts: Any) -> tf.Tensor:
     """Joins strings and tensors into the text of an error.
 
     Args:
-        *parts: strings, and tensors that are printed as `tf.print` does.
+        *parts: strings, and tensors; numbers are printed as `tf.print` does.
 
     Returns:
         A scalar string tensor.
     """
-    return tf.strings.join(
-        [
-            part if isinstance(part, str) else tf.strings.format("{}", part)
-            for part in parts
-        ]
-    )
+    texts: list[Any] = []
+    for part in parts:
+        if not isinstance(part, str):
+            text = part.dtype == tf.string
+            texts.append(part if text else tf.strings.format("{}", part))
+        elif texts and isinstance(texts[-1], str):
+            texts[-1] += part
+        else:
+            texts.append(part)
+    return tf.strings.join(texts)
 
 
 def first(values: tf.Tensor, where: tf.Tensor) -> tf.Tensor:
@@ -106,7 +114,8 @@ class Checks:
                 "ids: it takes tensors of any rank, and maps each id by itself."
             )
         self.consensus = consensus
-        self._checks: list[tuple[tf.Tensor, Callable[[], tf.Tensor]]] = []
+        self._checks: list[Condition] = []
+        self._together: dict[Any, list[Any]] = {}
 
     def require(self, ok: tf.Tensor, text: Callable[[], tf.Tensor]) -> None:
         """Adds a condition.
@@ -126,6 +135,35 @@ class Checks:
                 None, None, text().numpy().decode()
             )
 
+    def require_together(
+        self,
+        conditions: Callable[[Sequence[Any]], list[Condition]],
+        key: Any,
+        item: Any,
+    ) -> None:
+        """Adds conditions on a feature that are checked for several at once.
+
+        Args:
+            conditions: takes items, and returns what they have to fulfil.
+            key: items of one key can be checked at once.
+            item: the feature's.
+
+        Raises:
+            tf.errors.InvalidArgumentError: when executing eagerly, at once.
+        """
+        self._together.setdefault((conditions, key), []).append(item)
+        # TensorFlow's bridge for TPUs leaves constants of the texts behind when
+        # it moves a check to the host.
+        if tf.executing_eagerly() or strategies.in_tpu_replica():
+            self._join()
+
+    def _join(self) -> None:
+        """Requires what several features have to fulfil."""
+        for (conditions, _), items in self._together.items():
+            for condition in conditions(items):
+                self.require(*condition)
+        self._together = {}
+
     def hold(self) -> tf.Tensor:
         """Returns whether all conditions hold, for code that can't raise.
 
@@ -137,6 +175,7 @@ class Checks:
         """
         if self.consensus is not None:
             strategies.refuse_in_xla("Tables of several replicas")
+        self._join()
         return tf.reduce_all(_in_row([tf.constant(True), *self._oks()]))
 
     def guard(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -146,6 +185,7 @@ class Checks:
             NotImplementedError: inside XLA, which drops what raises.
         """
         strategies.refuse_in_xla("Checks that raise an error as they run")
+        self._join()
         if not self._checks and self.consensus is None:
             return list(tensors)
         with_others: dict[tf.DType, list[int]] = {}
@@ -172,7 +212,7 @@ class Checks:
         ):
             for place, tensor in zip(
                 places,
-                tf.split(whole, num_elements(each), num=len(each)),
+                tf.split(whole, num_rows(each), num=len(each)),
                 strict=True,
             ):
                 tensor.set_shape(tensors[place].shape)

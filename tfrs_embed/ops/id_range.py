@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.ops.bags import bag_of_id, num_elements, of_one_dtype
-from tfrs_embed.ops.checks import Checks, first, message
+from tfrs_embed.ops.bags import of_one_dtype
+from tfrs_embed.ops.checks import Checks, message
+from tfrs_embed.ops.joined import Joined
 
 
 def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
@@ -21,33 +22,22 @@ def valid(ids: tf.Tensor, vocabulary_size: int) -> tf.Tensor:
     return (ids >= 0) & (ids < vocabulary_size)
 
 
-class Row:
+class Row(Joined):
     """Ids of several features one after the other.
-
-    What is done with all of them at once takes a few operations. Features by
-    themselves take as many each, which is most of what tracing them takes.
 
     Args:
         features: the features.
-        ids: their ids, int32 or int64.
+        ids: their ids; of several features int32 or int64.
     """
 
     def __init__(
         self, features: Sequence[FeatureSpec], ids: Sequence[tf.Tensor]
     ) -> None:
         self.sizes = [feature.table.vocabulary_size for feature in features]
-        if max(self.sizes) > tf.int32.max:
+        if len(ids) > 1 and max(self.sizes) > tf.int32.max:
             ids = [tf.cast(i, tf.int64) for i in ids]
-        self.parts = of_one_dtype(
-            [i if i.shape.rank == 1 else tf.reshape(i, [-1]) for i in ids]
-        )
-        self._names = [str(feature) for feature in features]
-
-    def all(self) -> tf.Tensor:
-        """All ids, [n]."""
-        return (
-            self.parts[0] if len(self.parts) == 1 else tf.concat(self.parts, 0)
-        )
+        flat = [i if i.shape.rank == 1 else tf.reshape(i, [-1]) for i in ids]
+        super().__init__(features, of_one_dtype(flat))
 
     def valid(self) -> tf.Tensor:
         """Which ids are in their features' tables, [n] bool."""
@@ -55,27 +45,27 @@ class Row:
             return valid(self.parts[0], self.sizes[0])
         ids = self.all()
         sizes = tf.constant(self.sizes, ids.dtype)
-        return (ids >= 0) & (ids < tf.gather(sizes, self._feature_of_id()))
+        return (ids >= 0) & (ids < tf.gather(sizes, self.feature_of_row()))
 
     def message(self) -> tf.Tensor:
         """The text of the first id's error that is in no table."""
         wrong = tf.where(~self.valid())[:1]
         # Elsewhere there may be none, where another replica has one.
-        feature = tf.reduce_sum(tf.gather_nd(self._feature_of_id(), wrong), 0)
         number = tf.reduce_sum(tf.gather_nd(self.all(), wrong), 0)
-        ends = [_valid_ids(size) for size in self.sizes]
-        return tf.strings.join(
-            [
-                tf.gather([f"{name}: id " for name in self._names], feature),
-                tf.strings.as_string(number),
-                tf.gather(ends, feature),
-            ]
-        )
-
-    def _feature_of_id(self) -> tf.Tensor:
-        """The feature of each id, [n] int32."""
-        return bag_of_id(
-            tf.concat([[0], tf.cumsum(num_elements(self.parts))], 0)
+        feature = 0
+        if len(self.parts) > 1:
+            of_row = tf.gather_nd(self.feature_of_row(), wrong)
+            feature = tf.reduce_sum(of_row, 0)
+        ends = [
+            f" is out of range; the table has {size} rows, valid ids are 0 to "
+            f"{size - 1}."
+            for size in self.sizes
+        ]
+        return message(
+            self.name(feature),
+            ": id ",
+            number,
+            ends[0] if len(ends) == 1 else tf.gather(ends, feature),
         )
 
 
@@ -94,22 +84,4 @@ def require(
     [guarded] = checks.guard([row.all()])
     if len(ids) == 1:
         return [guarded]
-    return tf.split(guarded, num_elements(row.parts), num=len(ids))
-
-
-def outside(feature: FeatureSpec, ids: tf.Tensor) -> tf.Tensor:
-    """The text of the error of a feature's first id that isn't in its table."""
-    size = feature.table.vocabulary_size
-    return message(
-        f"{feature}: id ",
-        first(ids, ~valid(ids, size)),
-        _valid_ids(size),
-    )
-
-
-def _valid_ids(size: int) -> str:
-    """The end of the text of an id's error."""
-    return (
-        f" is out of range; the table has {size} rows, valid ids are 0 to "
-        f"{size - 1}."
-    )
+    return tf.split(guarded, row.lengths(), num=len(ids))

@@ -1,14 +1,16 @@
-"""Checks of one feature's ids and weights, as parsing needs them."""
+"""Checks of features' ids and weights, as parsing needs them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed import hashing as hashings
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.ops.checks import Checks, first, message
+from tfrs_embed.ops.checks import Checks, Condition, first, message
+from tfrs_embed.ops.joined import Joined
 
 
 def require_output_shape(
@@ -49,40 +51,50 @@ def require_output_shape(
             )
 
 
-def require_sparse_order(
-    feature: FeatureSpec,
-    ids: tf.SparseTensor,
-    row: tf.Tensor,
-    column: tf.Tensor,
-    checks: Checks,
-) -> None:
-    """Requires indices that ascend and are within the dense shape."""
-    indices, size = ids.indices, ids.dense_shape
+def sparse_order(
+    given: Sequence[tuple[FeatureSpec, tf.SparseTensor]],
+) -> list[Condition]:
+    """Requires indices that ascend and are within the dense shape.
+
+    Args:
+        given: features and their ids.
+    """
+    joined = Joined([f for f, _ in given], [ids.indices for _, ids in given])
+    indices, feature = joined.all(), joined.feature_of_row()
+    sizes = [ids.dense_shape for _, ids in given]
+    size = sizes[0] if len(given) == 1 else tf.gather(tf.stack(sizes), feature)
+    row, column = indices[:, 0], indices[:, 1]
     later_row = row[1:] > row[:-1]
     later_column = (row[1:] == row[:-1]) & (column[1:] > column[:-1])
     ascending = later_row | later_column
-    checks.require(
-        tf.reduce_all(ascending),
-        lambda: message(
-            f"{feature}: sparse ids must have unique indices in row-major "
-            "order; ",
+    if len(given) > 1:
+        ascending |= feature[1:] > feature[:-1]
+    inside = tf.reduce_all((indices >= 0) & (indices < size), 1)
+
+    def out_of_order() -> tf.Tensor:
+        return message(
+            joined.name(first(feature[1:], ~ascending)),
+            ": sparse ids must have unique indices in row-major order; ",
             first(indices[1:], ~ascending),
             " follows ",
             first(indices[:-1], ~ascending),
             ". tf.sparse.reorder sorts them.",
-        ),
-    )
-    inside = (row >= 0) & (row < size[0]) & (column >= 0) & (column < size[1])
-    checks.require(
-        tf.reduce_all(inside),
-        lambda: message(
-            f"{feature}: sparse ids have the index ",
+        )
+
+    def outside() -> tf.Tensor:
+        return message(
+            joined.name(first(feature, ~inside)),
+            ": sparse ids have the index ",
             first(indices, ~inside),
             " outside their dense shape ",
-            size,
+            size if len(given) == 1 else first(size, ~inside),
             ".",
-        ),
-    )
+        )
+
+    return [
+        (tf.reduce_all(ascending), out_of_order),
+        (tf.reduce_all(inside), outside),
+    ]
 
 
 def weights_like(
@@ -142,40 +154,61 @@ def weights_like(
         )
     for name, (expected, actual) in parts.items():
         if actual is not expected:
-            _require_equal(feature, checks, expected, actual, name)
+            if expected.dtype != actual.dtype:  # Row splits of 32 and 64 bits.
+                expected = tf.cast(expected, tf.int64)
+                actual = tf.cast(actual, tf.int64)
+            key = (name, expected.dtype)
+            checks.require_together(
+                _equal, key, (feature, name, expected, actual)
+            )
     # Weights are data, on every engine: the TPU's give them no gradient.
     return tf.stop_gradient(tf.cast(values, tf.float32))
 
 
-def _require_equal(
-    feature: FeatureSpec,
-    checks: Checks,
-    expected: tf.Tensor,
-    actual: tf.Tensor,
-    name: str,
-) -> None:
-    """Requires a tensor of the weights, [m, ...], to be that of the ids."""
-    if expected.dtype != actual.dtype:  # Row splits of 32 and of 64 bits.
-        expected, actual = (
-            tf.cast(expected, tf.int64),
-            tf.cast(actual, tf.int64),
-        )
+def _equal(
+    given: Sequence[tuple[FeatureSpec, str, tf.Tensor, tf.Tensor]],
+) -> list[Condition]:
+    """Requires tensors of the weights, [m, ...], to be those of the ids.
+
+    Args:
+        given: features, what the tensors are, and those of ids and weights.
+    """
+    features, names, of_ids, of_weights = zip(*given, strict=True)
+    expected, actual = Joined(features, of_ids), Joined(features, of_weights)
+    wanted, found = expected.all(), actual.all()
     # Cut to one length, so that the comparison itself can't fail.
-    lengths = tf.shape(expected)[0], tf.shape(actual)[0]
-    length = tf.minimum(*lengths)
-    equal = tf.equal(*lengths) & tf.reduce_all(
-        tf.equal(expected[:length], actual[:length])
-    )
-    checks.require(
-        equal,
-        lambda: message(
-            f"{feature}: the {name} of the weights ",
-            actual,
-            f" differ from the {name} of the ids ",
-            expected,
+    length = tf.minimum(tf.shape(wanted)[0], tf.shape(found)[0])
+    differ = tf.not_equal(wanted[:length], found[:length])
+    lengths_differ = tf.not_equal(expected.lengths(), actual.lengths())
+
+    def text() -> tf.Tensor:
+        # Behind a feature of another length all of them seem to differ.
+        bad = tf.reduce_min(
+            tf.concat(
+                [
+                    tf.gather(expected.feature_of_row(), _rows(differ)),
+                    _rows(lengths_differ),
+                    [len(given) - 1],
+                ],
+                0,
+            )
+        )
+        return message(
+            expected.name(bad),
+            f": the {names[0]} of the weights ",
+            actual.part(bad),
+            f" differ from the {names[0]} of the ids ",
+            expected.part(bad),
             ".",
-        ),
-    )
+        )
+
+    ok = ~(tf.reduce_any(differ) | tf.reduce_any(lengths_differ))
+    return [(ok, text)]
+
+
+def _rows(where: tf.Tensor) -> tf.Tensor:
+    """The rows, int32, that have values which `where` marks."""
+    return tf.cast(tf.where(where)[:, 0], tf.int32)
 
 
 def to_tensor(value: Any, what: str) -> tf.Tensor:

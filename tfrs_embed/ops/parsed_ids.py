@@ -20,7 +20,7 @@ from tfrs_embed.ops.input_checks import (
     check_ids_dtype,
     check_rank_2,
     require_output_shape,
-    require_sparse_order,
+    sparse_order,
     to_tensor,
     weights_like,
 )
@@ -256,7 +256,7 @@ def _parse_sparse(
     check_rank_2(feature, ids.shape, "sparse ids", "[batch, columns]")
     indices = ids.indices
     row, column = indices[:, 0], indices[:, 1]
-    require_sparse_order(feature, ids, row, column, checks)
+    checks.require_together(sparse_order, None, (feature, ids))
     values = weights_like(feature, ids, weights, checks)
     return _by_rows(
         feature,

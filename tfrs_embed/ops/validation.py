@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -11,7 +10,7 @@ from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import Constants, Validity, of_one_dtype
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.grouping import Layouts, group
-from tfrs_embed.ops.id_range import Row, outside, valid
+from tfrs_embed.ops.id_range import Row, valid
 from tfrs_embed.ops.parsed_ids import ParsedIds
 from tfrs_embed.strategies import in_tpu_replica, in_xla
 
@@ -88,11 +87,8 @@ def require_valid(
     # when it moves a check to the host.
     if len(parsed) < 2 or in_tpu_replica() or not _together(parsed):
         for feature, each in zip(features, parsed, strict=True):
-            size = feature.table.vocabulary_size
-            checks.require(
-                tf.reduce_all(valid(each.ids, size)),
-                functools.partial(outside, feature, each.ids),
-            )
+            row = Row([feature], [each.ids])
+            checks.require(tf.reduce_all(row.valid()), row.message)
         return
     row = Row(features, [each.ids for each in parsed])
     checks.require(backend.of(None, training).inside(row), row.message)

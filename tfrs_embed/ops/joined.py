@@ -1,0 +1,60 @@
+"""Values of several features one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.ops.bags import bag_of_id, num_rows
+
+
+class Joined:
+    """Values of several features one after the other.
+
+    What is done with all of them at once takes a few operations. Features by
+    themselves take as many each, which is most of what tracing them takes.
+
+    Args:
+        features: the features.
+        parts: each feature's [n, ...], of one dtype and rank.
+
+    Attributes:
+        parts: these.
+    """
+
+    def __init__(
+        self, features: Sequence[Any], parts: Sequence[tf.Tensor]
+    ) -> None:
+        self.parts = parts
+        self._names = [str(feature) for feature in features]
+
+    def all(self) -> tf.Tensor:
+        """All values, [sum of n, ...]."""
+        return (
+            self.parts[0] if len(self.parts) == 1 else tf.concat(self.parts, 0)
+        )
+
+    def lengths(self) -> tf.Tensor:
+        """The length of each feature's part, [features] int32."""
+        return num_rows(self.parts)
+
+    def feature_of_row(self) -> tf.Tensor:
+        """The number of each value's feature, [sum of n] int32."""
+        if len(self.parts) == 1:
+            return tf.zeros(tf.shape(self.parts[0])[:1], tf.int32)
+        return bag_of_id(tf.concat([[0], tf.cumsum(self.lengths())], 0))
+
+    def part(self, number: tf.Tensor) -> tf.Tensor:
+        """The values of the feature of that number, [n, ...]."""
+        lengths = self.lengths()
+        begin = tf.cumsum(lengths, exclusive=True)[number]
+        return self.all()[begin : begin + lengths[number]]
+
+    def name(self, number: tf.Tensor) -> tf.Tensor | str:
+        """The name of the feature of that number."""
+        # TensorFlow's bridge for TPUs leaves constants of a text behind when it
+        # moves a check to the host; there each feature is checked by itself.
+        one = len(self._names) == 1
+        return self._names[0] if one else tf.gather(self._names, number)
