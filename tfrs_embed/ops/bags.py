@@ -311,8 +311,9 @@ def num_rows(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     known = [tensor.shape[0] for tensor in tensors]
     if None not in known:
         return tf.constant(known, tf.int32)
-    if is_tpu(tf.distribute.get_strategy()):
-        # TensorFlow's compiler for TPUs puts a ShapeN behind its use.
+    dtypes = {tensor.dtype for tensor in tensors}
+    # TensorFlow's compiler for TPUs puts a ShapeN behind its use.
+    if len(dtypes) > 1 or is_tpu(tf.distribute.get_strategy()):
         return tf.stack([tf.shape(tensor)[0] for tensor in tensors])
     rank = tensors[0].shape.rank
     shapes = tf.concat(tf.shape_n(tensors), 0)
