@@ -314,7 +314,14 @@ def num_rows(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     dtypes = {tensor.dtype for tensor in tensors}
     # TensorFlow's compiler for TPUs puts a ShapeN behind its use.
     if len(dtypes) > 1 or is_tpu(tf.distribute.get_strategy()):
-        return tf.stack([tf.shape(tensor)[0] for tensor in tensors])
+        return tf.stack(
+            [
+                tf.size(tensor)
+                if tensor.shape.rank == 1
+                else tf.shape(tensor)[0]
+                for tensor in tensors
+            ]
+        )
     rank = tensors[0].shape.rank
     shapes = tf.concat(tf.shape_n(tensors), 0)
     return shapes if rank == 1 else shapes[::rank]
