@@ -141,12 +141,15 @@ class BaggedIds(NamedTuple):
             return bag_of_id(self.splits)
         return number_evenly(self.count, self.lengths[0])
 
-    def scaled(self, vectors: tf.Tensor) -> tf.Tensor:
+    def scaled(
+        self, vectors: tf.Tensor, constants: Constants | None = None
+    ) -> tf.Tensor:
         """Vectors, or gradients, [count, dim], by the bags' scales."""
         if self.scale is None:
             return vectors
         scale = tf.cast(self.scale, vectors.dtype)
-        return vectors * tf.expand_dims(scale, 1)
+        axis = (constants or Constants()).of(1)
+        return vectors * tf.expand_dims(scale, axis)
 
     @property
     def even(self) -> bool:

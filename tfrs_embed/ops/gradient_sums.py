@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfrs_embed.ops import xla
-from tfrs_embed.ops.bags import BaggedIds, number_evenly
+from tfrs_embed.ops.bags import BaggedIds, Constants, number_evenly
 
 # Up to this width a product with a sparse matrix was the fastest sum of rows,
 # two to ten times as fast as others at 8 and 16.
@@ -48,8 +48,9 @@ def _spread(
     index: tf.Tensor,
     num_rows: tf.Tensor,
 ) -> tf.Tensor:
+    constants = Constants()
     gradient = _concat(
-        [b.scaled(g) for g, b in zip(gradients, bags, strict=True)]
+        [b.scaled(g, constants) for g, b in zip(gradients, bags, strict=True)]
     )
     narrow = gradient.shape[1] <= _NARROW
     unweighted = all(b.weights is None for b in bags)

@@ -12,8 +12,14 @@ from tfrs_embed.ops import xla
 from tfrs_embed.ops.bags import BaggedIds, Constants
 from tfrs_embed.ops.rounding import widen
 
-# What bags of equal size have in common, by their count and size.
-_Alike = dict[tuple[int, int | None], tuple[tf.Tensor, tf.Tensor]]
+
+class _Shared(Constants):
+    """What the features of one call share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The numbers of bags of equal size, by their count and size.
+        self.numbers: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
 
 
 def lookup(
@@ -34,9 +40,9 @@ def lookup(
         Each feature's vectors, float32 or of the dtype: [count, dim], or in the
         shape that the bags are laid out in.
     """
-    alike: _Alike = {}
+    shared = _Shared()
     return [
-        combine(widen(tf.gather(tables[t], b.ids)), None, b, alike)
+        combine(widen(tf.gather(tables[t], b.ids)), None, b, shared)
         for t, b in zip(table_of, bags, strict=True)
     ]
 
@@ -64,7 +70,7 @@ def combine(
     rows: tf.Tensor,
     index: tf.Tensor | None,
     bags: BaggedIds,
-    alike: _Alike | None = None,
+    shared: _Shared | None = None,
 ) -> tf.Tensor:
     """Combines rows into the bags' vectors.
 
@@ -72,11 +78,13 @@ def combine(
         rows: [m, dim] float32 or float64.
         index: [n] int32, the row of each id; None: row i is id i's.
         bags: the bags of the n ids.
-        alike: what earlier calls, whose bags still exist, have computed.
+        shared: what several features share, whose bags still exist; None: it
+            is a feature by itself.
 
     Returns:
         [count, dim] of that dtype; a bag without ids is zero.
     """
+    shared = shared or _Shared()
     if bags.validity is not None:
         return xla.combine(rows, index, bags)
     if bags.weights is not None:
@@ -88,7 +96,7 @@ def combine(
             rows = tf.gather(rows, index)
     else:
         if index is None:
-            index, bag = _number_ids(bags, {} if alike is None else alike)
+            index, bag = _number_ids(bags, shared)
         else:
             bag = bags.bag_of_id()
         rows = tf.raw_ops.SparseSegmentSumWithNumSegments(
@@ -97,18 +105,21 @@ def combine(
             segment_ids=bag,
             num_segments=bags.count,
         )
-    return bags.scaled(rows)
+    return bags.scaled(rows, shared)
 
 
-def _number_ids(bags: BaggedIds, alike: _Alike) -> tuple[tf.Tensor, tf.Tensor]:
+def _number_ids(
+    bags: BaggedIds, shared: _Shared
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Each id's number and its bag's, [n] int32, once for all bags alike."""
     key = (id(bags.count), bags.bag_size)
-    found = alike.get(key) if bags.even else None
-    if found is None:
-        found = tf.range(tf.size(bags.ids)), bags.bag_of_id()
-    if bags.even:
-        alike[key] = found
-    return found
+    if bags.even and key in shared.numbers:
+        return shared.numbers[key]
+    number = tf.raw_ops.Range(
+        start=shared.of(0), limit=tf.size(bags.ids), delta=shared.of(1)
+    )
+    shared.numbers[key] = number, bags.bag_of_id()
+    return shared.numbers[key]
 
 
 def gather_densely(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:

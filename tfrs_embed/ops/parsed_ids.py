@@ -254,8 +254,8 @@ def _parse_sparse(
 ) -> ParsedIds:
     check_ids_dtype(feature, ids.dtype)
     check_rank_2(feature, ids.shape, "sparse ids", "[batch, columns]")
-    indices = ids.indices
-    row, column = indices[:, 0], indices[:, 1]
+    row, column = tf.unstack(ids.indices, num=2, axis=1)
+    rows, _ = tf.unstack(ids.dense_shape, num=2)
     checks.require_together(sparse_order, None, (feature, ids))
     values = weights_like(feature, ids, weights, checks)
     return _by_rows(
@@ -264,7 +264,7 @@ def _parse_sparse(
         ids.values,
         lambda: (tf.cast(row, tf.int32), tf.cast(column, tf.int32)),
         values,
-        tf.cast(ids.dense_shape[0], tf.int32),
+        tf.cast(rows, tf.int32),
         ids.shape[0],
     )
 

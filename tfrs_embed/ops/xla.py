@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.ops.bags import BaggedIds, Validity
+from tfrs_embed.ops.bags import BaggedIds
 
 
 def compiles(bags: Iterable[BaggedIds]) -> bool:
@@ -42,7 +42,7 @@ def combine(
     """Combines rows into the bags' vectors; see `lookup.combine`."""
     if index is not None:
         rows = tf.gather(rows, index)
-    rows = _valid_rows(rows, bags.validity)
+    rows = _valid_rows(rows, bags)
     if bags.weights is not None:
         rows *= tf.cast(bags.weights, rows.dtype)[:, None]
     if bags.bag_ids is not None:
@@ -50,16 +50,13 @@ def combine(
     elif bags.bag_size != 1:
         shape = [bags.count, bags.bag_size, rows.shape[1]]
         rows = tf.reduce_sum(tf.reshape(rows, shape), 1)
-    if bags.scale is not None:
-        rows *= tf.cast(bags.scale, rows.dtype)[:, None]
-    return rows
+    return bags.scaled(rows)
 
 
-def _valid_rows(rows: tf.Tensor, validity: Validity | None) -> tf.Tensor:
+def _valid_rows(rows: tf.Tensor, bags: BaggedIds) -> tf.Tensor:
     """Rows, [n, dim], with zeros or NaN for ids that aren't there."""
-    if validity is None:
-        return rows
-    mask, all_valid = validity.mask[:, None], validity.all_valid
+    assert bags.validity is not None
+    mask, all_valid = bags.validity.mask[:, None], bags.validity.all_valid
     nothing = tf.where(all_valid, 0.0, float("nan"))
     # Where the model's optimizer trains the rows, a call with a bad id gives
     # them no gradient: it would be NaN.
@@ -127,8 +124,7 @@ def _per_id(
     """Each id's gradient: that of its vector, weighted; [sum of n, dim]."""
     parts = []
     for b, gradient in zip(bags, gradients, strict=True):
-        if b.scale is not None:
-            gradient *= tf.cast(b.scale, gradient.dtype)[:, None]
+        gradient = b.scaled(gradient)
         if b.bag_ids is not None:
             gradient = tf.gather(gradient, b.bag_ids)
         elif b.bag_size != 1:
