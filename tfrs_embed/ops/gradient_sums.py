@@ -37,9 +37,8 @@ def sum_gradients_by_row(
         [num_rows, dim] of the dtype.
     """
     dtype = dtype or gradients[0].dtype
-    if bags[0].validity is not None:
-        return tf.cast(xla.spread(gradients, bags, index, num_rows), dtype)
-    return tf.cast(_spread(gradients, bags, index, num_rows), dtype)
+    spread = _spread if bags[0].validity is None else xla.spread
+    return tf.cast(spread(gradients, bags, index, num_rows), dtype)
 
 
 def _spread(

@@ -159,31 +159,18 @@ def _parse_dense(
             f"{static}."
         )
     combine = rank == len(wanted) + 1
-    prefix, prefix_static = shape[: len(wanted)], static[: len(wanted)]
-    require_output_shape(feature, checks, prefix, prefix_static)
-    prefix_static = prefix_static.merge_with(tf.TensorShape(wanted))
-    if not combine:
-        layout = _layout(prefix)
-        return ParsedIds(
-            feature, ids, None, weights, layout, prefix_static, False
-        )
-    if static[-1]:
-        layout, bag_size = _layout(prefix), static[-1]
-        return ParsedIds(
-            feature,
-            ids,
-            None,
-            weights,
-            layout,
-            prefix_static,
-            True,
-            bag_size=bag_size,
-        )
-    # Bags of a length that is not known, or of none at all.
-    bag = tf.repeat(tf.range(tf.reduce_prod(_layout(prefix))), shape[-1])
-    return ParsedIds(
-        feature, ids, bag, weights, _layout(prefix), prefix_static, True
-    )
+    prefix, laid_out = shape[: len(wanted)], static[: len(wanted)]
+    require_output_shape(feature, checks, prefix, laid_out)
+    laid_out = laid_out.merge_with(tf.TensorShape(wanted))
+    layout = _layout(prefix)
+    parsed = ParsedIds(feature, ids, None, weights, layout, laid_out, combine)
+    if combine and static[-1]:
+        parsed.bag_size = static[-1]
+    elif combine:
+        # Bags of a length that is not known, or of none at all.
+        bags = tf.range(tf.reduce_prod(layout))
+        parsed.bag_ids = tf.repeat(bags, shape[-1])
+    return parsed
 
 
 def _parse_sequence(
@@ -207,11 +194,11 @@ def _parse_sequence(
     if weights is not None:
         weights = tf.ensure_shape(weights, static)[:, :length]
         weights = tf.reshape(weights, [-1])
-    if ids.shape[1] == length:
-        return ParsedIds(feature, ids, None, weights, shape, laid_out, False)
-    position = tf.range(rows)[:, None] * length + tf.range(width)
-    bag = tf.reshape(position, [-1])
-    return ParsedIds(feature, ids, bag, weights, shape, laid_out, False)
+    parsed = ParsedIds(feature, ids, None, weights, shape, laid_out, False)
+    if ids.shape[1] != length:
+        position = tf.range(rows)[:, None] * length + tf.range(width)
+        parsed.bag_ids = tf.reshape(position, [-1])
+    return parsed
 
 
 def _layout(shape: Any) -> Any:
@@ -229,16 +216,12 @@ def _parse_ragged(
     check_rank_2(feature, ids.shape, "ragged ids", "[batch, None]")
     values = weights_like(feature, ids, weights, checks)
     splits = tf.cast(ids.row_splits, tf.int32)
-
-    def places() -> tuple[tf.Tensor, tf.Tensor]:
-        bag = bag_of_id(splits)
-        return bag, tf.range(tf.size(bag)) - tf.gather(splits, bag)
-
     return _by_rows(
         feature,
         checks,
         ids.values,
-        places,
+        None,
+        lambda row: tf.range(tf.size(row)) - tf.gather(splits, row),
         values,
         tf.size(splits) - 1 if ids.shape[0] is None else ids.shape[0],
         ids.shape[0],
@@ -262,7 +245,8 @@ def _parse_sparse(
         feature,
         checks,
         ids.values,
-        lambda: (tf.cast(row, tf.int32), tf.cast(column, tf.int32)),
+        tf.cast(row, tf.int32),
+        lambda _: tf.cast(column, tf.int32),
         values,
         tf.cast(rows, tf.int32),
         ids.shape[0],
@@ -273,7 +257,8 @@ def _by_rows(
     feature: FeatureSpec,
     checks: Checks,
     ids: tf.Tensor,
-    places: Callable[[], tuple[tf.Tensor, tf.Tensor]],
+    row: tf.Tensor | None,
+    position_in: Callable[[tf.Tensor], tf.Tensor],
     weights: tf.Tensor | None,
     rows: Any,
     static_rows: int | None,
@@ -285,7 +270,9 @@ def _by_rows(
         feature: the feature.
         checks: takes the conditions that depend on values.
         ids: [n].
-        places: gives each id's row and its position in it, [n] int32.
+        row: the row of each id, [n] int32; None: `splits` says it.
+        position_in: takes the rows, and returns each id's position in its row,
+            [n] int32.
         weights: [n] float32, or None.
         rows: the number of rows, a tensor unless it is known when tracing.
         static_rows: that, if it is known.
@@ -296,7 +283,6 @@ def _by_rows(
     length = feature.max_sequence_length
 
     def of_rows(shape: Any, static: tf.TensorShape) -> ParsedIds:
-        row = None if splits is not None else places()[0]
         return ParsedIds(
             feature, ids, row, weights, shape, static, True, splits=splits
         )
@@ -307,18 +293,26 @@ def _by_rows(
         return of_rows(shape, tf.TensorShape([static_rows]))
     if wanted is None:
         wanted = (static_rows, length)
-    if _is_sequence(feature, wanted, static_rows):
-        return _sequences(
-            feature,
-            checks,
-            ids,
-            *places(),
-            weights,
-            tf.convert_to_tensor(rows),
-            static_rows,
-            wanted,
-        )
     rows = tf.convert_to_tensor(rows)
+    if _is_sequence(feature, wanted, static_rows):
+        row = bag_of_id(splits) if row is None else row
+        length = wanted[1] or 0
+        static = tf.TensorShape([static_rows, length])
+        shape = tf.stack([rows, length])
+        require_output_shape(feature, checks, shape, static, wanted)
+        position = position_in(row)
+        kept = tf.where(position < length)[:, 0]
+        return ParsedIds(
+            feature,
+            tf.gather(ids, kept),
+            tf.gather(row * length + position, kept),
+            weights,
+            shape,
+            tf.TensorShape([static_rows]).merge_with([wanted[0]])
+            + tf.TensorShape([length]),
+            False,
+            None if weights is None else kept,
+        )
     # The rows fill output_shape in order; one unknown dimension is inferred.
     shape = tf.stack([-1 if d is None else d for d in wanted])
     if sum(d is None for d in wanted) > 1:
@@ -343,40 +337,6 @@ def _by_rows(
         ),
     )
     return of_rows(shape, tf.TensorShape(wanted))
-
-
-def _sequences(
-    feature: FeatureSpec,
-    checks: Checks,
-    ids: tf.Tensor,
-    row: tf.Tensor,
-    position: tf.Tensor,
-    weights: tf.Tensor | None,
-    rows: tf.Tensor,
-    static_rows: int | None,
-    wanted: tuple[int | None, ...],
-) -> ParsedIds:
-    """Rows of ragged or sparse ids as sequences: a bag for each position."""
-    length = wanted[1] or 0
-    require_output_shape(
-        feature,
-        checks,
-        tf.stack([rows, length]),
-        tf.TensorShape([static_rows, length]),
-        wanted,
-    )
-    kept = tf.where(position < length)[:, 0]
-    return ParsedIds(
-        feature,
-        tf.gather(ids, kept),
-        tf.gather(row * length + position, kept),
-        weights,
-        tf.stack([rows, length]),
-        tf.TensorShape([static_rows]).merge_with([wanted[0]])
-        + tf.TensorShape([length]),
-        False,
-        None if weights is None else kept,
-    )
 
 
 def _is_sequence(
