@@ -9,22 +9,14 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "feature_inputs.h"
 #include "id_checks.h"
+#include "op.h"
 #include "rows.h"
 #include "table_shape.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/framework/types.h"
 #include "threads.h"
 
 namespace tfrs_embed {
-
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 namespace {
 

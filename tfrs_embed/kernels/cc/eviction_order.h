@@ -251,7 +251,7 @@ class EvictionOrder {
     if (size <= kSample) return Score::Greatest();
     sample_.clear();
     for (int64_t i = 0; i < kSample; ++i) {
-      random_ = MixBits(random_);
+      random_ = tfrs_mix(random_);
       const Score* score = score_at(random_ % size);
       if (score != nullptr) sample_.push_back(*score);
     }

@@ -6,19 +6,9 @@
 #include <limits>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/types.h"
-#include "tensorflow/core/platform/errors.h"
+#include "op.h"
 
 namespace tfrs_embed {
-
-using tensorflow::OpInputList;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::errors::InvalidArgument;
 
 namespace {
 
@@ -153,27 +143,23 @@ class Inputs {
 
 absl::Status FeatureLayout::Read(OpKernelConstruction* ctx) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("table_of", &table_of));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("has_bag", &has_bag));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("has_weights", &has_weights));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("has_scale", &has_scale));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("per_bag", &per_bag));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("splits", &is_ragged));
   const size_t m = table_of.size();
+  const auto each = [&](const char* name, auto* values) {
+    return GetEach(ctx, name, m, "feature", values);
+  };
+  TF_RETURN_IF_ERROR(each("has_bag", &has_bag));
+  TF_RETURN_IF_ERROR(each("has_weights", &has_weights));
+  TF_RETURN_IF_ERROR(each("has_scale", &has_scale));
+  // Exports of earlier releases have no entries in these two.
+  TF_RETURN_IF_ERROR(ctx->GetAttr("splits", &is_ragged));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("per_bag", &per_bag));
   if (is_ragged.empty()) is_ragged.assign(m, false);
-  if (is_ragged.size() != m) {
-    return InvalidArgument("splits must have an entry for each feature, "
-                           "or none.");
-  }
   if (per_bag.empty()) per_bag.assign(m, 1);
   const bool positive = std::all_of(per_bag.begin(), per_bag.end(),
                                     [](int64_t size) { return size > 0; });
-  if (per_bag.size() != m || !positive) {
-    return InvalidArgument("per_bag must have a positive entry for each "
-                           "feature, or none.");
-  }
-  if (has_bag.size() != m || has_weights.size() != m || has_scale.size() != m) {
-    return InvalidArgument("table_of, has_bag, has_weights and has_scale "
-                           "must have an entry for each feature.");
+  if (is_ragged.size() != m || per_bag.size() != m || !positive) {
+    return InvalidArgument("splits and per_bag must have an entry for each "
+                           "feature, or none; those of per_bag are positive.");
   }
   return absl::OkStatus();
 }

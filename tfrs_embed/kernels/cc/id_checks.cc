@@ -9,30 +9,14 @@
 #include <type_traits>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "feature_inputs.h"
+#include "op.h"
 #include "rows.h"
 #include "table_shape.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/framework/types.h"
-#include "tensorflow/core/platform/errors.h"
 #include "threads.h"
 
 namespace tfrs_embed {
-
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::errors::InvalidArgument;
-using tensorflow::shape_inference::InferenceContext;
 
 namespace {
 
@@ -217,9 +201,7 @@ REGISTER_OP("TfrsEmbedRequire")
       return absl::OkStatus();
     });
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedInside").Device(tensorflow::DEVICE_CPU), InsideOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedRequire").Device(tensorflow::DEVICE_CPU), RequireOp);
+TFRS_KERNEL("TfrsEmbedInside", InsideOp);
+TFRS_KERNEL("TfrsEmbedRequire", RequireOp);
 
 }  // namespace tfrs_embed

@@ -7,24 +7,10 @@
 #include <limits>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/platform/errors.h"
+#include "op.h"
 #include "threads.h"
 
 namespace tfrs_embed {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::OpOutputList;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::errors::InvalidArgument;
 
 namespace {
 
@@ -148,23 +134,19 @@ absl::Status Select(OpKernelContext* ctx, const BagColumns& columns, int64_t cou
 class IdsOfShardOp : public OpKernel {
  public:
   explicit IdsOfShardOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("bag_sizes", &bag_sizes_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("wide", &wide_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("weighted", &weighted_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world", &world_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("shards", &shards_));
-    int features, num_weighted;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &features));
+    int m, num_weighted;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &m));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("W", &num_weighted));
-    const size_t m = features;
-    OP_REQUIRES(
-        ctx,
-        bag_sizes_.size() == m && wide_.size() == m &&
-            weighted_.size() == m && shards_.size() == m,
-        InvalidArgument("bag_sizes, wide, weighted and shards must have an "
-                        "entry for each feature."));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world", &world_));
+    const auto each_feature = [&](const char* name, auto* values) {
+      return GetEach(ctx, name, m, "feature", values);
+    };
+    OP_REQUIRES_OK(ctx, each_feature("bag_sizes", &bag_sizes_));
+    OP_REQUIRES_OK(ctx, each_feature("wide", &wide_));
+    OP_REQUIRES_OK(ctx, each_feature("weighted", &weighted_));
+    OP_REQUIRES_OK(ctx, each_feature("shards", &shards_));
     int found = 0;
-    for (size_t f = 0; f < m; ++f) {
+    for (int f = 0; f < m; ++f) {
       OP_REQUIRES(ctx, shards_[f] >= 0 && shards_[f] < world_,
                   InvalidArgument("shard ", shards_[f], " of ", world_));
       OP_REQUIRES(ctx, bag_sizes_[f] > 0 && bag_sizes_[f] < 1 << 30,
@@ -242,14 +224,13 @@ REGISTER_OP("TfrsEmbedIdsOfShard")
     .Attr("weighted: list(bool)")
     .Attr("world: int >= 1")
     .Attr("shards: list(int)")
-    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+    .SetShapeFn([](InferenceContext* c) {
       for (int i = 0; i < c->num_outputs(); ++i) {
         c->set_output(i, c->Vector(c->kUnknownDim));
       }
       return absl::OkStatus();
     });
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedIdsOfShard").Device(tensorflow::DEVICE_CPU), IdsOfShardOp);
+TFRS_KERNEL("TfrsEmbedIdsOfShard", IdsOfShardOp);
 
 }  // namespace tfrs_embed

@@ -12,19 +12,13 @@
 #include <new>
 #include <utility>
 
+#include "rows.h"
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
 namespace tfrs_embed {
-
-// splitmix64's finaliser.
-inline uint64_t MixBits(uint64_t z) {
-  z += 0x9E3779B97F4A7C15ull;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
 
 // Zeros, which take memory only once they are written to. They begin at a cache
 // line. Throws std::bad_alloc.
@@ -158,7 +152,7 @@ class KeyIndex {
     slots_ = ZeroedArray<Slot>(mask_ + 1);
   }
 
-  int64_t Home(int64_t key) const { return MixBits(key) >> (64 - bits_); }
+  int64_t Home(int64_t key) const { return tfrs_mix(key) >> (64 - bits_); }
 
   // The slot of a key, or the empty one that it would get.
   int64_t FindSlot(int64_t key) const { return FindSlot(key, Home(key)); }

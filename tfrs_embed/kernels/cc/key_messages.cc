@@ -5,22 +5,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "absl/status/status.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/platform/errors.h"
+#include "op.h"
 
 namespace tfrs_embed {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::errors::InvalidArgument;
 
 namespace {
 
@@ -114,7 +101,7 @@ REGISTER_OP("TfrsEmbedWriteKeys")
     .Input("capacity: int32")
     .Output("message: int64")
     .Output("position: int32")
-    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+    .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Matrix(c->NumElements(c->input(1)), c->kUnknownDim));
       c->set_output(1, c->Vector(c->NumElements(c->input(0))));
       return absl::OkStatus();
@@ -125,14 +112,12 @@ REGISTER_OP("TfrsEmbedReadKeys")
     .Output("keys: int64")
     .Output("mask: bool")
     .Output("places: int32")
-    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+    .SetShapeFn([](InferenceContext* c) {
       for (int i = 0; i < 3; ++i) c->set_output(i, c->Vector(c->kUnknownDim));
       return absl::OkStatus();
     });
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedWriteKeys").Device(tensorflow::DEVICE_CPU), WriteKeysOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedReadKeys").Device(tensorflow::DEVICE_CPU), ReadKeysOp);
+TFRS_KERNEL("TfrsEmbedWriteKeys", WriteKeysOp);
+TFRS_KERNEL("TfrsEmbedReadKeys", ReadKeysOp);
 
 }  // namespace tfrs_embed

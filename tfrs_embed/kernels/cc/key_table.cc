@@ -367,8 +367,8 @@ void KeyTable::Admit(int64_t step) {
 }
 
 double KeyTable::Uniform(int64_t key, int64_t step) const {
-  const uint64_t of_key = MixBits(rules_.seed ^ MixBits(key));
-  return (MixBits(of_key + step) >> 11) * 0x1p-53;
+  const uint64_t of_key = tfrs_mix(rules_.seed ^ tfrs_mix(key));
+  return (tfrs_mix(of_key + step) >> 11) * 0x1p-53;
 }
 
 KeyTable::Room KeyTable::FindRoom(int64_t step, int64_t pinned) {

@@ -7,30 +7,17 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "key_table.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
+#include "op.h"
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/framework/types.h"
-#include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/mutex.h"
 #include "tensorflow/core/platform/refcount.h"
 #include "threads.h"
 
 namespace tfrs_embed {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
 using tensorflow::ResourceHandle;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::shape_inference::InferenceContext;
 
 namespace {
 
@@ -114,7 +101,7 @@ absl::Status CheckAlike(OpKernelContext* ctx, int first, int last) {
   const int64_t n = ctx->input(first).NumElements();
   for (int i = first; i <= last; ++i) {
     if (ctx->input(i).NumElements() != n) {
-      return tensorflow::errors::InvalidArgument(
+      return InvalidArgument(
           "Input ", i, " has ", ctx->input(i).NumElements(),
           " elements, input ", first, " has ", n, ".");
     }
@@ -163,21 +150,28 @@ class OpOnKeys : public OpKernel {
     step->n = ctx->input(1).NumElements();
     step->keys = Input(ctx, 1);
     step->counts = counted ? Input(ctx, 2) : nullptr;
-    if (ctx->input(inputs - 1).NumElements() != 1) {
-      return tensorflow::errors::InvalidArgument("The step must be a scalar.");
-    }
-    step->number = *Input(ctx, inputs - 1);
+    TF_RETURN_IF_ERROR(ReadScalar(ctx, inputs - 1, "step", &step->number));
     return counted ? CheckAlike(ctx, 1, 2) : absl::OkStatus();
   }
 
-  static absl::Status ReadVersion(OpKernelContext* ctx, int input,
-                                  int64_t* version) {
+  static absl::Status ReadScalar(OpKernelContext* ctx, int input,
+                                 const char* name, int64_t* value) {
     if (ctx->input(input).NumElements() != 1) {
-      return tensorflow::errors::InvalidArgument(
-          "The version must be a scalar.");
+      return InvalidArgument("The ", name, " must be a scalar.");
     }
-    *version = *Input(ctx, input);
+    *value = *Input(ctx, input);
     return absl::OkStatus();
+  }
+
+  // The outputs of a plan or a commit, behind the rows.
+  static absl::Status ChangesOut(OpKernelContext* ctx,
+                                 const KeyChanges& changes,
+                                 const KeyTable& table) {
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 1, changes.new_keys));
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 2, changes.new_rows));
+    TF_RETURN_IF_ERROR(ScalarOut(ctx, 3, changes.lacking));
+    TF_RETURN_IF_ERROR(ScalarOut(ctx, 4, table.physical()));
+    return ScalarOut(ctx, 5, changes.version);
   }
 };
 
@@ -199,7 +193,7 @@ class CheckRowsOp : public OpOnKeys {
 
   absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
     int64_t version;
-    TF_RETURN_IF_ERROR(ReadVersion(ctx, 2, &version));
+    TF_RETURN_IF_ERROR(ReadScalar(ctx, 2, "version", &version));
     const Tensor& found = ctx->input(1);
     const int64_t n = found.NumElements();
     tensorflow::tf_shared_lock lock(resource->mutex);
@@ -212,7 +206,7 @@ class CheckRowsOp : public OpOnKeys {
     for (int64_t i = 0; i < n; ++i) {
       rows[i] = Input(ctx, 1)[i];
       if (rows[i] < 0) {
-        return tensorflow::errors::InvalidArgument("Row ", rows[i], " < 0");
+        return InvalidArgument("Row ", rows[i], " < 0");
       }
     }
     return ScalarOut(ctx, 1, resource->table.Check(n, version, rows));
@@ -224,7 +218,7 @@ class PublishKeysOp : public OpOnKeys {
 
   absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
     int64_t version;
-    TF_RETURN_IF_ERROR(ReadVersion(ctx, 1, &version));
+    TF_RETURN_IF_ERROR(ReadScalar(ctx, 1, "version", &version));
     if (version == 0) return absl::OkStatus();
     tensorflow::mutex_lock lock(resource->mutex);
     resource->table.Publish(version);
@@ -242,11 +236,7 @@ class PlanKeysOp : public OpOnKeys {
     TF_RETURN_IF_ERROR(RowsOut(ctx, step.n, &rows));
     tensorflow::mutex_lock lock(resource->mutex);
     const KeyChanges plan = resource->table.Plan(ParallelOn(ctx), step, rows);
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 1, plan.new_keys));
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 2, plan.new_rows));
-    TF_RETURN_IF_ERROR(ScalarOut(ctx, 3, plan.lacking));
-    TF_RETURN_IF_ERROR(ScalarOut(ctx, 4, resource->table.physical()));
-    return ScalarOut(ctx, 5, plan.version);
+    return ChangesOut(ctx, plan, resource->table);
   }
 };
 
@@ -257,7 +247,7 @@ class CommitKeysOp : public OpOnKeys {
     KeyStep step;
     TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
     if (ctx->input(3).NumElements() != step.n) {
-      return tensorflow::errors::InvalidArgument(
+      return InvalidArgument(
           "A commit must have a row for each of ", step.n, " keys, got ",
           ctx->input(3).NumElements());
     }
@@ -266,11 +256,7 @@ class CommitKeysOp : public OpOnKeys {
     tensorflow::mutex_lock lock(resource->mutex);
     const KeyChanges changes = resource->table.Commit(ParallelOn(ctx), step,
                                                       Input(ctx, 3), rows);
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 1, changes.new_keys));
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 2, changes.new_rows));
-    TF_RETURN_IF_ERROR(ScalarOut(ctx, 3, changes.lacking));
-    TF_RETURN_IF_ERROR(ScalarOut(ctx, 4, resource->table.physical()));
-    return ScalarOut(ctx, 5, changes.version);
+    return ChangesOut(ctx, changes, resource->table);
   }
 };
 
@@ -313,7 +299,7 @@ class ReplaceKeysOp : public OpOnKeys {
     const std::vector<KeyRecord> candidates = Records(ctx, 4);
     tensorflow::mutex_lock lock(resource->mutex);
     if (!resource->table.Replace(live, candidates)) {
-      return tensorflow::errors::InvalidArgument(
+      return InvalidArgument(
           "There is no room for ", live.size(), " keys.");
     }
     return ScalarOut(ctx, 0, resource->table.version());
@@ -364,16 +350,26 @@ class KeyTableInfoOp : public OpOnKeys {
   }
 };
 
-void SetVectors(InferenceContext* c, int first, int last) {
-  for (int i = first; i <= last; ++i) {
-    c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
-  }
-}
-
 absl::Status LikeKeys(InferenceContext* c) {
   c->set_output(0, c->input(1));
   return absl::OkStatus();
 }
+
+absl::Status LikeKeysAndScalar(InferenceContext* c) {
+  c->set_output(1, c->Scalar());
+  return LikeKeys(c);
+}
+
+absl::Status InferChanges(InferenceContext* c) {
+  for (int i = 1; i <= 5; ++i) {
+    c->set_output(i, i <= 2 ? c->Vector(c->kUnknownDim) : c->Scalar());
+  }
+  return LikeKeys(c);
+}
+
+// An operation on a table of keys, which is its first input.
+#define TFRS_ON_KEYS(name) \
+  REGISTER_OP("TfrsEmbedKeyTable" name).Input("table: resource").SetIsStateful()
 
 }  // namespace
 
@@ -391,37 +387,24 @@ REGISTER_OP("TfrsEmbedKeyTable")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-REGISTER_OP("TfrsEmbedKeyTableFind")
-    .Input("table: resource")
+TFRS_ON_KEYS("Find")
     .Input("keys: int64")
     .Output("rows: int64")
     .Output("version: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(1, c->Scalar());
-      return LikeKeys(c);
-    });
+    .SetShapeFn(LikeKeysAndScalar);
 
-REGISTER_OP("TfrsEmbedKeyTableCheck")
-    .Input("table: resource")
+TFRS_ON_KEYS("Check")
     .Input("rows: int64")
     .Input("version: int64")
     .Output("current_rows: int64")
     .Output("changed: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(1, c->Scalar());
-      return LikeKeys(c);
-    });
+    .SetShapeFn(LikeKeysAndScalar);
 
-REGISTER_OP("TfrsEmbedKeyTablePublish")
-    .Input("table: resource")
+TFRS_ON_KEYS("Publish")
     .Input("version: int64")
-    .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-REGISTER_OP("TfrsEmbedKeyTablePlan")
-    .Input("table: resource")
+TFRS_ON_KEYS("Plan")
     .Input("keys: int64")
     .Input("counts: int64")
     .Input("step: int64")
@@ -431,15 +414,9 @@ REGISTER_OP("TfrsEmbedKeyTablePlan")
     .Output("lacking: int64")
     .Output("physical: int64")
     .Output("version: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      SetVectors(c, 1, 2);
-      for (int i = 3; i <= 5; ++i) c->set_output(i, c->Scalar());
-      return LikeKeys(c);
-    });
+    .SetShapeFn(InferChanges);
 
-REGISTER_OP("TfrsEmbedKeyTableCommit")
-    .Input("table: resource")
+TFRS_ON_KEYS("Commit")
     .Input("keys: int64")
     .Input("counts: int64")
     .Input("rows: int64")
@@ -450,28 +427,20 @@ REGISTER_OP("TfrsEmbedKeyTableCommit")
     .Output("lacking: int64")
     .Output("physical: int64")
     .Output("version: int64")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      SetVectors(c, 1, 2);
-      for (int i = 3; i <= 5; ++i) c->set_output(i, c->Scalar());
-      return LikeKeys(c);
-    });
+    .SetShapeFn(InferChanges);
 
-REGISTER_OP("TfrsEmbedKeyTableExport")
-    .Input("table: resource")
+TFRS_ON_KEYS("Export")
     .Output("keys: int64")
     .Output("rows: int64")
     .Output("frequency: int64")
     .Output("last_used: int64")
     .Attr("candidates: bool")
-    .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      SetVectors(c, 0, 3);
+      for (int i = 0; i < 4; ++i) c->set_output(i, c->Vector(c->kUnknownDim));
       return absl::OkStatus();
     });
 
-REGISTER_OP("TfrsEmbedKeyTableReplace")
-    .Input("table: resource")
+TFRS_ON_KEYS("Replace")
     .Input("keys: int64")
     .Input("frequency: int64")
     .Input("last_used: int64")
@@ -479,51 +448,30 @@ REGISTER_OP("TfrsEmbedKeyTableReplace")
     .Input("candidate_frequency: int64")
     .Input("candidate_last_seen: int64")
     .Output("version: int64")
-    .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-REGISTER_OP("TfrsEmbedKeyTableRemove")
-    .Input("table: resource")
+TFRS_ON_KEYS("Remove")
     .Input("keys: int64")
     .Output("rows: int64")
     .Attr("evicted: bool")
-    .SetIsStateful()
     .SetShapeFn(LikeKeys);
 
-REGISTER_OP("TfrsEmbedKeyTableInfo")
-    .Input("table: resource")
+TFRS_ON_KEYS("Info")
     .Output("info: int64")
-    .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(12));
       return absl::OkStatus();
     });
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTable").Device(tensorflow::DEVICE_CPU), KeyTableOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTableFind").Device(tensorflow::DEVICE_CPU), FindKeysOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTableCheck").Device(tensorflow::DEVICE_CPU), CheckRowsOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTablePublish").Device(tensorflow::DEVICE_CPU),
-    PublishKeysOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTablePlan").Device(tensorflow::DEVICE_CPU), PlanKeysOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTableCommit").Device(tensorflow::DEVICE_CPU),
-    CommitKeysOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTableExport").Device(tensorflow::DEVICE_CPU),
-    ExportKeysOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTableReplace").Device(tensorflow::DEVICE_CPU),
-    ReplaceKeysOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTableRemove").Device(tensorflow::DEVICE_CPU),
-    RemoveKeysOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedKeyTableInfo").Device(tensorflow::DEVICE_CPU),
-    KeyTableInfoOp);
+TFRS_KERNEL("TfrsEmbedKeyTable", KeyTableOp);
+TFRS_KERNEL("TfrsEmbedKeyTableFind", FindKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTableCheck", CheckRowsOp);
+TFRS_KERNEL("TfrsEmbedKeyTablePublish", PublishKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTablePlan", PlanKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTableCommit", CommitKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTableExport", ExportKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTableReplace", ReplaceKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTableRemove", RemoveKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTableInfo", KeyTableInfoOp);
 
 }  // namespace tfrs_embed

@@ -7,32 +7,17 @@
 #include <cstring>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "feature_inputs.h"
 #include "id_checks.h"
 #include "lookups.h"
 #include "loops.h"
+#include "op.h"
 #include "rows.h"
 #include "table_shape.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/framework/types.h"
-#include "tensorflow/core/platform/errors.h"
 #include "threads.h"
 #include "variables.h"
 
 namespace tfrs_embed {
-
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::errors::InvalidArgument;
 
 namespace {
 
@@ -220,13 +205,11 @@ TFRS_FEATURES(
     .Attr("rows: list(int) = []")
     .Attr("names: list(string) = []")
     .SetIsStateful()
-    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+    .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->UnknownShapeOfRank(2));
       return absl::OkStatus();
     });
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedLookupConcat").Device(tensorflow::DEVICE_CPU),
-    LookupConcatOp);
+TFRS_KERNEL("TfrsEmbedLookupConcat", LookupConcatOp);
 
 }  // namespace tfrs_embed

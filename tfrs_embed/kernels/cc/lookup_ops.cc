@@ -6,34 +6,19 @@
 #include <cstring>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "feature_inputs.h"
 #include "id_checks.h"
 #include "lookups.h"
 #include "loops.h"
+#include "op.h"
 #include "rows.h"
 #include "table_shape.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/framework/types.h"
-#include "tensorflow/core/platform/errors.h"
 #include "threads.h"
 #include "variables.h"
 
 namespace tfrs_embed {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::OpOutputList;
 using tensorflow::PartialTensorShape;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::errors::InvalidArgument;
-using tensorflow::shape_inference::InferenceContext;
 
 namespace {
 
@@ -228,7 +213,7 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedLookup").Input("tables: N * resource"))
         return InvalidArgument("shapes must have an entry for each feature.");
       }
       for (int f = 0; f < c->num_outputs(); ++f) {
-        tensorflow::shape_inference::ShapeHandle shape;
+        ShapeHandle shape;
         TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shapes[f],
                                                               &shape));
         c->set_output(f, shape);
@@ -242,9 +227,7 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedCombine").Input("rows: R"))
     .Attr("dims: list(int)")
     .SetShapeFn(InferMatrices);
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedLookup").Device(tensorflow::DEVICE_CPU), LookupOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedCombine").Device(tensorflow::DEVICE_CPU), CombineOp);
+TFRS_KERNEL("TfrsEmbedLookup", LookupOp);
+TFRS_KERNEL("TfrsEmbedCombine", CombineOp);
 
 }  // namespace tfrs_embed

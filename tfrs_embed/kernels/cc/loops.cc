@@ -2,13 +2,8 @@
 
 #include <cstdlib>
 
+#include "op.h"
 #include "rows.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/tstring.h"
 
 namespace tfrs_embed {
@@ -39,7 +34,6 @@ REGISTER_OP("TfrsEmbedLoops")
     .Output("name: string")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedLoops").Device(tensorflow::DEVICE_CPU), LoopsOp);
+TFRS_KERNEL("TfrsEmbedLoops", LoopsOp);
 
 }  // namespace tfrs_embed

@@ -6,22 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "op.h"
 #include "rows.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/platform/errors.h"
 
 namespace tfrs_embed {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 namespace {
 
@@ -102,7 +90,7 @@ class RouteOp : public OpKernel {
     const Tensor& input = ctx->input(0);
     const int64_t n = input.NumElements();
     OP_REQUIRES(ctx, n < int64_t{1} << 30,
-                tensorflow::errors::InvalidArgument(
+                InvalidArgument(
                     "At most 2^30 - 1 keys can be routed at once, got ", n));
     Tensor *index_out, *row_out, *owner_out, *counts_out;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({n}), &index_out));
@@ -154,7 +142,7 @@ REGISTER_OP("TfrsEmbedRoute")
     .Output("owner: int32")
     .Output("counts: int64")
     .Attr("world: int >= 1")
-    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+    .SetShapeFn([](InferenceContext* c) {
       int64_t world;
       TF_RETURN_IF_ERROR(c->GetAttr("world", &world));
       c->set_output(0, c->input(0));
@@ -164,7 +152,6 @@ REGISTER_OP("TfrsEmbedRoute")
       return absl::OkStatus();
     });
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedRoute").Device(tensorflow::DEVICE_CPU), RouteOp);
+TFRS_KERNEL("TfrsEmbedRoute", RouteOp);
 
 }  // namespace tfrs_embed

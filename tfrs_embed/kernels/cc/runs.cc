@@ -5,25 +5,10 @@
 #include <cstring>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/platform/errors.h"
+#include "op.h"
 #include "threads.h"
 
 namespace tfrs_embed {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::errors::InvalidArgument;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
@@ -212,9 +197,7 @@ REGISTER_OP("TfrsEmbedReadSplits")
       return absl::OkStatus();
     });
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedCopyRuns").Device(tensorflow::DEVICE_CPU), CopyRunsOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedReadSplits").Device(tensorflow::DEVICE_CPU), ReadSplitsOp);
+TFRS_KERNEL("TfrsEmbedCopyRuns", CopyRunsOp);
+TFRS_KERNEL("TfrsEmbedReadSplits", ReadSplitsOp);
 
 }  // namespace tfrs_embed

@@ -8,33 +8,16 @@
 #include <numeric>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "buckets.h"
 #include "feature_inputs.h"
 #include "loops.h"
+#include "op.h"
 #include "rows.h"
 #include "table_shape.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/framework/types.h"
-#include "tensorflow/core/platform/errors.h"
 #include "threads.h"
 #include "variables.h"
 
 namespace tfrs_embed {
-
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::errors::InvalidArgument;
-using tensorflow::shape_inference::InferenceContext;
 
 namespace {
 
@@ -147,34 +130,22 @@ class UpdateOp : public OpKernel {
       OP_REQUIRES(ctx, rule > kSum && rule < kRules,
                   InvalidArgument("rules: ", rule));
     }
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("stochastic", &stochastic_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("seeds", &seeds_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("first_rows", &first_rows_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("row_strides", &row_strides_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("first_columns", &first_columns_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("clip_lows", &clip_lows_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("clip_highs", &clip_highs_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("row_norms", &row_norms_));
-    const size_t n = rules_.size();
-    OP_REQUIRES(ctx,
-                clip_lows_.size() == n && clip_highs_.size() == n &&
-                    row_norms_.size() == n,
-                InvalidArgument("clip_lows, clip_highs and row_norms must have "
-                                "an entry for each table."));
-    OP_REQUIRES(ctx,
-                stochastic_.size() == n && seeds_.size() == n &&
-                    first_rows_.size() == n && row_strides_.size() == n &&
-                    first_columns_.size() == n,
-                InvalidArgument("stochastic, seeds, first_rows, row_strides "
-                                "and first_columns must have an entry for each "
-                                "table."));
+    const auto each_table = [&](const char* name, auto* values) {
+      return GetEach(ctx, name, rules_.size(), "table", values);
+    };
+    OP_REQUIRES_OK(ctx, each_table("stochastic", &stochastic_));
+    OP_REQUIRES_OK(ctx, each_table("seeds", &seeds_));
+    OP_REQUIRES_OK(ctx, each_table("first_rows", &first_rows_));
+    OP_REQUIRES_OK(ctx, each_table("row_strides", &row_strides_));
+    OP_REQUIRES_OK(ctx, each_table("first_columns", &first_columns_));
+    OP_REQUIRES_OK(ctx, each_table("clip_lows", &clip_lows_));
+    OP_REQUIRES_OK(ctx, each_table("clip_highs", &clip_highs_));
+    OP_REQUIRES_OK(ctx, each_table("row_norms", &row_norms_));
     tensorflow::DataType gradients;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &gradients));
     OP_REQUIRES(ctx, ReadType(gradients, &gradients_), InvalidArgument("T"));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("gradient_of", &gradient_of_));
-    OP_REQUIRES(ctx, gradient_of_.size() == layout_.table_of.size(),
-                InvalidArgument("gradient_of must have an entry for each "
-                                "feature."));
+    OP_REQUIRES_OK(ctx, GetEach(ctx, "gradient_of", layout_.table_of.size(),
+                                "feature", &gradient_of_));
     OP_REQUIRES(
         ctx, std::is_sorted(layout_.table_of.begin(), layout_.table_of.end()),
         InvalidArgument("table_of must be ascending."));
@@ -335,9 +306,7 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedUpdate")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedSpread").Device(tensorflow::DEVICE_CPU), SpreadOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfrsEmbedUpdate").Device(tensorflow::DEVICE_CPU), UpdateOp);
+TFRS_KERNEL("TfrsEmbedSpread", SpreadOp);
+TFRS_KERNEL("TfrsEmbedUpdate", UpdateOp);
 
 }  // namespace tfrs_embed
