@@ -213,7 +213,7 @@ def test_training_a_saved_model_of_shards_is_an_error(strategy, tmp_path):
         vectors = loaded.serve(tf.constant([1, 2], tf.int64))
     [trigger] = loaded.layer.trainable_variables
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"inside strategy\.run"
+        tf.errors.InvalidArgumentError, match="loaded from a SavedModel"
     ):
         tape.gradient(vectors, trigger)
 

@@ -174,7 +174,7 @@ class EngineLayer(Layer):
                     raise RuntimeError(
                         "The layer that looked these features up is gone."
                     )
-                return layer._update.differentiate(
+                return layer._differentiate(
                     lookup, residuals, gradients, trigger
                 )
 
@@ -209,6 +209,11 @@ class EngineLayer(Layer):
                 vectors, bags, self._engine.features, strict=True
             )
         ]
+
+    def _differentiate(self, *args: Any) -> tf.Tensor:
+        """Differentiates a lookup; see `TableUpdate.differentiate`."""
+        assert self._update is not None
+        return self._update.differentiate(*args)
 
     def _drain_eagerly(self) -> None:
         # A function that is being traced must not apply updates as a side
