@@ -46,10 +46,7 @@ class _Residuals(NamedTuple):
 
 
 class EngineOfKeys(Engine):
-    """What engines of tables with `DynamicKeys` have in common.
-
-    Keys are counted for a layer of one table.
-    """
+    """What engines of tables with `DynamicKeys` have in common."""
 
     _State = DynamicTable
     states: dict[str, Any]
