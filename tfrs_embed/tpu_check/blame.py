@@ -46,12 +46,24 @@ class Blamed:
     def __init__(self) -> None:
         self.message: str | None = None
         self._calls: dict[tuple[int, str], int] = {}
+        self._running: set[tuple[int, str]] = set()
 
-    def count(self, owner: Any, what: str) -> int:
-        """Counts the calls of an object's method; returns this one's number."""
+    @contextlib.contextmanager
+    def count(self, owner: Any, what: str) -> Iterator[int]:
+        """Counts the calls of an object's method; yields this one's number.
+
+        A call of the base class's method inside belongs to it.
+        """
         key = (id(owner), what)
+        if key in self._running:
+            yield self._calls[key]
+            return
         self._calls[key] = self._calls.get(key, 0) + 1
-        return self._calls[key]
+        self._running.add(key)
+        try:
+            yield self._calls[key]
+        finally:
+            self._running.remove(key)
 
 
 @contextlib.contextmanager
@@ -83,20 +95,20 @@ def _watched(
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(method)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        number = blamed.count(self, what)
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            if blamed.message is None:
-                kind = type(self).__name__
-                name = getattr(self, "name", None)
-                layer = f"{kind} '{name}'" if name else kind
-                place = _user_frame(tf_stack.extract_stack())
-                blamed.message = (
-                    f"{what} {layer} (number {number}"
-                    f"{f', at {place}' if place else ''}): {error}"
-                )
-            raise
+        with blamed.count(self, what) as number:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                if blamed.message is None:
+                    kind = type(self).__name__
+                    name = getattr(self, "name", None)
+                    layer = f"{kind} '{name}'" if name else kind
+                    place = _user_frame(tf_stack.extract_stack())
+                    blamed.message = (
+                        f"{what} {layer} (number {number}"
+                        f"{f', at {place}' if place else ''}): {error}"
+                    )
+                raise
 
     return watched
 
