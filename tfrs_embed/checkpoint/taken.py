@@ -18,7 +18,7 @@ from tfrs_embed.checkpoint.session import Session
 def copy_for_saving(
     saved: Saved, object_map: Any, read: Callable[[], np.ndarray | None]
 ) -> None:
-    """Copies a value that TensorFlow is about to save, or brings a copy up.
+    """Copies a value that TensorFlow is about to save, or updates its copy.
 
     Args:
         saved: the value.

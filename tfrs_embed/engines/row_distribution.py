@@ -1,4 +1,4 @@
-"""The way of ids to the shards of their rows, and of rows back.
+"""Sends ids to the shards of their rows, and rows back.
 
     ids -> RowInput -> keys of a shard -> RowLookup -> rows -> RowOutput
 
@@ -30,16 +30,16 @@ from tfrs_embed.ops.update import GradientContributions
 class Asked(NamedTuple):
     """A replica's keys, and those that it was asked for.
 
-    What belongs to a group of tables is in a mapping by the group's number,
-    here and behind.
+    What belongs to a group of tables is in a mapping, by the group's number.
 
     Attributes:
         groups: the groups, with those of their features whose rows travel.
         routes: where the replica's keys are sent.
-        hot: the keys of hot rows, which are not, of groups that have some.
-        received: what the replica was asked for; none before keys are sent.
-        positions: of each feature of a group [n] int32: the places of its ids'
-            rows among those that came back; none before.
+        hot: the keys of hot rows, which are not sent, of the groups that have
+            such rows.
+        received: what the replica was asked for; empty before keys are sent.
+        positions: for each feature of a group [n] int32, the places of its ids'
+            rows among the answers; empty before rows are sent.
     """
 
     groups: dict[int, TableGroup]

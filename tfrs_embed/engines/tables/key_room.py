@@ -82,7 +82,7 @@ class KeyRoom:
         return kept
 
     def _shortage(self, shard_of: np.ndarray) -> str:
-        """Says which shard has no room for its keys; "": all have.
+        """The text of which shard has no room for its keys; "" if all have.
 
         Args:
             shard_of: the keys' shards, [n] int32.
@@ -103,7 +103,7 @@ class KeyRoom:
         )
 
     def left_out(self, keys: np.ndarray, kept: np.ndarray, source: str) -> str:
-        """Says that some keys have no room; "": they may go without a word.
+        """The text of a warning of keys without room; "" if none is due.
 
         Args:
             keys: all keys, [n] int64.
@@ -121,7 +121,7 @@ class KeyRoom:
         )
 
     def unevenly_full(self, sizes: Sequence[int]) -> str:
-        """Says that a shard evicts while others have many free rows; "": none.
+        """The text of a warning of a full shard beside free ones; or "".
 
         Args:
             sizes: the number of keys of each shard.
