@@ -366,77 +366,18 @@ def plain_objects(**variables):
     return tf.train.Checkpoint(tables=tf.train.Checkpoint(large=table))
 
 
-@pytest.mark.parametrize("made", ["before", "later"])
-def test_plain_variables_are_restored_from_tables(made, small_blocks, tmp_path):
+def test_a_plain_variable_is_given_what_a_reader_reads(tmp_path):
     layer = make()
     train(layer, 2)
     path = save(layer, tmp_path)
-    saved = state(layer)
-    table = tf.train.Checkpoint()
-    layer = tf.train.Checkpoint(tables=tf.train.Checkpoint(large=table))
-    later = made == "later"
-    if later:
-        status = restore(layer, path)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    with strategy.scope():
-        table.parameters = tf.Variable(tf.zeros([ROWS, DIM]))
-    table.accumulators = tf.Variable(
-        tf.zeros([ROWS, DIM]), shape=tf.TensorShape(None)
-    )
-    if not later:
-        status = restore(layer, path)
-    status.assert_existing_objects_matched()
-    for name in ["parameters", "accumulators"]:
-        found = getattr(table, name).numpy()
-        np.testing.assert_array_equal(found, saved[f"large/{name}"])
-    # They are plain ones still, to TensorFlow and to tables.
-    again = restore(make(), save(layer, tmp_path))
-    again.assert_existing_objects_matched()
-
-
-def test_plain_variables_are_restored_from_tables_of_keys(tmp_path):
-    layer = layers.All2AllDenseEmbedding(10, 4, 1, 1)
-    keys = tf.constant([[[7]], [[9]]], tf.int64)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(layer(keys, training=True))
-    differentiate(tape, loss, layer.trainable_variables)
-    path = save(layer, tmp_path)
-    table = tf.train.Checkpoint(
-        keys=tf.Variable(tf.zeros([2], tf.int64)),
-        parameters=tf.Variable(tf.zeros([2, 4])),
-    )
-    restore(tf.train.Checkpoint(table=table), path).expect_partial()
-    np.testing.assert_array_equal(table.keys, [7, 9])
-    rows = layer(keys, training=False)
-    np.testing.assert_array_equal(table.parameters, rows[:, 0, 0])
-
-
-@pytest.mark.parametrize(
-    "variable, message",
-    [
-        (
-            lambda: tf.Variable(tf.ones([ROWS + 1, DIM]), name="mine"),
-            r"Variable 'mine:0' can't be restored from 'layer/tables/large/"
-            r"parameters.* the shape \(51, 6\) here and \[50, 6\] there",
-        ),
-        (
-            lambda: tf.Variable(tf.ones([ROWS, DIM], tf.float16)),
-            "it is float16 here and float32 there",
-        ),
-        (tf.train.Checkpoint, "table of tfrs_embed .* is a Checkpoint; a"),
-    ],
-)
-def test_what_cannot_hold_a_tables_values_is_refused(
-    variable, message, tmp_path
-):
-    layer = make()
-    train(layer)
-    path = save(layer, tmp_path)
-    accumulators = tf.Variable(tf.ones([ROWS, DIM]))
-    objects = plain_objects(accumulators=accumulators, parameters=variable())
-    with pytest.raises(ValueError, match=message):
-        restore(objects, path)
-    np.testing.assert_array_equal(accumulators, tf.ones([ROWS, DIM]))
+    parameters = tf.Variable(tf.ones([ROWS, DIM]))
+    with pytest.raises(ValueError, match=r"saver named 'tfrs_embed\.table'"):
+        restore(plain_objects(parameters=parameters), path)
+    np.testing.assert_array_equal(parameters, tf.ones([ROWS, DIM]))
+    reader = tf.train.load_checkpoint(path)
+    key = "layer/tables/large/parameters/.ATTRIBUTES/VARIABLE_VALUE"
+    parameters.assign(reader.get_tensor(key))
+    np.testing.assert_array_equal(parameters, state(layer)["large/parameters"])
 
 
 # Learning rates.
@@ -544,15 +485,6 @@ def no_rates(state, save_type="checkpoint", **kwargs):
         state, save_type, **kwargs
     )
     return {k: v for k, v in children.items() if k != "learning_rate"}
-
-
-def test_a_rate_is_restored_into_a_plain_variable(tmp_path):
-    layer = make_of(tpu.SGD(0.25))
-    layer.build(None)
-    table = tf.train.Checkpoint(learning_rate=tf.Variable(0.0))
-    objects = tf.train.Checkpoint(tables=tf.train.Checkpoint(a=table))
-    restore(objects, save(layer, tmp_path))
-    assert table.learning_rate.numpy() == 0.25
 
 
 def test_rates_that_one_optimizer_cannot_have_are_an_error(tmp_path):
@@ -703,6 +635,15 @@ def test_slots_by_position_go_to_their_variables(tmp_path):
         other.optimizer.build(other.trainable_variables)
     tf.train.Checkpoint(model=other).restore(path)
     fit(other)
+
+
+def test_a_checkpoint_is_restored_after_an_export(tmp_path):
+    model = compiled(20)
+    saved = tf.train.Checkpoint(model=model)
+    path = saved.save(str(tmp_path / "checkpoint"))
+    tf.saved_model.save(model, str(tmp_path / "model"))
+    saved.restore(path).assert_consumed()
+    fit(model)
 
 
 def test_slots_by_variable_are_restored_under_another_threshold(tmp_path):

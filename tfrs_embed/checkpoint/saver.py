@@ -10,16 +10,14 @@ difference.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import kerases, progress
+from tfrs_embed import progress
 from tfrs_embed._tensorflow import registration, save_context
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.plain import PlainVariable
 from tfrs_embed.checkpoint.rows import Saved, key_of
 from tfrs_embed.checkpoint.session import Session
 
@@ -66,10 +64,6 @@ def marked(variable: Any) -> Saved | None:
 
 def _applies(trackable: Any) -> bool:
     saved = marked(trackable)
-    if _is_asked_to_restore():
-        if saved is None:
-            _check_can_hold_values(trackable)
-        return True
     # SavedModels are loaded where nothing of this is registered.
     return (
         saved is not None
@@ -78,29 +72,11 @@ def _applies(trackable: Any) -> bool:
     )
 
 
-def _is_asked_to_restore() -> bool:
-    """Whether `_applies` is asked about what a checkpoint has a table for.
-
-    TensorFlow asks the same function which objects to save as tables.
-    """
-    caller = sys._getframe(2).f_code
-    return caller.co_name == registration.validate_restore_function.__name__
-
-
-def _check_can_hold_values(trackable: Any) -> None:
-    if not isinstance(kerases.variable(trackable), tf.Variable):
-        raise ValueError(
-            "The checkpoint has values of a table of tfrs_embed where the "
-            f"object to restore is a {type(trackable).__name__}; a table's "
-            "values are restored into a table, or a tf.Variable."
-        )
-
-
 def _save(trackables: Mapping[str, Any], file_prefix: tf.Tensor) -> list[str]:
     # With variables on several devices TensorFlow saves in a function.
     with tf.init_scope():
         prefix = _text(file_prefix)
-        found = {key_of(n): _saved(t) for n, t in trackables.items()}
+        found = _by_key(trackables)
         total = sum(saved.nbytes for saved in found.values())
         with progress.Task("Saving", _what(prefix), total) as task:
             session = Session(prefix, _checkpoint_of(prefix), task.advance)
@@ -114,9 +90,7 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
         reader = BundleReader(_text(merged_prefix))
         found = {
             key: saved
-            for key, saved in (
-                (key_of(n), _saved(t)) for n, t in trackables.items()
-            )
+            for key, saved in _by_key(trackables).items()
             if key in reader.shapes or not saved.optional
         }
         # Keys come before their rows.
@@ -137,6 +111,10 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
                 saved.restore(key, reader)
 
 
+def _by_key(trackables: Mapping[str, Any]) -> dict[str, Saved]:
+    return {key_of(n): getattr(t, _ATTRIBUTE) for n, t in trackables.items()}
+
+
 def _what(prefix: str) -> str:
     """What progress calls a checkpoint's tables."""
     return f"tables of '{os.path.basename(_checkpoint_of(prefix))}'"
@@ -145,10 +123,6 @@ def _what(prefix: str) -> str:
 def _checkpoint_of(prefix: str) -> str:
     """The path of the checkpoint whose tables have a path of their own."""
     return prefix.removesuffix(f"-{_PACKAGE}.{_NAME}")
-
-
-def _saved(trackable: Any) -> Saved:
-    return marked(trackable) or PlainVariable(kerases.variable(trackable))
 
 
 def _text(prefix: Any) -> str:

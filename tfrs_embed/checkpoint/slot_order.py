@@ -98,9 +98,15 @@ class SavedOrder(Trackable, Saved):
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
+        children = super()._trackable_children(save_type, **kwargs)
         # SavedModels are loaded where nothing of this is registered.
         self.exporting = save_type == "savedmodel"
-        return super()._trackable_children(save_type, **kwargs)
+        return children
+
+    def _maybe_initialize_trackable(self) -> None:
+        super()._maybe_initialize_trackable()
+        # TensorFlow calls this as it finds the object for a restore, too.
+        self.exporting = False
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         object_map[self] = self  # It never changes.
