@@ -370,7 +370,7 @@ def test_damaged_files_are_named(
     if large:
         monkeypatch.setattr(bundle, "LARGE_BYTES", 100)
     name = "layer/_tpu_embedding/t/.ATTRIBUTES/VARIABLE_VALUE"
-    [(_, entry)] = Index(path).pieces(name)
+    [entry] = Index(path).pieces(name)
     if how == "changed":
         change_byte(entry.file, entry.offset + 99)
     elif how == "cut":

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.index import REMEDY, Index
-from tfrs_embed.checkpoint.stored import StoredTensor
+from tfrs_embed.checkpoint import stored
+from tfrs_embed.checkpoint.index import Index
+from tfrs_embed.checkpoint.stored import REMEDY, Piece
 
 #: Bytes of a slice, unless one row has more.
 BLOCK_BYTES = 16 << 20
@@ -196,7 +197,8 @@ class BundleReader:
         self.dtypes = self._index.dtypes
         #: Called with numbers of bytes that were read.
         self.progress: Callable[[int], None] | None = None
-        self._stored: dict[str, StoredTensor | None] = {}
+        # Of tensors of which a piece is large, by name.
+        self._large: dict[str, list[Piece]] = {}
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Gives tensors other names than the files have.
@@ -223,10 +225,10 @@ class BundleReader:
 
     def read_rows(self, name: str, start: int, size: int) -> tf.Tensor:
         """Returns `size` rows of a tensor from `start` on."""
-        stored = self._in_large_pieces(name)
-        if stored is not None:
+        pieces = self._large_pieces(name)
+        if pieces:
             with tf.device("CPU:0"):
-                rows = tf.constant(stored.rows(start, size))
+                rows = tf.constant(stored.read_rows(pieces, start, size))
         else:
             spec = slice_spec(self.shapes[name], start, size)
             rows = self._read(name, spec)
@@ -241,28 +243,22 @@ class BundleReader:
         if self.progress is not None:
             self.progress(math.prod(shape) * self.dtypes[name].size)
 
-    def stored(self, name: str) -> StoredTensor:
-        """Returns a tensor's bytes in the data files, for reading any rows.
+    def pieces(self, name: str) -> list[Piece]:
+        """Returns a tensor's pieces in the data files; see `Index.pieces`."""
+        return self._index.pieces(self.name_in_files(name))
 
-        Raises:
-            KeyError: it was not saved.
-            ValueError: it is cut along its columns too, or its bytes are in the
-                order of another machine.
-        """
-        return StoredTensor(self._index, self.name_in_files(name))
-
-    def _in_large_pieces(self, name: str) -> StoredTensor | None:
-        """A tensor that was saved in large pieces; None: any other."""
+    def _large_pieces(self, name: str) -> list[Piece]:
+        """The pieces of a tensor that was saved in large ones; else empty."""
         # A size of 0: its elements, strings, have none of their own.
         if self.nbytes(name) <= LARGE_BYTES:
-            return None
-        if name not in self._stored:
-            self._stored[name] = None
+            return []
+        if name not in self._large:
+            self._large[name] = []
             with contextlib.suppress(ValueError):
-                stored = self.stored(name)
-                if stored.largest > LARGE_BYTES:
-                    self._stored[name] = stored
-        return self._stored[name]
+                pieces = self.pieces(name)
+                if max(piece.size for piece in pieces) > LARGE_BYTES:
+                    self._large[name] = pieces
+        return self._large[name]
 
     def _read(self, name: str, slice_: str) -> tf.Tensor:
         try:
@@ -286,8 +282,7 @@ class BundleReader:
         """Which file an error is about, if the tensor is in one."""
         files: set[str] = set()
         with contextlib.suppress(ValueError):
-            pieces = self._index.pieces(self.name_in_files(name))
-            files = {entry.file for _, entry in pieces}
+            files = {piece.file for piece in self.pieces(name)}
         return f"it is in {files.pop()}. " if len(files) == 1 else ""
 
 

@@ -6,8 +6,10 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 
-_allowed = contextvars.ContextVar("growing_tables", default=False)
-_may_shrink = contextvars.ContextVar("shrinking_tables", default=False)
+# Inside of `growing_tables` its argument, else None.
+_shrink: contextvars.ContextVar[bool | None] = contextvars.ContextVar(
+    "growing_tables", default=None
+)
 
 
 @contextlib.contextmanager
@@ -47,20 +49,18 @@ def growing_tables(shrink: bool = False) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    token = _allowed.set(True)
-    shrinking = _may_shrink.set(shrink)
+    token = _shrink.set(shrink)
     try:
         yield
     finally:
-        _may_shrink.reset(shrinking)
-        _allowed.reset(token)
+        _shrink.reset(token)
 
 
 def allowed() -> bool:
     """Whether a restore that begins now may grow tables."""
-    return _allowed.get()
+    return _shrink.get() is not None
 
 
 def may_shrink() -> bool:
     """Whether a table that is restored now may take less keys."""
-    return _may_shrink.get()
+    return bool(_shrink.get())

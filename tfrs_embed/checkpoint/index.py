@@ -7,7 +7,6 @@ tensorflow/core/lib/io/format.h.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,41 +15,19 @@ import google_crc32c
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import tensor_bundle_pb2
+from tfrs_embed.checkpoint.stored import Piece, damaged, masked_crc32c
 
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 _FOOTER = 48
 # Behind each block: how it is compressed, and a checksum.
 _TRAILER = 5
 _VARINT_BYTES = 10
-#: What to do where a file is damaged.
-REMEDY = "Use an earlier checkpoint, or another copy of this one."
 # The limits of TensorFlow's shapes.
 _MOST_DIMS = 254
 _MOST = 2**63 - 1
 
 # In place of a slice's length, where it has all of a dimension.
 _ALL = -1
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """Where the bytes of a tensor, or of a slice of it, are.
-
-    Attributes:
-        file: the data file.
-        offset: the first byte in it.
-        size: the number of bytes.
-        shape: the shape.
-        dtype: the dtype.
-        masked_crc: the bytes' checksum, as `masked_crc32c` gives it.
-    """
-
-    file: str
-    offset: int
-    size: int
-    shape: tuple[int, ...]
-    dtype: tf.DType
-    masked_crc: int
 
 
 def check_files(prefix: str) -> None:
@@ -100,12 +77,13 @@ class Index:
                 raise self._damaged("it has no data files")
             tensors: dict[str, tensor_bundle_pb2.BundleEntryProto] = {}
             # Of each tensor, in the order of their keys.
-            slices: dict[str, list[Entry]] = {}
+            slices: dict[str, list[Piece]] = {}
             for key, value in values.items():
                 proto = self._checked_proto(key, value)
                 if key.startswith(b"\0"):
                     name = _tensor_of(key)
-                    slices.setdefault(name, []).append(self._entry(proto))
+                    piece = self._piece(name, proto)
+                    slices.setdefault(name, []).append(piece)
                 else:
                     tensors[key.decode()] = proto
             self.shapes: Mapping[str, list[int]] = {
@@ -125,28 +103,24 @@ class Index:
         except Exception as error:  # A protobuf's, or of an index.
             raise self._damaged(f"{type(error).__name__}: {error}") from error
 
-    @property
-    def little_endian(self) -> bool:
-        """Whether its tensors' bytes are in this order."""
-        header = tensor_bundle_pb2.BundleHeaderProto
-        return self._header.endianness == header.LITTLE
+    def pieces(self, name: str) -> list[Piece]:
+        """Returns the pieces that have a tensor's rows, in their order.
 
-    def pieces(self, name: str) -> list[tuple[int, Entry]]:
-        """Says where the rows of a tensor are.
+        There is one, if the tensor was saved whole.
 
         Args:
             name: the tensor's name.
 
-        Returns:
-            Pieces that cover it: the first row of each, ascending, and where
-            its bytes are. One, if the tensor was saved whole.
-
         Raises:
             KeyError: it was not saved.
-            ValueError: it is cut along its columns too.
+            ValueError: it is cut along its columns too, or its bytes are in the
+                order of another machine.
         """
+        header = tensor_bundle_pb2.BundleHeaderProto
+        if self._header.endianness != header.LITTLE:
+            raise ValueError(f"'{name}' was saved on a big-endian machine.")
         row = tuple(self.shapes[name][1:])
-        if any(entry.shape[1:] != row for _, entry in self._pieces[name]):
+        if any(piece.shape[1:] != row for piece in self._pieces[name]):
             raise ValueError(
                 f"'{name}' was saved in slices of its columns, not of its rows "
                 "alone."
@@ -157,23 +131,22 @@ class Index:
         self,
         name: str,
         proto: tensor_bundle_pb2.BundleEntryProto,
-        entries: list[Entry],
-    ) -> list[tuple[int, Entry]]:
-        """A tensor's slices and their first rows; all of it if it has none.
+        pieces: list[Piece],
+    ) -> list[Piece]:
+        """A tensor's slices with their first rows; all of it if it has none.
 
         Args:
             name: the tensor's name.
             proto: what the index says of it.
-            entries: its slices, in the order of their keys.
+            pieces: its slices, in the order of their keys.
         """
         if not proto.slices:
-            return [(0, self._entry(proto))]
-        if len(entries) != len(proto.slices):
+            return [self._piece(name, proto)]
+        if len(pieces) != len(proto.slices):
             raise self._damaged(f"a slice of '{name}' is missing")
-        pieces = []
         # Sorted as their keys are.
         slices = sorted(map(_extents, proto.slices))
-        for extents, entry in zip(slices, entries, strict=True):
+        for extents, piece in zip(slices, pieces, strict=True):
             shape = []
             for (start, length), size in zip(
                 extents, self.shapes[name], strict=True
@@ -183,9 +156,9 @@ class Index:
                 if not 0 <= start <= start + length <= size:
                     raise self._damaged(f"a slice of '{name}' is outside of it")
                 shape.append(length)
-            if entry.shape != tuple(shape) or entry.dtype != proto.dtype:
+            if piece.shape != tuple(shape) or piece.dtype != proto.dtype:
                 raise self._damaged(f"a slice of '{name}' is not as it says")
-            pieces.append((extents[0][0], entry))
+            piece.start = extents[0][0]
         return pieces
 
     def check_files(self) -> None:
@@ -196,9 +169,9 @@ class Index:
         """
         last: dict[str, tuple[int, str]] = {}
         for name, pieces in self._pieces.items():
-            for _, entry in pieces:
-                found = entry.offset + entry.size, name
-                last[entry.file] = max(found, last.get(entry.file, found))
+            for piece in pieces:
+                found = piece.offset + piece.size, name
+                last[piece.file] = max(found, last.get(piece.file, found))
         for file, (end, name) in sorted(last.items()):
             if _length(file) < end:
                 raise damaged(
@@ -238,9 +211,12 @@ class Index:
             )
         return proto
 
-    def _entry(self, proto: tensor_bundle_pb2.BundleEntryProto) -> Entry:
+    def _piece(
+        self, name: str, proto: tensor_bundle_pb2.BundleEntryProto
+    ) -> Piece:
         shards = self._header.num_shards
-        return Entry(
+        return Piece(
+            name=name,
             file=f"{self._prefix}.data-{proto.shard_id:05d}-of-{shards:05d}",
             offset=proto.offset,
             size=proto.size,
@@ -255,16 +231,9 @@ class Index:
         footer = len(self._data) - _FOOTER
         _, at = self._handle(self._data, footer)
         (offset, size), _ = self._handle(self._data, at)
-        before = None
-        for key, value in self._block(offset, size):
+        for _, value in self._block(offset, size):
             (offset, size), _ = self._handle(value, 0)
-            for inner, found in self._block(offset, size):
-                # Those of the blocks are how TensorFlow finds a key's.
-                if (before is not None and inner <= before) or inner > key:
-                    raise self._damaged("its keys are not sorted")
-                yield inner, found
-                before = inner
-            before = key
+            yield from self._block(offset, size)
 
     def _handle(self, data: bytes, at: int) -> tuple[tuple[int, int], int]:
         offset, at = _varint(data, at)
@@ -287,44 +256,20 @@ class Index:
         end = len(block) - 4 * (count + 1)
         if len(block) < 4 or end < 0 or count < 1:
             raise self._damaged("a block is too short")
-        restarts = [
-            int.from_bytes(block[i : i + 4], "little")
-            for i in range(end, len(block) - 4, 4)
-        ]
-        begins = []
         at, key = 0, b""
         while at < end:
-            start = at
             shared, at = _varint(block, at)
             others, at = _varint(block, at)
             length, at = _varint(block, at)
             if shared > len(key) or at + others + length > end:
                 raise self._damaged("an entry does not fit into its block")
-            if shared == 0:
-                begins.append(start)
             key = key[:shared] + block[at : at + others]
             at += others
             yield key, block[at : at + length]
             at += length
-        if restarts != sorted(set(restarts)) or not set(restarts) <= {
-            0,
-            *begins,
-        }:
-            raise self._damaged("a block does not say where its entries are")
 
     def _damaged(self, why: str) -> tf.errors.DataLossError:
         return damaged(f"'{self._path}' is damaged: {why}")
-
-
-def masked_crc32c(crc: int) -> int:
-    """The form in which TensorFlow stores a CRC among the data it is of."""
-    rotated = (crc >> 15 | crc << 17) & 0xFFFFFFFF
-    return (rotated + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def damaged(what: str) -> tf.errors.DataLossError:
-    """An error that says what is damaged, and what to do then."""
-    return tf.errors.DataLossError(None, None, f"{what}. {REMEDY}")
 
 
 def _length(file: str) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import sparse_core_layout_pb2
+from tfrs_embed.checkpoint import stored
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.conversion.contents import Column, Table
 from tfrs_embed.checkpoint.conversion.finder import Finder
@@ -178,14 +179,15 @@ def _stacked(reader: BundleReader, path: str, layout: Any) -> Column:
             f"says that it has {stack_rows} rows, and that '"
             f"{layout.table_name}' takes {dim} columns of it."
         )
-    stored = reader.stored(path + VALUE)
+    pieces = reader.pieces(path + VALUE)
 
     def read(start: int, size: int) -> np.ndarray:
         values = np.empty((size, dim), np.float32)
         for first in range(start, min(start + shards, start + size)):
             count = len(range(first, start + size, shards))
             # A shard has every so manyeth row, one behind the other.
-            found = stored.rows(int(flat_rows(layout, first)), count)
+            row = int(flat_rows(layout, first))
+            found = stored.read_rows(pieces, row, count)
             values[first - start :: shards] = found[:, :dim]
         return values
 
@@ -194,7 +196,7 @@ def _stacked(reader: BundleReader, path: str, layout: Any) -> Column:
     def read_verified(start: int, size: int) -> np.ndarray:
         nonlocal verified
         if not verified:
-            stored.verify()
+            stored.verify(pieces)
             verified = True
         return read(start, size)
 
