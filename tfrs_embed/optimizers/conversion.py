@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from tfrs_embed.optimizers.learning_rate import (
     restored,
     stored,
 )
-from tfrs_embed.optimizers.options import NO_OPTIONS, Limits, UpdateOptions
+from tfrs_embed.optimizers.options import Limits, UpdateOptions
 from tfrs_embed.optimizers.rules import (
     RULES,
     SGD,
@@ -54,7 +54,23 @@ _OF_KERAS["AdamW"] = [Adam]
 def convert(
     optimizer: Any, where: str, keras: Any = None
 ) -> TableOptimizer | None:
-    """Turns whatever a user may give into a table optimizer.
+    """Returns what `find` does, with its learning rate made.
+
+    Raises:
+        ValueError: as `find`, or a Keras optimizer's rate is negative or not
+            finite.
+        TypeError: as `find`.
+    """
+    found = find(optimizer, where, keras)
+    if found is not None:
+        _ = found.rate
+    return found
+
+
+def find(
+    optimizer: Any, where: str, keras: Any = None
+) -> TableOptimizer | None:
+    """Turns whatever a user may give into a table optimizer; makes no variable.
 
     Args:
         optimizer: None; an `OptimizerName`, which stands for an optimizer of
@@ -74,44 +90,17 @@ def convert(
             unknown name.
         TypeError: another kind of object.
     """
-    found = find(optimizer, where, keras)
-    if found is None or isinstance(found, TableOptimizer):
-        return found
-    return TableOptimizer(found.rule, found.rate(), found.source, found.options)
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """A rule and a rate that is not made yet, as that makes variables."""
-
-    rule: UpdateRule
-    rate: Callable[[], LearningRate]
-    source: Any
-    options: UpdateOptions = NO_OPTIONS
-
-
-def find(
-    optimizer: Any, where: str, keras: Any = None
-) -> TableOptimizer | Found | None:
-    """Returns what `convert` makes, before it makes variables.
-
-    It raises what `convert` raises, but for the rate of a Keras optimizer,
-    which is read when the optimizer is converted.
-    """
     if optimizer is None or isinstance(optimizer, TableOptimizer):
         return optimizer
-    return _find(optimizer, where, keras)
-
-
-def _find(optimizer: Any, where: str, keras: Any) -> Found:
     if isinstance(optimizer, Mapping):
         made = _from_mapping(optimizer, where, keras or kerases.default())
-        return _find(made, where, keras)
+        return find(made, where, keras)
     source = optimizer
     if isinstance(optimizer, str):
         optimizer = _by_name(optimizer, where)
     if isinstance(optimizer, Regularized):
-        found = _find(optimizer.optimizer, where, keras)
+        found = find(optimizer.optimizer, where, keras)
+        assert found is not None
         options = found.options.joined(optimizer.options, where)
         return dataclasses.replace(found, source=source, options=options)
     if type(optimizer) in _OF_CLASS:
@@ -125,7 +114,7 @@ def _find(optimizer: Any, where: str, keras: Any) -> Found:
     if own is not None and own is (keras or own):
         scaling = own.mixed_precision.LossScaleOptimizer
         if isinstance(optimizer, scaling):
-            return _find(optimizer.inner_optimizer, where, keras)
+            return find(optimizer.inner_optimizer, where, keras)
         kind = type(optimizer).__name__
         if kind in _OF_KERAS and type(optimizer) in _keras_classes(own, kind):
             return _from_keras(optimizer, kind, where)
@@ -178,7 +167,7 @@ _TPU_NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _from_class(optimizer: Any, where: str, source: Any) -> Found:
+def _from_class(optimizer: Any, where: str, source: Any) -> TableOptimizer:
     where = f"{where}: {type(optimizer).__name__}"
     for setting, neutral in _TPU_NEUTRAL.items():
         value = getattr(optimizer, setting, neutral[0])
@@ -192,7 +181,7 @@ def _from_class(optimizer: Any, where: str, source: Any) -> Found:
     if not summed and not isinstance(rule, SGD):
         _refuse(where, "use_gradient_accumulation", summed)
     check_given(optimizer.learning_rate, where)
-    return Found(
+    return TableOptimizer(
         rule,
         lambda: LearningRate.of(optimizer.learning_rate, where),
         source,
@@ -301,7 +290,7 @@ def _is_legacy(optimizer: Any) -> bool:
     )
 
 
-def _from_keras(optimizer: Any, kind: str, where: str) -> Found:
+def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
     where = f"{where}: Keras {kind}"
     legacy = _is_legacy(optimizer)
     config = optimizer.get_config()
@@ -336,7 +325,7 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> Found:
         made = _keras_rate(optimizer, legacy, where)
         return made if factor is None else made.times(*factor)
 
-    return Found(rule, rate, optimizer, options)
+    return TableOptimizer(rule, rate, optimizer, options)
 
 
 def _keras_asked(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -517,36 +518,36 @@ RULES: tuple[type[UpdateRule], ...] = (
 )
 
 
-def needs_whole_rows(rule: UpdateRule, options: UpdateOptions) -> str | None:
-    """The name of what needs all columns of a row; None: nothing does."""
-    if any(slot.by_row for slot in rule.slots().values()):
-        return rule.name
-    return None if options.row_clipnorm is None else "row_clipnorm"
-
-
 @dataclasses.dataclass(eq=False, repr=False)
 class TableOptimizer:
     """An update rule with its learning rate, clipping and weight decay.
 
     Attributes:
         rule: the update rule.
-        rate: its learning rate.
+        make_rate: makes the learning rate.
         source: what the user gave.
         options: what is done to gradients and rows before the rule.
     """
 
     rule: UpdateRule
-    rate: LearningRate
+    make_rate: Callable[[], LearningRate]
     source: Any
     options: UpdateOptions = NO_OPTIONS
 
     def __post_init__(self) -> None:
         self._step: Callable[[], Any] = lambda: 0
 
+    @functools.cached_property
+    def rate(self) -> LearningRate:
+        """The learning rate; the first access may make a variable."""
+        return self.make_rate()
+
     @property
     def needs_whole_rows(self) -> str | None:
         """The name of what needs all columns of a row; None: nothing does."""
-        return needs_whole_rows(self.rule, self.options)
+        if any(slot.by_row for slot in self.rule.slots().values()):
+            return self.rule.name
+        return None if self.options.row_clipnorm is None else "row_clipnorm"
 
     def decay(self, step: tf.Tensor) -> tf.Tensor | None:
         """The share that a row loses after `step` updates, a scalar float32.

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs import EmbeddingSpec, TableSpec, bytes_of
 from tfrs_embed.optimizers import conversion
-from tfrs_embed.optimizers.rules import UpdateRule, needs_whole_rows
+from tfrs_embed.optimizers.rules import TableOptimizer, UpdateRule
 from tfrs_embed.planner.plans import Plan, TablePlan
 from tfrs_embed.strategies import is_tpu
 
@@ -35,12 +35,10 @@ def whole_rows(table: TableSpec, optimizer: Any) -> str | None:
         optimizer: see `trained_by`.
     """
     found = _optimizer(table, optimizer)
-    if found is None:
-        return None
-    return needs_whole_rows(found.rule, found.options)
+    return None if found is None else found.needs_whole_rows
 
 
-def _optimizer(table: TableSpec, optimizer: Any) -> Any:
+def _optimizer(table: TableSpec, optimizer: Any) -> TableOptimizer | None:
     own = table.optimizer if table.optimizer is not None else optimizer
     return conversion.find(own, f"Table '{table.name}'")
 
