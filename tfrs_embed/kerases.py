@@ -73,6 +73,28 @@ def variable(value: Any) -> Any:
     return value
 
 
+def adapts_scale(optimizer: Any) -> bool:
+    """Whether an optimizer's loss scale changes; infinite gradients lower it.
+
+    Args:
+        optimizer: a LossScaleOptimizer, or one of Keras 3 with a fixed scale.
+    """
+    if of(optimizer).__name__ == TF_KERAS:
+        return bool(optimizer.dynamic)
+    return hasattr(optimizer, "initial_scale")
+
+
+def loss_scale(optimizer: Any) -> Any:
+    """The factor on the losses of an optimizer; see `adapts_scale`."""
+    if of(optimizer).__name__ == TF_KERAS:
+        return optimizer.loss_scale
+    if not adapts_scale(optimizer):
+        return optimizer.loss_scale_factor
+    if optimizer.built:
+        return optimizer.dynamic_scale.value
+    return optimizer.initial_scale
+
+
 def spec(symbolic: Any) -> tf.TypeSpec:
     """The spec of a symbolic tensor of Keras 3, by the tensor's name."""
     shape, dtype = symbolic.shape, tf.as_dtype(symbolic.dtype)

@@ -28,11 +28,13 @@ class UpdateFlag:
 
     Attributes:
         variables: one for each local replica, so that none waits for another.
+        used: whether a function's gradient reads it.
     """
 
     def __init__(self, layer: str, weight: tf.Variable, number: int) -> None:
         self.layer = layer
         self.weight = weight
+        self.used = False
         with tf.init_scope(), tf.device("CPU:0"):
             self.variables = [
                 UnmirroredVariable(
@@ -50,25 +52,16 @@ class UpdateFlag:
             return self.variables[0]
         return self.variables[int(context._local_replica_id)]
 
-    def use(self) -> None:
-        """Notes that a function's gradient reads the flag."""
-        with _lock:
-            _used.add(self)
-
 
 _all: weakref.WeakSet[UpdateFlag] = weakref.WeakSet()
-_used: weakref.WeakSet[UpdateFlag] = weakref.WeakSet()
-# Other threads add to them.
+# Other threads add to it.
 _lock = threading.Lock()
 
 
 def used() -> list[UpdateFlag]:
     """The flags that a function's gradient reads."""
-    # Most programs have none, and their tapes ask.
-    if not _used:
-        return []
     with _lock:
-        return list(_used)
+        return [flag for flag in _all if flag.used]
 
 
 def of_graph(graph: tf.Graph) -> list[UpdateFlag]:

@@ -17,8 +17,6 @@ from tfrs_embed._tensorflow import EagerTensor, ops
 
 # The attribute that keeps a graph's gradients, by their names.
 _ATTRIBUTE = "_tfrs_embed_gradients"
-# The attribute that marks graphs into which others' gradients move, too.
-_MOVES = "_tfrs_embed_moves_gradients"
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,8 +35,8 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
         result = plain(*args)
         first = tf.nest.flatten(result, expand_composites=True)[0]
         if not isinstance(first, EagerTensor):
-            _move(first.op)
             move_all(first.graph)
+            _move(first.op)
         return result
 
     return with_gradient
@@ -52,9 +50,9 @@ def move_all(graph: Any) -> None:
     Args:
         graph: a graph that is being traced.
     """
-    if hasattr(graph, _MOVES):
+    if hasattr(graph, _ATTRIBUTE):
         return
-    setattr(graph, _MOVES, True)
+    setattr(graph, _ATTRIBUTE, {})
     of_graph = weakref.ref(graph)
     kind = type(graph)
 
@@ -76,8 +74,6 @@ def _move(op: tf.Operation) -> None:
     except ValueError:
         return  # It has no gradient of its own.
     graph = op.graph
-    if not hasattr(graph, _ATTRIBUTE):
-        setattr(graph, _ATTRIBUTE, {})
     of_its_own = getattr(graph, _ATTRIBUTE)
     entries = ops.gradient_registry._registry
     # Other names were registered to stay.

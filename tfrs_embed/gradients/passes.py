@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed import kerases
 from tfrs_embed.gradients import lifetime
 from tfrs_embed.gradients.flag import (
     NOT_ASKED,
@@ -18,13 +19,6 @@ from tfrs_embed.gradients.flag import (
     UpdateFlag,
     handle,
     used,
-)
-
-#: The text of an error.
-AMBIGUOUS = (
-    "Losses that different LossScaleOptimizers scaled are differentiated "
-    "together, so what the tables' gradients are scaled by can't be known. "
-    "Take the gradient of each loss by itself."
 )
 
 # The attribute that marks TensorFlow's function as wrapped.
@@ -103,7 +97,12 @@ class Pass:
             ValueError: several did.
         """
         if len(self._scales) > 1:
-            raise ValueError(f"Layer '{layer}': {AMBIGUOUS}")
+            raise ValueError(
+                f"Layer '{layer}': losses that different LossScaleOptimizers "
+                "scaled are differentiated together, so what the tables' "
+                "gradients are scaled by can't be known. Take the gradient of "
+                "each loss by itself."
+            )
         return self._scales[0] if self._scales else None
 
     def register(self, flag: UpdateFlag) -> None:
@@ -203,7 +202,7 @@ class Pass:
         optimizer = self.scaled_by(flag.layer)
         if optimizer is None:
             return 1.0
-        return tf.cast(optimizer.loss_scale, tf.float32)
+        return tf.cast(kerases.loss_scale(optimizer), tf.float32)
 
     def _assign(self, flag: UpdateFlag, value: Any) -> None:
         flag.variable().assign(value)
@@ -218,7 +217,7 @@ def _value(passes: Sequence[Pass], flag: UpdateFlag) -> Any:
 
 def read(flag: UpdateFlag) -> tf.Tensor:
     """A flag's value when the function runs that is being traced."""
-    flag.use()
+    flag.used = True
     for running in all_passes():
         running.register(flag)
     return tf.convert_to_tensor(flag.variable())

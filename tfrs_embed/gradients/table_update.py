@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfrs_embed import strategies
+from tfrs_embed import kerases, strategies
 from tfrs_embed._tensorflow import save_context
 from tfrs_embed.gradients import passes
 from tfrs_embed.gradients.flag import NOT_ASKED, UNSAID, UpdateFlag
@@ -143,8 +143,8 @@ class TableUpdate:
         if scaled_by is None:
             self._engine.apply_gradients(residuals, gradients)
             return tf.zeros_like(trigger)
-        finite = _unscale(gradients, scaled_by.loss_scale)
-        if scaled_by.dynamic:
+        finite = _unscale(gradients, kerases.loss_scale(scaled_by))
+        if kerases.adapts_scale(scaled_by):
             return self._apply_if(finite, residuals, gradients, trigger)
         self._engine.apply_gradients(residuals, gradients)
         return tf.zeros_like(trigger)
