@@ -125,9 +125,6 @@ def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:
         return lambda first, block: initializer(block, tf.float32)
     for name in _SAMPLERS:
         if calls_as(initializer, name):
-            keras = kerases.of(initializer)
-            if keras is not None and keras.__name__ == kerases.KERAS_3:
-                return _sampler_of_keras_3(initializer, name, shape)
             return _sampler(initializer, name, shape)
     if parameters(initializer) >= _PARTITION:
         return lambda first, block: _call(
@@ -151,6 +148,8 @@ def _sampler(initializer: Any, name: str, shape: _Shape) -> Callable[..., Any]:
 
     The initializer is called as the class `name` is.
     """
+    own = kerases.of(initializer)
+    of_keras_3 = own is not None and own.__name__ == kerases.KERAS_3
     if (
         isinstance(initializer, init_ops_v2.Initializer)
         and initializer.seed is not None
@@ -164,42 +163,34 @@ def _sampler(initializer: Any, name: str, shape: _Shape) -> Callable[..., Any]:
         )
 
     def sample(first: int, block: _Shape) -> tf.Tensor:
-        offset = (first, 0)
-        rows = initializer(
-            block, tf.float32, partition_shape=block, partition_offset=offset
-        )
-        # Given the table's shape, TF's takes its fans, but tf_keras's takes the
-        # block's: both have been given the block's.
-        return rows * _scale(initializer, name, shape, block)
-
-    return sample
-
-
-def _sampler_of_keras_3(
-    initializer: Any, name: str, shape: _Shape
-) -> Callable[..., Any]:
-    """As `_sampler`, of Keras 3's, which know of no partitions."""
-
-    def sample(first: int, block: _Shape) -> tf.Tensor:
-        maker = initializer
-        if first and isinstance(initializer.seed, int):
-            # It would repeat itself in each block.
-            mixed = np.random.SeedSequence([initializer.seed, first])
-            seed = int(mixed.generate_state(1)[0] >> 1)
-            maker = type(initializer).from_config(
-                {**initializer.get_config(), "seed": seed}
+        if of_keras_3:
+            rows = _of_block(initializer, first)(block, tf.float32)
+        else:
+            rows = initializer(
+                block,
+                tf.float32,
+                partition_shape=block,
+                partition_offset=(first, 0),
             )
-        rows = maker(block, tf.float32)
-        return rows * _scale(initializer, name, shape, block)
+        if name == "VarianceScaling":
+            # Given the table's shape, TF's takes its fans, but Keras's take the
+            # block's: all have been given the block's.
+            fans = fan_of(initializer, block) / fan_of(initializer, shape)
+            rows *= math.sqrt(fans)
+        return rows
 
     return sample
 
 
-def _scale(initializer: Any, name: str, shape: _Shape, block: _Shape) -> float:
-    """The factor on a block that was scaled by its own fans."""
-    if name != "VarianceScaling":
-        return 1.0
-    return math.sqrt(fan_of(initializer, block) / fan_of(initializer, shape))
+def _of_block(initializer: Any, first: int) -> Any:
+    """An initializer of Keras 3, which knows no partitions, for one block."""
+    if not first or not isinstance(initializer.seed, int):
+        return initializer
+    # It would repeat itself in each block.
+    mixed = np.random.SeedSequence([initializer.seed, first])
+    seed = int(mixed.generate_state(1)[0] >> 1)
+    config = {**initializer.get_config(), "seed": seed}
+    return type(initializer).from_config(config)
 
 
 def fan_of(initializer: Any, shape: _Shape) -> float:
