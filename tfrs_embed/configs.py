@@ -256,7 +256,9 @@ class FeatureConfig:
         object.__setattr__(self, "max_sequence_length", length)
         if self.hashing is not None:
             self._check_hashing(where)
-        dim = hashings.width(self.hashing, _table_dim(self.table))
+        own = not isinstance(self.table, _tpu.TableConfig)
+        dim = self.table.embedding_dim if own else self.table.dim
+        dim = hashings.width(self.hashing, dim)
         if self.output_shape is not None and (
             len(self.output_shape) < 2 or self.output_shape[-1] != dim
         ):
@@ -601,12 +603,6 @@ def _feature_spec(config: Any, name: str, table: TableSpec) -> FeatureSpec:
         config,
         hashing=getattr(config, "hashing", None),
     )
-
-
-def _table_dim(table: Any) -> int:
-    if isinstance(table, _tpu.TableConfig):
-        return table.dim
-    return table.embedding_dim
 
 
 def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
@@ -194,25 +195,20 @@ class Rows(Saved):
     def restore(self, key: str, reader: BundleReader) -> None:
         there = reader.shapes[key]
         with self.writing(), futures.ThreadPoolExecutor(1) as thread:
-            waiting: list[tuple[int, futures.Future[tf.Tensor]]] = []
-            for start, size in blocks(there, tf.float32):
-                # One block is read while the one before is written.
-                read = thread.submit(reader.read_rows, key, start, size)
-                waiting.append((start, read))
-                if len(waiting) == 2:
-                    self._write_next(waiting)
-            while waiting:
-                self._write_next(waiting)
+            reads = (
+                (start, thread.submit(reader.read_rows, key, start, size))
+                for start, size in blocks(there, tf.float32)
+            )
+            end: Any = (there[0], None)
+            # One block is read while the one before is written.
+            for (start, read), _ in itertools.pairwise(
+                itertools.chain(reads, [end])
+            ):
+                self.write_rows(start, tf.cast(read.result(), self.dtype))
             if there[0] < self.shape[0]:
                 assert self.initial is not None
                 for start, rows in self.initial(there[0]):
                     self.write_rows(start, tf.cast(rows, self.dtype))
-
-    def _write_next(
-        self, waiting: list[tuple[int, futures.Future[tf.Tensor]]]
-    ) -> None:
-        start, read = waiting.pop(0)
-        self.write_rows(start, tf.cast(read.result(), self.dtype))
 
 
 class VariableRows(Rows):

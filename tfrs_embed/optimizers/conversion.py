@@ -296,7 +296,9 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
     config = optimizer.get_config()
     asked = _keras_asked(optimizer, config, _KERAS_FOREIGN)
     for of_keras in _OF_KERAS[kind]:
-        names = _keras_names(of_keras)
+        # The rule's fields by their names in Keras.
+        fields = [field.name for field in dataclasses.fields(of_keras)]
+        names = {of_keras.keras_names.get(name, name): name for name in fields}
         refused = [setting for setting in asked if setting not in names]
         if not refused:
             break
@@ -340,12 +342,6 @@ def _keras_asked(
         if value is not None and np.any(value):
             asked[name] = value
     return asked
-
-
-def _keras_names(rule: type[UpdateRule]) -> dict[str, str]:
-    """A rule's fields by their names in Keras."""
-    names = [field.name for field in dataclasses.fields(rule)]
-    return {rule.keras_names.get(name, name): name for name in names}
 
 
 def _keras_rate(optimizer: Any, legacy: bool, where: str) -> LearningRate:
