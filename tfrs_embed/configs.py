@@ -256,8 +256,9 @@ class FeatureConfig:
         object.__setattr__(self, "max_sequence_length", length)
         if self.hashing is not None:
             self._check_hashing(where)
-        own = not isinstance(self.table, _tpu.TableConfig)
-        dim = self.table.embedding_dim if own else self.table.dim
+        table: Any = self.table
+        of_tpu = isinstance(table, _tpu.TableConfig)
+        dim = table.dim if of_tpu else table.embedding_dim
         dim = hashings.width(self.hashing, dim)
         if self.output_shape is not None and (
             len(self.output_shape) < 2 or self.output_shape[-1] != dim
