@@ -81,7 +81,7 @@ def as_ids(tensor):
         return Ids(
             tensor.row_splits.numpy().astype(np.int32), tensor.values.numpy()
         )
-    return Ids(np.zeros(0, np.int32), tensor.numpy())
+    return Ids(np.arange(len(tensor) + 1, dtype=np.int32), tensor.numpy())
 
 
 def kernels(layout, tensors):

@@ -13,7 +13,6 @@ import tensorflow as tf
 from helpers import sparse_core_config
 from tfrs_embed.sparsecore import Topology, buffers, coo, partitions
 from tfrs_embed.sparsecore.layout import Layout
-from tfrs_embed.testing import host_ops
 
 tpu = tf.tpu.experimental.embedding
 P = np.iinfo(np.int32).max
@@ -48,7 +47,7 @@ def ragged(rows, weights=None):
 
 
 def dense(*ids):
-    return coo.Ids(np.zeros(0, np.int32), np.array(ids, np.int32))
+    return ragged([[i] for i in ids])
 
 
 def assert_buffers(got, pointers, samples, tokens, gains):
@@ -123,10 +122,9 @@ def test_the_second_table_of_a_stack_is_rotated_by_a_chip():
 
 def test_statistics_are_those_of_the_buffers():
     ids = [ragged([[5, 3, 3], [2, 5], [], [0, 1]])]
-    counts = buffers.statistics(layout(), ids)["t0"]
+    counts = buffers.count(layout(), ids)["t0"]
     assert counts.ids.tolist() == [[1, 3], [1, 1]]
     assert counts.unique_ids.tolist() == [[1, 2], [1, 1]]
-    assert counts.size == 32
 
 
 @pytest.mark.parametrize(
@@ -166,55 +164,16 @@ def test_what_exceeds_the_capacity_is_dropped_if_allowed():
     assert_buffers(got["t0"], [1, *[8] * 15], [1, *GAP], [1, *GAP], [0.5, *GAP])
 
 
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
-        (dense(1, 2, 3), "3 elements for values and sample count as 4"),
-        (ragged([[1], [2]]), "3 elements for row_splits"),
-        (coo.Ids(np.array([0, 2, 1, 2, 3]), np.ones(3, int)), "must ascend"),
-        (coo.Ids(np.array([1, 1, 1, 2, 3]), np.ones(3, int)), "must ascend"),
-        (coo.Ids(np.array([[1, 0], [0, 0]]), np.ones(2, int)), "sorted"),
-        (coo.Ids(np.array([[-1, 0]]), np.ones(1, int)), "sorted"),
-        (coo.Ids(np.array([[5, 0]]), np.ones(1, int)), "row_id 5"),
-        (coo.Ids(np.array([[0, 0]]), np.ones(2, int)), "a row for each value"),
-    ],
-)
-def test_ids_that_do_not_fit_are_an_error(ids, message):
-    with pytest.raises(ValueError, match=message):
-        buffers.preprocess(layout(), [ids])
-
-
-def test_samples_that_sparse_cores_cannot_share_are_an_error():
-    with pytest.raises(ValueError, match="sample_count 5 is not divisible"):
-        coo.convert(dense(*[0] * 5), 5, 2, 0, 0, 0, 2, "sum")
-
-
-def test_ops_return_static_sizes():
-    lists = [[np.zeros(0, t)] * 2 for t in (np.int32, np.int32, np.float32)]
-    chip = host_ops.wrap_coo(
-        *lists,
-        [np.zeros(3, np.int32)] * 2,
-        sample_count_per_sc=4,
-        num_replica=1,
-        max_minibatches_per_sc=64,
-        max_ids_per_chip_per_sample=3,
-        allow_id_dropping=False,
-    )
-    assert chip.row_pointers.shape == (64 * 2 * 8,)
-    assert chip.sample_ids.shape == chip.gains.shape == (24,)
-    assert chip.ids_unpadded_size == 0
-
-
 def test_more_ids_than_one_integer_has_room_for_are_sorted_as_well():
     # Tables and places together take 33 bits beside the 32 of a col.
     rng = np.random.default_rng(0)
     tables, ids = 1 << 17, 1 << 17
     cols = rng.integers(0, 100, ids).astype(np.int32)
+    rows = np.arange(ids, dtype=np.int32)
     features = [
-        coo.Coo(np.array([i], np.int32), cols[i : i + 1], None, np.array([1]))
-        for i in range(ids)
+        coo.Coo(rows[i : i + 1], cols[i : i + 1], None) for i in range(ids)
     ]
-    got = partitions.sort(features, range(tables), 2)
+    got = partitions.sort(features, range(tables), ids, Topology.of((2, 1)))
     order = np.lexsort((np.arange(ids), cols >> 1, np.arange(ids), cols & 1))
     np.testing.assert_array_equal(got.rows, order)
 

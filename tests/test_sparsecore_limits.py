@@ -129,7 +129,7 @@ def test_the_limits_hold_the_batches_and_no_less_does():
     config = [feature(512, 32, "a"), feature(512, 32, "b")]
     batch = rng.integers(0, 512, (2, 32))
     ids = [
-        buffers.Ids(np.zeros(0, np.int32), row.astype(np.int32))
+        buffers.Ids(np.arange(33, dtype=np.int32), row.astype(np.int32))
         for row in batch
     ]
     found, _ = limits([list(batch)], config, (2, 2))

@@ -16,6 +16,8 @@ from tfrs_embed.ops.bags import Constants
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.parsed_ids import ParsedIds, parse_ids
 from tfrs_embed.ops.validation import require_valid
+from tfrs_embed.sparsecore.host_buffers import IdTensors
+from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.sparsecore.setup import Setup
 
 
@@ -37,8 +39,7 @@ def parse(
         checks: takes the conditions that depend on values.
 
     Returns:
-        For each feature its ids, the sample of each, and their weights; valid
-        once the checks hold.
+        Each feature's ids and weights, valid once the checks hold.
 
     Raises:
         TypeError: a wrong dtype or kind.
@@ -53,6 +54,22 @@ def parse(
         made.append(each)
     require_valid(made, checks, training=True)
     return made
+
+
+def by_sample(
+    layout: Layout, parsed: Sequence[ParsedIds], chips: int
+) -> list[IdTensors]:
+    """Returns parsed ids as buffers are made of them."""
+    ids = []
+    for each, feature in zip(parsed, layout.features, strict=True):
+        splits = each.splits
+        if splits is None:
+            # Dense ids are one sample each.
+            splits = tf.range(chips * feature.samples + 1)
+            if each.bag_ids is not None:
+                splits = tf.searchsorted(each.bag_ids, splits)
+        ids.append(IdTensors(splits, each.ids, each.weights))
+    return ids
 
 
 def _require_samples(

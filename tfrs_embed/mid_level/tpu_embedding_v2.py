@@ -16,13 +16,14 @@ from tfrs_embed._tensorflow import (
     tpu_strategy,
 )
 from tfrs_embed.arguments import named
-from tfrs_embed.mid_level import host_buffers, inputs, stack_activations
+from tfrs_embed.mid_level import buffers as buffers_lib
+from tfrs_embed.mid_level import inputs, stack_activations
 from tfrs_embed.mid_level.on_tpu import TPUEmbeddingV2OnTPU
 from tfrs_embed.mid_level.stacked_tables import StackedTables
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.learning_rate import call
-from tfrs_embed.sparsecore import pipelining
+from tfrs_embed.sparsecore import host_buffers, pipelining
 from tfrs_embed.sparsecore.deferred_update import Update
 from tfrs_embed.sparsecore.device import (
     Entries,
@@ -184,8 +185,10 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         )
         checks = Checks()
         leaves = setup.flatten(features, "features")
-        parsed = inputs.parse(setup, leaves, [None] * len(leaves), 1, checks)
-        return host_buffers.count(setup.layout, parsed, checks)
+        ids = inputs.parse(setup, leaves, [None] * len(leaves), 1, checks)
+        return host_buffers.needed_limits(
+            setup.layout, inputs.by_sample(setup.layout, ids, 1), checks
+        )
 
     @_not_converted
     def enqueue(
@@ -225,12 +228,13 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             parsed = inputs.parse(
                 self._setup, flat, flat_weights, number, checks
             )
-            return host_buffers.fill_buffers(self._layout, parsed, checks)
+            ids = inputs.by_sample(self._layout, parsed, number)
+            return host_buffers.fill_buffers(self._layout, ids, number, checks)
 
     @_not_converted
     def dequeue(
         self, partitioned_tensors: host_buffers.Enqueued
-    ) -> tuple[Any, host_buffers.Preserved]:
+    ) -> tuple[Any, buffers_lib.Preserved]:
         """Looks up the ids in buffers.
 
         Args:
@@ -245,25 +249,18 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             ValueError: not what `enqueue` returns.
         """
         strategies.check(type(self).__name__, self._strategy)
-        buffers = host_buffers.enqueued(self._layout, partitioned_tensors)
+        buffers = buffers_lib.enqueued(self._layout, partitioned_tensors)
         self.build()
         if self._pipelined and not self._is_late():
             self.drain()
         by_stack = {}
         for name, stack in self._layout.stacks.items():
-            variable = self._variables[name][PARAMETERS]
-            quantization = self._layout.stacking.quantization_configs[name]
-            by_stack[name] = tf.concat(
-                [
-                    activations(
-                        entries,
-                        tf.gather(variable, entries.row),
-                        stack.samples,
-                        quantization,
-                    )
-                    for entries in self._entries(name, buffers[name])
-                ],
-                0,
+            entries = self._entries(name, buffers[name])
+            by_stack[name] = activations(
+                entries,
+                tf.gather(self._variables[name][PARAMETERS], entries.row),
+                self._layout.topology.chips * stack.samples,
+                self._layout.stacking.quantization_configs[name],
             )
         flat = stack_activations.unstack(self._layout, by_stack)
         return nest.pack_sequence_as(self._setup.feature_config, flat), buffers
@@ -271,7 +268,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
     @_not_converted
     def embedding_lookup(
         self, features: Any, weights: Any = None
-    ) -> tuple[Any, host_buffers.Preserved]:
+    ) -> tuple[Any, buffers_lib.Preserved]:
         """Looks ids up: `dequeue(enqueue(features, weights))`.
 
         Args:
@@ -291,12 +288,12 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
     @_not_converted
     def __call__(
         self, features: Any, weights: Any = None
-    ) -> tuple[Any, host_buffers.Preserved]:
+    ) -> tuple[Any, buffers_lib.Preserved]:
         return self.embedding_lookup(features, weights)
 
     @_not_converted
     def apply_gradients(
-        self, gradients: Any, preserved_outputs: host_buffers.Preserved
+        self, gradients: Any, preserved_outputs: buffers_lib.Preserved
     ) -> None:
         """Updates the rows that were looked up.
 
@@ -318,7 +315,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
                 "Please either call the embedding lookup method first or "
                 "manually call the build method."
             )
-        buffers = host_buffers.preserved(self._layout, preserved_outputs)
+        buffers = buffers_lib.preserved(self._layout, preserved_outputs)
         for table in (
             t for s in self._layout.stacks.values() for t in s.tables
         ):
@@ -333,10 +330,8 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         )
         updates = {}
         for name, stack in self._layout.stacks.items():
-            rows, sums = row_gradients(
-                self._entries(name, buffers[name]),
-                tf.split(by_stack[name], self._layout.topology.chips),
-            )
+            entries = self._entries(name, buffers[name])
+            rows, sums = row_gradients([entries], [by_stack[name]])
             rate = call(stack.tables[0].optimizer.learning_rate)
             updates[name] = Update(
                 rows, sums, tf.cast(tf.convert_to_tensor(rate), tf.float32)
@@ -345,13 +340,12 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
 
     def _entries(
         self, name: str, buffers: PartitionedCsrFormatTensor
-    ) -> list[Entries]:
-        """The entries of each chip's buffers."""
+    ) -> Entries:
         topology, stack = self._layout.topology, self._layout.stacks[name]
-        return [
-            decode(b, topology, stack.samples, stack.rows // topology.shards)
-            for b in host_buffers.of_chips(self._layout, buffers)
-        ]
+        rows = stack.rows // topology.shards
+        return decode(
+            buffers[:4], topology, stack.samples, rows, topology.chips
+        )
 
     def _is_late(self) -> bool:
         """Whether an update made now is deferred to the next step's."""

@@ -17,27 +17,11 @@ from tfrs_embed.sparsecore.csr import padded_sizes
 from tfrs_embed.sparsecore.topology import Topology
 
 
-class Buffers(NamedTuple):
-    """One chip's buffers of one stack.
-
-    Attributes:
-        row_pointers: int32, where each run ends.
-        sample_ids: int32, samples among those of the run's SparseCore.
-        token_ids: int32, rows among those of the run's shard.
-        gains: float32.
-    """
-
-    row_pointers: tf.Tensor
-    sample_ids: tf.Tensor
-    token_ids: tf.Tensor
-    gains: tf.Tensor
-
-
 class Entries(NamedTuple):
     """The entries of buffers, each of which says: sample += gain * row.
 
     Attributes:
-        sample: [n] int32, among the chip's samples.
+        sample: [n] int32, among the samples of the buffers' chips.
         row: [n] int32, among the stack's rows chip by chip and SparseCore by
             SparseCore: shard * rows_per_shard + row of the shard.
         gain: [n] float32.
@@ -49,35 +33,47 @@ class Entries(NamedTuple):
 
 
 def decode(
-    buffers: Buffers, topology: Topology, samples: int, rows_per_shard: int
+    buffers: Sequence[tf.Tensor],
+    topology: Topology,
+    samples: int,
+    rows_per_shard: int,
+    chips: int = 1,
 ) -> Entries:
     """Reads buffers.
 
     Args:
-        buffers: a chip's buffers of a stack, of one minibatch.
+        buffers: a stack's buffers, of one minibatch: the row pointers, int32,
+            where each run ends; the sample ids, int32, among those of the run's
+            SparseCore; the token ids, int32, rows among those of the run's
+            shard; and the gains, float32.
         topology: the slice.
-        samples: the chip's samples of the stack.
+        samples: a chip's samples of the stack.
         rows_per_shard: rows of each shard of the stack.
+        chips: how many chips' buffers these are, end to end.
 
     Returns:
         The entries that the row pointers cover, in the buffers' order; neither
         padding nor what lies beyond is read.
     """
-    shards = topology.shards
-    runs = topology.sparse_cores * shards
+    row_pointers, sample_ids, token_ids, gains = buffers
+    cores, shards = topology.sparse_cores, topology.shards
     pointers = padded_sizes(shards)
-    ends = buffers.row_pointers[: topology.sparse_cores * pointers]
-    ends = tf.reshape(ends, [topology.sparse_cores, pointers])
-    ends = tf.reshape(ends[:, :shards], [runs])
-    starts = tf.concat([[0], padded_sizes(ends[:-1])], 0)
+    ends = tf.reshape(row_pointers, [chips, -1])[:, : cores * pointers]
+    ends = tf.reshape(ends, [chips, cores, pointers])[:, :, :shards]
+    ends = tf.reshape(ends, [chips, cores * shards])
+    starts = tf.pad(padded_sizes(ends[:, :-1]), [[0, 0], [1, 0]])
+    size = sample_ids.shape[0] // chips
+    of_chip = tf.range(0, chips * size, size)[:, tf.newaxis]
+    starts = tf.reshape(starts + of_chip, [-1])
+    ends = tf.reshape(ends + of_chip, [-1])
     index = tf.ragged.range(starts, ends).flat_values
     # Of the runs that start at one place, all but the last are empty.
     run = tf.searchsorted(starts, index, side="right") - 1
-    per_core = samples // topology.sparse_cores
+    per_core = samples // cores
     return Entries(
-        sample=tf.gather(buffers.sample_ids, index) + run // shards * per_core,
-        row=tf.gather(buffers.token_ids, index) + run % shards * rows_per_shard,
-        gain=tf.gather(buffers.gains, index),
+        sample=tf.gather(sample_ids, index) + run // shards * per_core,
+        row=tf.gather(token_ids, index) + run % shards * rows_per_shard,
+        gain=tf.gather(gains, index),
     )
 
 
@@ -87,9 +83,9 @@ def activations(
     """Combines rows into samples.
 
     Args:
-        entries: a chip's entries.
+        entries: the entries of buffers.
         rows: [n, dim] float32, each entry's row.
-        samples: the chip's samples of the stack.
+        samples: the samples of the buffers' chips.
         quantization: a `QuantizationConfig` that rows are quantized with before
             they are combined, or None.
 
@@ -116,12 +112,12 @@ def row_gradients(
     """Sums the gradients of a stack's rows.
 
     Args:
-        entries: each chip's entries.
-        gradients: each chip's activations' gradients, [samples, dim] float32.
+        entries: the entries of several buffers.
+        gradients: their activations' gradients, [samples, dim] float32 each.
 
     Returns:
-        The unique rows of all chips' entries, [m] int32, in the order they
-        first occur, and their gradients, [m, dim] float32.
+        The unique rows of all entries, [m] int32, in the order they first
+        occur, and their gradients, [m, dim] float32.
     """
     rows, index = tf.unique(tf.concat([e.row for e in entries], 0))
     parts = [

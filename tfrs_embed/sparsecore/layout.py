@@ -87,9 +87,9 @@ class Layout:
     Attributes:
         topology: the slice.
         config: the `SparseCoreEmbeddingConfig`.
-        feature_config: a copy of the configuration, tables padded.
         features: each feature's layout, in flattened order.
         stacks: the stacks by name, in TF's order.
+        stack_of: the name of each table's stack.
         stacking: TF's own description (`TableStacking`).
     """
 
@@ -105,10 +105,10 @@ class Layout:
         if config is None:
             config = tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig()
         self.config = config
-        self.feature_config = tpu_embedding_v3._clone_feature_config(
-            feature_config
+        # A copy, whose tables TensorFlow pads.
+        flat = nest.flatten_with_joined_string_paths(
+            tpu_embedding_v3._clone_feature_config(feature_config)
         )
-        flat = nest.flatten_with_joined_string_paths(self.feature_config)
         tables = list({id(f.table): f.table for _, f in flat}.values())
         for table in tables:
             if table.optimizer is None:
@@ -137,6 +137,11 @@ class Layout:
                 max_unique_ids=max_unique.get(name, DEFAULT_LIMIT),
             )
             for name, members in stacking.stacked_table_to_tables.items()
+        }
+        self.stack_of = {
+            table.name: name
+            for name, stack in self.stacks.items()
+            for table in stack.tables
         }
         self.features = []
         for path, feature in flat:

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfrs_embed.sparsecore.coo import Coo, Floats, Ints, merge_gains
+from tfrs_embed.sparsecore.layout import StackLayout
+from tfrs_embed.sparsecore.topology import Topology
 
 
 class Partitions(NamedTuple):
@@ -31,36 +33,43 @@ class Partitions(NamedTuple):
 
 
 def sort(
-    features: Sequence[Coo], col_offsets: Sequence[int], shards: int
+    features: Sequence[Coo],
+    col_offsets: Sequence[int],
+    samples: int,
+    topology: Topology,
 ) -> Partitions:
-    """Sorts a stack's ids, of one or all SparseCores of a chip.
+    """Sorts a stack's ids on a chip.
 
     Args:
-        features: the stack's features; `counts` of all have one length.
+        features: the stack's features.
         col_offsets: where each feature's table begins in the stack.
-        shards: SparseCores of all chips, a power of two.
+        samples: the stack's samples on the chip.
+        topology: the slice.
 
     Returns:
         The partitions.
     """
     _, tables = np.unique(np.asarray(col_offsets), return_inverse=True)
-    ends = np.cumsum([f.counts for f in features], axis=1)
+    per_core = samples // topology.sparse_cores
+    starts = np.arange(topology.sparse_cores + 1, dtype=np.int32) * per_core
+    # A feature's ids of one SparseCore lie together.
+    bounds = np.stack([np.searchsorted(f.rows, starts) for f in features], 1)
     # One SparseCore at a time, as its ids stay in a processor's cache.
     sorted_ids = []
-    for sc in range(ends.shape[1]):
-        starts = ends[:, sc - 1] if sc else np.zeros_like(ends[:, 0])
-        parts = [slice(*p) for p in zip(starts, ends[:, sc], strict=True)]
+    for sc, (first, end) in enumerate(itertools.pairwise(bounds)):
+        parts = [slice(*p) for p in zip(first, end, strict=True)]
         pairs = list(zip(features, parts, strict=True))
         sorted_ids.append(
             _sort(
-                np.concatenate([f.rows[part] for f, part in pairs]),
+                np.concatenate([f.rows[part] for f, part in pairs])
+                - starts[sc],
                 np.concatenate([f.cols[part] for f, part in pairs]),
                 # All features have gains, or none.
                 np.concatenate([f.gains[part] for f, part in pairs])  # type: ignore[index]
                 if features[0].gains is not None
                 else None,
-                np.repeat(tables, ends[:, sc] - starts),
-                shards,
+                np.repeat(tables, end - first),
+                topology.shards,
             )
         )
     rows, cols, gains, ids, unique_ids = zip(*sorted_ids, strict=True)
@@ -134,26 +143,19 @@ def _count(
     )
 
 
-def check_limits(
-    parts: Partitions, max_ids: int, max_unique_ids: int, table_name: str
-) -> None:
-    """Raises ValueError for the first partition that exceeds a limit.
-
-    Args:
-        parts: the partitions.
-        max_ids: most ids of one.
-        max_unique_ids: most different ids of one.
-        table_name: the stack's name.
-    """
-    over = (parts.ids > max_ids) | (parts.unique_ids > max_unique_ids)
+def check_limits(parts: Partitions, stack: StackLayout) -> None:
+    """Raises ValueError for the first partition that exceeds a limit."""
+    over = (parts.ids > stack.max_ids) | (
+        parts.unique_ids > stack.max_unique_ids
+    )
     if not over.any():
         return
     sc, shard = np.argwhere(over)[0]
-    ids, limit, kind = parts.ids[sc, shard], max_ids, ""
-    if ids <= max_ids:
-        ids, limit = parts.unique_ids[sc, shard], max_unique_ids
+    ids, limit, kind = parts.ids[sc, shard], stack.max_ids, ""
+    if ids <= limit:
+        ids, limit = parts.unique_ids[sc, shard], stack.max_unique_ids
         kind = "unique "
     raise ValueError(
         f"Sparse core {shard} gets {ids} {kind}ids while the max {kind}ids per "
-        f"sparse core is set to be {limit} for table {table_name}"
+        f"sparse core is set to be {limit} for table {stack.name}"
     )

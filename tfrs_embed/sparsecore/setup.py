@@ -271,11 +271,6 @@ def check_layout(layout: Layout) -> None:
         "max_ids_per_chip_per_sample",
         most=MAX_ROWS,
     )
-    stack_of = {
-        table.name: stack.name
-        for stack in layout.stacks.values()
-        for table in stack.tables
-    }
     for field in ("max_ids_per_table", "max_unique_ids_per_table"):
         limits = getattr(config, field)
         if limits is None:
@@ -288,10 +283,10 @@ def check_layout(layout: Layout) -> None:
         for name, value in limits.items():
             if name not in layout.stacks:
                 hint = f"the stacks are {sorted(layout.stacks)}."
-                if name in stack_of:
+                if name in layout.stack_of:
                     hint = (
-                        f"table '{name}' is in the stack '{stack_of[name]}': "
-                        "use that name."
+                        f"table '{name}' is in the stack "
+                        f"'{layout.stack_of[name]}': use that name."
                     )
                 raise ValueError(f"{field} has no stack '{name}'; {hint}")
             integer(value, f"{field}['{name}']", most=MAX_ROWS)

@@ -42,11 +42,11 @@ class _Call:
     """One chip's call of an op.
 
     Attributes:
-        buffers: what it reads.
+        buffers: the four that it reads.
         tables: its shards of the stack's parameters and slots.
     """
 
-    buffers: device.Buffers
+    buffers: Sequence[tf.Tensor]
     tables: _Tables
 
 
@@ -164,8 +164,8 @@ def _pipelined() -> bool:
     return False
 
 
-def _buffers(op: Mapping[str, Any]) -> device.Buffers:
-    return device.Buffers(*[op[name] for name in _BUFFERS])
+def _buffers(op: Mapping[str, Any]) -> list[tf.Tensor]:
+    return [op[name] for name in _BUFFERS]
 
 
 def _decode(

@@ -23,8 +23,9 @@ from tfrs_embed._tensorflow import (
     values_util,
 )
 from tfrs_embed.sparsecore import pipelining
+from tfrs_embed.sparsecore.host_kernels import has_kernels
 from tfrs_embed.strategies import has_sparse_core_api, require_sparse_core_api
-from tfrs_embed.testing import emulated_device_ops, emulated_host_ops
+from tfrs_embed.testing import emulated_device_ops, emulated_host
 
 _Function = Callable[..., Any]
 
@@ -54,8 +55,6 @@ def install() -> None:
 
 
 def _install_sparse_cores() -> None:
-    for name, emulated in emulated_host_ops.missing().items():
-        _replace(name, emulated)
     for name, emulated in emulated_device_ops.COPIES.items():
         _replace(name, emulated)
     for name, emulated in emulated_device_ops.LOOKUPS.items():
@@ -66,6 +65,11 @@ def _install_sparse_cores() -> None:
     for name in ("enqueue", "dequeue", "apply_gradients"):
         setattr(cls, name, _remembered(getattr(cls, name)))
     cls.enqueue = _on_host(cls.enqueue)
+    if not has_kernels():
+        _replace("_preprocess_features", emulated_host.preprocess, module=cls)
+        name = "compute_sparse_core_stats"
+        _replace(name, emulated_host.statistics, module=cls)
+        setattr(cls, name, staticmethod(getattr(cls, name)))
     _replace_shards(tpu_embedding_v3.TPUEmbeddingShardedVariable)
 
 

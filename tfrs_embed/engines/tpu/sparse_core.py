@@ -21,7 +21,7 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.host_kernels import require_kernels
 from tfrs_embed.sparsecore.layout import Layout, flat_rows
-from tfrs_embed.sparsecore.limits.max_loads import MaxLoads
+from tfrs_embed.sparsecore.limits.loads import Loads
 from tfrs_embed.sparsecore.setup import check_layout
 from tfrs_embed.sparsecore.topology import of_strategy
 from tfrs_embed.sparsecore.tpu_embedding import TPUEmbeddingV2InLoops
@@ -48,7 +48,7 @@ class SparseCoreEngine(TPUEngine):
         require_kernels(options.strategy)
         self._config = options.sparse_core_config
         self._stacking = options.stacking
-        self._loads: MaxLoads | None = None
+        self._loads: Loads | None = None
         self._topology = of_strategy(options.strategy)
 
     @functools.cached_property
@@ -72,7 +72,7 @@ class SparseCoreEngine(TPUEngine):
         """
         self._require_samples()
         layout = self._layout
-        self._loads = self._loads or MaxLoads(layout)
+        self._loads = self._loads or Loads(layout)
         chips = self._topology.chips
         rows = [as_ragged(each, each.count)[0] for each in bags]
         for chip in range(chips):
@@ -125,9 +125,10 @@ class SparseCoreEngine(TPUEngine):
 
     def _check_stacks(self, layout: Layout) -> None:
         """Checks that the tables that were to be stacked are."""
-        stack_of = {f.config.table.name: f.stack for f in layout.features}
         for group in self._stacking.groups if self._stacking else ():
-            stacks = {n: stack_of[n] for n in group if n in stack_of}
+            stacks = {
+                n: layout.stack_of[n] for n in group if n in layout.stack_of
+            }
             if len(set(stacks.values())) > 1:
                 raise ValueError(
                     f"{self._name}: table_stacking asks for one stack of the "
@@ -147,23 +148,18 @@ class SparseCoreEngine(TPUEngine):
             ("max_ids_per_table", "max_ids_per_partition"),
             ("max_unique_ids_per_table", "max_unique_ids_per_partition"),
         ):
+            given, seen = getattr(config, field), getattr(measured, field, {})
             limits[field] = {
                 name: max(
                     getattr(self.states[table.name].spec, own)
                     for table in stack.tables
                 )
                 for name, stack in layout.stacks.items()
-            } | (getattr(config, field) or {})
-            for name, seen in getattr(measured, field, {}).items():
-                limits[field][name] = max(limits[field][name], seen)
-        if measured is not None:
-            config = dataclasses.replace(
-                config,
-                max_ids_per_chip_per_sample=max(
-                    config.max_ids_per_chip_per_sample,
-                    measured.max_ids_per_chip_per_sample,
-                ),
-            )
+            } | (given or {})
+            for name, most in seen.items():
+                limits[field][name] = max(limits[field][name], most)
+        field = "max_ids_per_chip_per_sample"
+        limits[field] = max(getattr(config, field), getattr(measured, field, 0))
         return dataclasses.replace(config, **limits)
 
     def _padded(self) -> list[int]:

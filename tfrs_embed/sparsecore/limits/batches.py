@@ -67,11 +67,10 @@ def to_ids(
             f"{where}: {feature}: {count} samples, but the first batch has "
             f"room for {samples}; begin with the largest."
         )
-    ids = bags.ids.numpy().astype(np.int32)
-    if bags.bag_size == 1 and count == samples:
-        return Ids(np.zeros(0, np.int32), ids)
-    splits = np.searchsorted(bags.bag_of_id().numpy(), np.arange(samples + 1))
-    return Ids(splits.astype(np.int32), ids)
+    splits = np.arange(samples + 1)
+    if bags.bag_size != 1 or count != samples:
+        splits = np.searchsorted(bags.bag_of_id().numpy(), splits)
+    return Ids(splits.astype(np.int32), bags.ids.numpy().astype(np.int32))
 
 
 def _to_tensor(feature: FeatureSpec, given: Any) -> Any:

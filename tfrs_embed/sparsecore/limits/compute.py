@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from tfrs_embed import progress as tasks
-from tfrs_embed.configs import EmbeddingSpec, FeatureSpec, parse
+from tfrs_embed.configs import FeatureSpec, parse
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.csr import padded_sizes
 from tfrs_embed.sparsecore.limits import batches as batches_lib
-from tfrs_embed.sparsecore.limits.max_loads import MaxLoads
+from tfrs_embed.sparsecore.limits.loads import Loads, StackLoads
 from tfrs_embed.sparsecore.limits.report import (
     LimitsReport,
     StackLoad,
@@ -147,7 +146,14 @@ def compute_limits(
         topology,
         sparse_core_embedding_config,
     )
-    counters = _Counters(setup)
+    loads = Loads(setup.layout)
+    # The system commits the memory of zeros where it is written to.
+    seen = {
+        name: np.zeros(table.vocabulary_size, np.bool_)
+        for name, table in setup.tables.items()
+    }
+    ids_of = dict.fromkeys(setup.tables, 0)
+    number = -1
     with tasks.Task(
         "Reading",
         "batches for limits",
@@ -156,21 +162,42 @@ def compute_limits(
         show=progress,
     ) as task:
         for number, bags in enumerate(task.count(stream)):
-            counters.add(
-                setup,
-                [
-                    batches_lib.to_ids(
-                        lookups[i], bags[i], layout.samples, f"batch {number}"
-                    )
-                    for i, layout in zip(
-                        setup.order, setup.layout.features, strict=True
-                    )
-                ],
-            )
-    if not counters.batches:
+            ids = [
+                batches_lib.to_ids(
+                    lookups[i], bags[i], layout.samples, f"batch {number}"
+                )
+                for i, layout in zip(
+                    setup.order, setup.layout.features, strict=True
+                )
+            ]
+            loads.add(ids)
+            for feature, given in zip(setup.features, ids, strict=True):
+                ids_of[feature.table.name] += given.values.size
+                seen[feature.table.name][given.values] = True
+    if number < 0:
         raise ValueError(_NO_BATCHES)
-    config = counters.loads.config(safety)
-    return config, _report(setup, counters, spec, config)
+    config = loads.config(safety)
+    stack_of = setup.layout.stack_of
+    tables = [
+        TableLoad(
+            table=table.name,
+            stack=stack_of[table.name],
+            rows=table.vocabulary_size,
+            dim=table.dim,
+            ids=ids_of[table.name],
+            unique_ids=int(np.count_nonzero(seen[table.name])),
+            share=ids_of[table.name] / max(1, sum(ids_of.values())),
+        )
+        for table in spec.tables
+        if table.name in stack_of
+    ]
+    stacks = [
+        _stack_load(setup, name, of_stack, config)
+        for name, of_stack in loads.stacks.items()
+    ]
+    return config, LimitsReport(
+        topology.name, number + 1, tuple(tables), tuple(stacks)
+    )
 
 
 def _in_rows(feature: FeatureSpec) -> FeatureSpec:
@@ -183,91 +210,27 @@ def _in_rows(feature: FeatureSpec) -> FeatureSpec:
     return dataclasses.replace(feature, sequences=False)
 
 
-class _Counters:
-    """The counts of the batches that were read.
-
-    Attributes:
-        batches: number of batches.
-        ids: ids of each table.
-        seen: whether a row of each table was looked up.
-        loads: the largest loads of the stacks.
-        total_ids: by stack, [shards], ids of all batches.
-    """
-
-    def __init__(self, setup: Setup) -> None:
-        shards = setup.layout.topology.shards
-        stacks = setup.layout.stacks
-        self.batches = 0
-        self.ids = dict.fromkeys(setup.tables, 0)
-        # The system commits the memory of zeros where it is written to.
-        self.seen = {
-            name: np.zeros(table.vocabulary_size, np.bool_)
-            for name, table in setup.tables.items()
-        }
-        self.loads = MaxLoads(setup.layout)
-        self.total_ids = {s: np.zeros(shards, np.intp) for s in stacks}
-
-    def add(self, setup: Setup, ids: list[Ids]) -> None:
-        """Counts a batch."""
-        for feature, given in zip(setup.features, ids, strict=True):
-            self.ids[feature.table.name] += given.values.size
-            self.seen[feature.table.name][given.values] = True
-        for stack, of_batch in self.loads.add(ids).items():
-            self.total_ids[stack] += of_batch.ids.sum(0)
-        self.batches += 1
-
-
-def _report(
-    setup: Setup, counters: _Counters, spec: EmbeddingSpec, config: Any
-) -> LimitsReport:
-    topology = setup.layout.topology
-    all_ids = sum(counters.ids.values())
-    stack_of = {
-        table.name: stack.name
-        for stack in setup.layout.stacks.values()
-        for table in stack.tables
-    }
-    tables = [
-        TableLoad(
-            table=table.name,
-            stack=stack_of[table.name],
-            rows=table.vocabulary_size,
-            dim=table.dim,
-            ids=counters.ids[table.name],
-            unique_ids=int(np.count_nonzero(counters.seen[table.name])),
-            share=counters.ids[table.name] / max(1, all_ids),
-        )
-        for table in spec.tables
-        if table.name in stack_of
-    ]
-    stacks = []
+def _stack_load(
+    setup: Setup, name: str, loads: StackLoads, config: Any
+) -> StackLoad:
+    topology, stack = setup.layout.topology, setup.layout.stacks[name]
+    rule = setup.rules[name]
+    copies = 1 + (len(rule.slots()) if rule is not None else 0)
+    fullest = int(loads.ids.argmax())
+    most_ids, most_unique_ids = (
+        int(loads.ids.max()),
+        int(loads.unique_ids.max()),
+    )
+    capacity = config.max_ids_per_chip_per_sample * stack.samples
     pointers = topology.sparse_cores * padded_sizes(topology.shards)
-    for name, stack in setup.layout.stacks.items():
-        rule = setup.rules[name]
-        copies = 1 + (len(rule.slots()) if rule is not None else 0)
-        ids = counters.loads.ids[name]
-        most_ids = int(ids.max())
-        most_unique_ids = int(counters.loads.unique_ids[name].max())
-        fullest = int(ids.argmax())
-        total = counters.total_ids[name]
-        capacity = config.max_ids_per_chip_per_sample * stack.samples
-        stacks.append(
-            StackLoad(
-                stack=name,
-                max_ids=most_ids,
-                max_unique_ids=most_unique_ids,
-                fullest_sparse_core=fullest,
-                load=float(total[fullest] / max(1e-9, total.mean())),
-                headroom_ids=stack.max_ids - most_ids,
-                headroom_unique_ids=stack.max_unique_ids - most_unique_ids,
-                table_bytes=stack.rows
-                * stack.dim
-                * 4
-                * copies
-                // topology.chips,
-                buffer_bytes=_BYTES_PER_ID * capacity + 4 * pointers,
-            )
-        )
-    return LimitsReport(
-        topology.name, counters.batches, tuple(tables), tuple(stacks)
+    return StackLoad(
+        stack=name,
+        max_ids=most_ids,
+        max_unique_ids=most_unique_ids,
+        fullest_sparse_core=fullest,
+        load=float(loads.total[fullest] / max(1e-9, loads.total.mean())),
+        headroom_ids=stack.max_ids - most_ids,
+        headroom_unique_ids=stack.max_unique_ids - most_unique_ids,
+        table_bytes=stack.rows * stack.dim * 4 * copies // topology.chips,
+        buffer_bytes=_BYTES_PER_ID * capacity + 4 * pointers,
     )

@@ -1,0 +1,210 @@
+"""From ids in tensors to the buffers of chips, in one process.
+
+Each chip's host preprocesses its own batch; here one process does it for one
+chip or for all of them. Their buffers follow each other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed._tensorflow import PartitionedCsrFormatTensor
+from tfrs_embed.ops.checks import Checks
+from tfrs_embed.sparsecore.buffers import count, preprocess
+from tfrs_embed.sparsecore.coo import Ids
+from tfrs_embed.sparsecore.csr import padded_sizes
+from tfrs_embed.sparsecore.layout import Layout
+
+#: The numbers that TF sizes row pointers for; it never makes more.
+_MAX_MINIBATCHES = 64
+# Bytes.
+_ALIGNMENT = 64
+
+#: The value of `enqueue` in TF's class: by stack, the buffers, the unpadded
+#: size of their row pointers, and that of their ids.
+Enqueued = dict[str, tuple[PartitionedCsrFormatTensor, Any, Any]]
+
+
+class IdTensors(NamedTuple):
+    """One feature's ids, of one chip or of all.
+
+    Attributes:
+        splits: [samples + 1], where each sample's ids begin, and the last one's
+            end.
+        values: the ids, [n].
+        weights: their weights, [n]; None: ones.
+    """
+
+    splits: tf.Tensor
+    values: tf.Tensor
+    weights: tf.Tensor | None
+
+
+def _to_tensors(ids: Sequence[IdTensors], checks: Checks) -> list[tf.Tensor]:
+    """The fields of `Ids`, feature by feature, once the checks hold."""
+    tensors: list[tf.Tensor] = []
+    for splits, values, weights in ids:
+        if weights is None:
+            weights = tf.ones(tf.shape(values))
+        tensors += [
+            tf.cast(splits, tf.int32),
+            tf.cast(values, tf.int32),
+            tf.cast(weights, tf.float32),
+        ]
+    return checks.guard(tensors)
+
+
+def _split(
+    layout: Layout, chips: int, arrays: Sequence[np.ndarray]
+) -> list[list[Ids]]:
+    """Splits features' ids, as of `_to_tensors`, over chips."""
+    of_chips: list[list[Ids]] = [[] for _ in range(chips)]
+    for i, feature in enumerate(layout.features):
+        splits, values, weights = arrays[3 * i : 3 * i + 3]
+        for chip, ids in enumerate(of_chips):
+            first = chip * feature.samples
+            mine = splits[first : first + feature.samples + 1]
+            part = slice(mine[0], mine[-1])
+            ids.append(Ids(mine - mine[0], values[part], weights[part]))
+    return of_chips
+
+
+def _fill(layout: Layout, chips: int, *arrays: np.ndarray) -> list[np.ndarray]:
+    """The chips' buffers, and an error's text; "" if there is no error."""
+    # What chips do not fill stays zero.
+    specs = buffer_specs(layout, chips).values()
+    result = [_zeros(spec) for of_stack in specs for spec in of_stack]
+    try:
+        filled = [
+            preprocess(layout, ids) for ids in _split(layout, chips, arrays)
+        ]
+    except ValueError as error:
+        return [*result, np.array(str(error), object)]
+    by_chip = [
+        [part for name in layout.stacks for part in chip[name]]
+        for chip in filled
+    ]
+    for whole, parts in zip(result, zip(*by_chip, strict=True), strict=True):
+        for row, part in zip(whole.reshape(chips, -1), parts, strict=True):
+            row[: np.size(part)] = part
+    return [*result, np.array("", object)]
+
+
+def _zeros(spec: tf.TensorSpec) -> np.ndarray:
+    """Zeros aligned as TensorFlow's, which then takes them without a copy.
+
+    Most of a buffer is room for more ids, and its memory is never touched.
+    """
+    size = spec.shape.num_elements() * spec.dtype.size
+    memory = np.zeros(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    whole = memory[start : start + size].view(spec.dtype.as_numpy_dtype)
+    return whole.reshape(spec.shape.as_list())
+
+
+def buffer_specs(layout: Layout, chips: int) -> dict[str, list[tf.TensorSpec]]:
+    """Returns the fields of `ChipBuffers` for chips, by stack."""
+    topology, config = layout.topology, layout.config
+    pointers = _MAX_MINIBATCHES * topology.sparse_cores
+    pointers *= padded_sizes(topology.shards)
+    of_chip = [chips] if chips > 1 else []
+    specs = {}
+    for name, stack in layout.stacks.items():
+        capacity = config.max_ids_per_chip_per_sample * stack.samples
+        specs[name] = [
+            tf.TensorSpec([chips * pointers], tf.int32),
+            tf.TensorSpec([chips * capacity], tf.int32),
+            tf.TensorSpec([chips * capacity], tf.int32),
+            tf.TensorSpec([chips * capacity], tf.float32),
+            *[tf.TensorSpec(of_chip, tf.int32)] * 3,
+        ]
+    return specs
+
+
+def fill_buffers(
+    layout: Layout, ids: Sequence[IdTensors], chips: int, checks: Checks
+) -> Enqueued:
+    """Preprocesses a step's ids, as the hosts of chips do.
+
+    Args:
+        layout: the layout.
+        ids: each feature's ids, in the layout's order.
+        chips: how many chips' batches they are, one after the other.
+        checks: the checks that must hold for the ids.
+
+    Returns:
+        By stack, the chips' buffers, the unpadded size of their row pointers
+        and that of their ids: scalars for one chip, else [chips].
+
+    Raises:
+        tf.errors.InvalidArgumentError: a check fails, or there are more ids
+            than a limit allows.
+    """
+    specs = buffer_specs(layout, chips)
+    flat = [spec for of_stack in specs.values() for spec in of_stack]
+    *tensors, text = tf.numpy_function(
+        functools.partial(_fill, layout, chips),
+        _to_tensors(ids, checks),
+        [*(spec.dtype for spec in flat), tf.string],
+        stateful=False,
+    )
+    for tensor, spec in zip(tensors, flat, strict=True):
+        tensor.set_shape(spec.shape)
+    text.set_shape([])
+    within = Checks()
+    within.require(tf.equal(text, ""), lambda: text)
+    fields = iter(within.guard(tensors))
+    result: Enqueued = {}
+    for name, stack in layout.stacks.items():
+        *of_ids, pointers_size, ids_size, minibatches = (
+            next(fields) for _ in specs[name]
+        )
+        buffers = PartitionedCsrFormatTensor(
+            *of_ids, stack.samples, minibatches
+        )
+        result[name] = (buffers, pointers_size, ids_size)
+    return result
+
+
+def needed_limits(
+    layout: Layout, ids: Sequence[IdTensors], checks: Checks
+) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    """Counts what the limits of one chip's batch must be.
+
+    Args:
+        layout: the layout.
+        ids: each feature's ids on the chip, in the layout's order.
+        checks: the checks that must hold for them.
+
+    Returns:
+        By stack, the most ids, and the most unique ids, that a SparseCore
+        sends to a shard, scalar int32.
+    """
+
+    def most(*arrays: np.ndarray) -> list[np.int32]:
+        (of_chip,) = _split(layout, 1, arrays)
+        counts = count(layout, of_chip).values()
+        return [
+            np.int32(np.max(getattr(c, field)))
+            for field in ("ids", "unique_ids")
+            for c in counts
+        ]
+
+    stacks = len(layout.stacks)
+    numbers = tf.numpy_function(
+        most,
+        _to_tensors(ids, checks),
+        [tf.int32] * (2 * stacks),
+        stateful=False,
+    )
+    for number in numbers:
+        number.set_shape([])
+    return (
+        dict(zip(layout.stacks, numbers[:stacks], strict=True)),
+        dict(zip(layout.stacks, numbers[stacks:], strict=True)),
+    )
