@@ -64,23 +64,18 @@ def check_layouts(path: str, layouts: Mapping[str, Any]) -> None:
         tables = {table.table_name: table for table in saved.tables}
         if set(tables) != set(layouts):
             continue  # It is another embedding's.
-        difference = _difference(tables, layouts)
-        if difference is None:
+        differences = [
+            f"table '{name}' has {field} {there}, here {here}"
+            for name, layout in layouts.items()
+            for field in _FIELDS
+            if (here := getattr(layout, field))
+            != (there := getattr(tables[name], field))
+        ]
+        if not differences:
             return
-        wrong = difference
+        wrong = differences[0]
     if wrong is not None:
         raise ValueError(
             f"Checkpoint '{path}' has another layout: {wrong}. Restore it on "
             "the topology, and with the table stacking, that it was saved with."
         )
-
-
-def _difference(
-    saved: Mapping[str, Any], layouts: Mapping[str, Any]
-) -> str | None:
-    for name, layout in layouts.items():
-        for field in _FIELDS:
-            here, there = getattr(layout, field), getattr(saved[name], field)
-            if here != there:
-                return f"table '{name}' has {field} {there}, here {here}"
-    return None

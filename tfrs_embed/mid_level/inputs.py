@@ -16,7 +16,7 @@ from tfrs_embed.ops.bags import Constants
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.parsed_ids import ParsedIds, parse_ids
 from tfrs_embed.ops.validation import require_valid
-from tfrs_embed.sparsecore.host_buffers import IdTensors
+from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.sparsecore.setup import Setup
 
@@ -58,7 +58,7 @@ def parse(
 
 def by_sample(
     layout: Layout, parsed: Sequence[ParsedIds], chips: int
-) -> list[IdTensors]:
+) -> list[Ids]:
     """Returns parsed ids as buffers are made of them."""
     ids = []
     for each, feature in zip(parsed, layout.features, strict=True):
@@ -68,7 +68,7 @@ def by_sample(
             splits = tf.range(chips * feature.samples + 1)
             if each.bag_ids is not None:
                 splits = tf.searchsorted(each.bag_ids, splits)
-        ids.append(IdTensors(splits, each.ids, each.weights))
+        ids.append(Ids(splits, each.ids, each.weights))
     return ids
 
 

@@ -1,13 +1,48 @@
-"""From a chip's ids to the buffers of its SparseCores, all features at once."""
+"""From a chip's ids to the buffers of its SparseCores: the last stage."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
-from tfrs_embed.sparsecore.coo import Coo, Ids, convert
-from tfrs_embed.sparsecore.csr import ChipBuffers, wrap
-from tfrs_embed.sparsecore.layout import Layout
-from tfrs_embed.sparsecore.partitions import Partitions, check_limits, sort
+import numpy as np
+from numpy.typing import NDArray
+
+from tfrs_embed.sparsecore.coo import Floats, Ids, Ints
+from tfrs_embed.sparsecore.layout import Layout, StackLayout
+from tfrs_embed.sparsecore.partitions import Partitions, partition
+
+#: Partitions start at multiples of this, and the padding between them is:
+ALIGNMENT = 8
+PADDING = np.iinfo(np.int32).max
+
+_Sizes = TypeVar("_Sizes", int, NDArray[np.intp], NDArray[np.int32])
+
+
+class ChipBuffers(NamedTuple):
+    """The buffers that a chip's SparseCores read for one stack.
+
+    The partitions lie one after another, SparseCore by SparseCore and shard by
+    shard, each padded to a multiple of 8. TensorFlow's arrays have a static
+    size; their contents beyond the unpadded sizes are undefined.
+
+    Attributes:
+        row_pointers: int32, where each partition ends.
+        sample_ids: int32, see `Partitions.rows`.
+        token_ids: int32, see `Partitions.cols`.
+        gains: float32.
+        row_pointers_unpadded_size: scalar int32.
+        ids_unpadded_size: scalar int32.
+        num_minibatches_per_physical_sparse_core: scalar int32, always 1.
+    """
+
+    row_pointers: Ints
+    sample_ids: Ints
+    token_ids: Ints
+    gains: Floats
+    row_pointers_unpadded_size: np.int32
+    ids_unpadded_size: np.int32
+    num_minibatches_per_physical_sparse_core: np.int32
 
 
 def preprocess(layout: Layout, ids: Sequence[Ids]) -> dict[str, ChipBuffers]:
@@ -24,15 +59,14 @@ def preprocess(layout: Layout, ids: Sequence[Ids]) -> dict[str, ChipBuffers]:
         TensorFlow's static ones are mostly room for more ids.
 
     Raises:
-        ValueError: a limit or the capacity is exceeded. No id is checked
-            against its table's rows.
+        ValueError: a limit or the capacity is exceeded, or the capacity is no
+            multiple of 8. No id is checked against its table's rows.
     """
-    stacks = _sort(layout, ids, with_gains=True)
+    stacks = partition(layout, ids, with_gains=True)
     for name, parts in stacks.items():
-        stack = layout.stacks[name]
-        check_limits(parts, stack)
+        _check_limits(parts, layout.stacks[name])
     return {
-        name: wrap(
+        name: _wrap(
             parts,
             layout.config.max_ids_per_chip_per_sample
             * layout.stacks[name].samples,
@@ -42,33 +76,81 @@ def preprocess(layout: Layout, ids: Sequence[Ids]) -> dict[str, ChipBuffers]:
     }
 
 
-def count(layout: Layout, ids: Sequence[Ids]) -> dict[str, Partitions]:
-    """Counts what would be in one chip's buffers, whatever the limits.
+def _check_limits(parts: Partitions, stack: StackLayout) -> None:
+    """Raises ValueError for the first partition that exceeds a limit."""
+    over = (parts.ids > stack.max_ids) | (
+        parts.unique_ids > stack.max_unique_ids
+    )
+    if not over.any():
+        return
+    sc, shard = np.argwhere(over)[0]
+    ids, limit, kind = parts.ids[sc, shard], stack.max_ids, ""
+    if ids <= limit:
+        ids, limit = parts.unique_ids[sc, shard], stack.max_unique_ids
+        kind = "unique "
+    raise ValueError(
+        f"Sparse core {shard} gets {ids} {kind}ids while the max {kind}ids per "
+        f"sparse core is set to be {limit} for table {stack.name}"
+    )
 
-    Args:
-        layout: the layout.
-        ids: see `preprocess`; weights are not read.
 
-    Returns:
-        The partitions of each stack, without gains, by its name.
-    """
-    return _sort(layout, ids, with_gains=False)
-
-
-def _sort(
-    layout: Layout, ids: Sequence[Ids], with_gains: bool
-) -> dict[str, Partitions]:
-    coos: dict[str, list[Coo]] = {name: [] for name in layout.stacks}
-    offsets: dict[str, list[int]] = {name: [] for name in layout.stacks}
-    for feature, given in zip(layout.features, ids, strict=True):
-        coos[feature.stack].append(convert(layout, feature, given, with_gains))
-        offsets[feature.stack].append(feature.col_offset)
-    return {
-        name: sort(
-            features,
-            offsets[name],
-            layout.stacks[name].samples,
-            layout.topology,
+def _wrap(
+    parts: Partitions, capacity: int, allow_id_dropping: bool
+) -> ChipBuffers:
+    """Lays partitions out; drops what exceeds the capacity, if it may."""
+    if capacity % ALIGNMENT:
+        raise ValueError(
+            f"The max_ids_per_chip is set to be {capacity} which is not "
+            f"divisible by the xla_pad_size {ALIGNMENT} ."
         )
-        for name, features in coos.items()
-    }
+    num_sc, shards = parts.ids.shape
+    counts = parts.ids.ravel()
+    padded = padded_sizes(counts)
+    starts = np.cumsum(padded) - padded
+    size = int(padded.sum())
+    if size > capacity and not allow_id_dropping:
+        full = np.argmax(starts + counts > capacity)
+        raise ValueError(
+            f"The max_ids_per_chip is set to be {capacity} which is not going "
+            "to fit all ids. The remaining id count is "
+            f"{counts[full:].sum()} . Please consider setting the "
+            "allow_id_dropping to be true. "
+        )
+    ends = np.minimum(starts + counts, capacity)
+    pointers = np.empty((num_sc, padded_sizes(shards)), np.int32)
+    pointers[:, :shards] = ends.reshape(num_sc, shards)
+    pointers[:, shards:] = padded_sizes(pointers[:, shards - 1 : shards])
+    size = min(size, capacity)
+    slices = [
+        (slice(start, end), slice(first, first + end - start))
+        for start, end, first in zip(
+            np.minimum(starts, capacity).tolist(),
+            ends.tolist(),
+            (np.cumsum(counts) - counts).tolist(),
+            strict=True,
+        )
+    ]
+
+    def buffer(values: NDArray) -> NDArray:
+        array = np.empty(size, values.dtype)
+        array.fill(PADDING)
+        # Faster than one assignment by index: ids are far more than slices.
+        for target, source in slices:
+            array[target] = values[source]
+        return array
+
+    assert parts.gains is not None
+    return ChipBuffers(
+        pointers.ravel(),
+        buffer(parts.rows),
+        buffer(parts.cols),
+        buffer(parts.gains),
+        np.int32(pointers.size),
+        np.int32(size),
+        np.int32(1),
+    )
+
+
+def padded_sizes(sizes: _Sizes) -> _Sizes:
+    """Returns sizes rounded up to the alignment of a partition."""
+    return -(-sizes // ALIGNMENT) * ALIGNMENT

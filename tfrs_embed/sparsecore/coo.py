@@ -18,7 +18,7 @@ Floats = NDArray[np.float32]
 
 
 class Ids(NamedTuple):
-    """One feature's ids on one chip, checked.
+    """One feature's ids on one chip, checked; of several chips as tensors.
 
     Attributes:
         splits: [samples + 1] int32, where each sample's ids begin, and the last
@@ -27,9 +27,9 @@ class Ids(NamedTuple):
         weights: their weights, [n] float32; None: ones.
     """
 
-    splits: Ints
-    values: Ints
-    weights: Floats | None = None
+    splits: Any
+    values: Any
+    weights: Any = None
 
 
 class Coo(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.sparsecore.csr import padded_sizes
+from tfrs_embed.sparsecore.buffers import padded_sizes
 from tfrs_embed.sparsecore.topology import Topology
 
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import PartitionedCsrFormatTensor
 from tfrs_embed.ops.checks import Checks
-from tfrs_embed.sparsecore.buffers import count, preprocess
+from tfrs_embed.sparsecore.buffers import padded_sizes, preprocess
 from tfrs_embed.sparsecore.coo import Ids
-from tfrs_embed.sparsecore.csr import padded_sizes
 from tfrs_embed.sparsecore.layout import Layout
+from tfrs_embed.sparsecore.partitions import partition
 
 #: The numbers that TF sizes row pointers for; it never makes more.
 _MAX_MINIBATCHES = 64
@@ -30,23 +30,8 @@ _ALIGNMENT = 64
 Enqueued = dict[str, tuple[PartitionedCsrFormatTensor, Any, Any]]
 
 
-class IdTensors(NamedTuple):
-    """One feature's ids, of one chip or of all.
-
-    Attributes:
-        splits: [samples + 1], where each sample's ids begin, and the last one's
-            end.
-        values: the ids, [n].
-        weights: their weights, [n]; None: ones.
-    """
-
-    splits: tf.Tensor
-    values: tf.Tensor
-    weights: tf.Tensor | None
-
-
-def _to_tensors(ids: Sequence[IdTensors], checks: Checks) -> list[tf.Tensor]:
-    """The fields of `Ids`, feature by feature, once the checks hold."""
+def _to_tensors(ids: Sequence[Ids], checks: Checks) -> list[tf.Tensor]:
+    """The fields of ids, feature by feature, once the checks hold."""
     tensors: list[tf.Tensor] = []
     for splits, values, weights in ids:
         if weights is None:
@@ -127,7 +112,7 @@ def buffer_specs(layout: Layout, chips: int) -> dict[str, list[tf.TensorSpec]]:
 
 
 def fill_buffers(
-    layout: Layout, ids: Sequence[IdTensors], chips: int, checks: Checks
+    layout: Layout, ids: Sequence[Ids], chips: int, checks: Checks
 ) -> Enqueued:
     """Preprocesses a step's ids, as the hosts of chips do.
 
@@ -172,7 +157,7 @@ def fill_buffers(
 
 
 def needed_limits(
-    layout: Layout, ids: Sequence[IdTensors], checks: Checks
+    layout: Layout, ids: Sequence[Ids], checks: Checks
 ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
     """Counts what the limits of one chip's batch must be.
 
@@ -188,7 +173,7 @@ def needed_limits(
 
     def most(*arrays: np.ndarray) -> list[np.int32]:
         (of_chip,) = _split(layout, 1, arrays)
-        counts = count(layout, of_chip).values()
+        counts = partition(layout, of_chip, with_gains=False).values()
         return [
             np.int32(np.max(getattr(c, field)))
             for field in ("ids", "unique_ids")

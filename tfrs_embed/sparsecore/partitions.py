@@ -9,8 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tfrs_embed.sparsecore.coo import Coo, Floats, Ints, merge_gains
-from tfrs_embed.sparsecore.layout import StackLayout
+from tfrs_embed.sparsecore.coo import (
+    Coo,
+    Floats,
+    Ids,
+    Ints,
+    convert,
+    merge_gains,
+)
+from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.sparsecore.topology import Topology
 
 
@@ -30,6 +37,32 @@ class Partitions(NamedTuple):
     gains: Floats | None
     ids: NDArray[np.intp]
     unique_ids: NDArray[np.intp]
+
+
+def partition(
+    layout: Layout, ids: Sequence[Ids], with_gains: bool
+) -> dict[str, Partitions]:
+    """Sorts a chip's ids, whatever the limits.
+
+    Args:
+        layout: the layout.
+        ids: each feature's ids on the chip, in the layout's order.
+        with_gains: False leaves the gains out, and the weights unread.
+
+    Returns:
+        The partitions of each stack, by its name.
+    """
+    coos: dict[str, list[Coo]] = {name: [] for name in layout.stacks}
+    offsets: dict[str, list[int]] = {name: [] for name in layout.stacks}
+    for feature, given in zip(layout.features, ids, strict=True):
+        coos[feature.stack].append(convert(layout, feature, given, with_gains))
+        offsets[feature.stack].append(feature.col_offset)
+    return {
+        name: sort(features, offsets[name], stack.samples, layout.topology)
+        for (name, stack), features in zip(
+            layout.stacks.items(), coos.values(), strict=True
+        )
+    }
 
 
 def sort(
@@ -140,22 +173,4 @@ def _count(
     """Returns how many are chosen between each two neighbouring ends."""
     return np.array(
         [np.count_nonzero(chosen[i:j]) for i, j in itertools.pairwise(ends)]
-    )
-
-
-def check_limits(parts: Partitions, stack: StackLayout) -> None:
-    """Raises ValueError for the first partition that exceeds a limit."""
-    over = (parts.ids > stack.max_ids) | (
-        parts.unique_ids > stack.max_unique_ids
-    )
-    if not over.any():
-        return
-    sc, shard = np.argwhere(over)[0]
-    ids, limit, kind = parts.ids[sc, shard], stack.max_ids, ""
-    if ids <= limit:
-        ids, limit = parts.unique_ids[sc, shard], stack.max_unique_ids
-        kind = "unique "
-    raise ValueError(
-        f"Sparse core {shard} gets {ids} {kind}ids while the max {kind}ids per "
-        f"sparse core is set to be {limit} for table {stack.name}"
     )

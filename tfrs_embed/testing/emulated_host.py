@@ -13,9 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.ops.checks import Checks, first, message
+from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.host_buffers import (
     Enqueued,
-    IdTensors,
     fill_buffers,
     needed_limits,
 )
@@ -84,7 +84,7 @@ def by_sample(
     inputs: Sequence[Any],
     weights: Sequence[Any],
     checks: Checks,
-) -> list[IdTensors]:
+) -> list[Ids]:
     """Ids and weights by sample, in the words of TensorFlow's kernels.
 
     Raises:
@@ -121,7 +121,7 @@ def by_sample(
                     " elements for weights.",
                 ),
             )
-        ids.append(IdTensors(splits, values, weight))
+        ids.append(Ids(splits, values, weight))
     return ids
 
 

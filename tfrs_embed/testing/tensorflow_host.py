@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.sparsecore.csr import ChipBuffers
+from tfrs_embed.sparsecore.buffers import ChipBuffers
 from tfrs_embed.sparsecore.layout import Layout
 
 

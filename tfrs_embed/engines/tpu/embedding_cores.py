@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -56,8 +56,7 @@ class EmbeddingCoreEngine(TPUEngine):
                     (state.spec.vocabulary_size, state.spec.dim),
                     variable,
                     self._strategy,
-                    self._embedding._retrieve_variables,
-                    self._embedding._load_variables,
+                    self._embedding,
                 )
                 for key, variable in self._embedding._variables[name].items()
             }
@@ -109,8 +108,7 @@ class _HostTable(ShardedVariable):
         shape: [vocabulary_size, dim].
         variable: TensorFlow's variable, sharded over the hosts.
         strategy: the strategy it was made under.
-        retrieve: copies all tables from the cores to the hosts.
-        load: copies all tables from the hosts to the cores.
+        embedding: TensorFlow's object, which copies all tables at once.
     """
 
     def __init__(
@@ -119,8 +117,7 @@ class _HostTable(ShardedVariable):
         shape: tuple[int, int],
         variable: Any,
         strategy: tf.distribute.Strategy,
-        retrieve: Callable[[], None],
-        load: Callable[[], None],
+        embedding: _Embedding,
     ) -> None:
         held, first = [], 0
         for of_host in getattr(variable, "variables", [variable]):
@@ -128,20 +125,19 @@ class _HostTable(ShardedVariable):
             held.append((Part(range(first, end)), of_host))
             first = end
         super().__init__(name, shape, held, strategy)
-        self._retrieve = retrieve
-        self._load = load
+        self._embedding = embedding
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        self._retrieve()
+        self._embedding._retrieve_variables()
         yield
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         # The other tables' images would overwrite what the cores have.
-        self._retrieve()
+        self._embedding._retrieve_variables()
         yield
-        self._load()
+        self._embedding._load_variables()
 
     def held(self) -> list[HeldRows]:
         """Nothing: the hosts' image is not what the cores have."""

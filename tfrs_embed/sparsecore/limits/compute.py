@@ -13,7 +13,7 @@ import numpy as np
 from tfrs_embed import progress as tasks
 from tfrs_embed.configs import FeatureSpec, parse
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.sparsecore.csr import padded_sizes
+from tfrs_embed.sparsecore.buffers import padded_sizes
 from tfrs_embed.sparsecore.limits import batches as batches_lib
 from tfrs_embed.sparsecore.limits.loads import Loads, StackLoads
 from tfrs_embed.sparsecore.limits.report import (

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tfrs_embed.sparsecore.buffers import count
+from tfrs_embed.sparsecore.buffers import padded_sizes
 from tfrs_embed.sparsecore.coo import Ids
-from tfrs_embed.sparsecore.csr import padded_sizes
 from tfrs_embed.sparsecore.layout import Layout
+from tfrs_embed.sparsecore.partitions import partition
 
 
 @dataclasses.dataclass
@@ -51,7 +51,8 @@ class Loads:
 
     def add(self, ids: Sequence[Ids]) -> None:
         """Takes a chip's batch into account: each feature's ids."""
-        for name, parts in count(self._layout, ids).items():
+        stacks = partition(self._layout, ids, with_gains=False)
+        for name, parts in stacks.items():
             loads = self.stacks[name]
             loads.ids = np.maximum(loads.ids, parts.ids.max(0))
             loads.unique_ids = np.maximum(
