@@ -160,7 +160,7 @@ def test_rows_are_those_of_the_hosts_that_hold_them(
     parts = [Part(range(*ends)) for ends in ((0, 20), (20, 40), (40, 50))]
     monkeypatch.setattr(table, "_variables", hosts)
     monkeypatch.setattr(table, "_parts", parts)
-    monkeypatch.setattr(table, "_retrieve", lambda: None)
+    monkeypatch.setattr(table._embedding, "_retrieve_variables", lambda: None)
     numbers = np.arange(50)[:, None]
     for start, end in [(0, 7), (7, 20), (20, 21), (21, 45), (45, 50)]:
         table.write_rows(start, tf.constant(NUMBERED[start:end]))

@@ -6,7 +6,7 @@ variable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -26,8 +26,9 @@ from tfrs_embed.ops.update import (
 )
 from tfrs_embed.sparsecore import pipelining
 from tfrs_embed.sparsecore.deferred_update import DeferredUpdate, Update
-from tfrs_embed.sparsecore.layout import Layout, flat_rows
+from tfrs_embed.sparsecore.layout import flat_rows
 from tfrs_embed.sparsecore.setup import Setup
+from tfrs_embed.sparsecore.topology import Topology
 
 
 class StackedTables(AutoTrackable):
@@ -226,19 +227,19 @@ def initial_rows(setup: Setup, stack: str) -> np.ndarray:
     for table in of_stack.tables:
         spec = setup.tables[table.name]
         where = layout.stacking.table_to_layout[table.name]
+        blocks: Iterable[tuple[int, Any]] = initial_blocks(spec)
         if "shard_info" in parameters(spec.initializer):
-            _fill_shards(result, layout, spec, where)
-            continue
-        for first, block in initial_blocks(spec):
+            blocks = [(0, _rows_of_shards(layout.topology, spec, where))]
+        for first, block in blocks:
             rows = np.arange(first, first + block.shape[0])
-            result[flat_rows(where, rows), : spec.dim] = block.numpy()
+            result[flat_rows(where, rows), : spec.dim] = block
     return result
 
 
-def _fill_shards(
-    result: np.ndarray, layout: Layout, spec: TableSpec, where: Any
-) -> None:
-    topology = layout.topology
+def _rows_of_shards(
+    topology: Topology, spec: TableSpec, where: Any
+) -> np.ndarray:
+    """A table's rows, [vocabulary_size, dim], of each chip's call."""
     shape = tuple(where.unsharded_padded_shape)
     per_core = shape[0] // topology.shards
     per_chip = per_core * topology.sparse_cores
@@ -256,12 +257,10 @@ def _fill_shards(
                 f"float32 of shape {info.shape}."
             )
         chips.append(rows)
-    shards = np.concatenate(chips).reshape(topology.shards, per_core, shape[1])
-    rows = np.arange(spec.vocabulary_size)
-    shard = (rows + where.sparse_core_shard_rotation) % topology.shards
-    result[flat_rows(where, rows), : spec.dim] = shards[
-        shard, rows // topology.shards, : spec.dim
-    ]
+    ids = np.arange(spec.vocabulary_size)
+    shard = (ids + where.sparse_core_shard_rotation) % topology.shards
+    places = shard * per_core + ids // topology.shards
+    return np.concatenate(chips)[places, : spec.dim]
 
 
 def unstack(

@@ -171,25 +171,21 @@ def needed_limits(
         sends to a shard, scalar int32.
     """
 
-    def most(*arrays: np.ndarray) -> list[np.int32]:
+    def most(*arrays: np.ndarray) -> list[np.ndarray]:
         (of_chip,) = _split(layout, 1, arrays)
-        counts = partition(layout, of_chip, with_gains=False).values()
+        stacks = partition(layout, of_chip, with_gains=False).values()
         return [
-            np.int32(np.max(getattr(c, field)))
-            for field in ("ids", "unique_ids")
-            for c in counts
+            np.array([s.ids.max() for s in stacks], np.int32),
+            np.array([s.unique_ids.max() for s in stacks], np.int32),
         ]
 
-    stacks = len(layout.stacks)
     numbers = tf.numpy_function(
-        most,
-        _to_tensors(ids, checks),
-        [tf.int32] * (2 * stacks),
-        stateful=False,
+        most, _to_tensors(ids, checks), [tf.int32] * 2, stateful=False
     )
     for number in numbers:
-        number.set_shape([])
-    return (
-        dict(zip(layout.stacks, numbers[:stacks], strict=True)),
-        dict(zip(layout.stacks, numbers[stacks:], strict=True)),
+        number.set_shape([len(layout.stacks)])
+    most_ids, most_unique_ids = (
+        dict(zip(layout.stacks, tf.unstack(number), strict=True))
+        for number in numbers
     )
+    return most_ids, most_unique_ids

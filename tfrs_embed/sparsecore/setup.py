@@ -114,9 +114,7 @@ def make_setup(
     order = tuple(nest.flatten(spec.structure.pack(range(len(spec.features)))))
     for feature in spec.features:
         _check_feature(feature, topology)
-    rules = {}
-    for table in _tables_of(feature_config):
-        rules[table.name] = _rule(table)
+    rules = {t.name: _rule(t) for t in _tables_of(feature_config)}
     if config is not None and not isinstance(
         config, _tpu.SparseCoreEmbeddingConfig
     ):

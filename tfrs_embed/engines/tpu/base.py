@@ -19,6 +19,7 @@ from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.samples import as_ragged
 from tfrs_embed.optimizers.conversion import require_tpu
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore import tf_configs
@@ -262,6 +263,16 @@ class TPUEngine(Engine, FixedBatches):
         done = replicas.all_reduce(tf.distribute.ReduceOp.SUM, one)
         done //= replicas.num_replicas_in_sync
         self._step.assign_add(tf.cast(done, tf.int64))
+
+    def _ragged(
+        self, bags: Sequence[BaggedIds]
+    ) -> tuple[list[tf.RaggedTensor], list[tf.RaggedTensor | None]]:
+        """Each feature's ids and weights by sample, made on the host."""
+        rows = [
+            on_host(as_ragged, each, samples)
+            for each, samples in zip(bags, self._padded(), strict=True)
+        ]
+        return [r[0] for r in rows], [r[1] for r in rows]
 
     def _padded(self) -> list[int]:
         """The number of samples of each feature, with padding."""

@@ -13,9 +13,7 @@ from tfrs_embed.checkpoint.rows import HeldRows
 from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.samples import as_ragged
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.strategies import on_host
 
 
 class _Embedding(tf.tpu.experimental.embedding.TPUEmbedding):
@@ -85,11 +83,7 @@ class EmbeddingCoreEngine(TPUEngine):
     ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
         # The name ties the lookup to its update.
         name = f"{self._name}_{next(self._calls)}"
-        rows = [
-            on_host(as_ragged, each, samples)
-            for each, samples in zip(bags, self._padded(), strict=True)
-        ]
-        ids, weights = [r[0] for r in rows], [r[1] for r in rows]
+        ids, weights = self._ragged(bags)
         self._embedding.enqueue(ids, weights, training=training, name=name)
         vectors = self._embedding.dequeue(name=name)
         return vectors, name, vectors[0]

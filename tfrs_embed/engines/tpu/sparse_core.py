@@ -25,7 +25,6 @@ from tfrs_embed.sparsecore.limits.loads import Loads
 from tfrs_embed.sparsecore.setup import check_layout
 from tfrs_embed.sparsecore.topology import of_strategy
 from tfrs_embed.sparsecore.tpu_embedding import TPUEmbeddingV2InLoops
-from tfrs_embed.strategies import on_host
 
 
 class SparseCoreEngine(TPUEngine):
@@ -183,11 +182,7 @@ class SparseCoreEngine(TPUEngine):
     def _lookup(
         self, bags: Sequence[BaggedIds], training: bool
     ) -> tuple[list[tf.Tensor], Any, tf.Tensor]:
-        rows = [
-            on_host(as_ragged, each, samples)
-            for each, samples in zip(bags, self._padded(), strict=True)
-        ]
-        ids, weights = [r[0] for r in rows], [r[1] for r in rows]
+        ids, weights = self._ragged(bags)
         self._embedding.training = training
         vectors, buffers = self._embedding(ids, weights)
         valid = next(iter(buffers.values())).row_pointers
