@@ -55,10 +55,12 @@ class Compared:
         plan = self.table.reserve(
             int64(keys), counts if counts is None else int64(counts), step
         )
-        assert int(plan.lacking) == expected.lacking
-        assert int(plan.physical) == int(self.table.physical()) >= before
+        assert plan.lacking.numpy().item() == expected.lacking
+        assert (
+            plan.physical.numpy().item() == int(self.table.physical()) >= before
+        )
         if expected.lacking:
-            assert int(plan.physical) == before
+            assert plan.physical.numpy().item() == before
             return []
         planned = self._new_rows(plan)
         assert set(planned) == expected.admitted
@@ -83,7 +85,7 @@ class Compared:
             int64(hints),
             step,
         )
-        assert int(commit.lacking) == expected.lacking
+        assert commit.lacking.numpy().item() == expected.lacking
         if expected.lacking:
             return expected
         after = set(self.table.live().keys.tolist())
@@ -94,13 +96,13 @@ class Compared:
             del self.rows[key]
         # New keys are found when their rows are written.
         assert not any(self.table.find(commit.new_keys).numpy())
-        self.table.publish(commit.version)
+        self.table.publish(commit.versions)
         self.rows.update(new)
         assert commit.rows.numpy().tolist() == [
             self.rows.get(key, TRASH) if count > 0 else TRASH
             for key, count in _counted(keys, counts)
         ]
-        assert int(commit.physical) == int(self.table.physical())
+        assert commit.physical.numpy().item() == int(self.table.physical())
         return expected
 
     def remove(self, keys, evicted=False):
@@ -156,7 +158,9 @@ class Compared:
         """The new keys of a plan or commit, each in a row of its own."""
         keys, rows = result.new_keys.numpy(), result.new_rows.numpy()
         assert len(set(rows.tolist())) == len(set(keys.tolist())) == len(rows)
-        assert all(rows >= FIRST_ROW) and all(rows < int(result.physical))
+        assert all(rows >= FIRST_ROW) and all(
+            rows < result.physical.numpy().item()
+        )
         return dict(zip(keys.tolist(), rows.tolist(), strict=True))
 
 

@@ -35,46 +35,71 @@ def make_keys(size, kind):
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 @pytest.mark.parametrize("kind", ["few", "any", "zipf"])
 @pytest.mark.parametrize("size", [0, 1, 7, 5000])
-def test_routes_of_both_implementations(size, kind, world):
+@pytest.mark.parametrize("tables", [1, 3])
+def test_routes_of_both_implementations(tables, size, kind, world):
     keys = make_keys(size, kind)
-    keys_of = tf.constant(keys, tf.int64)
-    found = backend.of("/CPU:0", True).route(keys_of, world)
-    wanted = messages.route(keys_of, world)
+    number = np.random.default_rng(size).integers(
+        tables, size=size, dtype=np.int32
+    )
+    given = (tf.constant(keys, tf.int64), world)
+    if tables > 1:
+        given += (tf.constant(number), tables)
+    found = backend.of("/CPU:0", True).route(*given)
+    wanted = messages.route(*given)
     np.testing.assert_array_equal(found.counts, wanted.counts)
     np.testing.assert_array_equal(found.owner, wanted.owner)
     for routed in (found, wanted):
         owner, row = routed.owner.numpy(), routed.row.numpy()
         assert np.all(np.diff(owner) >= 0)
         unique = row * world + owner
-        assert len(set(unique.tolist())) == len(unique)
+        table = np.concatenate(
+            [np.repeat(np.arange(tables), each) for each in routed.counts]
+        )
+        pairs = set(zip(unique.tolist(), table.tolist(), strict=True))
+        assert len(pairs) == len(unique)
         np.testing.assert_array_equal(unique[routed.index.numpy()], keys)
+        np.testing.assert_array_equal(table[routed.index.numpy()], number)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 @pytest.mark.parametrize("size", [0, 1, 7, 5000])
-def test_messages_of_both_implementations(size, world):
+@pytest.mark.parametrize("tables", [1, 3])
+def test_messages_of_both_implementations(tables, size, world):
     """Each shard's keys, written and read."""
     keys = make_keys(size, "any")
     operations = backend.of("/CPU:0", True)
-    routed = operations.route(tf.constant(keys, tf.int64), world)
-    capacity = tf.cast(tf.reduce_max(routed.counts) + 3, tf.int32)
+    number = np.random.default_rng(size).integers(
+        tables, size=size, dtype=np.int32
+    )
+    routed = operations.route(
+        tf.constant(keys, tf.int64), world, tf.constant(number), tables
+    )
+    sizes = tf.reduce_sum(routed.counts, 1)
+    capacity = tf.cast(tf.reduce_max(sizes) + 3, tf.int32)
     message, position = operations.write_keys(routed, capacity)
     for found, wanted in zip(
         (message, position), messages.write_keys(routed, capacity), strict=True
     ):
         np.testing.assert_array_equal(found, wanted)
-    read, mask, places = operations.read_keys(message, capacity)
+    read, table_of, places = operations.read_keys(message, capacity, tables)
     for found, wanted in zip(
-        (read, mask, places),
-        messages.read_keys(message, capacity),
+        (read, table_of, places),
+        messages.read_keys(message, capacity, tables),
         strict=True,
     ):
         np.testing.assert_array_equal(found, wanted)
-    np.testing.assert_array_equal(read, np.ravel(message[:, 1:]))
-    np.testing.assert_array_equal(np.flatnonzero(mask), places)
+    np.testing.assert_array_equal(read, np.ravel(message[:, tables:]))
     # As the shards are in order, so are their messages' keys.
     np.testing.assert_array_equal(places, position)
     np.testing.assert_array_equal(tf.gather(read, places), routed.row)
+    if tables > 1:
+        wanted = tf.reshape(routed.counts, [-1])
+        np.testing.assert_array_equal(
+            tf.gather(table_of, places),
+            np.repeat(np.tile(np.arange(tables), world), wanted),
+        )
+    else:
+        assert not len(table_of)
 
 
 def test_messages_that_do_not_fit_are_errors():
@@ -82,6 +107,7 @@ def test_messages_that_do_not_fit_are_errors():
     invalid = tf.errors.InvalidArgumentError
     keys, counts = tf.constant([1, 2, 3], tf.int64), [1, 2]
     for wrong in ([1, 1], [-1, 4], [0, 3], [2, 2]):
+        wrong = np.reshape(wrong, [2, 1])
         with pytest.raises(invalid, match="keys"):
             ops.tfrs_embed_write_keys(keys=keys, counts=wrong, capacity=2)
     with pytest.raises(invalid, match="capacity"):
@@ -90,10 +116,14 @@ def test_messages_that_do_not_fit_are_errors():
         ops.tfrs_embed_write_keys(keys=keys, counts=counts, capacity=[2, 2])
     for message in ([[3, 0, 0]], [[-1, 0]], [[1]]):
         with pytest.raises(invalid, match="in a message of"):
-            ops.tfrs_embed_read_keys(message=tf.constant(message, tf.int64))
+            ops.tfrs_embed_read_keys(
+                message=tf.constant(message, tf.int64), tables=1
+            )
     for shape in ([3], [2, 0]):
         with pytest.raises(invalid, match="messages of shape"):
-            ops.tfrs_embed_read_keys(message=tf.zeros(shape, tf.int64))
+            ops.tfrs_embed_read_keys(
+                message=tf.zeros(shape, tf.int64), tables=1
+            )
 
 
 def random_bags(rng, count, bag_size, wide, weighted):

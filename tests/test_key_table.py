@@ -23,7 +23,7 @@ from compared_keys import (
 from dynamic_reference import shard_of
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.engines.tables.key_rules import ABSENT, FIRST_ROW, KeyRules
-from tfrs_embed.engines.tables.key_table import KeyTable
+from tfrs_embed.engines.tables.key_table import Found, KeyTable, KeyTables
 
 pytestmark = pytest.mark.usefixtures("both_implementations")
 
@@ -237,7 +237,7 @@ def test_functions_run_in_the_order_they_are_traced():
     def inner(keys, step):
         rows = table.reserve(keys, None, step).rows
         commit = table.commit(keys, None, rows, step)
-        table.publish(commit.version)
+        table.publish(commit.versions)
         return commit
 
     @tf.function
@@ -268,10 +268,10 @@ def test_rows_that_are_written_for_other_keys_are_found_out():
 
     def commit(keys, step):
         committed = table.commit(int64(keys), None, int64(keys), step)
-        table.publish(committed.version)
+        table.publish(committed.versions)
 
     def check(found):
-        rows, changed = table.check(*found)
+        rows, changed = table.check(found)
         assert int(changed) == np.sum(rows.numpy() != found.rows.numpy())
         return rows.numpy().tolist()
 
@@ -292,10 +292,10 @@ def test_rows_that_are_written_for_other_keys_are_found_out():
     # A plan's rows are written when another plan shows them.
     table.remove(np.array([3]))
     plan = table.reserve(int64([2, 10]), None, 4)
-    planned = table.check(plan.rows, plan.version)[0]
+    planned = table.check(Found(plan.rows, None, plan.versions))[0]
     np.testing.assert_array_equal(planned, plan.rows)
     table.reserve(int64([11]), None, 4)
-    rows, changed = table.check(plan.rows, plan.version)
+    rows, changed = table.check(Found(plan.rows, None, plan.versions))
     assert (rows.numpy().tolist(), int(changed)) == ([first, ABSENT], 1)
 
 
@@ -314,8 +314,8 @@ def test_many_threads():
                 plan = table.reserve(keys, None, 1)
                 table.find(keys)
                 commit = table.commit(keys, None, plan.rows, 1)
-                table.publish(commit.version)
-                assert int(commit.lacking) == 0
+                table.publish(commit.versions)
+                assert commit.lacking.numpy().item() == 0
                 assert int(table.size()) <= 500
         except BaseException as error:
             errors.append(error)
@@ -389,3 +389,80 @@ def test_keys_in_steps_fill_all_shards_alike(step):
         sizes = np.bincount(key_shards.shards_of(keys, world), minlength=world)
         share = len(keys) / world
         assert np.all(abs(sizes - share) <= 4 * np.sqrt(share) + 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 40, 400])
+def test_tables_together_are_like_each_alone(size):
+    """One operation on several tables does what one on each would do."""
+    rules = [
+        KeyRules(20, 20, 1, policy="lru", evicts=True),
+        KeyRules(500, 500, 30, threshold=2),
+        KeyRules(10, 640, 1),
+    ]
+    alone, members = ([KeyTable(r) for r in rules] for _ in range(2))
+    together = KeyTables(members)
+    rng = np.random.default_rng(size)
+    for step in range(1, 9):
+        keys = rng.integers(-30, 30, size)
+        table_of = rng.integers(3, size=size, dtype=np.int32)
+        if step % 3 == 0:
+            table_of.sort()
+        counts = rng.integers(0, 3, size) if step % 2 else None
+        mine = [np.flatnonzero(table_of == i) for i in range(3)]
+
+        def each(function, *values, mine=mine):
+            """Calls a function for each table with its own of the values."""
+            return [
+                function(
+                    table, *(v if v is None else int64(v[part]) for v in values)
+                )
+                for table, part in zip(alone, mine, strict=True)
+            ]
+
+        def same(found, wanted, mine=mine):
+            rows = found.rows.numpy()
+            for i, (part, of_table) in enumerate(
+                zip(mine, wanted, strict=True)
+            ):
+                np.testing.assert_array_equal(rows[part], of_table.rows)
+                assert found.lacking[i] == of_table.lacking[0]
+                assert found.physical[i] == of_table.physical[0]
+                assert found.new_sizes[i] == len(of_table.new_keys)
+            for name in ("new_keys", "new_rows"):
+                np.testing.assert_array_equal(
+                    getattr(found, name),
+                    np.concatenate([getattr(w, name) for w in wanted]),
+                )
+
+        given = None if counts is None else int64(counts)
+        plan = together.reserve(int64(keys), given, step, table_of)
+        same(
+            plan, each(lambda t, k, c, n=step: t.reserve(k, c, n), keys, counts)
+        )
+        commit = together.commit(int64(keys), given, plan.rows, step, table_of)
+        wanted = each(
+            lambda t, k, c, r, n=step: t.commit(k, c, r, n),
+            keys,
+            counts,
+            plan.rows.numpy(),
+        )
+        same(commit, wanted)
+        assert not np.any(
+            together.look_up(
+                commit.new_keys, np.repeat(range(3), commit.new_sizes)
+            ).rows
+        )
+        together.publish(commit.versions)
+        for table, of_table in zip(alone, wanted, strict=True):
+            table.publish(of_table.versions)
+        found = together.look_up(int64(keys), table_of)
+        for part, there in zip(
+            mine, each(lambda t, k: t.look_up(k), keys), strict=True
+        ):
+            np.testing.assert_array_equal(found.rows.numpy()[part], there.rows)
+        assert together.check(found)[1] == 0
+        members[0].remove(keys)
+        alone[0].remove(keys)
+    np.testing.assert_array_equal(
+        together.info(), np.concatenate([t.info() for t in alone])
+    )

@@ -12,10 +12,11 @@ pseudorandom number generators", OOPSLA 2014).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,20 +91,73 @@ def maker(table: TableSpec) -> Maker:
             "uniform, normal or truncated normal one, one that scales the "
             "variance, or a function with a parameter named 'keys'."
         )
-    kind, first, scale = distribution
-    seed = np.uint64(seed_of(table))
+    return _Drawn(*distribution, seed_of(table), dim)
 
-    def make(keys: tf.Tensor) -> tf.Tensor:
-        rows = _DRAW[kind](
-            tf.constant(seed),
-            tf.constant(first, tf.float32),
-            tf.constant(scale, tf.float32),
-            tf.constant(dim),
-            keys,
-        )
-        return tf.ensure_shape(rows, [None, dim])
 
-    return make
+@dataclasses.dataclass(frozen=True)
+class _Drawn:
+    """Draws a table's keys' rows from a distribution.
+
+    Attributes:
+        kind: "uniform", "normal" or "truncated_normal".
+        first: see `_draw`.
+        scale: see `_draw`.
+        seed: 64 bits.
+        dim: the width of a row.
+    """
+
+    kind: str
+    first: float
+    scale: float
+    seed: int
+    dim: int
+
+    def __call__(self, keys: tf.Tensor) -> tf.Tensor:
+        return _draw_rows([self], None, keys)
+
+
+def make_rows(
+    makers: Sequence[Maker], keys: tf.Tensor, sizes: tf.Tensor
+) -> tf.Tensor:
+    """Makes the initial rows of several tables' keys.
+
+    Args:
+        makers: each table's maker; the tables have one width.
+        keys: [n] int64, table after table.
+        sizes: [tables] int64, how many of them each table has.
+
+    Returns:
+        [n, dim] float32.
+    """
+    number = len(makers)
+    if number == 1:
+        return makers[0](keys)
+    drawn = [m for m in makers if isinstance(m, _Drawn)]
+    if len(drawn) == number and len({m.kind for m in drawn}) == 1:
+        return _draw_rows(drawn, sizes, keys)
+    parts = tf.split(keys, sizes, num=number)
+    return tf.concat(
+        [make(part) for make, part in zip(makers, parts, strict=True)], 0
+    )
+
+
+def _draw_rows(
+    makers: Sequence[_Drawn], sizes: tf.Tensor | None, keys: tf.Tensor
+) -> tf.Tensor:
+    """Draws rows of several tables, from distributions of one kind."""
+    with tf.device(_HOST):
+        parameters = [
+            tf.constant([m.seed for m in makers], tf.uint64),
+            tf.constant([m.first for m in makers], tf.float32),
+            tf.constant([m.scale for m in makers], tf.float32),
+        ]
+        if sizes is not None:
+            places = tf.range(tf.size(keys, tf.int64))
+            table_of = tf.searchsorted(tf.cumsum(sizes), places, side="right")
+            parameters = [tf.gather(p, table_of) for p in parameters]
+        dim = makers[0].dim
+        rows = _DRAW[makers[0].kind](*parameters, tf.constant(dim), keys)
+    return tf.ensure_shape(rows, [None, dim])
 
 
 def _called(table: TableSpec, keys: tf.Tensor) -> tf.Tensor:
@@ -156,11 +210,11 @@ def _draw(
 
     Args:
         kind: "uniform", "normal" or "truncated_normal".
-        seed: scalar uint64.
-        first: scalar float32: the least number of a uniform distribution; the
-            mean of others.
-        scale: scalar float32: how far numbers are from the least; the standard
-            deviation.
+        seed: [n] or [1] uint64.
+        first: [n] or [1] float32: the least number of a uniform distribution;
+            the mean of others.
+        scale: [n] or [1] float32: how far numbers are from the least; the
+            standard deviation.
         dim: scalar int32.
         keys: [n] int64.
     """
@@ -174,7 +228,8 @@ def _draw(
             numbers = tail + (1 - 2 * tail) * numbers
         if kind != "uniform":
             numbers = tf.math.ndtri(numbers)
-        return tf.reshape((first + scale * numbers)[:size], [-1, dim])
+        rows = tf.reshape(numbers[:size], [-1, dim])
+        return first[:, None] + scale[:, None] * rows
 
 
 def _uniform(seed: tf.Tensor, keys: tf.Tensor, dim: tf.Tensor) -> tf.Tensor:
@@ -191,9 +246,9 @@ def _uniform(seed: tf.Tensor, keys: tf.Tensor, dim: tf.Tensor) -> tf.Tensor:
 _DRAW = {
     kind: graphs.TracedOnce(
         functools.partial(_draw, kind),
-        tf.TensorSpec([], tf.uint64),
-        tf.TensorSpec([], tf.float32),
-        tf.TensorSpec([], tf.float32),
+        tf.TensorSpec([None], tf.uint64),
+        tf.TensorSpec([None], tf.float32),
+        tf.TensorSpec([None], tf.float32),
         tf.TensorSpec([], tf.int32),
         tf.TensorSpec([None], tf.int64),
     )

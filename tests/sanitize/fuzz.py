@@ -251,24 +251,36 @@ def try_keys(rng):
 def try_messages(rng):
     """Keys and bags sent to shards: what all have is what was sent."""
     world = int(rng.integers(1, 9))
+    tables = int(rng.integers(1, 4))
     keys = rng.integers(-(2**62), 2**62, int(2 ** rng.uniform(0, 12)) - 1)
+    table_of = rng.integers(tables, size=len(keys), dtype=np.int32)
     ops = cases.module()
-    _, row, _, counts = ops.tfrs_embed_route(keys=keys, world=world)
-    capacity = int(np.max(counts)) + int(rng.integers(-1, 4))
+    _, row, _, counts = ops.tfrs_embed_route(
+        keys=keys, table_of=table_of, world=world, tables=tables
+    )
+    longest = np.max(np.sum(counts, 1))
+    capacity = int(longest) + int(rng.integers(-1, 4))
     try:
         message, position = ops.tfrs_embed_write_keys(
             keys=row, counts=counts, capacity=capacity
         )
     except tf.errors.InvalidArgumentError:
-        assert capacity < np.max(counts)
+        assert capacity < longest
     else:
-        read, _, places = ops.tfrs_embed_read_keys(message=message)
+        read, read_table_of, places = ops.tfrs_embed_read_keys(
+            message=message, tables=tables
+        )
+        if tables > 1:
+            np.testing.assert_array_equal(
+                np.bincount(tf.gather(read_table_of, places), minlength=tables),
+                np.sum(counts, 0),
+            )
         np.testing.assert_array_equal(places, position)
         np.testing.assert_array_equal(tf.gather(read, places), row)
         broken = message.numpy()
         broken[rng.integers(world), 0] = rng.choice([-1, capacity + 1, 2**62])
         try:
-            ops.tfrs_embed_read_keys(message=broken)
+            ops.tfrs_embed_read_keys(message=broken, tables=tables)
         except tf.errors.InvalidArgumentError:
             pass
         else:

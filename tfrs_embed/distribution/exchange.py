@@ -7,7 +7,6 @@ a bucket above the longest that any of them has for another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -35,15 +34,14 @@ class Received(NamedTuple):
         bucket: scalar int32, the capacity's number.
         keys: scalar int64, the keys that this replica sends to others, padding
             included.
-        needed: scalar int64, the same of this group alone, without padding.
+        needed: scalar int64, the same without padding.
         heads: how many numbers of keys it sends beside `keys`.
-        reservation: the rows that a training step of a table that gives rows to
-            keys has reserved for those asked for.
-        version: scalar int64, when keys were found to have these rows.
+        table_of: [world * capacity] int32, the table of each row, if tables
+            have keys that only differ by it; that of padding is 0.
+        keyed: of tables that give rows to keys, the rows that were found, or
+            that a training step has reserved, for those asked for.
         collected: what a first stage of the exchange has collected, if there
             are two.
-        together: the messages that have the keys of several tables, if these
-            are of such; rows and places are without padding then.
     """
 
     rows: tf.Tensor
@@ -55,27 +53,9 @@ class Received(NamedTuple):
     keys: tf.Tensor
     needed: tf.Tensor
     heads: int
-    reservation: Any = None
-    version: tf.Tensor | None = None
+    table_of: tf.Tensor | None = None
+    keyed: Any = None
     collected: Collected | None = None
-    together: Together | None = None
-
-
-class Together(NamedTuple):
-    """The layout of messages that have the keys of several tables.
-
-    Attributes:
-        sent: [u] int32, the places of this replica's keys among the
-            [world * capacity] of its messages, table after table.
-        asked: [m] int32, the same of the keys that it was asked for.
-        sizes: [tables] int64, how many keys each table has in `sent`.
-        asked_sizes: [tables] int64, the same in `asked`.
-    """
-
-    sent: tf.Tensor
-    asked: tf.Tensor
-    sizes: tf.Tensor
-    asked_sizes: tf.Tensor
 
 
 class Collected(NamedTuple):
@@ -96,8 +76,7 @@ class Collected(NamedTuple):
 class Exchange:
     """Exchanges the keys, rows and gradients of one group of tables.
 
-    Rows and gradients are of any dtype that a `Wire` has. Methods take and
-    return lists of one, as `JoinedExchange` does of several.
+    Rows and gradients are of any dtype that a `Wire` has.
 
     Args:
         replicas: those that exchange: all, or the groups of some.
@@ -107,77 +86,84 @@ class Exchange:
         self._replicas = replicas
         self._channel = replicas.allocate(4)
 
-    def longest(self, routes: Sequence[Route]) -> tf.Tensor:
-        """The numbers in the longest of a replica's messages: scalar int64."""
-        [routed] = routes
-        return tf.reduce_max(routed.counts)
+    def longest(self, routed: Route) -> tf.Tensor:
+        """The keys in the longest of a replica's messages: scalar int64."""
+        counts = routed.counts
+        if counts.shape[1] != 1:
+            counts = tf.reduce_sum(counts, 1)
+        return tf.reduce_max(counts)
 
     def send_keys(
         self,
         replica: int,
-        routes: Sequence[Route],
+        routed: Route,
         longest: tf.Tensor,
         training: bool,
-    ) -> list[Received]:
+    ) -> Received:
         """Sends keys to their shards.
 
         Args:
             replica: the local replica that calls.
-            routes: its keys.
+            routed: its keys.
             longest: scalar int64, the largest of the replicas' `longest`.
             training: whether this is part of a training step.
 
         Returns:
             What the others asked of this one.
         """
-        [routed] = routes
-        if self._replicas.world == 1:
+        world, tables = routed.counts.shape
+        if world == 1:
             size = tf.size(routed.row)
             place, zero = tf.range(size), tf.constant(0)
-            return [
-                Received(
-                    routed.row, place, place, size, size, zero, zero, zero, 0
-                )
-            ]
+            table_of = None
+            if tables > 1:
+                ends = tf.cumsum(tf.cast(routed.counts[0], tf.int32))
+                table_of = bag_of_id(tf.concat([[0], ends], 0))
+            return Received(
+                routed.row,
+                place,
+                place,
+                size,
+                size,
+                zero,
+                zero,
+                zero,
+                0,
+                table_of,
+            )
         capacity, bucket = bucket_of(longest)
         operations = backend.of(self._replicas.devices[replica], training)
         message, position = operations.write_keys(routed, capacity)
         message = self._replicas.all_to_all(
             replica, message, self._channel + KEYS, bucket
         )
-        rows, _, places = operations.read_keys(message, capacity)
-        world = self._replicas.world
-        return [
-            Received(
-                rows,
-                places,
-                position,
-                world * capacity,
-                capacity,
-                bucket,
-                (world - 1) * tf.cast(capacity, tf.int64),
-                self._needed(replica, routed),
-                world - 1,
-            )
-        ]
-
-    def _needed(self, replica: int, routed: Route) -> tf.Tensor:
-        """How many keys a replica would send to others without padding."""
-        rank = self._replicas.ranks[replica]
-        return tf.reduce_sum(routed.counts) - routed.counts[rank]
+        rows, table_of, places = operations.read_keys(message, capacity, tables)
+        mine = routed.counts[self._replicas.ranks[replica]]
+        return Received(
+            rows,
+            places,
+            position,
+            world * capacity,
+            capacity,
+            bucket,
+            (world - 1) * tf.cast(capacity, tf.int64),
+            tf.reduce_sum(routed.counts) - tf.reduce_sum(mine),
+            (world - 1) * tables,
+            table_of if tables > 1 else None,
+        )
 
     def send(
         self,
         replica: int,
-        received: Sequence[Received],
-        values: Sequence[tf.Tensor],
+        asked: Received,
+        values: tf.Tensor,
         kind: int,
-    ) -> list[tf.Tensor]:
+    ) -> tf.Tensor:
         """Sends what belongs to keys, after these.
 
         Args:
             replica: the local replica that calls.
-            received: what `send_keys` returned.
+            asked: what `send_keys` returned.
             values: by the kind of message.
             kind: `ROWS`: answers with the rows asked for, [..., dim], and
                 returns the answers. `GRADIENTS`: sends the answers' gradients
@@ -186,17 +172,10 @@ class Exchange:
                 the counts of the rows asked for; padding is 0.
         """
         if self._replicas.world == 1:
-            return [*values]
-        [asked], [each] = received, values
+            return values
         if kind == COUNTS:
             place = asked.position[:, None]
-            each = tf.scatter_nd(place, each, [asked.num_rows])
-        return [self._send_messages(replica, asked, each, kind)]
-
-    def _send_messages(
-        self, replica: int, asked: Received, values: tf.Tensor, kind: int
-    ) -> tf.Tensor:
-        """Sends messages, [world * capacity, ...]; returns the others'."""
+            values = tf.scatter_nd(place, values, [asked.num_rows])
         width = values.shape[1:].as_list()
         shape = [self._replicas.world, asked.capacity, *width]
         sent = self._replicas.all_to_all(
@@ -206,120 +185,3 @@ class Exchange:
             asked.bucket,
         )
         return tf.reshape(sent, [-1, *width])
-
-
-class JoinedExchange(Exchange):
-    """Exchanges the keys, rows and gradients of several groups together.
-
-    Their keys can't be told apart by their numbers: a message begins with the
-    number of each group's keys, and has these one group after the other.
-
-    Args:
-        replicas: those that exchange; more than one.
-    """
-
-    def longest(self, routes: Sequence[Route]) -> tf.Tensor:
-        keys = tf.add_n([routed.counts for routed in routes])
-        return tf.reduce_max(keys) + len(routes)
-
-    def send_keys(
-        self,
-        replica: int,
-        routes: Sequence[Route],
-        longest: tf.Tensor,
-        training: bool,
-    ) -> list[Received]:
-        world, tables = self._replicas.world, len(routes)
-        capacity, bucket = bucket_of(longest)
-        counts = tf.stack([routed.counts for routed in routes])
-        sent = _places_of_tables(counts, capacity)
-        heads = tf.range(world)[:, None] * capacity + tf.range(tables)
-        message = tf.scatter_nd(
-            tf.concat([tf.reshape(heads, [-1]), sent], 0)[:, None],
-            tf.concat(
-                [
-                    tf.reshape(tf.transpose(counts), [-1]),
-                    *(routed.row for routed in routes),
-                ],
-                0,
-            ),
-            [world * capacity],
-        )
-        message = self._replicas.all_to_all(
-            replica,
-            tf.reshape(message, [world, capacity]),
-            self._channel + KEYS,
-            bucket,
-        )
-        asked_counts = tf.transpose(message[:, :tables])
-        asked_counts = tf.ensure_shape(asked_counts, [tables, world])
-        asked = _places_of_tables(asked_counts, capacity)
-        together = Together(
-            sent,
-            asked,
-            tf.reduce_sum(counts, 1),
-            tf.reduce_sum(asked_counts, 1),
-        )
-        rows = tf.split(
-            tf.gather(tf.reshape(message, [-1]), asked),
-            together.asked_sizes,
-            num=tables,
-        )
-        # The numbers of keys are among these.
-        keys = (world - 1) * tf.cast(capacity, tf.int64)
-        return [
-            Received(
-                each,
-                tf.range(tf.size(each)),
-                tf.range(tf.size(routed.row)),
-                tf.size(routed.row),
-                capacity,
-                bucket,
-                keys,
-                self._needed(replica, routed),
-                0,
-                together=together,
-            )
-            for each, routed in zip(rows, routes, strict=True)
-        ]
-
-    def send(
-        self,
-        replica: int,
-        received: Sequence[Received],
-        values: Sequence[tf.Tensor],
-        kind: int,
-    ) -> list[tf.Tensor]:
-        together = received[0].together
-        assert together is not None
-        here, there, sizes = together.sent, together.asked, together.asked_sizes
-        if kind == ROWS:
-            here, there, sizes = there, here, together.sizes
-        joined = tf.concat(values, 0)
-        size = self._replicas.world * received[0].capacity
-        message = tf.scatter_nd(
-            here[:, None], joined, [size, *joined.shape[1:].as_list()]
-        )
-        message = self._send_messages(replica, received[0], message, kind)
-        return tf.split(tf.gather(message, there), sizes, num=len(values))
-
-
-def _places_of_tables(counts: tf.Tensor, capacity: tf.Tensor) -> tf.Tensor:
-    """The places of tables' keys in messages, table after table.
-
-    Args:
-        counts: [tables, world] int64, the keys of each in each message.
-        capacity: scalar int32, the length of a message, which begins with the
-            number of each table's keys.
-
-    Returns:
-        [n] int32.
-    """
-    tables, world = counts.shape
-    counts = tf.cast(counts, tf.int32)
-    starts = tf.range(world) * capacity + tables
-    starts += tf.cumsum(counts, exclusive=True)
-    ends = tf.concat([[0], tf.cumsum(tf.reshape(counts, [-1]))], 0)
-    run = bag_of_id(ends)
-    shift = tf.reshape(starts, [-1]) - ends[:-1]
-    return tf.gather(shift, run) + tf.range(tf.size(run))

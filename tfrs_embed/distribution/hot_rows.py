@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.ops.messages import Route
+from tfrs_embed.ops.messages import Route, counts_of
 
 
 class HotKeys(NamedTuple):
@@ -46,13 +46,11 @@ def split(routed: Route, hot_keys: tf.Tensor) -> tuple[Route, HotKeys]:
         for each in (tf.logical_not(hot), hot)
     )
     owner = tf.gather(routed.owner, sent)
-    firsts = tf.searchsorted(owner, tf.range(world + 1))
-    firsts.set_shape([world + 1])
     others = Route(
         routed.index,
         tf.gather(routed.row, sent),
         owner,
-        tf.cast(firsts[1:] - firsts[:-1], tf.int64),
+        counts_of(owner, world),
     )
     order = tf.math.invert_permutation(tf.concat([sent, kept], 0))
     return others, HotKeys(tf.gather(place, kept), order)

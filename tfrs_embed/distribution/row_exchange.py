@@ -8,8 +8,7 @@ messages are fewer and longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -19,7 +18,6 @@ from tfrs_embed.distribution.exchange import (
     ROWS,
     Collected,
     Exchange,
-    JoinedExchange,
     Received,
 )
 from tfrs_embed.distribution.exchange_kind import first_stage
@@ -46,12 +44,10 @@ class RowExchange:
         groups: for each group the width of its tables, and what their rows are
             sent as.
         wire: what gradients are sent as.
-        joins: whether groups that are alike in these travel together; there
-            must be several replicas then.
 
     Attributes:
         num_sizes: how many sizes a replica has.
-        stages: the number of stages. Each is a collective for each unit and
+        stages: the number of stages. Each is a collective for each group and
             kind of message, and one more on the messages' sizes.
     """
 
@@ -62,51 +58,24 @@ class RowExchange:
         replicas: Replicas | Subgroups,
         groups: Sequence[tuple[int, Wire]],
         wire: Wire,
-        joins: bool = False,
     ) -> None:
         self._replicas = replicas
         self._groups = groups
         self._wire = wire
-        # Which exchange each group has.
-        self._unit_of = [*range(len(groups))]
-        if joins:
-            kinds = list(dict.fromkeys(groups))
-            self._unit_of = [kinds.index(group) for group in groups]
-        self.num_sizes = max(self._unit_of) + 1
-        make: type[Exchange] = JoinedExchange if joins else Exchange
-        self._exchanges = [make(replicas) for _ in range(self.num_sizes)]
+        self.num_sizes = len(groups)
+        self._exchanges = [Exchange(replicas) for _ in groups]
 
-    def units(self, groups: Iterable[int]) -> list[list[int]]:
-        """Sorts groups by what travels together."""
-        units: dict[int, list[int]] = {}
-        for i in groups:
-            units.setdefault(self._unit_of[i], []).append(i)
-        return list(units.values())
-
-    def _each(
-        self, function: Callable[..., Any], *values: Mapping[int, Any]
-    ) -> dict[int, Any]:
-        """Calls a function for each unit.
-
-        Args:
-            function: takes a unit's number, and the values of its groups.
-            *values: by group.
-
-        Returns:
-            The results by group.
-        """
-        found: dict[int, Any] = {}
-        for unit in self.units(values[0]):
-            results = function(
-                self._unit_of[unit[0]], *([v[i] for i in unit] for v in values)
-            )
-            found.update(zip(unit, results, strict=True))
-        return found
-
-    def route(self, replica: int, keys: tf.Tensor, training: bool) -> Route:
+    def route(
+        self,
+        replica: int,
+        keys: tf.Tensor,
+        training: bool,
+        table_of: tf.Tensor | None = None,
+        tables: int = 1,
+    ) -> Route:
         """Finds where keys are sent first, as `messages.route` does."""
         operations = backend.of(self._replicas.devices[replica], training)
-        return operations.route(keys, self._replicas.world)
+        return operations.route(keys, self._replicas.world, table_of, tables)
 
     def sizes(self, routes: Mapping[int, Route]) -> list[tf.Tensor]:
         """The longest of a replica's messages, of which all need the largest.
@@ -118,11 +87,8 @@ class RowExchange:
             `num_sizes` scalars int64, whatever the groups.
         """
         sizes = [tf.constant(0, tf.int64)] * self.num_sizes
-        for unit in self.units(routes):
-            number = self._unit_of[unit[0]]
-            sizes[number] = self._exchanges[number].longest(
-                [routes[i] for i in unit]
-            )
+        for i, routed in routes.items():
+            sizes[i] = self._exchanges[i].longest(routed)
         return sizes
 
     def send_keys(
@@ -144,12 +110,12 @@ class RowExchange:
         Returns:
             What the others asked of this replica.
         """
-        return self._each(
-            lambda unit, keys: self._exchanges[unit].send_keys(
-                replica, keys, longest[unit], training
-            ),
-            routes,
-        )
+        return {
+            i: self._exchanges[i].send_keys(
+                replica, routed, longest[i], training
+            )
+            for i, routed in routes.items()
+        }
 
     def _send(
         self,
@@ -159,13 +125,10 @@ class RowExchange:
         kind: int,
     ) -> dict[int, tf.Tensor]:
         """Sends messages of one kind; see `Exchange.send`."""
-        return self._each(
-            lambda unit, *each: self._exchanges[unit].send(
-                replica, *each, kind
-            ),
-            received,
-            values,
-        )
+        return {
+            i: self._exchanges[i].send(replica, asked, values[i], kind)
+            for i, asked in received.items()
+        }
 
     def send_counts(
         self,
@@ -221,20 +184,18 @@ class RowExchange:
         """What `send_keys` and `send_rows` have sent."""
         if self._replicas.world == 1:
             return Sent()
-        units = self.units(routes)
         sent = Sent(
-            2 * self.stages * len(units) + (self.stages - 1 if units else 0)
+            2 * self.stages * len(routes) + (self.stages - 1 if routes else 0)
         )
-        for unit in units:
-            dim, wire = self._groups[unit[0]]
+        for i, routed in routes.items():
+            dim, wire = self._groups[i]
             row, gradient = wire.size * dim, self._wire.size * dim
-            of_unit = received[unit[0]]
-            sent = sent.plus(bytes=of_unit.keys * (8 + row) + 8 * of_unit.heads)
-            for i in unit:
-                sent = sent.plus(
-                    least=received[i].needed * (8 + row + gradient),
-                    unique=tf.reduce_sum(routes[i].counts),
-                )
+            of_group = received[i]
+            sent = sent.plus(
+                bytes=of_group.keys * (8 + row) + 8 * of_group.heads,
+                least=of_group.needed * (8 + row + gradient),
+                unique=tf.reduce_sum(routed.counts),
+            )
         return sent
 
     def sent_by_counts(self, received: Mapping[int, Received]) -> Sent:
@@ -248,7 +209,7 @@ class RowExchange:
     def _sent_once(
         self, received: Mapping[int, Received], size: Callable[[int], int]
     ) -> Sent:
-        """What one message of each unit has sent.
+        """What one message of each group has sent.
 
         Args:
             received: what `send_keys` returned.
@@ -256,11 +217,10 @@ class RowExchange:
         """
         if self._replicas.world == 1:
             return Sent()
-        units = self.units(received)
-        sent = Sent(self.stages * len(units))
-        for first, *_ in units:
-            dim, _ = self._groups[first]
-            sent = sent.plus(bytes=received[first].keys * size(dim))
+        sent = Sent(self.stages * len(received))
+        for i, each in received.items():
+            dim, _ = self._groups[i]
+            sent = sent.plus(bytes=each.keys * size(dim))
         return sent
 
 
@@ -307,7 +267,13 @@ class TwoStages(RowExchange):
         firsts = super().send_keys(replica, routes, longest, training)
         collected = {
             i: self._second.route(
-                replica, tf.gather(first.rows, first.places), training
+                replica,
+                tf.gather(first.rows, first.places),
+                training,
+                None
+                if first.table_of is None
+                else tf.gather(first.table_of, first.places),
+                routes[i].counts.shape[1],
             )
             for i, first in firsts.items()
         }
@@ -396,7 +362,6 @@ def make(
     replicas: Replicas,
     groups: Sequence[tuple[int, Wire]],
     wire: Wire,
-    joins: bool,
 ) -> RowExchange:
     """Makes the exchange of a strategy's replicas.
 
@@ -406,16 +371,13 @@ def make(
         replicas: the replicas.
         groups: those of tables; see `RowExchange`.
         wire: what gradients are sent as.
-        joins: whether groups that are alike travel together; in two stages none
-            do.
     """
     size = GROUP_SIZE
     if size is None:
         size = first_stage(replicas.world, replicas.on_host)
     if size > 1:
         return TwoStages(replicas, groups, size, wire)
-    joins = joins and len(groups) > 1 and replicas.world > 1
-    return RowExchange(replicas, groups, wire, joins)
+    return RowExchange(replicas, groups, wire)
 
 
 def _collected(received: Received) -> Collected:

@@ -17,7 +17,7 @@ from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.key_rules import TRASH, rows_at_first
 from tfrs_embed.engines.tables.key_table import Found
-from tfrs_embed.engines.tables.keyed_shard import KeyedShard
+from tfrs_embed.engines.tables.keyed_shard import KeyedShard, KeyedShards
 from tfrs_embed.engines.tables.reservation import (
     Request,
     Reservation,
@@ -26,11 +26,50 @@ from tfrs_embed.engines.tables.reservation import (
 )
 from tfrs_embed.ops import concat_gradients
 from tfrs_embed.ops import lookup as lookup_ops
-from tfrs_embed.ops.bags import BaggedIds, split_by_bags
+from tfrs_embed.ops.bags import (
+    BaggedIds,
+    bag_of_id,
+    num_rows,
+    split_by_bags,
+)
 from tfrs_embed.ops.rounding import widen
-from tfrs_embed.ops.update import GradientContributions
+from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.strategies import refuse_in_xla
+
+
+class _Group(NamedTuple):
+    """Tables of one width whose keys are worked on together.
+
+    Attributes:
+        tables: their rows.
+        places: the places of their features among the engine's.
+        of_feature: the number of each of these features' table.
+        trained: whether they are.
+    """
+
+    tables: KeyedShards
+    places: list[int]
+    of_feature: list[int]
+    trained: bool
+
+    def keys(
+        self, bags: Sequence[BaggedIds]
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """The keys of the group's features, and the table of each."""
+        ids = [bags[i].ids for i in self.places]
+        keys = ids[0] if len(ids) == 1 else tf.concat(ids, 0)
+        if len(self.tables.shards) == 1:
+            return keys, None
+        splits = tf.cumsum(tf.concat([[0], num_rows(ids)], 0))
+        return keys, tf.gather(self.of_feature, bag_of_id(splits))
+
+    def split(
+        self, rows: tf.Tensor, bags: Sequence[BaggedIds]
+    ) -> dict[int, tf.Tensor]:
+        """The rows of each feature's ids, by the feature's place."""
+        parts = split_by_bags(rows, [bags[i] for i in self.places])
+        return dict(zip(self.places, parts, strict=True))
 
 
 class _Residuals(NamedTuple):
@@ -38,11 +77,11 @@ class _Residuals(NamedTuple):
 
     Attributes:
         bags: each feature's bags of keys.
-        reserved: the rows of each trained table's keys, feature after feature.
+        reserved: the rows of each trained group's keys, feature after feature.
     """
 
     bags: list[BaggedIds]
-    reserved: dict[str, Reservation]
+    reserved: list[tuple[_Group, Reservation]]
 
 
 class EngineOfKeys(Engine):
@@ -82,20 +121,42 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         refuse_pipelining(options)
         super().__init__(features, optimizers, options)
         self._shard.trash = TRASH
-        self._rows: dict[str, KeyedShard] = {}
+        self._groups: list[_Group] = []
 
     def build(self) -> None:
         with tf.init_scope():
             self._shard.build(lambda table: rows_at_first(table, 1))
+            shards = {}
             for name, state in self.states.items():
-                [self._rows[name]] = state.expose(
+                [shards[name]] = state.expose(
                     self._name,
                     [self._shard.store(name)],
                     replicas.of(self._strategy),
                     self._strategy,
                     self.step,
                 )
+        self._groups = self._make_groups(shards)
         self._follow_step()
+
+    def _make_groups(self, shards: Mapping[str, KeyedShard]) -> list[_Group]:
+        """Groups the tables that are alike in width, and in being trained."""
+        alike: dict[Any, list[str]] = {}
+        for name, shard in shards.items():
+            trained = self.optimizers[name] is not None
+            alike.setdefault((shard.dim, trained), []).append(name)
+        groups = []
+        for (_, trained), names in alike.items():
+            tables = [f.table.name for f in self.features]
+            places = [i for i, table in enumerate(tables) if table in names]
+            groups.append(
+                _Group(
+                    KeyedShards([shards[name] for name in names]),
+                    places,
+                    [names.index(tables[i]) for i in places],
+                    trained,
+                )
+            )
+        return groups
 
     def lookup(
         self,
@@ -106,29 +167,23 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
     ) -> tuple[list[tf.Tensor], Any]:
         refuse_to_trace(self._name)
         step = tf.convert_to_tensor(self.step) + 1
+        found, trained, requests = [], [], []
+        for group in self._groups:
+            keys, table_of = group.keys(bags)
+            if training and group.trained:
+                trained.append(group)
+                requests.append(
+                    Request(group.tables, keys, table_of, None, step)
+                )
+            else:
+                there = group.tables.key_tables.look_up(keys, table_of)
+                found.append((group, there))
+        reserved = list(zip(trained, reserve(requests), strict=True))
         located = list(bags)
-        requests = {
-            name: Request(
-                self._rows[name],
-                _concat([bags[i].ids for i in mine]),
-                None,
-                step,
-            )
-            for name, mine in self._places().items()
-        }
-        reserved = {}
-        if training:
-            trained = [n for n in requests if self.optimizers[n] is not None]
-            rows = reserve([requests[n] for n in trained])
-            reserved = dict(zip(trained, rows, strict=True))
-        found = {
-            name: self._rows[name].key_table.look_up(request.keys)
-            for name, request in requests.items()
-            if name not in reserved
-        }
-        for name, mine in self._places().items():
-            rows = (reserved if name in reserved else found)[name].rows
-            for i, part in _split(rows, bags, mine).items():
+        rows = [*((g, f.rows) for g, f in found)]
+        rows += [(g, r.rows) for g, r in reserved]
+        for group, of_group in rows:
+            for i, part in group.split(of_group, bags).items():
                 located[i] = bags[i]._replace(ids=part)
         activations = self._shard.lookup(
             [f.table.name for f in self.features], located, training, dtype
@@ -142,14 +197,14 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
 
     def _check_read(
         self,
-        found: Mapping[str, Found],
+        found: Sequence[tuple[_Group, Found]],
         bags: Sequence[BaggedIds],
         activations: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
         """Reads again if rows were given to other keys while they were read.
 
         Args:
-            found: the rows of each table's keys.
+            found: the rows of each group's keys.
             bags: each feature's bags of keys.
             activations: each feature's vectors, as they were read.
 
@@ -158,7 +213,7 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         """
         with tf.control_dependencies(graphs.here(activations)):
             changed = tf.add_n(
-                [self._rows[n].key_table.check(*f)[1] for n, f in found.items()]
+                [group.tables.key_tables.check(f)[1] for group, f in found]
             )
         checked: list[tf.Tensor] = tf.cond(
             changed > 0,
@@ -176,15 +231,23 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
 
     def _read_again(
         self,
-        found: Mapping[str, Found],
+        found: Sequence[tuple[_Group, Found]],
         bags: Sequence[BaggedIds],
     ) -> list[tf.Tensor]:
         """Looks up features by vectors that are checked one by one."""
         activations: list[Any] = [None] * len(bags)
-        for name, mine in self._places().items():
-            vectors = widen(self._rows[name].read(found[name]))
-            for i, part in _split(vectors, bags, mine).items():
-                activations[i] = lookup_ops.combine(part, None, bags[i])
+        for group, there in found:
+            parts = group.split(there.rows, bags)
+            for (i, rows), table in zip(
+                parts.items(), group.of_feature, strict=True
+            ):
+                version = there.versions[table : table + 1]
+                vectors = group.tables.shards[table].read(
+                    Found(rows, None, version)
+                )
+                activations[i] = lookup_ops.combine(
+                    widen(vectors), None, bags[i]
+                )
         return activations
 
     def apply_gradients(
@@ -192,31 +255,20 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
     ) -> None:
         bags, reserved = residuals
         made = concat_gradients.find(gradients)
-        found = [each.rows for each in reserved.values()]
+        found = [rows.rows for _, rows in reserved]
         # Not in a step whose loss, or its gradient, fails, nor where there is
         # no room for another table's keys.
         with tf.control_dependencies(graphs.here([*made.matrices, *found])):
-            committed = commit(list(reserved.values()))
-        contributions = {}
-        for name, rows in zip(reserved, committed, strict=True):
-            mine = self._places()[name]
-            parts = _split(rows, bags, mine)
-            contributions[name] = GradientContributions(
-                [bags[i]._replace(ids=parts[i]) for i in mine],
-                [gradients[i] for i in mine],
-            )
+            committed = commit([rows for _, rows in reserved])
+        contributions: dict[str, GradientContributions] = {}
+        for (group, _), rows in zip(reserved, committed, strict=True):
+            for i, part in group.split(rows, bags).items():
+                name = self.features[i].table.name
+                located = bags[i]._replace(ids=part)
+                add_bags(contributions, name, located, gradients[i])
         self._shard.update(
             contributions, [*found, *committed], self._norms.factors()
         )
-
-    def _places(self) -> dict[str, list[int]]:
-        """The places of each table's features among all."""
-        return {
-            name: [
-                i for i, f in enumerate(self.features) if f.table is state.spec
-            ]
-            for name, state in self.states.items()
-        }
 
 
 def refuse_pipelining(options: EngineOptions) -> None:
@@ -249,15 +301,3 @@ def refuse_to_trace(name: str) -> None:
             f"{name} has tables with DynamicKeys, which only "
             "tfrs_embed.serving.export exports."
         )
-
-
-def _concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0)
-
-
-def _split(
-    rows: tf.Tensor, bags: Sequence[BaggedIds], places: Sequence[int]
-) -> dict[int, tf.Tensor]:
-    """The rows of each feature's ids, by the feature's place."""
-    parts = split_by_bags(rows, [bags[i] for i in places])
-    return dict(zip(places, parts, strict=True))

@@ -26,12 +26,17 @@ from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.row_distribution import Asked, RowLookup
 from tfrs_embed.engines.row_wise import RowWiseEngine
 from tfrs_embed.engines.shard import Shard
-from tfrs_embed.engines.table_group import TableGroup
+from tfrs_embed.engines.table_group import TableGroup, by_kind
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.key_rules import TRASH, rows_at_first
 from tfrs_embed.engines.tables.key_table import Found
-from tfrs_embed.engines.tables.keyed_shard import KeyedShard
-from tfrs_embed.engines.tables.reservation import Request, commit, reserve
+from tfrs_embed.engines.tables.keyed_shard import KeyedShard, KeyedShards
+from tfrs_embed.engines.tables.reservation import (
+    Request,
+    Reservation,
+    commit,
+    reserve,
+)
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.messages import Route
@@ -42,7 +47,7 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 class KeyedLookup(RowLookup):
     """Finds keys' rows on a shard, gives rows to new ones, and reads them.
 
-    Each group is of one table.
+    A group's tables are all trained, or none is.
 
     Args:
         replicas: the replicas.
@@ -91,78 +96,95 @@ class KeyedLookup(RowLookup):
         rows = super().look_up(replica, found, training)[1]
         for i, each in found.received.items():
             # A training step relies on being the only one.
-            if each.reservation is None:
-                rows[i] = self._shard_of(replica, asked, i).check_vectors(
-                    Found(each.rows, each.version), rows[i]
-                )
+            if isinstance(each.keyed, Found):
+                tables = self._tables(replica, asked.groups[i]).key_tables
+                rows[i] = tables.check_vectors(each.keyed, rows[i])
         return found, rows
 
     def _find(
         self, replica: int, asked: Asked, training: bool
     ) -> dict[int, Received]:
         """Finds rows; gives some to new keys in a step of training."""
-        received = asked.received
-        found = dict(received)
-        ids = {}
-        for i, each in received.items():
-            mine = self._ids(replica, each.rows)
-            if training and _table_of(asked, i) in self._trained:
-                ids[i] = mine
-                continue
-            there = self._shard_of(replica, asked, i).key_table.look_up(mine)
-            found[i] = each._replace(**there._asdict())
-        if not ids:
-            return found
-        # Those of tables without an optimizer travel with the others'.
-        counted = {
-            i: received[i]
-            for unit in self._exchange.units(received)
-            if any(i in ids for i in unit)
-            for i in unit
+        keyed: dict[int, Any] = {}
+        trained = {}
+        for i, each in asked.received.items():
+            group = asked.groups[i]
+            keys = self._ids(replica, each.rows)
+            if training and self._is_trained(group):
+                trained[i] = keys
+            else:
+                tables = self._tables(replica, group).key_tables
+                keyed[i] = tables.look_up(keys, each.table_of)
+        if trained:
+            keyed.update(self._reserve(replica, asked, trained))
+        return {
+            i: each._replace(
+                rows=asked.groups[i].number(keyed[i].rows, each.table_of),
+                keyed=keyed[i],
+            )
+            for i, each in asked.received.items()
         }
+
+    def _reserve(
+        self, replica: int, asked: Asked, keys: Mapping[int, tf.Tensor]
+    ) -> dict[int, Reservation]:
+        """Reserves rows for the keys of groups that are trained."""
+        received = {i: asked.received[i] for i in keys}
         counts = self._exchange.send_counts(
             replica,
-            counted,
-            {i: _occurrences(asked.routes[i]) for i in counted},
+            received,
+            {i: _occurrences(asked.routes[i]) for i in keys},
         )
         consensus = self._agree()
         if consensus is not None:
             # The counts and the consensus are more than other lookups have.
-            sent = self._exchange.sent_by_counts(counted)
+            sent = self._exchange.sent_by_counts(received)
             self._count(replica, sent.plus(1))
         step = tf.convert_to_tensor(self._shards[replica].step) + 1
         requests = [
-            Request(self._shard_of(replica, asked, i), mine, counts[i], step)
-            for i, mine in ids.items()
+            Request(
+                self._tables(replica, asked.groups[i]),
+                mine,
+                received[i].table_of,
+                counts[i],
+                step,
+            )
+            for i, mine in keys.items()
         ]
-        for i, of_keys in zip(ids, reserve(requests, consensus), strict=True):
-            found[i] = found[i]._replace(rows=of_keys.rows, reservation=of_keys)
-        return found
+        return dict(zip(keys, reserve(requests, consensus), strict=True))
 
     def contributions(
         self, replica: int, asked: Asked, gradients: Mapping[int, tf.Tensor]
     ) -> dict[str, GradientContributions]:
-        reserved = {
-            i: each.reservation
-            for i, each in asked.received.items()
-            if each.reservation is not None
-        }
         # Not in a step whose loss, or its gradient, fails.
         with tf.control_dependencies(list(gradients.values())):
+            reserved = {
+                i: each.keyed
+                for i, each in asked.received.items()
+                if isinstance(each.keyed, Reservation)
+            }
             committed = commit(list(reserved.values()))
         rows_of = dict(zip(reserved, committed, strict=True))
         trained = {}
         for i, each in asked.received.items():
-            rows = rows_of.get(i, each.rows)
-            of_keys = tf.not_equal(tf.gather(rows, each.places), TRASH)
-            places = tf.gather(each.places, tf.where(of_keys)[:, 0])
-            trained[i] = each._replace(rows=rows, places=places)
+            if i not in rows_of:
+                continue  # A table without an optimizer.
+            of_keys = tf.not_equal(tf.gather(rows_of[i], each.places), TRASH)
+            trained[i] = each._replace(
+                rows=asked.groups[i].number(rows_of[i], each.table_of),
+                places=tf.gather(each.places, tf.where(of_keys)[:, 0]),
+            )
         return super().contributions(
             replica, asked._replace(received=trained), gradients
         )
 
-    def _shard_of(self, replica: int, asked: Asked, group: int) -> KeyedShard:
-        return self._rows[_table_of(asked, group)][replica]
+    def _is_trained(self, group: TableGroup) -> bool:
+        """Whether a group's new keys get rows; all of its tables are alike."""
+        return group.tables[0].name in self._trained
+
+    def _tables(self, replica: int, group: TableGroup) -> KeyedShards:
+        """The shards of a group's tables, of a replica."""
+        return KeyedShards([self._rows[t.name][replica] for t in group.tables])
 
     def read_outside(
         self, replica: int, table: str, rows: tf.Tensor
@@ -200,16 +222,14 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
         # By table, each local replica's.
         self._rows: dict[str, Sequence[KeyedShard]] = {}
 
-    joins_groups = True
-
     def _make_groups(self) -> list[TableGroup]:
-        # A group numbers its tables' rows one after the other, which can't be
-        # done with keys.
-        world = self._replicas.world
-        return [
-            TableGroup([state.spec], self.features, world)
-            for state in self.states.values()
-        ]
+        return by_kind(
+            lambda t: (t.dim, t.dtype, self.optimizers[t.name] is not None),
+            [state.spec for state in self.states.values()],
+            self.features,
+            self._replicas.world,
+            keyed=True,
+        )
 
     def _make_lookup(self) -> RowLookup:
         return KeyedLookup(
@@ -257,11 +277,6 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
 
     def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:
         return False  # A bag's keys have to be found before they are rows.
-
-
-def _table_of(asked: Asked, group: int) -> str:
-    [table] = asked.groups[group].tables
-    return table.name
 
 
 def _occurrences(routed: Route) -> tf.Tensor:

@@ -180,8 +180,13 @@ class RowInput:
             group = every.without(without)
             if not group.features:
                 continue
-            keys = self._lookup.keys(group.keys(bags))
-            route = self._exchange.route(replica, keys, training)
+            route = self._exchange.route(
+                replica,
+                self._lookup.keys(group.keys(bags)),
+                training,
+                group.table_of(bags),
+                group.told_apart,
+            )
             if (copies := self._hot.group(i)) is not None:
                 route, asked.hot[i] = hot_rows.split(
                     route, copies.keys[replica]

@@ -90,8 +90,6 @@ class RowWiseEngine(CollectiveEngine):
     """
 
     begins_early = True
-    #: Whether groups of one width are exchanged together.
-    joins_groups = False
 
     def __init__(
         self,
@@ -123,7 +121,6 @@ class RowWiseEngine(CollectiveEngine):
             self._replicas,
             [(g.dim, self._wire.of_rows(g.dtype)) for g in groups],
             self._wire,
-            self.joins_groups,
         )
         self._hot_rows.build(self._replicas, self._shards, groups)
         self._lookup_of_rows = self._make_lookup()

@@ -13,6 +13,9 @@ from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.ops.bags import BaggedIds, bag_of_id, num_rows
 from tfrs_embed.ops.update import GradientContributions
 
+#: More than a shard's rows of any table.
+MOST_ROWS = 2**41
+
 
 class TableGroup:
     """The tables of one width, and the features that are looked up in them.
@@ -27,12 +30,15 @@ class TableGroup:
         world: the number of shards.
         first_shards: tables' first shards by their names; 0 where none is
             given.
+        keyed: whether the tables give rows to keys, which are exchanged as they
+            are: equal ones of two tables are told apart by the tables' numbers.
 
     Attributes:
         dim: the width.
         dtype: the rows' dtype.
         tables: the tables.
         features: the places of their features among the engine's.
+        told_apart: how many tables' keys are told apart by their numbers.
     """
 
     def __init__(
@@ -41,6 +47,7 @@ class TableGroup:
         features: Sequence[FeatureSpec],
         world: int,
         first_shards: Mapping[str, int] | None = None,
+        keyed: bool = False,
     ) -> None:
         self.dim = tables[0].dim
         self.dtype = tf.as_dtype(tables[0].dtype)
@@ -48,12 +55,14 @@ class TableGroup:
         self._world = world
         self._all_features = tuple(features)
         self._first_shards = dict(first_shards or {})
+        self.told_apart = len(tables) if keyed else 1
         # The first row of each table, by its name.
         self._first_rows: dict[str, int] = {}
         row = 0
         for table in tables:
             self._first_rows[table.name] = row
-            row += rows_per_shard(table, world)
+            # Tables of keys may grow.
+            row += MOST_ROWS if keyed else rows_per_shard(table, world)
         self.features = tuple(
             i
             for i, f in enumerate(features)
@@ -81,6 +90,8 @@ class TableGroup:
             the rows of all tables, of shard k % world.
         """
         ids = [tf.cast(bags[i].ids, tf.int64) for i in self.features]
+        if self.told_apart > 1:
+            return ids[0] if len(ids) == 1 else tf.concat(ids, 0)
         tables = [self._all_features[i].table.name for i in self.features]
         turns = [self._first_shards.get(table, 0) for table in tables]
         firsts = [self._world * self._first_rows[table] for table in tables]
@@ -100,6 +111,25 @@ class TableGroup:
             )
         keys = _turn(keys, turn, self._world)
         return keys if isinstance(first, int) and not first else keys + first
+
+    def table_of(self, bags: Sequence[BaggedIds]) -> tf.Tensor | None:
+        """The table of each of `keys`, [n] int32, if it tells them apart."""
+        if self.told_apart == 1:
+            return None
+        numbers = {table.name: i for i, table in enumerate(self.tables)}
+        tables = [
+            numbers[self._all_features[i].table.name] for i in self.features
+        ]
+        splits = tf.concat(
+            [[0], num_rows([bags[i].ids for i in self.features])], 0
+        )
+        return tf.gather(tables, bag_of_id(tf.cumsum(splits)))
+
+    def number(self, rows: tf.Tensor, table_of: tf.Tensor | None) -> tf.Tensor:
+        """Numbers keyed tables' rows, [n] int64, table after table."""
+        if table_of is None:
+            return rows
+        return rows + tf.cast(table_of, tf.int64) * MOST_ROWS
 
     def keys_of(self, table: str, ids: np.ndarray) -> np.ndarray:
         """Numbers some of a table's ids, [n] int64, as `keys` does."""
@@ -161,6 +191,7 @@ def by_kind(
     features: Sequence[FeatureSpec],
     world: int,
     first_shards: Mapping[str, int] | None = None,
+    keyed: bool = False,
 ) -> list[TableGroup]:
     """Groups tables, in the order of the kinds' first use.
 
@@ -170,12 +201,13 @@ def by_kind(
         features: all features of the engine.
         world: the number of shards.
         first_shards: tables' first shards by their names.
+        keyed: whether the tables give rows to keys.
     """
     of_kind: dict[Any, list[TableSpec]] = {}
     for table in tables:
         of_kind.setdefault(kind(table), []).append(table)
     return [
-        TableGroup(mine, features, world, first_shards)
+        TableGroup(mine, features, world, first_shards, keyed)
         for mine in of_kind.values()
     ]
 

@@ -177,8 +177,20 @@ class Compiled(Stock):
             for r, s, has_weights in zip(rows, splits, weighted, strict=True)
         ]
 
-    def route(self, keys: tf.Tensor, world: int) -> Route:
-        return Route(*self._module.tfrs_embed_route(keys=keys, world=world))
+    def route(
+        self,
+        keys: tf.Tensor,
+        world: int,
+        table_of: tf.Tensor | None = None,
+        tables: int = 1,
+    ) -> Route:
+        found = self._module.tfrs_embed_route(
+            keys=keys,
+            table_of=tf.zeros([0], tf.int32) if table_of is None else table_of,
+            world=world,
+            tables=tables,
+        )
+        return Route(*found)
 
     def write_keys(
         self, routed: Route, capacity: tf.Tensor
@@ -188,9 +200,9 @@ class Compiled(Stock):
         )
 
     def read_keys(
-        self, message: tf.Tensor, capacity: tf.Tensor
+        self, message: tf.Tensor, capacity: tf.Tensor, tables: int = 1
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return self._module.tfrs_embed_read_keys(message=message)
+        return self._module.tfrs_embed_read_keys(message=message, tables=tables)
 
     def copy_runs(
         self, values: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor

@@ -16,7 +16,9 @@ class Route(NamedTuple):
         index: [n] int32, each key's place among the unique ones.
         row: [u] int64, the unique keys' rows on their shards.
         owner: [u] int32, the unique keys' shards, ascending.
-        counts: [world] int64, the number of unique keys for each shard.
+        counts: [world, tables] int64, the number of unique keys for each shard;
+            of each table, if tables have keys that only differ by it. The keys
+            of a shard are sorted by table then.
     """
 
     index: tf.Tensor
@@ -25,33 +27,61 @@ class Route(NamedTuple):
     counts: tf.Tensor
 
 
-def route(keys: tf.Tensor, world: int) -> Route:
+def route(
+    keys: tf.Tensor,
+    world: int,
+    table_of: tf.Tensor | None = None,
+    tables: int = 1,
+) -> Route:
     """Finds the shard of each key: shard key % world, row key // world.
 
     Args:
         keys: [n] int64.
         world: the number of shards.
+        table_of: [n] int32, the table of each key, if it tells keys apart.
+        tables: how many tables there are then.
     """
     unique, index = tf.unique(keys)
-    if world == 1:
+    if world == tables == 1:
         size = tf.size(unique)
         return Route(
             index,
             unique,
             tf.zeros([size], tf.int32),
-            tf.cast(size, tf.int64)[None],
+            tf.cast(size, tf.int64)[None, None],
         )
-    owner = tf.cast(tf.math.floormod(unique, world), tf.int32)
+    pile = tf.cast(tf.math.floormod(unique, world), tf.int32)
+    if table_of is not None:
+        size = tf.maximum(tf.size(unique, tf.int64), 1)
+        pairs, index = tf.unique(
+            tf.cast(table_of, tf.int64) * size + tf.cast(index, tf.int64)
+        )
+        place = tf.math.floormod(pairs, size)
+        unique, pile = tf.gather(unique, place), tf.gather(pile, place)
+        pile = pile * tables + tf.cast(pairs // size, tf.int32)
     # Sorted, not partitioned: that would be a tensor for each shard.
-    by_owner = tf.argsort(owner, stable=True)
-    owner = tf.gather(owner, by_owner)
-    firsts = tf.searchsorted(owner, tf.range(world + 1))
-    firsts.set_shape([world + 1])
+    by_pile = tf.argsort(pile, stable=True)
+    pile = tf.gather(pile, by_pile)
     return Route(
-        tf.gather(tf.math.invert_permutation(by_owner), index),
-        tf.math.floordiv(tf.gather(unique, by_owner), world),
-        owner,
-        tf.cast(firsts[1:] - firsts[:-1], tf.int64),
+        tf.gather(tf.math.invert_permutation(by_pile), index),
+        tf.math.floordiv(tf.gather(unique, by_pile), world),
+        pile // tables,
+        counts_of(pile, world, tables),
+    )
+
+
+def counts_of(piles: tf.Tensor, world: int, tables: int = 1) -> tf.Tensor:
+    """How many keys are in each pile: [world, tables] int64.
+
+    Args:
+        piles: [u] int32, ascending: shard * tables + table.
+        world: the number of shards.
+        tables: the number of tables that are told apart.
+    """
+    firsts = tf.searchsorted(piles, tf.range(world * tables + 1))
+    firsts.set_shape([world * tables + 1])
+    return tf.reshape(
+        tf.cast(firsts[1:] - firsts[:-1], tf.int64), [world, tables]
     )
 
 
@@ -65,39 +95,53 @@ def write_keys(
         capacity: scalar int32, the keys that a message has room for.
 
     Returns:
-        [world, 1 + capacity] int64, messages that begin with the number of
-        their keys; and the places of the keys' rows in the answers, [u] int32.
+        [world, tables + capacity] int64, messages that begin with the number of
+        each table's keys; and the places of the keys' rows in the answers,
+        [u] int32.
     """
-    # A message has one place more than the answer.
-    world = routed.counts.shape[0]
-    first = tf.cast(tf.cumsum(routed.counts, exclusive=True), tf.int32)
+    # A message has more places than the answer.
+    world, tables = routed.counts.shape
+    counts = tf.reduce_sum(routed.counts, 1)
+    first = tf.cast(tf.cumsum(counts, exclusive=True), tf.int32)
     shift = tf.range(world) * capacity - first
     position = tf.range(tf.size(routed.row)) + tf.gather(shift, routed.owner)
-    heads = tf.range(world) * (capacity + 1)
+    heads = tf.range(world)[:, None] * (capacity + tables) + tf.range(tables)
+    behind = position + (routed.owner + 1) * tables
     message = tf.scatter_nd(
-        tf.concat([heads, position + routed.owner + 1], 0)[:, None],
-        tf.concat([routed.counts, routed.row], 0),
-        [world * (capacity + 1)],
+        tf.concat([tf.reshape(heads, [-1]), behind], 0)[:, None],
+        tf.concat([tf.reshape(routed.counts, [-1]), routed.row], 0),
+        [world * (capacity + tables)],
     )
-    return tf.reshape(message, [world, capacity + 1]), position
+    return tf.reshape(message, [world, capacity + tables]), position
 
 
 def read_keys(
-    message: tf.Tensor, capacity: tf.Tensor
+    message: tf.Tensor, capacity: tf.Tensor, tables: int = 1
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Reads messages that `write_keys` wrote.
 
     Args:
-        message: [world, 1 + capacity] int64.
+        message: [world, tables + capacity] int64.
         capacity: scalar int32.
+        tables: the number of tables that are told apart.
 
     Returns:
-        The keys' rows, [world * capacity] int64; which of them are no padding,
-        bool; and the places of those, [m] int32.
+        The keys' rows, [world * capacity] int64; the table of each, int32, or
+        nothing where it is not told: [0]; and the places of those that are no
+        padding, [m] int32.
     """
-    mask = tf.sequence_mask(message[:, 0], capacity)
-    rows, mask = (tf.reshape(each, [-1]) for each in (message[:, 1:], mask))
-    return rows, mask, tf.cast(tf.where(mask)[:, 0], tf.int32)
+    ends = tf.cumsum(message[:, :tables], axis=1)
+    mask = tf.sequence_mask(ends[:, -1], capacity)
+    rows, flat = (
+        tf.reshape(each, [-1]) for each in (message[:, tables:], mask)
+    )
+    table_of = tf.zeros([0], tf.int32)
+    if tables > 1:
+        here = tf.range(capacity, dtype=tf.int64)[None, None, :]
+        passed = tf.cast(here >= ends[:, :, None], tf.int32)
+        table_of = tf.where(mask, tf.reduce_sum(passed, 1), 0)
+        table_of = tf.reshape(table_of, [-1])
+    return rows, table_of, tf.cast(tf.where(flat)[:, 0], tf.int32)
 
 
 def copy_runs(

@@ -14,14 +14,18 @@ keys that a commit admits before their rows are written and it is published.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import kernels
+from tfrs_embed import graphs, kernels
 from tfrs_embed.engines.tables.key_rules import FIRST_ROW, KeyRules, Live
-from tfrs_embed.engines.tables.key_table_numpy import NumpyOperations
+from tfrs_embed.engines.tables.key_table_numpy import (
+    OF_ONE_TABLE,
+    NumpyOperations,
+)
 
 # Whatever the shard's device.
 _HOST = "/device:CPU:0"
@@ -34,22 +38,24 @@ class GivenRows(NamedTuple):
         rows: [n] int64, the keys' rows. Reserved: `ABSENT` for keys that have
             none and would not be admitted, and for entries that don't count.
             Committed: `TRASH` for these.
-        new_keys: [m] int64, the keys that are admitted, or would be.
+        new_keys: [m] int64, the keys that are admitted, or would be, table
+            after table.
         new_rows: [m] int64, their rows. Reserved: rows of no key, which stand
             for theirs in `rows`. Committed: they have to be reset.
-        lacking: scalar int64, how many rows too few there are; if it isn't 0,
-            nothing has changed, and the rest has no meaning.
-        physical: scalar int64, how many rows variables must have.
-        version: scalar int64, which `KeyTable.check` takes of a reservation,
-            and `KeyTable.publish` of a commit.
+        new_sizes: [tables] int64, how many of these each table has.
+        lacking: [tables] int64, how many rows too few a table has; if it isn't
+            0, that table has not changed, and the rest has no meaning.
+        physical: [tables] int64, how many rows variables must have.
+        versions: [tables] int64, which `KeyTables.publish` takes of a commit.
     """
 
     rows: tf.Tensor
     new_keys: tf.Tensor
     new_rows: tf.Tensor
+    new_sizes: tf.Tensor
     lacking: tf.Tensor
     physical: tf.Tensor
-    version: tf.Tensor
+    versions: tf.Tensor
 
 
 class Found(NamedTuple):
@@ -57,90 +63,105 @@ class Found(NamedTuple):
 
     Attributes:
         rows: [n] int64, the keys' rows; `ABSENT` for those without.
-        version: scalar int64; see `KeyTable.check`.
+        table_of: [n] int32, the table of each; None: there is one.
+        versions: [tables] int64; see `KeyTables.check`.
     """
 
     rows: tf.Tensor
-    version: tf.Tensor
+    table_of: tf.Tensor | None
+    versions: tf.Tensor
 
 
-class KeyTable:
-    """The keys of one shard's rows.
+class KeyTables:
+    """The keys of several tables' rows on one shard, by one operation for all.
 
-    No strategy mirrors it. In a traced function its operations run in the order
-    they are traced in. Several threads may use it.
+    In a traced function its operations run in the order they are traced in.
+    Several threads may use it.
 
     Args:
-        rules: when keys get and lose rows.
+        tables: the tables.
     """
 
-    def __init__(self, rules: KeyRules) -> None:
-        self.rules = rules
-        self._operations: _KernelOperations | NumpyOperations
-        with tf.init_scope(), tf.device(_HOST):
-            module = None
-            if tf.executing_eagerly():
-                module = kernels.operations(_HOST)
-            if module:
-                self._operations = _KernelOperations(module, rules)
-            else:
-                self._operations = NumpyOperations(rules)
-
-    def size(self) -> tf.Tensor:
-        """The number of keys that have rows, a scalar int64."""
-        return self.info()[0]
-
-    def capacity(self) -> tf.Tensor:
-        """How many keys can have rows as yet, a scalar int64."""
-        return self.info()[1]
-
-    def physical(self) -> tf.Tensor:
-        """How many rows variables must have, a scalar int64; it never falls."""
-        return self.info()[2]
-
-    def info(self) -> tf.Tensor:
-        """[12] int64: size, capacity, physical, statistics, unpublished."""
-        return self._run("info")
+    def __init__(self, tables: Sequence[KeyTable]) -> None:
+        each: list[Any] = [table.operations for table in tables]
+        self._operations = type(each[0]).together(each)
 
     def _run(self, name: str, *inputs: Any) -> Any:
         with tf.device(_HOST):
             return self._operations.run(name, *inputs)
 
-    def find(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of keys, [n] int64; `ABSENT` for those without."""
-        return self.look_up(keys).rows
+    def info(self) -> tf.Tensor:
+        """What is known of each table.
 
-    def look_up(self, keys: tf.Tensor) -> Found:
-        """Finds the rows of keys, [n] int64, to be read and checked."""
-        return Found(*self._run("find", keys))
+        Returns:
+            [tables, 12] int64: size, capacity, physical rows, the statistics,
+            and how many commits are not published.
+        """
+        return self._run("info")
 
-    def check(
-        self, rows: tf.Tensor, version: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def look_up(
+        self, keys: tf.Tensor, table_of: tf.Tensor | None = None
+    ) -> Found:
+        """Finds the rows of keys, to be read and checked.
+
+        Args:
+            keys: [n] int64.
+            table_of: [n] int32, the table of each; None: there is one.
+        """
+        rows, versions = self._run("find", keys, _given(table_of))
+        return Found(rows, table_of, versions)
+
+    def check(self, found: Found) -> tuple[tf.Tensor, tf.Tensor]:
         """Finds out which rows may have been read as those of other keys.
 
         Args:
-            rows: [n] int64, those that `look_up` or `reserve` found.
-            version: what it returned with them.
+            found: what `look_up` returned.
 
         Returns:
             The rows, `ABSENT` in the place of those that were given to other
             keys since, or reserved by another step; and the number of these, a
             scalar int64.
         """
-        current, changed = self._run("check", rows, version)
+        rows, table_of, versions = found
+        current, changed = self._run("check", rows, _given(table_of), versions)
         return current, changed
 
-    def publish(self, version: tf.Tensor) -> None:
+    def check_vectors(self, found: Found, vectors: tf.Tensor) -> tf.Tensor:
+        """Clears vectors that may be other keys'.
+
+        Args:
+            found: the keys' rows.
+            vectors: [n, dim], which have been read from there since.
+
+        Returns:
+            [n, dim]: zeros where a row was given to another key meanwhile.
+        """
+        with tf.control_dependencies(graphs.here([vectors])):
+            rows, changed = self.check(found)
+        return tf.cond(
+            changed > 0,
+            lambda: tf.where(
+                tf.equal(rows, found.rows)[:, None],
+                vectors,
+                tf.zeros_like(vectors),
+            ),
+            lambda: vectors,
+        )
+
+    def publish(self, versions: tf.Tensor) -> None:
         """Lets a commit's new keys be found: their rows are written.
 
         Args:
-            version: the commit's.
+            versions: the commit's.
         """
-        self._run("publish", version)
+        self._run("publish", versions)
 
     def reserve(
-        self, keys: tf.Tensor, counts: tf.Tensor | None, step: tf.Tensor
+        self,
+        keys: tf.Tensor,
+        counts: tf.Tensor | None,
+        step: tf.Tensor,
+        table_of: tf.Tensor | None = None,
     ) -> GivenRows:
         """Says what `commit` would do; nobody can see a change.
 
@@ -149,12 +170,16 @@ class KeyTable:
             counts: [n] int64, how often each entry's key occurs; an entry of 0
                 does not count. None: once.
             step: scalar int64, the step's number.
+            table_of: [n] int32, the table of each; None: there is one.
 
         Returns:
             The rows. If no commit is between two calls, the second has other
             free rows than the first, if there are enough.
         """
-        return GivenRows(*self._run("plan", keys, _or_none(counts), step))
+        found = self._run(
+            "plan", keys, _given(table_of), _or_none(counts), step
+        )
+        return GivenRows(*found)
 
     def commit(
         self,
@@ -162,6 +187,7 @@ class KeyTable:
         counts: tf.Tensor | None,
         rows: tf.Tensor,
         step: tf.Tensor,
+        table_of: tf.Tensor | None = None,
     ) -> GivenRows:
         """Counts a step's keys, and gives rows to those that are admitted.
 
@@ -171,12 +197,54 @@ class KeyTable:
                 does not count. None: once.
             rows: [n] int64, those reserved; others only take longer.
             step: scalar int64, the step's number.
+            table_of: [n] int32, the table of each; None: there is one.
 
         Returns:
             What it did.
         """
-        found = self._run("commit", keys, _or_none(counts), rows, step)
+        found = self._run(
+            "commit", keys, _given(table_of), _or_none(counts), rows, step
+        )
         return GivenRows(*found)
+
+
+class KeyTable(KeyTables):
+    """The keys of one table's rows on one shard.
+
+    No strategy mirrors it.
+
+    Args:
+        rules: when keys get and lose rows.
+    """
+
+    def __init__(self, rules: KeyRules) -> None:
+        self.rules = rules
+        self.operations: _KernelOperations | NumpyOperations
+        with tf.init_scope(), tf.device(_HOST):
+            module = None
+            if tf.executing_eagerly():
+                module = kernels.operations(_HOST)
+            if module:
+                self.operations = _KernelOperations.of_table(module, rules)
+            else:
+                self.operations = NumpyOperations.of_table(rules)
+        super().__init__([self])
+
+    def size(self) -> tf.Tensor:
+        """The number of keys that have rows, a scalar int64."""
+        return self.info()[0, 0]
+
+    def capacity(self) -> tf.Tensor:
+        """How many keys can have rows as yet, a scalar int64."""
+        return self.info()[0, 1]
+
+    def physical(self) -> tf.Tensor:
+        """How many rows variables must have, a scalar int64; it never falls."""
+        return self.info()[0, 2]
+
+    def find(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of keys, [n] int64; `ABSENT` for those without."""
+        return self.look_up(keys).rows
 
     def live(self) -> Live:
         """The keys that have rows, of one moment."""
@@ -243,7 +311,7 @@ class KeyTable:
             evicted, and those that got no row, then the occurrences of keys
             that had rows before; the same of all commits together.
         """
-        return self.info().numpy()[3:11]
+        return self.info().numpy()[0, 3:11]
 
     def moment(self) -> tuple[int, ...]:
         """Numbers that differ once keys have got or lost rows.
@@ -252,7 +320,7 @@ class KeyTable:
         """
         end = time.monotonic() + 1
         while True:
-            info = self.info().numpy().tolist()
+            [info] = self.info().numpy().tolist()
             size, admitted, evicted, unpublished = (
                 info[i] for i in (0, 7, 8, 11)
             )
@@ -265,13 +333,22 @@ def _or_none(counts: tf.Tensor | None) -> tf.Tensor:
     return tf.zeros([0], tf.int64) if counts is None else counts
 
 
-class _KernelOperations:
-    """The compiled operations on a table's handle."""
+def _given(table_of: tf.Tensor | None) -> tf.Tensor:
+    return tf.zeros([0], tf.int32) if table_of is None else table_of
 
-    def __init__(self, module: Any, rules: KeyRules) -> None:
+
+class _KernelOperations:
+    """The compiled operations on tables' handles."""
+
+    def __init__(self, module: Any, handles: Sequence[tf.Tensor]) -> None:
         self._module = module
+        self._handles = [*handles]
+
+    @classmethod
+    def of_table(cls, module: Any, rules: KeyRules) -> _KernelOperations:
+        """Makes a table."""
         seed = rules.seed % 2**64
-        self._handle = module.tfrs_embed_key_table(
+        handle = module.tfrs_embed_key_table(
             probability=tf.constant(rules.probability, tf.float64),
             capacity=rules.capacity,
             max_capacity=rules.max_capacity,
@@ -282,8 +359,18 @@ class _KernelOperations:
             ttl=rules.ttl,
             evicts=rules.evicts,
         )
+        return cls(module, [handle])
+
+    @classmethod
+    def together(cls, each: Sequence[_KernelOperations]) -> _KernelOperations:
+        """The operations on several tables at once."""
+        return cls(each[0]._module, [h for e in each for h in e._handles])
 
     def run(self, name: str, *inputs: Any) -> Any:
         """Runs the operation of this name."""
-        operation = getattr(self._module, f"tfrs_embed_key_table_{name}")
-        return operation(self._handle, *inputs)
+        if name in OF_ONE_TABLE:
+            [handle] = self._handles
+            operation = getattr(self._module, f"tfrs_embed_key_table_{name}")
+            return operation(handle, *inputs)
+        operation = getattr(self._module, f"tfrs_embed_key_tables_{name}")
+        return operation(self._handles, *inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,44 +19,62 @@ from tfrs_embed.engines.tables.key_rules import (
 )
 from tfrs_embed.unmirrored import make_variable
 
+#: The operations that take one table; the others take several.
+OF_ONE_TABLE = ("export", "replace", "remove")
+
 # A step that fails between its commit and its publication leaves its commit
 # unpublished, until so many others follow.
 _MOST_UNPUBLISHED = 16
 
 
 class NumpyOperations:
-    """The operations on a table of keys, as the kernels have them.
+    """The operations on tables of keys, as the kernels have them.
 
     Args:
-        rules: when keys get and lose rows.
+        tables: the tables.
+        calls: a number for each table; see `run`.
     """
 
-    def __init__(self, rules: KeyRules) -> None:
-        self._table = _Table(rules)
+    def __init__(self, tables: Sequence[_Table], calls: Sequence[Any]) -> None:
+        self._tables = [*tables]
         # The operations that call Python have no resource by which a function
         # could order them. TensorFlow would order those of all tables, and so
         # let one replica wait for another that waits for it. Each reads and
-        # writes this instead.
-        self._calls = make_variable(tf.constant(0, tf.int64), "calls")
+        # writes these instead.
+        self._calls = [*calls]
+
+    @classmethod
+    def of_table(cls, rules: KeyRules) -> NumpyOperations:
+        """Makes a table."""
+        calls = make_variable(tf.constant(0, tf.int64), "calls")
+        return cls([_Table(rules)], [calls])
+
+    @classmethod
+    def together(cls, each: Sequence[NumpyOperations]) -> NumpyOperations:
+        """The operations on several tables at once."""
+        return cls(
+            [table for e in each for table in e._tables],
+            [calls for e in each for calls in e._calls],
+        )
 
     def run(self, name: str, *inputs: Any) -> Any:
         """Runs the operation of this name; see `_Table`'s method."""
         # Graphs may stay when nothing else does: see EngineLayer.
-        table = weakref.ref(self._table)
+        tables = [weakref.ref(table) for table in self._tables]
 
-        def call(before: Any, *values: Any) -> Any:
+        def call(before: Any, *values: Any) -> list[np.ndarray]:
             del before  # So that it is no constant, which is computed once.
-            alive = table()
-            if alive is None:
+            alive = [table() for table in tables]
+            if None in alive:
                 raise RuntimeError("The table of these keys is gone.")
-            with alive.lock:
-                found = getattr(alive, name)(*values)
-            if isinstance(found, tuple):
-                return [np.asarray(each, np.int64) for each in found]
-            return np.asarray(found, np.int64)
+            if name in OF_ONE_TABLE:
+                found = _call(alive[0], name, values)
+            else:
+                found = _call_each(alive, name, values)
+            return [np.asarray(each, np.int64) for each in found]
 
-        before = self._calls.read_value()
-        shapes = _SHAPES[name]
+        before = tf.add_n([calls.read_value() for calls in self._calls])
+        shapes = _shapes(name, inputs, len(tables))
         outputs = tf.nest.flatten(  # It may be the only one.
             tf.numpy_function(
                 call,
@@ -66,24 +85,81 @@ class NumpyOperations:
         )
         with tf.control_dependencies(outputs):
             # Grappler removes a call whose result nobody takes.
-            self._calls.assign_add(outputs[0] if name == "publish" else 1)
+            one = outputs[0] if name == "publish" else 1
+            for calls in self._calls:
+                calls.assign_add(one)
         for output, shape in zip(outputs, shapes, strict=True):
-            output.set_shape(inputs[0].shape if shape is None else shape)
+            output.set_shape(shape)
         return outputs if len(outputs) > 1 else outputs[0]
 
 
-# The shapes of the operations' results, all int64; None: that of the input.
-_SHAPES: dict[str, list[list[int | None] | None]] = {
-    "info": [[12]],
-    "find": [None, []],
-    "check": [None, []],
-    "publish": [[]],
-    "plan": [None, [None], [None], [], [], []],
-    "commit": [None, [None], [None], [], [], []],
-    "export": [[None]] * 4,
-    "replace": [[]],
-    "remove": [None],
-}
+def _shapes(name: str, inputs: Sequence[Any], tables: int) -> list[Any]:
+    """The shapes of an operation's results, all int64."""
+    changes = [[None], [None], *[[tables]] * 4]
+    shapes: dict[str, list[Any]] = {
+        "info": [[tables, 12]],
+        "find": [None, [tables]],
+        "check": [None, []],
+        "publish": [[]],
+        "plan": [None, *changes],
+        "commit": [None, *changes],
+        "export": [[None]] * 4,
+        "replace": [[]],
+        "remove": [None],
+    }
+    like = inputs[0].shape if inputs and hasattr(inputs[0], "shape") else None
+    return [like if shape is None else shape for shape in shapes[name]]
+
+
+def _call(table: Any, name: str, values: Sequence[Any]) -> Sequence[Any]:
+    """Calls a table's method, as the only one."""
+    with table.lock:
+        found = getattr(table, name)(*values)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _call_each(
+    tables: Sequence[Any], name: str, values: Sequence[Any]
+) -> Sequence[Any]:
+    """Calls the tables' methods with the part of the values that is theirs."""
+    if name == "info":
+        return [np.stack([_call(table, name, ())[0] for table in tables])]
+    if name == "publish":
+        for table, version in zip(tables, np.ravel(values[0]), strict=True):
+            _call(table, name, [version])
+        return [np.int64(1)]
+    entries, table_of, *others = values
+    mine: list[Any] = (
+        [slice(None)]
+        if len(tables) == 1
+        else [np.flatnonzero(table_of == i) for i in range(len(tables))]
+    )
+    found = []
+    for i, (table, part) in enumerate(zip(tables, mine, strict=True)):
+        if name in ("plan", "commit"):
+            # Counts, and a commit's rows, are of the entries; the step is not.
+            *each, step = others
+            given = [v[part] if len(v) else v for v in each] + [step]
+        else:
+            given = [np.ravel(v)[i] for v in others]  # The versions of a check.
+        found.append(_call(table, name, [entries[part], *given]))
+    first = np.zeros(len(entries), np.int64)
+    for part, changes in zip(mine, found, strict=True):
+        first[part] = changes[0]
+    rest = [[changes[k] for changes in found] for k in range(1, len(found[0]))]
+    if name == "check":
+        return [first, np.sum(rest[0])]
+    if name == "find":
+        return [first, np.stack(rest[0])]
+    new_keys, new_rows, *of_tables = rest
+    sizes = [len(each) for each in new_keys]
+    return [
+        first,
+        np.concatenate(new_keys),
+        np.concatenate(new_rows),
+        sizes,
+        *of_tables,
+    ]
 
 
 class _Step(NamedTuple):

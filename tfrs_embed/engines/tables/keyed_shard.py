@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +12,7 @@ from tfrs_embed.checkpoint.rows import CANDIDATES
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.dynamic_keys import KeysOfShards
 from tfrs_embed.engines.tables.key_rules import ABSENT, Live, key_rules
-from tfrs_embed.engines.tables.key_table import Found, KeyTable
+from tfrs_embed.engines.tables.key_table import Found, KeyTable, KeyTables
 from tfrs_embed.ops.checks import message
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import Slot
@@ -60,56 +60,35 @@ class KeyedShard:
         """The width of a row."""
         return self._table.dim
 
-    def check_vectors(self, found: Found, vectors: tf.Tensor) -> tf.Tensor:
-        """Clears vectors that may be other keys'.
-
-        Args:
-            found: the keys' rows.
-            vectors: [n, dim], which have been read from there since.
-
-        Returns:
-            [n, dim]: zeros where a row was given to another key meanwhile.
-        """
-        with tf.control_dependencies(graphs.here([vectors])):
-            rows, changed = self.key_table.check(*found)
-        return tf.cond(
-            changed > 0,
-            lambda: tf.where(
-                tf.equal(rows, found.rows)[:, None],
-                vectors,
-                tf.zeros_like(vectors),
-            ),
-            lambda: vectors,
-        )
-
     def read(self, found: Found) -> tf.Tensor:
-        """Reads keys' vectors, [n, dim]; see `check_vectors`."""
+        """Reads keys' vectors, [n, dim]; see `KeyTables.check_vectors`."""
         with tf.device(self._store.device):
             vectors = self._store.read(self._table.name, PARAMETERS, found.rows)
-            return self.check_vectors(found, vectors)
+            return self.key_table.check_vectors(found, vectors)
 
-    def no_room(
-        self, keys: tf.Tensor, counts: tf.Tensor | None, lacking: tf.Tensor
-    ) -> tf.Tensor:
-        """Says that a step's keys lack rows: a scalar string."""
-        dtype = self._table.keys.dtype  # type: ignore[union-attr]
-        what = "the fingerprint of a key" if dtype == tf.string else "a key"
+    @property
+    def has_fingerprints(self) -> bool:
+        """Whether keys are of strings."""
+        return self._key_dtype == tf.string
+
+    @property
+    def is_unsigned(self) -> bool:
+        """Whether keys are of uint64."""
+        return self._key_dtype == tf.uint64
+
+    @property
+    def _key_dtype(self) -> tf.DType:
+        return self._table.keys.dtype  # type: ignore[union-attr]
+
+    @property
+    def remedy(self) -> str:
+        """What makes room for more keys."""
         more = "More rows make"
         if isinstance(self._table.keys, KeysOfShards):
             more = f"A larger {KeysOfShards.ROWS} makes"
-        end = f" {more} room."
-        if self._world > 1:
-            end = f" Other shards may have free rows. {more} room on all."
-        return _NO_ROOM(
-            tf.constant(self.owner),
-            tf.constant(f" is {what} without one.{end}"),
-            self.key_table.info(),
-            lacking,
-            keys,
-            tf.ones_like(keys) if counts is None else counts,
-            self.key_table.find(keys),
-            tf.constant(dtype == tf.uint64),
-        )
+        if self._world == 1:
+            return f"{more} room."
+        return f"Other shards may have free rows. {more} room on all."
 
     def write(self, name: str, rows: tf.Tensor, values: tf.Tensor) -> None:
         """Sets rows, [n] int64, of the parameters or a slot."""
@@ -219,42 +198,108 @@ class KeyedShard:
         return int(np.sum(self.key_table.remove(keys, evicted) != ABSENT))
 
 
+class KeyedShards:
+    """Shards of tables of one width, whose keys are worked on together.
+
+    Args:
+        shards: the tables' shards, all of one device.
+
+    Attributes:
+        shards: these.
+        key_tables: their keys.
+        dim: their width.
+    """
+
+    def __init__(self, shards: Sequence[KeyedShard]) -> None:
+        self.shards = tuple(shards)
+        self.key_tables = KeyTables([shard.key_table for shard in shards])
+        self.dim = shards[0].dim
+
+    def no_room(
+        self,
+        keys: tf.Tensor,
+        table_of: tf.Tensor | None,
+        counts: tf.Tensor | None,
+        lacking: tf.Tensor,
+    ) -> tf.Tensor:
+        """Says that a step's keys lack rows: a scalar string.
+
+        Args:
+            keys: [n] int64.
+            table_of: [n] int32, the table of each; None: there is one.
+            counts: [n] int64, how often each occurred; None: once.
+            lacking: [tables] int64, how many rows each table lacks.
+        """
+        if counts is None:
+            counts = tf.ones_like(keys)
+        ends = []
+        for shard in self.shards:
+            of = (
+                "the fingerprint of a key"
+                if shard.has_fingerprints
+                else "a key"
+            )
+            ends.append(f" is {of} without one. {shard.remedy}")
+        return _NO_ROOM(
+            tf.constant([shard.owner for shard in self.shards]),
+            tf.constant(ends),
+            tf.constant([shard.is_unsigned for shard in self.shards]),
+            self.key_tables.info(),
+            lacking,
+            keys,
+            tf.zeros(tf.shape(keys), tf.int32)
+            if table_of is None
+            else table_of,
+            counts,
+            self.key_tables.look_up(keys, table_of).rows,
+        )
+
+    def make_initial(self, keys: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+        """Keys' initial rows, [m, dim] float32; see `key_values.make_rows`."""
+        makers = [shard.make_initial for shard in self.shards]
+        return key_values.make_rows(makers, keys, sizes)
+
+
 def _no_room(
-    owner: tf.Tensor,
-    end: tf.Tensor,
+    owners: tf.Tensor,
+    ends: tf.Tensor,
+    unsigned: tf.Tensor,
     info: tf.Tensor,
     lacking: tf.Tensor,
     keys: tf.Tensor,
+    table_of: tf.Tensor,
     counts: tf.Tensor,
     rows: tf.Tensor,
-    unsigned: tf.Tensor,
 ) -> tf.Tensor:
-    """The text of `KeyedShard.no_room`, which tables don't trace each."""
-    absent = tf.equal(rows, ABSENT) & (counts > 0)
+    """The text of `KeyedShards.no_room`, of the table that lacks most."""
+    worst = tf.argmax(lacking, output_type=tf.int32)
+    absent = tf.equal(rows, ABSENT) & (counts > 0) & tf.equal(table_of, worst)
     key = tf.reduce_sum(tf.boolean_mask(keys, absent)[:1])
+    info = info[worst]
     numbers = message(
         ": no room for the keys of this step: a shard has rows for ",
         info[1],
         " keys, and holds ",
         info[0],
         ". It needs ",
-        lacking,
+        lacking[worst],
         " rows more than it can make room for; ",
     )
     named = tf.where(
-        unsigned, message(tf.bitcast(key, tf.uint64)), message(key)
+        unsigned[worst], message(tf.bitcast(key, tf.uint64)), message(key)
     )
-    return tf.strings.join([owner, numbers, named, end])
+    return tf.strings.join([owners[worst], numbers, named, ends[worst]])
 
 
 _NO_ROOM = graphs.TracedOnce(
     _no_room,
-    tf.TensorSpec([], tf.string),
-    tf.TensorSpec([], tf.string),
+    tf.TensorSpec([None], tf.string),
+    tf.TensorSpec([None], tf.string),
+    tf.TensorSpec([None], tf.bool),
+    tf.TensorSpec([None, 12], tf.int64),
     tf.TensorSpec([None], tf.int64),
-    tf.TensorSpec([], tf.int64),
+    tf.TensorSpec([None], tf.int64),
+    tf.TensorSpec([None], tf.int32),
     tf.TensorSpec([None], tf.int64),
     tf.TensorSpec([None], tf.int64),
-    tf.TensorSpec([None], tf.int64),
-    tf.TensorSpec([], tf.bool),
 )

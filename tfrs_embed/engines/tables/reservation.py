@@ -10,48 +10,52 @@ rows to some and takes them from others.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfrs_embed import graphs
 from tfrs_embed.engines.tables.key_table import GivenRows
-from tfrs_embed.engines.tables.keyed_shard import KeyedShard
+from tfrs_embed.engines.tables.keyed_shard import KeyedShard, KeyedShards
 from tfrs_embed.ops.checks import Checks, Consensus
 from tfrs_embed.ops.update import PARAMETERS
 
 
 class Request(NamedTuple):
-    """A training step's keys of a table, on one shard.
+    """A training step's keys of tables of one width, on one shard.
 
     Attributes:
-        shard: the table's rows there.
+        tables: the tables' rows there.
         keys: [n] int64.
+        table_of: [n] int32, the table of each; None: there is one.
         counts: [n] int64, how often each occurred, 0 for padding; None: once.
         step: scalar int64, the step's number: 1 for the first.
     """
 
-    shard: KeyedShard
+    tables: KeyedShards
     keys: tf.Tensor
+    table_of: tf.Tensor | None
     counts: tf.Tensor | None
     step: tf.Tensor
 
 
 class Reservation(NamedTuple):
-    """The rows that a step has reserved for a table's keys, on one shard.
+    """The rows that a step has reserved for keys, on one shard.
 
     Attributes:
         request: the keys.
         rows: [n] int64, the keys' rows; of a key that this step admits a row
             of its initial values, of another without a row one of zeros.
-        new_keys: [m] int64, the keys that this step admits.
+        new_keys: [m] int64, the keys that this step admits, table after table.
+        new_sizes: [tables] int64, how many of them each table has.
         initial: [m, dim] float32, their initial values.
     """
 
     request: Request
     rows: tf.Tensor
     new_keys: tf.Tensor
+    new_sizes: tf.Tensor
     initial: tf.Tensor
 
 
@@ -65,18 +69,20 @@ def reserve(
         consensus: with whom to decide whether there is room.
 
     Returns:
-        Each table's rows.
+        The rows of each request.
 
     Raises:
         tf.errors.InvalidArgumentError: they need more rows than there are.
     """
     checks = Checks(consensus)
     given = []
-    for shard, keys, counts, step in requests:
-        found = shard.key_table.reserve(keys, counts, step)
+    for tables, keys, table_of, counts, step in requests:
+        found = tables.key_tables.reserve(keys, counts, step, table_of)
         checks.require(
-            tf.equal(found.lacking, 0),
-            functools.partial(shard.no_room, keys, counts, found.lacking),
+            tf.reduce_all(tf.equal(found.lacking, 0)),
+            functools.partial(
+                tables.no_room, keys, table_of, counts, found.lacking
+            ),
         )
         given.append(found)
     # Rows, new keys and new rows of each.
@@ -89,18 +95,21 @@ def reserve(
     def write() -> list[tf.Tensor]:
         made = []
         for request, new in zip(requests, given, strict=True):
-            initial = request.shard.make_initial(new.new_keys)
-            request.shard.ensure_rows(new.physical)
-            request.shard.write(PARAMETERS, new.new_rows, initial)
+            initial = request.tables.make_initial(new.new_keys, new.new_sizes)
+            for shard, physical, rows, values in _by_table(
+                request.tables, new, initial
+            ):
+                shard.ensure_rows(physical)
+                shard.write(PARAMETERS, rows, values)
             made.append(initial)
         return made
 
     def write_none() -> list[tf.Tensor]:
-        return [tf.zeros([0, request.shard.dim]) for request in requests]
+        return [tf.zeros([0, request.tables.dim]) for request in requests]
 
     initial, rows = _if_any_new(given, write, write_none)
     return [
-        Reservation(request, found, g.new_keys, made)
+        Reservation(request, found, g.new_keys, g.new_sizes, made)
         for request, found, g, made in zip(
             requests, rows, given, initial, strict=True
         )
@@ -114,7 +123,7 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
         reservations: what `reserve` returned.
 
     Returns:
-        Each table's rows to train, [n] int64; those of keys without one are a
+        The rows to train of each, [n] int64; those of keys without one are a
         row that nobody reads.
 
     Raises:
@@ -124,14 +133,15 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
     if not reservations:
         return []
     given = [
-        shard.key_table.commit(keys, counts, reserved, step)
-        for (shard, keys, counts, step), reserved, *_ in reservations
+        tables.key_tables.commit(keys, counts, reserved, step, table_of)
+        for (tables, keys, table_of, counts, step), reserved, *_ in reservations
     ]
-    lacking = tf.stack([each.lacking for each in given])
+    owners = [s.owner for r in reservations for s in r.request.tables.shards]
+    lacking = tf.concat([each.lacking for each in given], 0)
     worst = tf.argmax(lacking)
     text = tf.strings.join(
         [
-            tf.constant([r.request.shard.owner for r in reservations])[worst],
+            tf.constant(owners)[worst],
             ": another step has given rows to other keys since this one looked "
             "its keys up. It lacks ",
             tf.strings.as_string(lacking[worst]),
@@ -144,38 +154,56 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
         given = [each._replace(rows=tf.identity(each.rows)) for each in given]
 
     def reset() -> list[tf.Tensor]:
-        made = _initial_of(reservations, [each.new_keys for each in given])
-        for reservation, each, initial in zip(
+        made = _initial_of(reservations, given)
+        for reservation, new, initial in zip(
             reservations, given, made, strict=True
         ):
-            shard = reservation.request.shard
-            shard.ensure_rows(each.physical)
-            shard.reset(each.new_rows, initial)
+            for shard, physical, rows, values in _by_table(
+                reservation.request.tables, new, initial
+            ):
+                shard.ensure_rows(physical)
+                shard.reset(rows, values)
         return []
 
     _, rows = _if_any_new(given, reset, list)
     with tf.control_dependencies(graphs.here(rows)):
         for reservation, each in zip(reservations, given, strict=True):
-            reservation.request.shard.key_table.publish(each.version)
+            reservation.request.tables.key_tables.publish(each.versions)
     return rows
 
 
+def _by_table(
+    tables: KeyedShards, new: GivenRows, initial: tf.Tensor
+) -> Iterator[tuple[KeyedShard, tf.Tensor, tf.Tensor, tf.Tensor]]:
+    """Yields each table's shard, the rows it needs, new rows and values."""
+    number = len(tables.shards)
+    return zip(
+        tables.shards,
+        tf.unstack(new.physical, number),
+        _split(new.new_rows, new.new_sizes, number),
+        _split(initial, new.new_sizes, number),
+        strict=True,
+    )
+
+
+def _split(values: tf.Tensor, sizes: tf.Tensor, number: int) -> list[tf.Tensor]:
+    if number == 1:
+        return [values]
+    split: list[tf.Tensor] = tf.split(values, sizes, num=number)
+    return split
+
+
 def _initial_of(
-    reservations: Sequence[Reservation], new_keys: Sequence[tf.Tensor]
+    reservations: Sequence[Reservation], given: Sequence[GivenRows]
 ) -> list[tf.Tensor]:
-    """The initial values of each table's keys that got rows: [m, dim] float32.
+    """The initial values of the keys that got rows: of each, [m, dim] float32.
 
     Those that were made for the lookup, unless another step came between and
     has admitted some of the keys, or made others forgotten.
     """
-
-    def joined(keys: Sequence[tf.Tensor]) -> tf.Tensor:
-        sizes = tf.stack([tf.size(each, tf.int64) for each in keys])
-        return tf.concat([sizes, *keys], 0)
-
     here, expected = (
-        joined(new_keys),
-        joined([r.new_keys for r in reservations]),
+        tf.concat([t for e in each for t in (e.new_sizes, e.new_keys)], 0)
+        for each in (given, reservations)
     )
     same = tf.equal(tf.size(here), tf.size(expected))
     size = tf.minimum(tf.size(here), tf.size(expected))
@@ -184,8 +212,8 @@ def _initial_of(
         same,
         lambda: [tf.identity(r.initial) for r in reservations],
         lambda: [
-            r.request.shard.make_initial(keys)
-            for r, keys in zip(reservations, new_keys, strict=True)
+            r.request.tables.make_initial(each.new_keys, each.new_sizes)
+            for r, each in zip(reservations, given, strict=True)
         ],
     )
     return made
@@ -199,7 +227,7 @@ def _if_any_new(
     """Does some work if there are new keys.
 
     Args:
-        given: the rows, table by table.
+        given: the rows of each request.
         work: what to do; returns tensors.
         otherwise: returns as many, of the same dtypes.
 

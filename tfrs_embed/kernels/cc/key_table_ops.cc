@@ -1,8 +1,10 @@
 // The operations on a shard's keys. key_table.py says what they do.
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <new>
 #include <string>
 #include <vector>
@@ -20,6 +22,8 @@ namespace tfrs_embed {
 using tensorflow::ResourceHandle;
 
 namespace {
+
+constexpr int kNumInfo = 12;  // See KeyTables.info.
 
 class KeyTableResource : public tensorflow::ResourceBase {
  public:
@@ -109,6 +113,13 @@ absl::Status CheckAlike(OpKernelContext* ctx, int first, int last) {
   return absl::OkStatus();
 }
 
+KeyTable::Parallel ParallelOn(OpKernelContext* ctx) {
+  return {NumThreads(ctx), [ctx](int64_t total, int64_t cost,
+                                 const Chunks::Function& fn) {
+            ParallelFor(ctx, total, cost, fn);
+          }};
+}
+
 // An operation on a table, which is its first input.
 class OpOnKeys : public OpKernel {
  public:
@@ -131,132 +142,333 @@ class OpOnKeys : public OpKernel {
   virtual absl::Status Run(OpKernelContext* ctx,
                            KeyTableResource* resource) = 0;
 
-  static KeyTable::Parallel ParallelOn(OpKernelContext* ctx) {
-    return {NumThreads(ctx), [ctx](int64_t total, int64_t cost,
-                                   const Chunks::Function& fn) {
-              ParallelFor(ctx, total, cost, fn);
-            }};
-  }
-
   static const int64_t* Input(OpKernelContext* ctx, int i) {
     return ctx->input(i).flat<int64_t>().data();
   }
+};
 
-  // A step, of the inputs keys, counts and the step's number, which is the last
-  // of so many inputs. No counts are ones.
-  static absl::Status ReadStep(OpKernelContext* ctx, int inputs,
-                               KeyStep* step) {
-    const bool counted = ctx->input(2).NumElements() > 0;
-    step->n = ctx->input(1).NumElements();
-    step->keys = Input(ctx, 1);
-    step->counts = counted ? Input(ctx, 2) : nullptr;
-    TF_RETURN_IF_ERROR(ReadScalar(ctx, inputs - 1, "step", &step->number));
-    return counted ? CheckAlike(ctx, 1, 2) : absl::OkStatus();
-  }
-
-  static absl::Status ReadScalar(OpKernelContext* ctx, int input,
-                                 const char* name, int64_t* value) {
-    if (ctx->input(input).NumElements() != 1) {
-      return InvalidArgument("The ", name, " must be a scalar.");
+// The entries of several tables, which may come in any order.
+class Entries {
+ public:
+  // Reads which of `tables` tables each of n entries is of. With one table
+  // nobody says it.
+  absl::Status Read(OpKernelContext* ctx, int64_t n, int64_t tables) {
+    const Tensor* table_of;
+    TF_RETURN_IF_ERROR(ctx->input("table_of", &table_of));
+    ends_.assign(tables, 0);
+    if (tables == 1) {
+      ends_[0] = n;
+      return absl::OkStatus();
     }
-    *value = *Input(ctx, input);
+    if (table_of->NumElements() != n) {
+      return InvalidArgument(n, " keys, but tables of ",
+                             table_of->NumElements());
+    }
+    const int32_t* of = table_of->flat<int32_t>().data();
+    bool sorted = true;
+    for (int64_t i = 0; i < n; ++i) {
+      if (of[i] < 0 || of[i] >= tables) {
+        return InvalidArgument("Table ", of[i], " of ", tables);
+      }
+      sorted = sorted && (i == 0 || of[i - 1] <= of[i]);
+      ++ends_[of[i]];
+    }
+    for (int64_t t = 1; t < tables; ++t) ends_[t] += ends_[t - 1];
+    if (sorted) return absl::OkStatus();
+    order_.resize(n);
+    std::vector<int64_t> next(tables, 0);
+    std::copy(ends_.begin(), ends_.end() - 1, next.begin() + 1);
+    for (int64_t i = 0; i < n; ++i) order_[next[of[i]]++] = i;
     return absl::OkStatus();
   }
 
-  // The outputs of a plan or a commit, behind the rows.
-  static absl::Status ChangesOut(OpKernelContext* ctx,
-                                 const KeyChanges& changes,
-                                 const KeyTable& table) {
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 1, changes.new_keys));
-    TF_RETURN_IF_ERROR(CopyOut(ctx, 2, changes.new_rows));
-    TF_RETURN_IF_ERROR(ScalarOut(ctx, 3, changes.lacking));
-    TF_RETURN_IF_ERROR(ScalarOut(ctx, 4, table.physical()));
-    return ScalarOut(ctx, 5, changes.version);
+  int64_t total() const { return ends_.back(); }
+  int64_t begin(size_t table) const { return table ? ends_[table - 1] : 0; }
+  int64_t size(size_t table) const { return ends_[table] - begin(table); }
+
+  // The entries' values, table after table. `memory` must outlive them.
+  const int64_t* Sorted(const int64_t* values,
+                        std::vector<int64_t>* memory) const {
+    if (order_.empty()) return values;
+    memory->resize(order_.size());
+    for (size_t i = 0; i < order_.size(); ++i) (*memory)[i] = values[order_[i]];
+    return memory->data();
+  }
+
+  // Brings values, table after table, into the order of the entries.
+  void Unsort(int64_t* values) const {
+    if (order_.empty()) return;
+    const std::vector<int64_t> sorted(values, values + order_.size());
+    for (size_t i = 0; i < order_.size(); ++i) values[order_[i]] = sorted[i];
+  }
+
+ private:
+  std::vector<int64_t> order_;  // Empty: as they are.
+  std::vector<int64_t> ends_;   // Of each table's.
+};
+
+// An operation on the keys of several tables.
+class OpOnTables : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList handles;
+    OP_REQUIRES_OK(ctx, ctx->input_list("tables", &handles));
+    Tables tables(handles.size());
+    for (size_t t = 0; t < tables.size(); ++t) {
+      OP_REQUIRES_OK(
+          ctx, tensorflow::LookupResource(
+                   ctx, handles[t].scalar<ResourceHandle>()(), &tables[t]));
+    }
+    try {
+      OP_REQUIRES_OK(ctx, Run(ctx, tables));
+    } catch (const std::bad_alloc&) {
+      ctx->SetStatus(
+          tensorflow::errors::ResourceExhausted("No memory for more keys."));
+    }
+  }
+
+ protected:
+  using Tables =
+      std::vector<tensorflow::core::RefCountPtr<KeyTableResource>>;
+
+  virtual absl::Status Run(OpKernelContext* ctx, const Tables& tables) = 0;
+
+  static absl::Status Input(OpKernelContext* ctx, const char* name,
+                            const Tensor** tensor, const int64_t** values) {
+    TF_RETURN_IF_ERROR(ctx->input(name, tensor));
+    *values = (*tensor)->flat<int64_t>().data();
+    return absl::OkStatus();
+  }
+
+  // An input with a number for each table.
+  static absl::Status OfTables(OpKernelContext* ctx, const char* name,
+                               const Tables& tables, const int64_t** values) {
+    const Tensor* tensor;
+    TF_RETURN_IF_ERROR(Input(ctx, name, &tensor, values));
+    if (tensor->NumElements() == static_cast<int64_t>(tables.size())) {
+      return absl::OkStatus();
+    }
+    return InvalidArgument("The ", name, " must be one of each table.");
+  }
+
+  // Runs work(table, parallel) for each table: one after the other on several
+  // threads, or, where a table's keys are few, several at once.
+  template <typename Work>
+  static void ForEach(OpKernelContext* ctx, const Entries& entries,
+                      const Tables& tables, const Work& work) {
+    constexpr int64_t kFew = 1 << 14;
+    constexpr int64_t kCost = 100;  // Of a key, in cycles.
+    const int64_t n = tables.size();
+    if (n == 1 || entries.total() > n * kFew) {
+      for (int64_t t = 0; t < n; ++t) work(t, ParallelOn(ctx));
+      return;
+    }
+    const KeyTable::Parallel alone = {
+        1, [](int64_t total, int64_t, const Chunks::Function& fn) {
+          if (total > 0) fn(0, total);
+        }};
+    std::atomic<bool> no_memory{false};
+    ParallelFor(ctx, n, kCost * (entries.total() / n),
+                [&](int64_t begin, int64_t end) {
+                  try {
+                    for (int64_t t = begin; t < end; ++t) work(t, alone);
+                  } catch (const std::bad_alloc&) {
+                    no_memory = true;
+                  }
+                });
+    if (no_memory) throw std::bad_alloc();
   }
 };
 
-class FindKeysOp : public OpOnKeys {
-  using OpOnKeys::OpOnKeys;
+class FindKeysOp : public OpOnTables {
+  using OpOnTables::OpOnTables;
 
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
-    const int64_t n = ctx->input(1).NumElements();
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    const Tensor* input;
+    const int64_t* keys;
+    TF_RETURN_IF_ERROR(Input(ctx, "keys", &input, &keys));
+    Entries entries;
+    TF_RETURN_IF_ERROR(entries.Read(ctx, input->NumElements(), tables.size()));
+    std::vector<int64_t> memory, versions(tables.size());
+    keys = entries.Sorted(keys, &memory);
     int64_t* rows;
-    TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
-    tensorflow::tf_shared_lock lock(resource->mutex);
-    resource->table.Find(ParallelOn(ctx), Input(ctx, 1), n, rows);
-    return ScalarOut(ctx, 1, resource->table.version());
+    TF_RETURN_IF_ERROR(RowsOut(ctx, entries.total(), &rows));
+    ForEach(ctx, entries, tables, [&](size_t t, const auto& parallel) {
+      const int64_t begin = entries.begin(t);
+      tensorflow::tf_shared_lock lock(tables[t]->mutex);
+      tables[t]->table.Find(parallel, keys + begin, entries.size(t),
+                            rows + begin);
+      versions[t] = tables[t]->table.version();
+    });
+    entries.Unsort(rows);
+    return CopyOut(ctx, 1, versions);
   }
 };
 
-class CheckRowsOp : public OpOnKeys {
-  using OpOnKeys::OpOnKeys;
+class CheckRowsOp : public OpOnTables {
+  using OpOnTables::OpOnTables;
 
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
-    int64_t version;
-    TF_RETURN_IF_ERROR(ReadScalar(ctx, 2, "version", &version));
-    const Tensor& found = ctx->input(1);
-    const int64_t n = found.NumElements();
-    tensorflow::tf_shared_lock lock(resource->mutex);
-    if (resource->table.version() == version) {
-      ctx->set_output(0, found);
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    const Tensor* input;
+    const int64_t *found, *versions;
+    TF_RETURN_IF_ERROR(Input(ctx, "rows", &input, &found));
+    TF_RETURN_IF_ERROR(OfTables(ctx, "versions", tables, &versions));
+    bool same = true;
+    for (size_t t = 0; t < tables.size(); ++t) {
+      tensorflow::tf_shared_lock lock(tables[t]->mutex);
+      same = same && tables[t]->table.version() == versions[t];
+    }
+    if (same) {
+      ctx->set_output(0, *input);
       return ScalarOut(ctx, 1, 0);
     }
-    int64_t* rows;
-    TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
-    for (int64_t i = 0; i < n; ++i) {
-      rows[i] = Input(ctx, 1)[i];
-      if (rows[i] < 0) {
-        return InvalidArgument("Row ", rows[i], " < 0");
-      }
+    Entries entries;
+    TF_RETURN_IF_ERROR(entries.Read(ctx, input->NumElements(), tables.size()));
+    for (int64_t i = 0; i < entries.total(); ++i) {
+      if (found[i] < 0) return InvalidArgument("Row ", found[i], " < 0");
     }
-    return ScalarOut(ctx, 1, resource->table.Check(n, version, rows));
+    std::vector<int64_t> memory;
+    found = entries.Sorted(found, &memory);
+    int64_t* rows;
+    TF_RETURN_IF_ERROR(RowsOut(ctx, entries.total(), &rows));
+    std::copy_n(found, entries.total(), rows);
+    std::atomic<int64_t> changed{0};
+    ForEach(ctx, entries, tables, [&](size_t t, const auto&) {
+      tensorflow::tf_shared_lock lock(tables[t]->mutex);
+      changed += tables[t]->table.Check(entries.size(t), versions[t],
+                                        rows + entries.begin(t));
+    });
+    entries.Unsort(rows);
+    return ScalarOut(ctx, 1, changed);
   }
 };
 
-class PublishKeysOp : public OpOnKeys {
-  using OpOnKeys::OpOnKeys;
+class PublishKeysOp : public OpOnTables {
+  using OpOnTables::OpOnTables;
 
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
-    int64_t version;
-    TF_RETURN_IF_ERROR(ReadScalar(ctx, 1, "version", &version));
-    if (version == 0) return absl::OkStatus();
-    tensorflow::mutex_lock lock(resource->mutex);
-    resource->table.Publish(version);
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    const int64_t* versions;
+    TF_RETURN_IF_ERROR(OfTables(ctx, "versions", tables, &versions));
+    for (size_t t = 0; t < tables.size(); ++t) {
+      if (versions[t] == 0) continue;
+      tensorflow::mutex_lock lock(tables[t]->mutex);
+      tables[t]->table.Publish(versions[t]);
+    }
     return absl::OkStatus();
   }
 };
 
-class PlanKeysOp : public OpOnKeys {
-  using OpOnKeys::OpOnKeys;
+// A step's keys, of the inputs keys, counts and step. No counts are ones.
+class OpOnStep : public OpOnTables {
+  using OpOnTables::OpOnTables;
 
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
-    KeyStep step;
-    TF_RETURN_IF_ERROR(ReadStep(ctx, 4, &step));
+ protected:
+  // What a plan or a commit does with the keys of one table: `begin` is the
+  // first of them among the entries, as which `rows` are sorted.
+  using Change = std::function<KeyChanges(
+      KeyTable* table, const KeyTable::Parallel& parallel, const KeyStep& step,
+      int64_t begin, int64_t* rows)>;
+
+  static absl::Status ReadKeys(OpKernelContext* ctx, const Tables& tables,
+                               Entries* entries, const int64_t** keys) {
+    const Tensor* input;
+    TF_RETURN_IF_ERROR(Input(ctx, "keys", &input, keys));
+    return entries->Read(ctx, input->NumElements(), tables.size());
+  }
+
+  static absl::Status Apply(OpKernelContext* ctx, const Tables& tables,
+                            const Entries& entries, const int64_t* keys,
+                            const Change& change) {
+    const Tensor *counts_in, *step_in;
+    const int64_t *counts, *number;
+    TF_RETURN_IF_ERROR(Input(ctx, "counts", &counts_in, &counts));
+    TF_RETURN_IF_ERROR(Input(ctx, "step", &step_in, &number));
+    if (step_in->NumElements() != 1) {
+      return InvalidArgument("The step must be a scalar.");
+    }
+    const bool counted = counts_in->NumElements() > 0;
+    if (counted && counts_in->NumElements() != entries.total()) {
+      return InvalidArgument(entries.total(), " keys, but counts of ",
+                             counts_in->NumElements());
+    }
+    std::vector<int64_t> sorted_keys, sorted_counts;
+    keys = entries.Sorted(keys, &sorted_keys);
+    if (counted) counts = entries.Sorted(counts, &sorted_counts);
     int64_t* rows;
-    TF_RETURN_IF_ERROR(RowsOut(ctx, step.n, &rows));
-    tensorflow::mutex_lock lock(resource->mutex);
-    const KeyChanges plan = resource->table.Plan(ParallelOn(ctx), step, rows);
-    return ChangesOut(ctx, plan, resource->table);
+    TF_RETURN_IF_ERROR(RowsOut(ctx, entries.total(), &rows));
+    std::vector<KeyChanges> changes(tables.size());
+    std::vector<int64_t> physical(tables.size());
+    ForEach(ctx, entries, tables, [&](size_t t, const auto& parallel) {
+      const int64_t begin = entries.begin(t);
+      KeyStep step;
+      step.n = entries.size(t);
+      step.keys = keys + begin;
+      step.counts = counted ? counts + begin : nullptr;
+      step.number = *number;
+      tensorflow::mutex_lock lock(tables[t]->mutex);
+      KeyTable& table = tables[t]->table;
+      changes[t] = change(&table, parallel, step, begin, rows + begin);
+      physical[t] = table.physical();
+    });
+    entries.Unsort(rows);
+    std::vector<int64_t> new_keys, new_rows, sizes, lacking, versions;
+    for (const KeyChanges& each : changes) {
+      new_keys.insert(new_keys.end(), each.new_keys.begin(),
+                      each.new_keys.end());
+      new_rows.insert(new_rows.end(), each.new_rows.begin(),
+                      each.new_rows.end());
+      sizes.push_back(each.new_keys.size());
+      lacking.push_back(each.lacking);
+      versions.push_back(each.version);
+    }
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 1, new_keys));
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 2, new_rows));
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 3, sizes));
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 4, lacking));
+    TF_RETURN_IF_ERROR(CopyOut(ctx, 5, physical));
+    return CopyOut(ctx, 6, versions);
   }
 };
 
-class CommitKeysOp : public OpOnKeys {
-  using OpOnKeys::OpOnKeys;
+class PlanKeysOp : public OpOnStep {
+  using OpOnStep::OpOnStep;
 
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
-    KeyStep step;
-    TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
-    if (ctx->input(3).NumElements() != step.n) {
-      return InvalidArgument(
-          "A commit must have a row for each of ", step.n, " keys, got ",
-          ctx->input(3).NumElements());
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    Entries entries;
+    const int64_t* keys;
+    TF_RETURN_IF_ERROR(ReadKeys(ctx, tables, &entries, &keys));
+    return Apply(ctx, tables, entries, keys,
+                 [](KeyTable* table, const auto& parallel, const KeyStep& step,
+                    int64_t, int64_t* rows) {
+                   return table->Plan(parallel, step, rows);
+                 });
+  }
+};
+
+class CommitKeysOp : public OpOnStep {
+  using OpOnStep::OpOnStep;
+
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    Entries entries;
+    const int64_t* keys;
+    TF_RETURN_IF_ERROR(ReadKeys(ctx, tables, &entries, &keys));
+    const Tensor* input;
+    const int64_t* hints;
+    TF_RETURN_IF_ERROR(Input(ctx, "rows", &input, &hints));
+    if (input->NumElements() != entries.total()) {
+      return InvalidArgument("A commit must have a row for each of ",
+                             entries.total(), " keys, got ",
+                             input->NumElements());
     }
-    int64_t* rows;
-    TF_RETURN_IF_ERROR(RowsOut(ctx, step.n, &rows));
-    tensorflow::mutex_lock lock(resource->mutex);
-    const KeyChanges changes = resource->table.Commit(ParallelOn(ctx), step,
-                                                      Input(ctx, 3), rows);
-    return ChangesOut(ctx, changes, resource->table);
+    std::vector<int64_t> memory;
+    hints = entries.Sorted(hints, &memory);
+    return Apply(ctx, tables, entries, keys,
+                 [=](KeyTable* table, const auto& parallel, const KeyStep& step,
+                     int64_t begin, int64_t* rows) {
+                   return table->Commit(parallel, step, hints + begin, rows);
+                 });
   }
 };
 
@@ -334,19 +546,27 @@ class RemoveKeysOp : public OpOnKeys {
   bool evicted_;
 };
 
-class KeyTableInfoOp : public OpOnKeys {
-  using OpOnKeys::OpOnKeys;
+class KeyTableInfoOp : public OpOnTables {
+  using OpOnTables::OpOnTables;
 
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
-    tensorflow::tf_shared_lock lock(resource->mutex);
-    const KeyTable& table = resource->table;
-    std::vector<int64_t> info = {table.size(), table.capacity(),
-                                 table.physical()};
-    for (const KeyTable::Statistics& s : {table.last(), table.total()}) {
-      info.insert(info.end(), {s.admitted, s.evicted, s.rejected, s.hits});
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    Tensor* out;
+    const int64_t n = tables.size();
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output(0, TensorShape({n, kNumInfo}), &out));
+    int64_t* info = out->flat<int64_t>().data();
+    for (const auto& resource : tables) {
+      tensorflow::tf_shared_lock lock(resource->mutex);
+      const KeyTable& table = resource->table;
+      for (const int64_t v : {table.size(), table.capacity(), table.physical()})
+        *info++ = v;
+      for (const KeyTable::Statistics& s : {table.last(), table.total()}) {
+        for (const int64_t v : {s.admitted, s.evicted, s.rejected, s.hits})
+          *info++ = v;
+      }
+      *info++ = table.unpublished();
     }
-    info.push_back(table.unpublished());
-    return CopyOut(ctx, 0, info);
+    return absl::OkStatus();
   }
 };
 
@@ -355,21 +575,43 @@ absl::Status LikeKeys(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-absl::Status LikeKeysAndScalar(InferenceContext* c) {
-  c->set_output(1, c->Scalar());
-  return LikeKeys(c);
+// The first output is like the keys, or their rows, behind N tables; others have
+// a number for each table.
+absl::Status LikeKeysOfTables(InferenceContext* c) {
+  int n;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
+  c->set_output(0, c->input(n));
+  for (int i = 1; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(n));
+  return absl::OkStatus();
 }
 
 absl::Status InferChanges(InferenceContext* c) {
-  for (int i = 1; i <= 5; ++i) {
-    c->set_output(i, i <= 2 ? c->Vector(c->kUnknownDim) : c->Scalar());
-  }
-  return LikeKeys(c);
+  TF_RETURN_IF_ERROR(LikeKeysOfTables(c));
+  for (int i : {1, 2}) c->set_output(i, c->Vector(c->kUnknownDim));
+  return absl::OkStatus();
 }
 
 // An operation on a table of keys, which is its first input.
 #define TFRS_ON_KEYS(name) \
   REGISTER_OP("TfrsEmbedKeyTable" name).Input("table: resource").SetIsStateful()
+
+// An operation on the keys of several tables.
+#define TFRS_ON_TABLES(name)               \
+  REGISTER_OP("TfrsEmbedKeyTables" name)   \
+      .Attr("N: int >= 1")                 \
+      .Input("tables: N * resource")       \
+      .SetIsStateful()
+
+// What a plan and a commit return.
+#define TFRS_CHANGES(op)           \
+  op.Output("final_rows: int64")   \
+      .Output("new_keys: int64")   \
+      .Output("new_rows: int64")   \
+      .Output("new_sizes: int64")  \
+      .Output("lacking: int64")    \
+      .Output("physical: int64")   \
+      .Output("versions: int64")   \
+      .SetShapeFn(InferChanges)
 
 }  // namespace
 
@@ -387,47 +629,41 @@ REGISTER_OP("TfrsEmbedKeyTable")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-TFRS_ON_KEYS("Find")
+TFRS_ON_TABLES("Find")
     .Input("keys: int64")
+    .Input("table_of: int32")
     .Output("rows: int64")
-    .Output("version: int64")
-    .SetShapeFn(LikeKeysAndScalar);
+    .Output("versions: int64")
+    .SetShapeFn(LikeKeysOfTables);
 
-TFRS_ON_KEYS("Check")
+TFRS_ON_TABLES("Check")
     .Input("rows: int64")
-    .Input("version: int64")
+    .Input("table_of: int32")
+    .Input("versions: int64")
     .Output("current_rows: int64")
     .Output("changed: int64")
-    .SetShapeFn(LikeKeysAndScalar);
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(LikeKeysOfTables(c));
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
 
-TFRS_ON_KEYS("Publish")
-    .Input("version: int64")
+TFRS_ON_TABLES("Publish")
+    .Input("versions: int64")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-TFRS_ON_KEYS("Plan")
-    .Input("keys: int64")
-    .Input("counts: int64")
-    .Input("step: int64")
-    .Output("rows: int64")
-    .Output("new_keys: int64")
-    .Output("new_rows: int64")
-    .Output("lacking: int64")
-    .Output("physical: int64")
-    .Output("version: int64")
-    .SetShapeFn(InferChanges);
+TFRS_CHANGES(TFRS_ON_TABLES("Plan")
+                 .Input("keys: int64")
+                 .Input("table_of: int32")
+                 .Input("counts: int64")
+                 .Input("step: int64"));
 
-TFRS_ON_KEYS("Commit")
-    .Input("keys: int64")
-    .Input("counts: int64")
-    .Input("rows: int64")
-    .Input("step: int64")
-    .Output("final_rows: int64")
-    .Output("new_keys: int64")
-    .Output("new_rows: int64")
-    .Output("lacking: int64")
-    .Output("physical: int64")
-    .Output("version: int64")
-    .SetShapeFn(InferChanges);
+TFRS_CHANGES(TFRS_ON_TABLES("Commit")
+                 .Input("keys: int64")
+                 .Input("table_of: int32")
+                 .Input("counts: int64")
+                 .Input("rows: int64")
+                 .Input("step: int64"));
 
 TFRS_ON_KEYS("Export")
     .Output("keys: int64")
@@ -456,22 +692,24 @@ TFRS_ON_KEYS("Remove")
     .Attr("evicted: bool")
     .SetShapeFn(LikeKeys);
 
-TFRS_ON_KEYS("Info")
+TFRS_ON_TABLES("Info")
     .Output("info: int64")
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(12));
+      int n;
+      TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
+      c->set_output(0, c->Matrix(n, kNumInfo));
       return absl::OkStatus();
     });
 
 TFRS_KERNEL("TfrsEmbedKeyTable", KeyTableOp);
-TFRS_KERNEL("TfrsEmbedKeyTableFind", FindKeysOp);
-TFRS_KERNEL("TfrsEmbedKeyTableCheck", CheckRowsOp);
-TFRS_KERNEL("TfrsEmbedKeyTablePublish", PublishKeysOp);
-TFRS_KERNEL("TfrsEmbedKeyTablePlan", PlanKeysOp);
-TFRS_KERNEL("TfrsEmbedKeyTableCommit", CommitKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesFind", FindKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesCheck", CheckRowsOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesPublish", PublishKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesPlan", PlanKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesCommit", CommitKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTableExport", ExportKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTableReplace", ReplaceKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTableRemove", RemoveKeysOp);
-TFRS_KERNEL("TfrsEmbedKeyTableInfo", KeyTableInfoOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesInfo", KeyTableInfoOp);
 
 }  // namespace tfrs_embed
