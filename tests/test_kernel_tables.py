@@ -105,7 +105,7 @@ def test_messages_of_both_implementations(tables, size, world):
 def test_messages_that_do_not_fit_are_errors():
     ops = kernels.operations("/CPU:0")
     invalid = tf.errors.InvalidArgumentError
-    keys, counts = tf.constant([1, 2, 3], tf.int64), [1, 2]
+    keys, counts = tf.constant([1, 2, 3], tf.int64), [[1], [2]]
     for wrong in ([1, 1], [-1, 4], [0, 3], [2, 2]):
         wrong = np.reshape(wrong, [2, 1])
         with pytest.raises(invalid, match="keys"):
