@@ -457,9 +457,9 @@ def test_tables_end_with_their_model(how):
         shard = layer.tables["numbers"]._rows.shards[0]
         operations = shard.key_table._operations
         if isinstance(operations, key_table_numpy.NumpyOperations):
-            keys = operations._table
+            [keys] = operations._tables
         else:
-            keys = operations._handle
+            [keys] = operations._handles
         return weakref.ref(keys), weakref.ref(
             shard.variables["parameters"].handle
         )
