@@ -11,6 +11,7 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -73,9 +74,16 @@ class BundleWriter:
         self._parts: list[str] = []
         self._error: tf.errors.OpError | None = None
 
-    def add(self, name: str, value: tf.Tensor) -> None:
-        """Adds a whole tensor."""
-        self._add(name, "", value)
+    def add(self, name: str, value: tf.Tensor, slice_: str = "") -> None:
+        """Adds a whole tensor, or the slice that TensorFlow calls so."""
+        if self._error is not None:
+            return
+        self._names.append(name)
+        self._slices.append(slice_)
+        self._tensors.append(value)
+        self._bytes += value.shape.num_elements() * value.dtype.size
+        if self._bytes >= PART_BYTES:
+            self.flush()
 
     def add_rows(
         self,
@@ -98,7 +106,7 @@ class BundleWriter:
         spec = slice_spec(shape, start, rows.shape[0])
         if column is not None:
             spec = f"{spec.rpartition(':')[0]}:{column},{rows.shape[1]}"
-        self._add(name, spec, rows)
+        self.add(name, rows, spec)
 
     def add_blocks(
         self,
@@ -122,16 +130,6 @@ class BundleWriter:
         for start, size in blocks(rows.shape, rows.dtype):
             block = rows[start : start + size]
             self.add_rows(name, shape, first + start, block)
-
-    def _add(self, name: str, slice_: str, value: tf.Tensor) -> None:
-        if self._error is not None:
-            return
-        self._names.append(name)
-        self._slices.append(slice_)
-        self._tensors.append(value)
-        self._bytes += value.shape.num_elements() * value.dtype.size
-        if self._bytes >= PART_BYTES:
-            self.flush()
 
     def flush(self) -> None:
         """Writes what has been added."""
@@ -187,14 +185,14 @@ class BundleReader:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self._index = Index(prefix)
-        # TensorFlow would make room for what is not there.
-        self._index.check_files()
         # Names in the files, by those that `rename` gave.
         self._names: Mapping[str, str] = {}
         #: Each tensor's shape, by name.
         self.shapes = self._index.shapes
         #: Each tensor's dtype, by name.
         self.dtypes = self._index.dtypes
+        #: The rates that tables have here, by optimizer; see `SavedRate`.
+        self.rates: dict[Any, dict[str, float]] = {}
         #: Called with numbers of bytes that were read.
         self.progress: Callable[[int], None] | None = None
         # Of tensors of which a piece is large, by name.

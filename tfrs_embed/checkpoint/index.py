@@ -30,26 +30,12 @@ _MOST = 2**63 - 1
 _ALL = -1
 
 
-def check_files(prefix: str) -> None:
-    """Checks a checkpoint's index, and that its data files are all there.
-
-    TensorFlow's own errors name neither.
-
-    Args:
-        prefix: the checkpoint's path; if there is none, nothing is checked.
-
-    Raises:
-        tf.errors.DataLossError: a file is damaged, cut off or missing.
-    """
-    if tf.io.gfile.exists(f"{prefix}.index"):
-        Index(prefix).check_files()
-
-
 class Index:
     """The index of a checkpoint.
 
     All of it is checked, as TensorFlow ends the process over some of what an
-    index may say, such as a negative size.
+    index may say, such as a negative size, and makes room for data that are not
+    there. TensorFlow's own errors don't name the files.
 
     Args:
         prefix: the checkpoint's path.
@@ -60,7 +46,8 @@ class Index:
 
     Raises:
         tf.errors.NotFoundError: there is none.
-        tf.errors.DataLossError: it is damaged.
+        tf.errors.DataLossError: it is damaged, or a data file is missing or cut
+            off.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -102,6 +89,7 @@ class Index:
             raise
         except Exception as error:  # A protobuf's, or of an index.
             raise self._damaged(f"{type(error).__name__}: {error}") from error
+        self._check_files()
 
     def pieces(self, name: str) -> list[Piece]:
         """Returns the pieces that have a tensor's rows, in their order.
@@ -161,12 +149,8 @@ class Index:
             piece.start = extents[0][0]
         return pieces
 
-    def check_files(self) -> None:
-        """Checks that the data files are there, as long as they must be.
-
-        Raises:
-            tf.errors.DataLossError: one is not.
-        """
+    def _check_files(self) -> None:
+        """Checks that the data files are there, as long as they must be."""
         last: dict[str, tuple[int, str]] = {}
         for name, pieces in self._pieces.items():
             for piece in pieces:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import Trackable
-from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
@@ -18,11 +16,6 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 
 #: The name of a table's rate in a checkpoint.
 LEARNING_RATE = "learning_rate"
-
-#: By the reader of a checkpoint and the optimizer, its tables' rates there.
-_checked: weakref.WeakKeyDictionary[
-    BundleReader, dict[int, dict[str, float]]
-] = weakref.WeakKeyDictionary()
 
 
 class SavedRate(Trackable, Saved):
@@ -42,7 +35,6 @@ class SavedRate(Trackable, Saved):
     def __init__(self, name: str, optimizer: TableOptimizer) -> None:
         self.name = name
         self._optimizer = optimizer
-        saver.mark(self, self)
 
     def value(self) -> np.ndarray | None:
         """The rate that was given or assigned; None: it is computed."""
@@ -68,8 +60,7 @@ class SavedRate(Trackable, Saved):
             raise ValueError(
                 f"{where}: it must be finite and >= 0, and is {rate} there."
             )
-        by_optimizer = _checked.setdefault(reader, {})
-        rates = by_optimizer.setdefault(id(self._optimizer), {})
+        rates = reader.rates.setdefault(self._optimizer, {})
         rates[self.name] = rate
         if len(set(rates.values())) > 1:
             raise ValueError(

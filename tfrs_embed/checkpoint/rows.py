@@ -182,15 +182,13 @@ class Rows(Saved):
                 f"{where}: it has {here[0]} rows here and {there[0]} there; "
                 "rows that ids may refer to would be lost."
             )
-        if there[0] < here[0] and not self._may_grow():
+        may_grow = self.growing or growth.allowed()
+        if there[0] < here[0] and (self.initial is None or not may_grow):
             raise ValueError(
                 f"{where}: it has {here[0]} rows here and {there[0]} there. To "
                 "initialize the others, restore inside of "
                 "tfrs_embed.checkpoint.growing_tables()."
             )
-
-    def _may_grow(self) -> bool:
-        return self.initial is not None and (self.growing or growth.allowed())
 
     def restore(self, key: str, reader: BundleReader) -> None:
         there = reader.shapes[key]

@@ -33,8 +33,8 @@ def mark(variable: Any, saved: Saved) -> None:
         variable: the object that a checkpoint has.
         saved: saves and restores it.
     """
-    setattr(variable, _ATTRIBUTE, saved)
     if not isinstance(variable, Saved):
+        setattr(variable, _ATTRIBUTE, saved)
         _tell_exports(variable, saved)
 
 
@@ -53,7 +53,9 @@ def _tell_exports(variable: Any, saved: Saved) -> None:
 
 
 def marked(variable: Any) -> Saved | None:
-    """The `Saved` of an object that is marked, else None."""
+    """The `Saved` of an object that is one or is marked, else None."""
+    if issubclass(type(variable), Saved):
+        return variable
     # All objects of all checkpoints are asked: theirs may be any __getattr__.
     try:
         attributes = object.__getattribute__(variable, "__dict__")
@@ -112,7 +114,8 @@ def _restore(trackables: Mapping[str, Any], merged_prefix: tf.Tensor) -> None:
 
 
 def _by_key(trackables: Mapping[str, Any]) -> dict[str, Saved]:
-    return {key_of(n): getattr(t, _ATTRIBUTE) for n, t in trackables.items()}
+    found = ((key_of(n), marked(t)) for n, t in trackables.items())
+    return {key: saved for key, saved in found if saved is not None}
 
 
 def _what(prefix: str) -> str:

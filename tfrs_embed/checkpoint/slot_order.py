@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from tfrs_embed import kerases
 from tfrs_embed._tensorflow import Trackable
-from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
@@ -60,7 +59,6 @@ class SavedOrder(Trackable, Saved):
         self.tracked = False
         self.refused: ValueError | None = None
         self._optimizer = optimizer
-        saver.mark(self, self)
 
     def save(self, key: str, session: Session) -> None:
         # The first is the number of iterations.

@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import Trackable
-from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import Saved, run_in_place
 from tfrs_embed.checkpoint.session import Session
@@ -42,7 +41,6 @@ class _Taken(Trackable, Saved):
         self._saved = saved
         self._read = read
         self._value: np.ndarray | None = None
-        saver.mark(self, self)
 
     def take(self) -> None:
         """Reads the value."""

@@ -17,7 +17,7 @@ from tfrs_embed import (
     strategies,
 )
 from tfrs_embed.checkpoint import slot_order
-from tfrs_embed.checkpoint.index import check_files
+from tfrs_embed.checkpoint.index import Index
 from tfrs_embed.checkpoint.names import in_graphs, in_saved_model
 from tfrs_embed.configs import EmbeddingSpec
 from tfrs_embed.distribution import handshake
@@ -540,8 +540,10 @@ class TableHolder(Layer):
             self.build(None)
 
     def _checkpoint_adapter(self, path: str) -> Any:
-        # TensorFlow asks for it before it reads a value.
-        check_files(path)
+        # TensorFlow asks for it before it reads a value. What is damaged is an
+        # error that names the file.
+        if tf.io.gfile.exists(f"{path}.index"):
+            Index(path)
         return super()._checkpoint_adapter(path)  # type: ignore[misc]
 
     def _trackable_children(

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import SaveSpec, Trackable
-from tfrs_embed.checkpoint import saver
 from tfrs_embed.checkpoint.bundle import blocks
 from tfrs_embed.checkpoint.rows import VALUE, Rows, run_in_place
 from tfrs_embed.strategies import NoValuesError, is_offline
@@ -228,7 +227,6 @@ class CompositeTable(CompositeVariable, Rows):
             ]
         whole = copy.copy(self)
         whole._variables = copies
-        saver.mark(whole, whole)
         return whole
 
     def __repr__(self) -> str:
