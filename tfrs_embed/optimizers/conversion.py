@@ -119,11 +119,12 @@ def find(
         if kind in _OF_KERAS and type(optimizer) in _keras_classes(own, kind):
             return _from_keras(optimizer, kind, where)
     wanted = (keras or own or kerases.default()).__name__
+    given = type(optimizer)
     message = (
-        f"{where}: {_class_name(optimizer)} can't train a table; use "
-        f"{_one_of([*_OF_KERAS])} of {wanted}.optimizers, {TPU_OPTIMIZERS}, or "
-        f"{_one_of([kind.__name__ for kind in DECLARED])} of "
-        "tfrs_embed.optimizers."
+        f"{where}: {given.__module__}.{given.__name__} can't train a table; "
+        f"use {_one_of([*_OF_KERAS])} of {wanted}.optimizers, "
+        f"{TPU_OPTIMIZERS}, or {_one_of([kind.__name__ for kind in DECLARED])} "
+        "of tfrs_embed.optimizers."
     )
     if own is not None and own.__name__ != wanted:
         message += (
@@ -324,7 +325,7 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
     factor = rule.keras_factor()
 
     def rate() -> LearningRate:
-        made = _keras_rate(optimizer, legacy, where)
+        made = rate_of_keras(optimizer, where)
         return made if factor is None else made.times(*factor)
 
     return TableOptimizer(rule, rate, optimizer, options)
@@ -344,9 +345,17 @@ def _keras_asked(
     return asked
 
 
-def _keras_rate(optimizer: Any, legacy: bool, where: str) -> LearningRate:
-    """The optimizer's own rate, so that assigning it there takes effect."""
-    if legacy:
+def rate_of_keras(optimizer: Any, where: str) -> LearningRate:
+    """Returns a Keras optimizer's own rate: assigning it there takes effect.
+
+    Args:
+        optimizer: the optimizer, not a LossScaleOptimizer.
+        where: what it is, in error messages.
+
+    Raises:
+        ValueError: the rate is negative or not finite.
+    """
+    if _is_legacy(optimizer):
         # Makes plain numbers variables now, before a traced function could
         # take them for constants.
         with tf.init_scope():
@@ -364,11 +373,6 @@ def _keras_rate(optimizer: Any, legacy: bool, where: str) -> LearningRate:
         lambda step: 1.0 / (1.0 + decay * tf.cast(step, tf.float32)),
         f"1 / (1 + {decay} step)",
     )
-
-
-def rate_of_keras(optimizer: Any) -> LearningRate:
-    """Returns the rate of a Keras optimizer, not a LossScaleOptimizer."""
-    return _keras_rate(optimizer, _is_legacy(optimizer), "The optimizer")
 
 
 def serialize(optimizer: Any, trained_by: TableOptimizer | None = None) -> Any:
@@ -486,10 +490,6 @@ def _refuse(where: str, setting: str, value: Any) -> None:
         f"{where}: {setting}={value!r} can't be honoured by a table's update "
         "rule; leave it at its default."
     )
-
-
-def _class_name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__name__}"
 
 
 def _snake(name: str) -> str:

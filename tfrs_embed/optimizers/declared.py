@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -87,20 +88,15 @@ class Regularized:
             )
         if self.options == NO_OPTIONS:
             raise ValueError(
-                f"{name}: give one of {[*self._given()]}, or the optimizer "
+                f"{name}: give one of {[*vars(NO_OPTIONS)]}, or the optimizer "
                 "alone."
             )
-
-    def _given(self) -> dict[str, Any]:
-        return {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(UpdateOptions)
-        }
 
     @property
     def options(self) -> UpdateOptions:
         """The options, checked."""
-        return UpdateOptions.of(type(self).__name__, **self._given())
+        given = {name: getattr(self, name) for name in vars(NO_OPTIONS)}
+        return UpdateOptions.of(type(self).__name__, **given)
 
     @property
     def learning_rate(self) -> Any:
@@ -147,7 +143,7 @@ class Declared:
         Returns:
             The optimizer.
         """
-        config = dict(config)
+        config = copy.deepcopy(dict(config))
         config["learning_rate"] = rates.restored(
             config["learning_rate"], kerases.default()
         )

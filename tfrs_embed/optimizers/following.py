@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -81,11 +80,14 @@ class FollowLearningRate(kerases.Hooks):
         optimizer = self._model.optimizer
         # One that scales the loss leaves rates and steps to the one inside.
         self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        self._rate = rate_of_keras(self._optimizer)
+        self._rate = rate_of_keras(self._optimizer, "The optimizer")
         trained = [
             (f"Layer '{layer.name}', table '{table}'", optimizer)
             for layer in self._model._flatten_layers()
-            for table, optimizer in _optimizers(layer).items()
+            # Of a layer around an engine.
+            for table, optimizer in getattr(
+                getattr(layer, "engine", None), "optimizers", {}
+            ).items()
             if optimizer is not None
         ]
         if not trained:
@@ -137,8 +139,3 @@ class FollowLearningRate(kerases.Hooks):
             for optimizer in self._optimizers:
                 optimizer.learning_rate = rate
             self._given = rate
-
-
-def _optimizers(layer: Any) -> Mapping[str, TableOptimizer | None]:
-    """The optimizers of the tables of a layer around an engine; else none."""
-    return getattr(getattr(layer, "engine", None), "optimizers", {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -140,10 +139,11 @@ def stored(rate: Any, name: str) -> Any:
 
 
 def restored(rate: Any, keras: Any) -> Any:
-    """Returns the rate that `stored` was given; `keras` makes schedules."""
+    """Returns the rate that `stored` was given; `keras` makes schedules.
+
+    Keras writes into what it reads.
+    """
     if isinstance(rate, Mapping):
-        # Keras writes into what it reads.
-        rate = copy.deepcopy(dict(rate))
         return keras.optimizers.schedules.deserialize(rate)
     return rate
 
