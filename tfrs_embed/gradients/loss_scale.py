@@ -22,6 +22,7 @@ from tfrs_embed import kerases
 from tfrs_embed.gradients import flag, lifetime, passes
 
 
+@functools.cache
 def install(keras: Any) -> None:
     """Makes a Keras's optimizers note what they scale; idempotent.
 
@@ -37,7 +38,7 @@ def install(keras: Any) -> None:
         kinds = [scaling, *keras.optimizers.Optimizer.__mro__]
     for kind in kinds:
         method = kind.__dict__.get(name)
-        if method is not None and not hasattr(method, "notes_scale"):
+        if method is not None:
             setattr(kind, name, _noting(method))
 
 
@@ -51,7 +52,6 @@ def _noting(method: Any) -> Any:
             return lambda: _marked(scaled(), self)
         return _marked(scaled, self)
 
-    noting.notes_scale = True  # type: ignore[attr-defined]
     return noting
 
 

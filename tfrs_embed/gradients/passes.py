@@ -21,9 +21,6 @@ from tfrs_embed.gradients.flag import (
     used,
 )
 
-# The attribute that marks TensorFlow's function as wrapped.
-_NOTES = "_tfrs_embed_notes_passes"
-
 
 class _Thread(threading.local):
     """The passes that a thread runs, the outermost first."""
@@ -307,11 +304,10 @@ def no_updates() -> Iterator[None]:
             del _constant[current]
 
 
+@functools.cache
 def install() -> None:
     """Makes each `tape.gradient` a `Pass` while it runs; idempotent."""
     gradient = tf.GradientTape.gradient
-    if hasattr(gradient, _NOTES):
-        return
 
     # For AutoGraph it is TensorFlow's.
     @functools.wraps(gradient)
@@ -335,5 +331,4 @@ def install() -> None:
                 this.end(gradients)
         return gradients
 
-    setattr(noting, _NOTES, True)
     tf.GradientTape.gradient = noting

@@ -112,8 +112,10 @@ class TableUpdate:
         ):
             return tf.zeros_like(trigger)
         if save_context.in_save_context() and not (
-            # It is traced for a training step that is saved.
-            passes.all_passes() or self._is_saved()
+            # It is traced for a training step that is saved, or the SavedModel
+            # holds all of the layer.
+            passes.all_passes()
+            or self.saved_with is save_context.get_save_options()
         ):
             # Keras's `model.export` brings what the forward pass reads.
             text = f"Layer '{self._name}' was exported to serve, not to train."
@@ -235,10 +237,6 @@ class TableUpdate:
         return tf.cond(
             tf.equal(scale, NOT_ASKED), lambda: tf.zeros_like(trigger), update
         )
-
-    def _is_saved(self) -> bool:
-        """Whether the SavedModel that is being made holds all of the layer."""
-        return self.saved_with is save_context.get_save_options()
 
 
 def _unscale(gradients: list[tf.Tensor], scale: Any) -> tf.Tensor:
