@@ -138,7 +138,6 @@ class TableConfig:
         )
 
     def __post_init__(self) -> None:
-        """Checks and normalises the fields."""
         text(self.name, "A table's name")
         where = f"Table '{self.name}'"
         for field in (
@@ -243,7 +242,6 @@ class FeatureConfig:
         return f"FeatureConfig({', '.join(fields)})"
 
     def __post_init__(self) -> None:
-        """Checks and normalises the fields."""
         text(self.name, "A feature's name")
         where = f"Feature '{self.name}'"
         _check_table(self.table, where)
@@ -476,7 +474,11 @@ def parse(
             _check_table(source, f"Feature '{name}'")
             tables[id(source)] = _table_spec(source, len(tables), keras, owner)
         table = tables[id(source)]
-        config = _own_feature(config, table.source)
+        if _is_of_keras_rs(config, FeatureConfig):
+            values = _values_of(config, FeatureConfig)
+            config = FeatureConfig(**{**values, "table": table.source})
+        elif config.table is not table.source:  # It is keras_rs's.
+            config = dataclasses.replace(config, table=table.source)
         features.append(_feature_spec(config, name, table))
     by_name: dict[str, TableSpec] = {}
     for table in tables.values():
@@ -509,16 +511,6 @@ def _check_table(table: Any, where: str) -> None:
         raise TypeError(
             f"{where}: table must be a TableConfig, got {type(table).__name__}."
         )
-
-
-def _own_feature(config: Any, table: Any) -> Any:
-    """A feature's config, with its table's, of ours where it was keras_rs's."""
-    if _is_of_keras_rs(config, FeatureConfig):
-        values = _values_of(config, FeatureConfig)
-        return FeatureConfig(**{**values, "table": table})
-    if config.table is not table:
-        return dataclasses.replace(config, table=table)
-    return config
 
 
 def _values_of(config: Any, own: type) -> dict[str, Any]:

@@ -57,7 +57,6 @@ class FrequencyAdmission:
     threshold: int
 
     def __post_init__(self) -> None:
-        """Checks the field."""
         value = integer(self.threshold, "FrequencyAdmission: threshold")
         object.__setattr__(self, "threshold", value)
 
@@ -85,7 +84,6 @@ class ProbabilisticAdmission:
     probability: float
 
     def __post_init__(self) -> None:
-        """Checks the field."""
         value: Any = self.probability
         number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         if not number or not 0 < value <= 1:
@@ -120,7 +118,6 @@ class TimeToLive:
     steps: int
 
     def __post_init__(self) -> None:
-        """Checks the field."""
         value = integer(self.steps, "TimeToLive: steps")
         object.__setattr__(self, "steps", value)
 
@@ -182,7 +179,6 @@ class DynamicKeys:
     max_rows: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks and normalises the fields."""
         object.__setattr__(self, "dtype", _key_dtype(self.dtype))
         if not isinstance(
             self.admission,

@@ -70,7 +70,6 @@ class Hash:
     padding_value: int | str | None = None
 
     def __post_init__(self) -> None:
-        """Checks and normalises the fields."""
         _count_or_none(self, "buckets")
         _set(self, "salt", _salt(self.salt, "Hash: salt"))
         _set(self, "padding_value", _padding(self.padding_value, "Hash"))
@@ -122,7 +121,6 @@ class QuotientRemainder:
     padding_value: int | str | None = None
 
     def __post_init__(self) -> None:
-        """Checks and normalises the fields."""
         where = "QuotientRemainder"
         count = integer(self.num_categories, f"{where}: num_categories")
         _set(self, "num_categories", count)
@@ -194,7 +192,6 @@ class Multiplex:
     padding_value: int | str | None = None
 
     def __post_init__(self) -> None:
-        """Checks and normalises the fields."""
         where = "Multiplex"
         _set(self, "chunks", integer(self.chunks, f"{where}: chunks"))
         given: Any = self.salts

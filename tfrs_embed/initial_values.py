@@ -80,11 +80,6 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
     shape = (table.vocabulary_size, table.dim)
     outer = _building.get()
     with contextlib.nullcontext(outer) if outer else _task([table]) as task:
-        if math.prod(shape) <= BLOCK_ELEMENTS:
-            rows = _call(table.initializer, shape)
-            yield 0, _rounded(table, _checked(table, rows, 0, shape), 0)
-            task.advance(_bytes_of_rows(table, shape[0]))
-            return
         make = _block_maker(table, shape)
         size = max(1, BLOCK_ELEMENTS // table.dim)
         for first in range(0, table.vocabulary_size, size):
@@ -121,6 +116,8 @@ def _bytes_of_rows(table: TableSpec, rows: int) -> int:
 def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:
     """Returns a function that makes a block: f(first row, block's shape)."""
     initializer = table.initializer
+    if math.prod(shape) <= BLOCK_ELEMENTS:
+        return lambda first, block: _call(initializer, shape)
     if constant_of(initializer) is not None:
         return lambda first, block: initializer(block, tf.float32)
     for name in _SAMPLERS:

@@ -111,17 +111,14 @@ def off() -> Iterator[None]:
     Yields:
         Nothing.
     """
-    _count_offs(1)
+    global _offs
+    with _offs_lock:
+        _offs += 1
     try:
         yield
     finally:
-        _count_offs(-1)
-
-
-def _count_offs(number: int) -> None:
-    global _offs
-    with _offs_lock:
-        _offs += number
+        with _offs_lock:
+            _offs -= 1
 
 
 class Task:
