@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.ops import xla
 from tfrs_embed.ops.bags import BaggedIds, Constants, number_evenly
 
 # Up to this width a product with a sparse matrix was the fastest sum of rows,
@@ -36,55 +35,81 @@ def sum_gradients_by_row(
     Returns:
         [num_rows, dim] of the dtype.
     """
-    dtype = dtype or gradients[0].dtype
-    spread = _spread if bags[0].validity is None else xla.spread
-    return tf.cast(spread(gradients, bags, index, num_rows), dtype)
+    total = _sum(gradients, bags, index, num_rows)
+    return tf.cast(total, dtype or gradients[0].dtype)
 
 
-def _spread(
+def _sum(
     gradients: Sequence[tf.Tensor],
     bags: Sequence[BaggedIds],
     index: tf.Tensor,
     num_rows: tf.Tensor,
 ) -> tf.Tensor:
+    validity = bags[0].validity
+    if validity is not None:
+        # XLA has no sparse products. No row learns from a call with a bad id.
+        each = per_id(gradients, bags)
+        each = tf.where(validity.all_valid, each, tf.zeros_like(each))
+        return tf.math.unsorted_segment_sum(each, index, num_rows)
+    narrow = gradients[0].shape[1] <= _NARROW
+    weighted = any(b.weights is not None for b in bags)
+    if not narrow and (weighted or all(b.bag_size == 1 for b in bags)):
+        each = per_id(gradients, bags)
+        return tf.math.unsorted_segment_sum(each, index, num_rows)
     constants = Constants()
     gradient = _concat(
         [b.scaled(g, constants) for g, b in zip(gradients, bags, strict=True)]
     )
-    narrow = gradient.shape[1] <= _NARROW
-    unweighted = all(b.weights is None for b in bags)
-    one_each = all(b.bag_size == 1 for b in bags)
-    if not narrow and unweighted and one_each:
-        return tf.math.unsorted_segment_sum(gradient, index, num_rows)
     bag = _number(bags, tf.size(index))
-    if not narrow and unweighted:
-        return _spread_unweighted(gradient, index, bag, num_rows)
-    weights = tf.ones(tf.shape(index), tf.float32)
-    if not unweighted:
+    if not narrow:
+        # Sorting the ids by row first takes less than SparseSegmentSumGrad
+        # does with them unsorted.
+        order = tf.argsort(index)
+        return tf.raw_ops.SparseSegmentSumWithNumSegments(
+            data=gradient,
+            indices=tf.gather(bag, order),
+            segment_ids=tf.gather(index, order),
+            num_segments=num_rows,
+        )
+    weights = tf.ones(tf.shape(index), gradient.dtype)
+    if weighted:
         weights = _concat(
             [
-                tf.ones(tf.shape(b.ids), tf.float32)
+                tf.ones(tf.shape(b.ids), gradient.dtype)
                 if b.weights is None
-                else b.weights
+                else tf.cast(b.weights, gradient.dtype)
                 for b in bags
             ]
         )
-    weights = tf.cast(weights, gradient.dtype)
-    if narrow:
-        return tf.raw_ops.SparseTensorDenseMatMul(
-            a_indices=_pairs(index, bag),
-            a_values=weights,
-            a_shape=tf.concat(
-                [
-                    tf.cast(num_rows, tf.int64)[None],
-                    tf.shape(gradient, tf.int64)[:1],
-                ],
-                0,
-            ),
-            b=gradient,
-        )
-    per_id = tf.gather(gradient, bag) * weights[:, None]
-    return tf.math.unsorted_segment_sum(per_id, index, num_rows)
+    return tf.raw_ops.SparseTensorDenseMatMul(
+        a_indices=_pairs(index, bag),
+        a_values=weights,
+        a_shape=tf.concat(
+            [
+                tf.cast(num_rows, tf.int64)[None],
+                tf.shape(gradient, tf.int64)[:1],
+            ],
+            0,
+        ),
+        b=gradient,
+    )
+
+
+def per_id(
+    gradients: Sequence[tf.Tensor], bags: Sequence[BaggedIds]
+) -> tf.Tensor:
+    """Each id's gradient: that of its vector, weighted; [sum of n, dim]."""
+    parts = []
+    for gradient, b in zip(gradients, bags, strict=True):
+        gradient = b.scaled(gradient)
+        if b.bag_size is None:
+            gradient = tf.gather(gradient, b.bag_of_id())
+        elif b.bag_size != 1:
+            gradient = tf.repeat(gradient, b.bag_size, 0)
+        if b.weights is not None:
+            gradient *= tf.cast(b.weights, gradient.dtype)[:, None]
+        parts.append(gradient)
+    return _concat(parts)
 
 
 def _number(bags: Sequence[BaggedIds], ids: tf.Tensor) -> tf.Tensor:
@@ -113,37 +138,6 @@ def _pairs(low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
         tf.cast(high, tf.int64), tf.constant(32, tf.int64)
     )
     return tf.bitcast(both, tf.int32)
-
-
-def _spread_unweighted(
-    gradient: tf.Tensor, index: tf.Tensor, bag: tf.Tensor, num_rows: tf.Tensor
-) -> tf.Tensor:
-    """rows[index[i]] += gradient[bag[i]], without a copy per id."""
-    # With rows that are not narrow, sorting the ids by row first takes less
-    # than SparseSegmentSumGrad does with them unsorted.
-    order = tf.argsort(index)
-    return tf.raw_ops.SparseSegmentSumWithNumSegments(
-        data=gradient,
-        indices=tf.gather(bag, order),
-        segment_ids=tf.gather(index, order),
-        num_segments=num_rows,
-    )
-
-
-def add_to_firsts(
-    values: tf.Tensor, source: tf.Tensor, index: tf.Tensor, num_rows: tf.Tensor
-) -> tf.Tensor:
-    """rows[index[i]] += values[source[i]]; index has all of the rows."""
-    # Where most rows occur once, copying the first value of each and adding the
-    # rest costs a third of a segment sum over all.
-    number = tf.range(tf.size(index))
-    first = tf.math.unsorted_segment_min(number, index, num_rows)
-    rest = tf.where(tf.gather(first, index) < number)
-    return tf.tensor_scatter_nd_add(
-        tf.gather(values, tf.gather(source, first)),
-        tf.gather(index, rest),
-        tf.gather(values, tf.gather(source, rest[:, 0])),
-    )
 
 
 def _concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -13,15 +13,6 @@ from tfrs_embed.ops.bags import BaggedIds, Constants
 from tfrs_embed.ops.rounding import widen
 
 
-class _Shared(Constants):
-    """What the features of one call share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # The numbers of bags of equal size, by their count and size.
-        self.numbers: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
-
-
 def lookup(
     tables: Sequence[tf.Variable],
     table_of: Sequence[int],
@@ -40,9 +31,9 @@ def lookup(
         Each feature's vectors, float32 or of the dtype: [count, dim], or in the
         shape that the bags are laid out in.
     """
-    shared = _Shared()
+    constants = Constants()
     return [
-        combine(widen(tf.gather(tables[t], b.ids)), None, b, shared)
+        combine(widen(tf.gather(tables[t], b.ids)), None, b, constants)
         for t, b in zip(table_of, bags, strict=True)
     ]
 
@@ -70,7 +61,7 @@ def combine(
     rows: tf.Tensor,
     index: tf.Tensor | None,
     bags: BaggedIds,
-    shared: _Shared | None = None,
+    constants: Constants | None = None,
 ) -> tf.Tensor:
     """Combines rows into the bags' vectors.
 
@@ -78,48 +69,38 @@ def combine(
         rows: [m, dim] float32 or float64.
         index: [n] int32, the row of each id; None: row i is id i's.
         bags: the bags of the n ids.
-        shared: what several features share, whose bags still exist; None: it
-            is a feature by itself.
+        constants: those of several features; None: it needs its own.
 
     Returns:
         [count, dim] of that dtype; a bag without ids is zero.
     """
-    shared = shared or _Shared()
-    if bags.validity is not None:
-        return xla.combine(rows, index, bags)
+    constants = constants or Constants()
+    in_xla = bags.validity is not None
+    if index is not None and (
+        in_xla or bags.weights is not None or bags.bag_size == 1
+    ):
+        rows, index = tf.gather(rows, index), None
+    if in_xla:
+        rows = xla.valid_rows(rows, bags)
     if bags.weights is not None:
-        if index is not None:
-            rows, index = tf.gather(rows, index), None
-        rows *= tf.expand_dims(tf.cast(bags.weights, rows.dtype), 1)
+        weights = tf.cast(bags.weights, rows.dtype)
+        rows *= tf.expand_dims(weights, constants.of(1))
     if bags.bag_size == 1:
-        if index is not None:
-            rows = tf.gather(rows, index)
+        pass
+    elif bags.bag_size is not None and index is None:
+        shape = constants.of([-1, bags.bag_size, rows.shape[1]])
+        rows = tf.reduce_sum(tf.reshape(rows, shape), constants.of(1))
+    elif in_xla:
+        # Which has no sparse sums.
+        rows = tf.math.unsorted_segment_sum(rows, bags.bag_of_id(), bags.count)
     else:
-        if index is None:
-            index, bag = _number_ids(bags, shared)
-        else:
-            bag = bags.bag_of_id()
         rows = tf.raw_ops.SparseSegmentSumWithNumSegments(
             data=rows,
-            indices=index,
-            segment_ids=bag,
+            indices=tf.range(tf.size(bags.ids)) if index is None else index,
+            segment_ids=bags.bag_of_id(),
             num_segments=bags.count,
         )
-    return bags.scaled(rows, shared)
-
-
-def _number_ids(
-    bags: BaggedIds, shared: _Shared
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Each id's number and its bag's, [n] int32, once for all bags alike."""
-    key = (id(bags.count), bags.bag_size)
-    if bags.even and key in shared.numbers:
-        return shared.numbers[key]
-    number = tf.raw_ops.Range(
-        start=shared.of(0), limit=tf.size(bags.ids), delta=shared.of(1)
-    )
-    shared.numbers[key] = number, bags.bag_of_id()
-    return shared.numbers[key]
+    return bags.scaled(rows, constants)
 
 
 def gather_densely(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:

@@ -69,12 +69,7 @@ class Stock:
         ids = ids[0] if len(ids) == 1 else tf.concat(ids, 0)
         unique, index = tf.unique(ids)
         size = tf.size(unique)
-        if contributions.one_each and not self.compiled:
-            bag = bags[0].bag_of_id()
-            rows = gradient_sums.add_to_firsts(gradients[0], bag, index, size)
-        else:
-            rows = self.sum_gradients_by_row(gradients, bags, index, size)
-        return unique, rows
+        return unique, self.sum_gradients_by_row(gradients, bags, index, size)
 
     def update(self, updates: Sequence[TableUpdate]) -> None:
         """Updates the rows that gradients are for, of tables and their slots.

@@ -23,20 +23,13 @@ class GradientContributions(NamedTuple):
     Attributes:
         bags: bags of ids, of each feature.
         gradients: their vectors' gradients, [count, dim] float32.
-        single: whether it is known that no bag has more than one id.
+        single: whether it is known that no bag has more than one id, as among
+            exchanged gradients.
     """
 
     bags: Sequence[BaggedIds]
     gradients: Sequence[tf.Tensor]
     single: bool = False
-
-    @property
-    def one_each(self) -> bool:
-        """Whether each id's gradient is one bag's, not weighted nor scaled."""
-        first, *others = self.bags
-        if first.weights is not None or first.scale is not None or others:
-            return False
-        return self.single or first.bag_size == 1
 
 
 def add_bags(

@@ -1,8 +1,7 @@
 """Lookups and updates inside `tf.function(jit_compile=True)`.
 
-XLA compiles for fixed shapes, and a compiled program can't raise errors. So the
-functions here replace those of `lookup` and `update`, on one device and with
-dense ids:
+XLA compiles for fixed shapes, and a compiled program can't raise errors. So
+lookups and updates differ, on one device and with dense ids:
 
 - An id outside its table becomes one just beyond it. What is read for it is
   never used. Nothing is written for it.
@@ -29,6 +28,7 @@ from collections.abc import Iterable, Sequence
 import tensorflow as tf
 
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.gradient_sums import per_id
 
 
 def compiles(bags: Iterable[BaggedIds]) -> bool:
@@ -36,24 +36,7 @@ def compiles(bags: Iterable[BaggedIds]) -> bool:
     return any(b.validity is not None for b in bags)
 
 
-def combine(
-    rows: tf.Tensor, index: tf.Tensor | None, bags: BaggedIds
-) -> tf.Tensor:
-    """Combines rows into the bags' vectors; see `lookup.combine`."""
-    if index is not None:
-        rows = tf.gather(rows, index)
-    rows = _valid_rows(rows, bags)
-    if bags.weights is not None:
-        rows *= tf.cast(bags.weights, rows.dtype)[:, None]
-    if bags.bag_ids is not None:
-        rows = tf.math.unsorted_segment_sum(rows, bags.bag_ids, bags.count)
-    elif bags.bag_size != 1:
-        shape = [bags.count, bags.bag_size, rows.shape[1]]
-        rows = tf.reduce_sum(tf.reshape(rows, shape), 1)
-    return bags.scaled(rows)
-
-
-def _valid_rows(rows: tf.Tensor, bags: BaggedIds) -> tf.Tensor:
+def valid_rows(rows: tf.Tensor, bags: BaggedIds) -> tf.Tensor:
     """Rows, [n, dim], with zeros or NaN for ids that aren't there."""
     assert bags.validity is not None
     mask, all_valid = bags.validity.mask[:, None], bags.validity.all_valid
@@ -62,23 +45,6 @@ def _valid_rows(rows: tf.Tensor, bags: BaggedIds) -> tf.Tensor:
     # them no gradient: it would be NaN.
     fixed = tf.where(mask, tf.stop_gradient(rows), tf.cast(nothing, rows.dtype))
     return tf.where(mask & all_valid, rows, fixed)
-
-
-def spread(
-    gradients: Sequence[tf.Tensor],
-    bags: Sequence[BaggedIds],
-    index: tf.Tensor,
-    num_rows: tf.Tensor,
-) -> tf.Tensor:
-    """Sums gradients of bags into rows; see `lookup.sum_gradients_by_row`.
-
-    The sums are zero if an id of the call is not valid.
-    """
-    validity = bags[0].validity
-    assert validity is not None
-    per_id = _per_id(bags, gradients)
-    per_id = tf.where(validity.all_valid, per_id, tf.zeros_like(per_id))
-    return tf.math.unsorted_segment_sum(per_id, index, num_rows)
 
 
 def row_gradients(
@@ -107,7 +73,7 @@ def row_gradients(
     run = tf.cumsum(tf.cast(ids != before, tf.int32)) - 1
     size = tf.size(ids)
     sums = tf.math.unsorted_segment_sum(
-        tf.gather(_per_id(bags, gradients), order), run, size
+        tf.gather(per_id(gradients, bags), order), run, size
     )
     # A position that no id is in has the largest number that there is.
     ids = tf.math.unsorted_segment_min(ids, run, size)
@@ -116,23 +82,6 @@ def row_gradients(
     ids = tf.minimum(tf.gather(ids, source), num_rows - 1)
     made = validity.all_valid & tf.reduce_any(used)
     return ids, tf.gather(sums, source), made
-
-
-def _per_id(
-    bags: Sequence[BaggedIds], gradients: Sequence[tf.Tensor]
-) -> tf.Tensor:
-    """Each id's gradient: that of its vector, weighted; [sum of n, dim]."""
-    parts = []
-    for b, gradient in zip(bags, gradients, strict=True):
-        gradient = b.scaled(gradient)
-        if b.bag_ids is not None:
-            gradient = tf.gather(gradient, b.bag_ids)
-        elif b.bag_size != 1:
-            gradient = tf.repeat(gradient, b.bag_size, 0)
-        if b.weights is not None:
-            gradient *= tf.cast(b.weights, gradient.dtype)[:, None]
-        parts.append(gradient)
-    return tf.concat(parts, 0)
 
 
 def updates(bags: Iterable[BaggedIds]) -> tf.Tensor | int:
