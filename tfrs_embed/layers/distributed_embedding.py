@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import configs, strategies
@@ -19,7 +20,7 @@ from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import lookup_bags
-from tfrs_embed.ops.tensors import ids_to_tensor, weights_to_tensor
+from tfrs_embed.ops.tensors import to_tensor
 from tfrs_embed.planner.plans import Plan
 from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.types import InvalidIds, LayerArguments, Optimizer
@@ -348,8 +349,12 @@ class DistributedEmbedding(TableLayer):
         ids, flat = super()._flatten(inputs, weights, partial)
         for i, feature in enumerate(self._spec.features):
             if not partial or ids[i] is not None:
-                ids[i] = ids_to_tensor(feature, ids[i])
-                flat[i] = weights_to_tensor(feature, flat[i], ids[i])
+                ids[i] = to_tensor(ids[i], f"{feature}: ids")
+                if flat[i] is not None:
+                    # Rows of one length too, if the ids are ragged.
+                    ragged = isinstance(ids[i], tf.RaggedTensor) or None
+                    what = f"{feature}: weights"
+                    flat[i] = to_tensor(flat[i], what, np.float32, ragged)
         return ids, flat
 
     def _input_shapes(self) -> list[InputShape | None]:

@@ -11,6 +11,7 @@ from tfrs_embed import hashing as hashings
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.ops.checks import Checks, Condition, first, message
 from tfrs_embed.ops.joined import Joined
+from tfrs_embed.ops.tensors import to_tensor
 
 
 def require_output_shape(
@@ -117,6 +118,7 @@ def weights_like(
     """
     if weights is None:
         return None
+    weights = to_tensor(weights, f"{feature}: weights")
     kinds = (tf.RaggedTensor, tf.SparseTensor)
     kind = next((each for each in kinds if isinstance(ids, each)), None)
     given = next((each for each in kinds if isinstance(weights, each)), None)
@@ -127,7 +129,7 @@ def weights_like(
             f"{type(weights).__name__}."
         )
     if kind is None:
-        values = weights = to_tensor(weights, f"{feature}: weights")
+        values = weights
         if not ids.shape.is_compatible_with(weights.shape):
             raise ValueError(
                 f"{feature}: weights have the shape {weights.shape}, ids "
@@ -209,27 +211,6 @@ def _equal(
 def _rows(where: tf.Tensor) -> tf.Tensor:
     """The rows, int32, that have values which `where` marks."""
     return tf.cast(tf.where(where)[:, 0], tf.int32)
-
-
-def to_tensor(value: Any, what: str) -> tf.Tensor:
-    """Converts dense ids or weights to a tensor.
-
-    Raises:
-        TypeError: it is no tensor, and can't be converted.
-    """
-    if tf.is_tensor(value):
-        return value
-    # Keras makes a tensor of each of Python's integers, by its size.
-    dtypes = {getattr(each, "dtype", None) for each in tf.nest.flatten(value)}
-    if dtypes == {tf.int32, tf.int64}:
-        value = tf.nest.map_structure(lambda i: tf.cast(i, tf.int64), value)
-    try:
-        return tf.convert_to_tensor(value)
-    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-        raise TypeError(
-            f"{what} must be a Tensor, RaggedTensor or SparseTensor, or "
-            f"convert to a Tensor; got {type(value).__name__}: {error}"
-        ) from error
 
 
 def check_rank_2(

@@ -37,7 +37,7 @@ class InputShape:
 
     def check_static(
         self, feature: FeatureSpec, shape: tf.TensorShape, rows: bool
-    ) -> None:
+    ) -> list[tuple[int | None, bool]]:
         """Checks what is known of the shape of ids when tracing.
 
         Args:
@@ -45,21 +45,31 @@ class InputShape:
             shape: the shape.
             rows: whether they are, or may be, ragged or sparse.
 
+        Returns:
+            What each size has to be, None for any, and whether it may be less;
+            nothing if the ids' rank isn't known.
+
         Raises:
             ValueError: the ids can't have the declared shape.
         """
         if shape.rank is None:
-            return
+            return []
         wanted = self._of_rank(shape.rank, rows)
-        if wanted is not None:
-            below = self._at_most(wanted, rows)
-            sizes = zip(shape.as_list(), wanted, below, strict=True)
-            if all(self._fits(*each) for each in sizes):
-                return
-        raise ValueError(
-            f"{feature}: ids of shape {shape.as_list()}, but "
-            f"{self._describe()}."
-        )
+        limits = [(limit, False) for limit in wanted or ()]
+        if limits and not self.strict:
+            limits[0] = limits[0][0], True
+            limits[-1] = limits[-1][0], len(limits) == 1 or rows
+        if wanted is None or not all(
+            size is None
+            or limit is None
+            or (size <= limit if less else size == limit)
+            for size, (limit, less) in zip(shape, limits, strict=True)
+        ):
+            raise ValueError(
+                f"{feature}: ids of shape {shape.as_list()}, but "
+                f"{self._describe()}."
+            )
+        return limits
 
     def require(self, feature: FeatureSpec, ids: Any, checks: Checks) -> None:
         """Requires ids to have the shape.
@@ -73,35 +83,35 @@ class InputShape:
             ValueError: the static shape can't be right.
         """
         rows = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
-        self.check_static(feature, ids.shape, rows)
-        if ids.shape.rank is None:
-            return  # An error on all engines.
-        wanted = self._of_rank(ids.shape.rank, rows)
-        assert wanted is not None
-        at_most = self._at_most(wanted, rows)
-        shape, known = self._dynamic(ids)
-        for i, (limit, below) in enumerate(zip(wanted, at_most, strict=True)):
-            if limit is None or known[i] is not None:
-                continue
+        limits = self.check_static(feature, ids.shape, rows)
+        open_sizes = [
+            (i, limit, less)
+            for i, (limit, less) in enumerate(limits)
+            if limit is not None and ids.shape[i] is None
+        ]
+        if not open_sizes:
+            return
+        if isinstance(ids, tf.RaggedTensor):
+            longest = tf.reduce_max(tf.pad(ids.row_lengths(), [[0, 1]]))
+            shape = tf.stack([ids.nrows(), longest])
+        elif isinstance(ids, tf.SparseTensor):
+            shape = ids.dense_shape
+        else:
+            shape = tf.shape(ids, tf.int64)
+        for i, limit, less in open_sizes:
             size = tf.cast(shape[i], tf.int64)
-            ok = size <= limit if below else tf.equal(size, limit)
             checks.require(
-                ok,
-                lambda: tf.strings.join(
-                    [
-                        f"{feature}: ids of shape [",
-                        tf.strings.reduce_join(
-                            [tf.strings.as_string(s) for s in shape],
-                            separator=", ",
-                        ),
-                        f"], but {self._describe()}.",
-                    ]
+                size <= limit if less else tf.equal(size, limit),
+                lambda: message(
+                    f"{feature}: ids of shape ",
+                    shape,
+                    f", but {self._describe()}.",
                 ),
             )
-        if isinstance(ids, tf.RaggedTensor) and self.strict and wanted[1]:
+        if isinstance(ids, tf.RaggedTensor) and self.strict and limits[1][0]:
             shortest = tf.reduce_min(ids.row_lengths())
             checks.require(
-                tf.equal(ids.nrows(), 0) | tf.equal(shortest, wanted[1]),
+                tf.equal(ids.nrows(), 0) | tf.equal(shortest, limits[1][0]),
                 lambda: message(
                     f"{feature}: a row of ",
                     shortest,
@@ -127,33 +137,6 @@ class InputShape:
         if len(shape) + 1 == rank and rank == 2:
             return (*shape, 1)
         return None
-
-    def _at_most(
-        self, wanted: tuple[int | None, ...], rows: bool
-    ) -> list[bool]:
-        """The sizes that may be smaller."""
-        at_most = [False] * len(wanted)
-        if not self.strict and at_most:
-            at_most[0] = True
-            at_most[-1] = at_most[-1] or rows
-        return at_most
-
-    @staticmethod
-    def _fits(size: int | None, limit: int | None, at_most: bool) -> bool:
-        if size is None or limit is None:
-            return True
-        return size <= limit if at_most else size == limit
-
-    @staticmethod
-    def _dynamic(ids: Any) -> tuple[list[Any], list[int | None]]:
-        """The sizes of ids, and what is known of them when tracing."""
-        known = ids.shape.as_list()
-        if isinstance(ids, tf.RaggedTensor):
-            longest = tf.reduce_max(tf.pad(ids.row_lengths(), [[0, 1]]))
-            return [ids.nrows(), longest], known
-        if isinstance(ids, tf.SparseTensor):
-            return tf.unstack(ids.dense_shape, num=2), known
-        return tf.unstack(tf.shape(ids), num=len(known)), known
 
     def _describe(self) -> str:
         smaller = (

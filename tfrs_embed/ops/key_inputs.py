@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.ops.checks import Checks, message
-from tfrs_embed.ops.input_checks import to_tensor
+from tfrs_embed.ops.tensors import to_tensor
 
 
 def as_int64(where: Any, dtype: tf.DType, ids: Any, checks: Checks) -> Any:

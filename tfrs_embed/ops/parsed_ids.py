@@ -21,10 +21,10 @@ from tfrs_embed.ops.input_checks import (
     check_rank_2,
     require_output_shape,
     sparse_order,
-    to_tensor,
     weights_like,
 )
 from tfrs_embed.ops.key_inputs import as_int64
+from tfrs_embed.ops.tensors import to_tensor
 from tfrs_embed.strategies import refuse_in_xla
 
 
@@ -119,6 +119,7 @@ def parse_ids(
     if feature.table.keys is not None:
         refuse_in_xla(f"{feature}: tables with DynamicKeys")
         ids = as_int64(feature, feature.table.keys.dtype, ids, checks)
+    ids = to_tensor(ids, f"{feature}: ids")
     if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
         refuse_in_xla(f"{feature}: ragged and sparse ids")
     if isinstance(ids, tf.RaggedTensor):
@@ -131,7 +132,6 @@ def parse_ids(
 def _parse_dense(
     feature: FeatureSpec, ids: Any, weights: Any, checks: Checks
 ) -> ParsedIds:
-    ids = to_tensor(ids, f"{feature}: ids")
     check_ids_dtype(feature, ids.dtype)
     weights = weights_like(feature, ids, weights, checks)
     static = ids.shape

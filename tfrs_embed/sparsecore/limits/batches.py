@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.inputs import lookup_bags, to_bags
+from tfrs_embed.ops.tensors import to_tensor
 from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.tf_configs import declares_samples
 
@@ -34,8 +35,8 @@ def read(
             that do not ascend.
         TypeError: ids that are no integers, or another kind of object.
     """
-    ids = [_to_tensor(*each) for each in zip(features, given, strict=True)]
     try:
+        ids = [_to_tensor(*each) for each in zip(features, given, strict=True)]
         bags = to_bags(features, ids, [None] * len(ids))
     except (ValueError, TypeError) as error:
         raise type(error)(f"{where}: {error}") from error
@@ -78,15 +79,8 @@ def _to_tensor(feature: FeatureSpec, given: Any) -> Any:
         return tf.SparseTensor.from_value(given)
     if isinstance(given, tf.compat.v1.ragged.RaggedTensorValue):
         return tf.RaggedTensor.from_row_splits(given.values, given.row_splits)
-    if isinstance(given, (list, tuple)):
-        try:
-            given = np.asarray(given)
-        except ValueError:
-            # Lists of different lengths.
-            return tf.ragged.constant(given, dtype=tf.int64)
-        if not given.size:
-            given = given.astype(np.int32)
-    if isinstance(given, (tf.Tensor, np.ndarray)) and declares_samples(feature):
+    given = to_tensor(given, f"{feature}: ids")
+    if isinstance(given, tf.Tensor) and declares_samples(feature):
         # One id a sample may come in any shape, as TensorFlow takes them.
         here = tf.TensorShape(given.shape)
         wanted = tf.TensorShape(feature.output_shape)
