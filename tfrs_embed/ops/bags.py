@@ -34,23 +34,6 @@ class Validity(NamedTuple):
     mask: tf.Tensor
     all_valid: tf.Tensor
 
-    def weights(
-        self, weights: tf.Tensor | None, combined: bool
-    ) -> tf.Tensor | None:
-        """Weights, [n] float32 or None for ones, without those of absent ids.
-
-        Args:
-            weights: the weights.
-            combined: whether a vector may be made of several ids.
-
-        Returns:
-            The weights, zero for ids that aren't there; None if no sum has a
-            use for that.
-        """
-        if weights is not None:
-            return tf.where(self.mask, weights, 0.0)
-        return tf.cast(self.mask, tf.float32) if combined else None
-
 
 class BaggedIds(NamedTuple):
     """A feature's ids, grouped into the vectors that they become.
@@ -67,14 +50,14 @@ class BaggedIds(NamedTuple):
         shape: [rank] int32, the output's shape without the embedding dim; its
             product is count.
         static_shape: what is known of `shape` when tracing.
-        lengths: [k], if every bag has k ids; [None], if they differ. Not an
-            integer, which Keras would make a tensor of.
+        most: [k], if no bag can have more than k ids, and every bag has k if
+            the bags are `even`; [None]: not known. Not an integer, which Keras
+            would make a tensor of.
         validity: inside XLA, which ids are in the table; the others are
             vocabulary_size, just beyond it. None: all are.
         splits: [count + 1] int32, where each bag begins and the last ends, if
             that is how they were given. The kernels need no `bag_ids` then,
             which take longer to trace than all else of a feature.
-        most: [k], if no bag can have more than k ids; [None]: not known.
     """
 
     ids: tf.Tensor
@@ -84,10 +67,9 @@ class BaggedIds(NamedTuple):
     count: tf.Tensor
     shape: tf.Tensor
     static_shape: tf.TensorShape
-    lengths: tf.TensorShape = tf.TensorShape([1])
+    most: tf.TensorShape = tf.TensorShape([1])
     validity: Validity | None = None
     splits: tf.Tensor | None = None
-    most: tf.TensorShape = tf.TensorShape([None])
 
     @classmethod
     def in_one_row(
@@ -100,7 +82,7 @@ class BaggedIds(NamedTuple):
         weights: tf.Tensor | None = None,
     ) -> BaggedIds:
         """Bags without scales, laid out as [count]; see the attributes."""
-        lengths = tf.TensorShape([None])
+        unknown = tf.TensorShape([None])
         return cls(
             ids,
             bag_ids,
@@ -108,8 +90,8 @@ class BaggedIds(NamedTuple):
             None,
             count,
             count[None],
-            lengths,
-            lengths,
+            unknown,
+            unknown,
             splits=splits,
         )
 
@@ -118,11 +100,8 @@ class BaggedIds(NamedTuple):
         cls, ids: tf.Tensor, bag: tf.Tensor | None, count: tf.Tensor
     ) -> BaggedIds:
         """Bags of one id each, or none."""
-        one = tf.TensorShape([1])
         made = cls.in_one_row(ids, count, bag_ids=bag)
-        return made._replace(
-            lengths=one if bag is None else made.lengths, most=one
-        )
+        return made._replace(most=tf.TensorShape([1]))
 
     @classmethod
     def none(cls, feature: FeatureSpec) -> BaggedIds:
@@ -139,7 +118,7 @@ class BaggedIds(NamedTuple):
             return self.bag_ids
         if self.splits is not None:
             return bag_of_id(self.splits)
-        return number_evenly(self.count, self.lengths[0])
+        return number_evenly(self.count, self.most[0])
 
     def scaled(
         self, vectors: tf.Tensor, constants: Constants | None = None
@@ -169,12 +148,12 @@ class BaggedIds(NamedTuple):
     @property
     def longest(self) -> int | None:
         """The most ids that a bag can have, if it is known."""
-        return self.most[0] if self.bag_size is None else self.bag_size
+        return self.most[0]
 
     @property
     def bag_size(self) -> int | None:
         """The number of ids in every bag, or None if they differ."""
-        return self.lengths[0] if self.even else None
+        return self.most[0] if self.even else None
 
 
 def number_evenly(count: tf.Tensor, bag_size: int) -> tf.Tensor:

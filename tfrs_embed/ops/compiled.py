@@ -41,6 +41,7 @@ class Compiled(Stock):
 
     def __init__(self, module: Any) -> None:
         self._module = module
+        self.read_splits = module.tfrs_embed_read_splits
 
     def inside(self, row: Row) -> tf.Tensor:
         return self._module.tfrs_embed_inside(ids=row.parts, rows=row.sizes)
@@ -220,22 +221,6 @@ class Compiled(Stock):
             sizes=lengths,
             capacity=capacity,
             padded=True,
-        )
-
-    def read_splits(
-        self,
-        words: tf.Tensor,
-        starts: tf.Tensor,
-        has_lengths: tf.Tensor,
-        counts: tf.Tensor,
-        numbers: tf.Tensor,
-    ) -> tf.Tensor:
-        return self._module.tfrs_embed_read_splits(
-            words=words,
-            starts=starts,
-            has_lengths=has_lengths,
-            counts=counts,
-            numbers=numbers,
         )
 
 

@@ -24,50 +24,54 @@ from tfrs_embed.ops.parsed_ids import ParsedIds
 
 
 def group(
-    parsed: Sequence[ParsedIds], layouts: Layouts | None = None
+    parsed: Sequence[ParsedIds], layouts: Layouts, bare: bool = False
 ) -> list[BaggedIds]:
     """Groups the ids of a call into bags; absent ids are left out.
 
     Args:
         parsed: the ids, which are in their tables, or `may_be_absent`.
-        layouts: those of the call; None: this is its only grouping.
+        layouts: those of the call.
+        bare: whether weights and scales are left out.
     """
-    layouts = layouts or Layouts()
-    layouts.prepare_scales(
-        [
-            (each.splits, each.feature.table.combiner)
-            for each in parsed
-            if each.scaled
-            and each.splits is not None
-            and each.weights is None
-            and not each.may_be_absent
-        ]
-    )
-    return [_group(each, layouts) for each in parsed]
+    if not bare:
+        layouts.prepare_scales(
+            [
+                (each.splits, each.feature.table.combiner)
+                for each in parsed
+                if each.splits is not None
+                and each.weights is None
+                and not each.may_be_absent
+            ]
+        )
+    return [_group(each, layouts, bare) for each in parsed]
 
 
-def _group(parsed: ParsedIds, layouts: Layouts) -> BaggedIds:
-    ids, bag, weights = parsed.ids, parsed.bag_ids, parsed.weights
+def _group(parsed: ParsedIds, layouts: Layouts, bare: bool) -> BaggedIds:
+    ids, bag = parsed.ids, parsed.bag_ids
+    weights = None if bare else parsed.weights
     splits, validity = parsed.splits, parsed.validity
-    if parsed.kept is not None:
+    if weights is not None and parsed.kept is not None:
         weights = tf.gather(weights, parsed.kept)
     shape, count = layouts.of(parsed.shape)
-    bag_size = parsed.bag_size if parsed.even else None
+    bag_size, even = parsed.bag_size, parsed.even
     table = parsed.feature.table
     if not parsed.may_be_absent:
         pass
     elif validity is not None:
-        weights = validity.weights(weights, parsed.combine)
+        if weights is not None:
+            weights = tf.where(validity.mask, weights, 0.0)
+        elif bag_size != 1:
+            weights = tf.cast(validity.mask, tf.float32)
     else:
         # An id that is left out leaves its bag empty, which is a zero vector.
         there = ids >= 0 if parsed.hashed else valid(ids, table.vocabulary_size)
         kept = tf.where(there)[:, 0]
         bag = (
             tf.cast(kept // bag_size, tf.int32)
-            if parsed.even
+            if even
             else tf.gather(parsed.bag_of_id(), kept)
         )
-        bag_size = splits = None
+        even, splits = False, None
         ids = tf.gather(ids, kept)
         weights = None if weights is None else tf.gather(weights, kept)
     compiled = backend.of(None, training=True).compiled
@@ -81,15 +85,17 @@ def _group(parsed: ParsedIds, layouts: Layouts) -> BaggedIds:
         beyond = 0 if parsed.is_position else table.vocabulary_size
         ids = tf.where(validity.mask, ids, beyond)
     # One id of weight 1: every combiner gives the row itself.
-    single = weights is None and (not parsed.combine or bag_size == 1)
-    if table.combiner == "sum" or single or not parsed.scaled:
+    single = weights is None and bag_size == 1
+    if table.combiner == "sum" or single or bare:
         scale = None
-    elif weights is None and bag_size is not None:
+    elif weights is None and even:
+        assert bag_size is not None
         scale = layouts.scale(count, bag_size, table.combiner)
     elif weights is None and splits is not None:
         scale = layouts.scale_of_splits(splits, table.combiner)
     else:
-        scale = _scale(table.combiner, bag, bag_size, weights, count)
+        size = bag_size if even else None
+        scale = _scale(table.combiner, bag, size, weights, count)
     return BaggedIds(
         ids,
         bag,
@@ -101,7 +107,6 @@ def _group(parsed: ParsedIds, layouts: Layouts) -> BaggedIds:
         tf.TensorShape([bag_size]),
         validity,
         splits,
-        tf.TensorShape([parsed.max_bag_size if parsed.combine else 1]),
     )
 
 

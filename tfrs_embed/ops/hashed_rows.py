@@ -74,7 +74,6 @@ def parts(
                 None,
                 shape,
                 static,
-                False,
                 may_be_absent=may_be_absent,
                 hashed=True,
             )

@@ -77,8 +77,8 @@ def _parse(
         if input_shape is not None:
             input_shape.require(feature, feature_ids, checks)
         each = parse_ids(feature, feature_ids, feature_weights, checks)
-        if input_shape is not None and each.combine:
-            each.max_bag_size = input_shape.width
+        if input_shape is not None and each.bag_size is None:
+            each.bag_size = input_shape.width
         # Every key is one.
         each.may_be_absent = invalid_ids == "zero" and each.is_number
         parsed += hashed_rows.parts(each, invalid_ids, checks)

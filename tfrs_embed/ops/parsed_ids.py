@@ -41,19 +41,16 @@ class ParsedIds:
         shape: [rank], the shape that the bags are laid out in: an int32
             tensor, or a list if it is known when tracing.
         static_shape: what is known of `shape` when tracing.
-        combine: whether bags may hold several ids.
+        bag_size: the most ids that a bag can have, and the number of ids in
+            each if the bags are `even`; None: not known.
         kept: [n], the ids' places among the weights; None: all, in order.
-        bag_size: the number of ids in each bag, if `bag_ids` is None.
         splits: [count + 1] int32, where each bag begins and the last ends, if
             that is how they were given.
-        max_bag_size: the most ids that a bag can have, if `combine` and if
-            declared.
         may_be_absent: whether ids may be left out: those outside of the table,
             and -1 among hashed ones.
         hashed: whether hashing made the ids, so that nobody has to check them.
         is_position: whether they are positions among the ids, not rows.
         validity: inside XLA, which ids are in the table.
-        scaled: whether the bags have scales, where their combiner needs them.
     """
 
     feature: FeatureSpec
@@ -62,16 +59,13 @@ class ParsedIds:
     weights: tf.Tensor | None
     shape: Any
     static_shape: tf.TensorShape
-    combine: bool
+    bag_size: int | None = 1
     kept: tf.Tensor | None = None
-    bag_size: int = 1
     splits: tf.Tensor | None = None
-    max_bag_size: int | None = None
     may_be_absent: bool = False
     hashed: bool = False
     is_position: bool = False
     validity: Validity | None = None
-    scaled: bool = True
 
     def flatten(self, constants: Constants) -> None:
         """Lays the ids out as [n]."""
@@ -91,10 +85,6 @@ class ParsedIds:
     def bag_of_id(self) -> tf.Tensor:
         """Returns [n] int32, the bag of each id, unless they are `even`."""
         return bag_of_id(self.splits) if self.bag_ids is None else self.bag_ids
-
-    def alone(self) -> ParsedIds:
-        """These ids, for bags without weights and scales."""
-        return dataclasses.replace(self, weights=None, kept=None, scaled=False)
 
 
 def parse_ids(
@@ -148,9 +138,7 @@ def _parse_dense(
     if weights is not None:
         weights = tf.reshape(weights, [-1])
     if wanted is None:
-        return ParsedIds(
-            feature, ids, None, weights, _layout(shape), static, False
-        )
+        return ParsedIds(feature, ids, None, weights, _layout(shape), static)
     rank = static.rank
     if rank is None or rank not in (len(wanted), len(wanted) + 1):
         raise ValueError(
@@ -158,16 +146,16 @@ def _parse_dense(
             f"output_shape, or one more dimension to combine over; got "
             f"{static}."
         )
-    combine = rank == len(wanted) + 1
     prefix, laid_out = shape[: len(wanted)], static[: len(wanted)]
     require_output_shape(feature, checks, prefix, laid_out)
     laid_out = laid_out.merge_with(tf.TensorShape(wanted))
     layout = _layout(prefix)
-    parsed = ParsedIds(feature, ids, None, weights, layout, laid_out, combine)
-    if combine and static[-1]:
-        parsed.bag_size = static[-1]
-    elif combine:
-        # Bags of a length that is not known, or of none at all.
+    parsed = ParsedIds(feature, ids, None, weights, layout, laid_out)
+    if rank == len(wanted):
+        return parsed
+    # A length that is not known, or of none at all, is not even.
+    parsed.bag_size = static[-1] or None
+    if parsed.bag_size is None:
         bags = tf.range(tf.reduce_prod(layout))
         parsed.bag_ids = tf.repeat(bags, shape[-1])
     return parsed
@@ -194,7 +182,7 @@ def _parse_sequence(
     if weights is not None:
         weights = tf.ensure_shape(weights, static)[:, :length]
         weights = tf.reshape(weights, [-1])
-    parsed = ParsedIds(feature, ids, None, weights, shape, laid_out, False)
+    parsed = ParsedIds(feature, ids, None, weights, shape, laid_out)
     if ids.shape[1] != length:
         position = tf.range(rows)[:, None] * length + tf.range(width)
         parsed.bag_ids = tf.reshape(position, [-1])
@@ -284,7 +272,7 @@ def _by_rows(
 
     def of_rows(shape: Any, static: tf.TensorShape) -> ParsedIds:
         return ParsedIds(
-            feature, ids, row, weights, shape, static, True, splits=splits
+            feature, ids, row, weights, shape, static, None, splits=splits
         )
 
     if wanted in (None, (None,)) and not length:
@@ -310,8 +298,7 @@ def _by_rows(
             shape,
             tf.TensorShape([static_rows]).merge_with([wanted[0]])
             + tf.TensorShape([length]),
-            False,
-            None if weights is None else kept,
+            kept=None if weights is None else kept,
         )
     # The rows fill output_shape in order; one unknown dimension is inferred.
     shape = tf.stack([-1 if d is None else d for d in wanted])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -46,7 +46,7 @@ class Stock:
     read_keys = staticmethod(messages.read_keys)
     copy_runs = staticmethod(messages.copy_runs)
     pad_runs = staticmethod(messages.pad_runs)
-    read_splits = staticmethod(messages.read_splits)
+    read_splits: Callable[..., tf.Tensor] = staticmethod(messages.read_splits)
 
     def inside(self, row: id_range.Row) -> tf.Tensor:
         """Which ids are in their tables: bool, for each id or each feature."""

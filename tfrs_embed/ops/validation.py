@@ -55,7 +55,7 @@ def validate(
     else:
         early = consensus.prepare(
             [each.feature for each in parsed],
-            group([each.alone() for each in parsed], layouts),
+            group(parsed, layouts, bare=True),
             [each.weights is not None for each in parsed],
         )
         consensus.prepared(_guard(parsed, checks, early))
