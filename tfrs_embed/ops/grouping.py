@@ -52,7 +52,7 @@ def _group(parsed: ParsedIds, layouts: Layouts, bare: bool) -> BaggedIds:
     splits, validity = parsed.splits, parsed.validity
     if weights is not None and parsed.kept is not None:
         weights = tf.gather(weights, parsed.kept)
-    shape, count = layouts.of(parsed.shape)
+    shape, count = layouts.layout(parsed.shape)
     bag_size, even = parsed.bag_size, parsed.even
     table = parsed.feature.table
     if not parsed.may_be_absent:
@@ -77,7 +77,7 @@ def _group(parsed: ParsedIds, layouts: Layouts, bare: bool) -> BaggedIds:
     compiled = backend.of(None, training=True).compiled
     if splits is not None and (not compiled or weights is not None):
         # Once for all that needs it.
-        bag = bag_of_id(splits, tf.size(ids), layouts.constants)
+        bag = bag_of_id(splits, tf.size(ids), layouts)
     if ids.dtype != tf.int64 or not compiled:
         # TensorFlow's operations are faster on int32.
         ids = tf.cast(ids, id_dtype(table))
@@ -110,21 +110,15 @@ def _group(parsed: ParsedIds, layouts: Layouts, bare: bool) -> BaggedIds:
     )
 
 
-class Layouts:
-    """The shapes that bags are laid out in, and scales, each made once.
-
-    On TPUs each use has its own, as of constants.
-
-    Attributes:
-        constants: those of the call.
-    """
+class Layouts(Constants):
+    """The constants, layouts and scales of one call, each made once."""
 
     def __init__(self) -> None:
-        self.constants = Constants()
+        super().__init__()
         self._scales: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
         self._scales_of_splits: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
 
-    def of(self, shape: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def layout(self, shape: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """A shape, [rank] int32, and the number of its bags, a scalar.
 
         Args:
@@ -135,14 +129,14 @@ class Layouts:
             if shape.shape == [1]:
                 return shape, tf.squeeze(shape)
             return shape, tf.reduce_prod(shape)
-        return self.constants.of(shape), self.constants.of(math.prod(shape))
+        return self.of(shape), self.of(math.prod(shape))
 
     def scale(
         self, count: tf.Tensor, bag_size: int, combiner: str
     ) -> tf.Tensor:
         """The scales, [count] float32, of bags of so many ids of weight 1."""
         key = (id(count), bag_size, combiner)
-        if key not in self._scales or not self.constants.shared:
+        if key not in self._scales or not self.shared:
             total = np.float32(bag_size)
             total = np.sqrt(total) if combiner == "sqrtn" else total
             scale = tf.fill([count], np.float32(1.0) / total)
@@ -156,7 +150,7 @@ class Layouts:
         Args:
             features: each one's splits, [count + 1] int32, and its combiner.
         """
-        if not self.constants.shared:
+        if not self.shared:
             return
         for combiner in ("mean", "sqrtn"):
             splits = [each for each, c in features if c == combiner]
@@ -175,7 +169,7 @@ class Layouts:
         known = self._scales_of_splits.get((id(splits), combiner))
         if known is not None:
             return known[1]
-        sizes = tf.cast(bag_sizes(splits, self.constants), tf.float32)
+        sizes = tf.cast(bag_sizes(splits, self), tf.float32)
         return _inverse(combiner, sizes)
 
 

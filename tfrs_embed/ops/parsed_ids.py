@@ -7,7 +7,6 @@ their weights, and the shape that the bags are laid out in.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -125,7 +124,8 @@ def _parse_dense(
     check_ids_dtype(feature, ids.dtype)
     weights = weights_like(feature, ids, weights, checks)
     static = ids.shape
-    shape = static if static.is_fully_defined() else tf.shape(ids)
+    fixed = static.is_fully_defined()
+    shape: Any = static.as_list() if fixed else tf.shape(ids)
     wanted = feature.output_shape
     length = feature.max_sequence_length
     if length and wanted is None and static.rank != 2:
@@ -138,7 +138,7 @@ def _parse_dense(
     if weights is not None:
         weights = tf.reshape(weights, [-1])
     if wanted is None:
-        return ParsedIds(feature, ids, None, weights, _layout(shape), static)
+        return ParsedIds(feature, ids, None, weights, shape, static)
     rank = static.rank
     if rank is None or rank not in (len(wanted), len(wanted) + 1):
         raise ValueError(
@@ -146,17 +146,16 @@ def _parse_dense(
             f"output_shape, or one more dimension to combine over; got "
             f"{static}."
         )
-    prefix, laid_out = shape[: len(wanted)], static[: len(wanted)]
-    require_output_shape(feature, checks, prefix, laid_out)
+    outer, laid_out = shape[: len(wanted)], static[: len(wanted)]
+    require_output_shape(feature, checks, outer, laid_out)
     laid_out = laid_out.merge_with(tf.TensorShape(wanted))
-    layout = _layout(prefix)
-    parsed = ParsedIds(feature, ids, None, weights, layout, laid_out)
+    parsed = ParsedIds(feature, ids, None, weights, outer, laid_out)
     if rank == len(wanted):
         return parsed
     # A length that is not known, or of none at all, is not even.
     parsed.bag_size = static[-1] or None
     if parsed.bag_size is None:
-        bags = tf.range(tf.reduce_prod(layout))
+        bags = tf.range(tf.reduce_prod(outer))
         parsed.bag_ids = tf.repeat(bags, shape[-1])
     return parsed
 
@@ -169,16 +168,12 @@ def _parse_sequence(
     ids, static = ids[:, :length], ids.shape
     rows, width = tf.unstack(tf.shape(ids))
     laid_out = tf.TensorShape([static[0], length])
-    wanted = feature.output_shape
-    if wanted is not None:
-        prefix = tf.stack([rows, length])
-        require_output_shape(feature, checks, prefix, laid_out)
-        laid_out = laid_out.merge_with(wanted)
-    shape = (
-        laid_out.as_list()
-        if laid_out.is_fully_defined()
-        else tf.stack([rows, length])
-    )
+    shape: Any = [static[0], length]
+    if static[0] is None:
+        shape = tf.stack([rows, length])
+    if feature.output_shape is not None:
+        require_output_shape(feature, checks, shape, laid_out)
+        laid_out = laid_out.merge_with(feature.output_shape)
     if weights is not None:
         weights = tf.ensure_shape(weights, static)[:, :length]
         weights = tf.reshape(weights, [-1])
@@ -187,11 +182,6 @@ def _parse_sequence(
         position = tf.range(rows)[:, None] * length + tf.range(width)
         parsed.bag_ids = tf.reshape(position, [-1])
     return parsed
-
-
-def _layout(shape: Any) -> Any:
-    """A shape as parsed ids have it."""
-    return shape.as_list() if isinstance(shape, tf.TensorShape) else shape
 
 
 def _parse_ragged(
@@ -208,12 +198,9 @@ def _parse_ragged(
         feature,
         checks,
         ids.values,
-        None,
-        lambda row: tf.range(tf.size(row)) - tf.gather(splits, row),
         values,
         tf.size(splits) - 1 if ids.shape[0] is None else ids.shape[0],
-        ids.shape[0],
-        splits,
+        splits=splits,
     )
 
 
@@ -233,11 +220,10 @@ def _parse_sparse(
         feature,
         checks,
         ids.values,
-        tf.cast(row, tf.int32),
-        lambda _: tf.cast(column, tf.int32),
         values,
-        tf.cast(rows, tf.int32),
-        ids.shape[0],
+        tf.cast(rows, tf.int32) if ids.shape[0] is None else ids.shape[0],
+        row=tf.cast(row, tf.int32),
+        column=tf.cast(column, tf.int32),
     )
 
 
@@ -245,11 +231,11 @@ def _by_rows(
     feature: FeatureSpec,
     checks: Checks,
     ids: tf.Tensor,
-    row: tf.Tensor | None,
-    position_in: Callable[[tf.Tensor], tf.Tensor],
     weights: tf.Tensor | None,
     rows: Any,
-    static_rows: int | None,
+    *,
+    row: tf.Tensor | None = None,
+    column: tf.Tensor | None = None,
     splits: tf.Tensor | None = None,
 ) -> ParsedIds:
     """Bags of ragged or sparse ids: a row each, or a position each.
@@ -258,15 +244,13 @@ def _by_rows(
         feature: the feature.
         checks: takes the conditions that depend on values.
         ids: [n].
-        row: the row of each id, [n] int32; None: `splits` says it.
-        position_in: takes the rows, and returns each id's position in its row,
-            [n] int32.
         weights: [n] float32, or None.
         rows: the number of rows, a tensor unless it is known when tracing.
-        static_rows: that, if it is known.
-        splits: [rows + 1] int32, where each row begins and the last ends, if
-            that is how they were given.
+        row: the row of each id, [n] int32; None: `splits` says it.
+        column: the position of each id in its row, [n] int32, as `row`.
+        splits: [rows + 1] int32, where each row begins and the last ends.
     """
+    static_rows = rows if isinstance(rows, int) else None
     wanted = feature.output_shape
     length = feature.max_sequence_length
 
@@ -276,24 +260,25 @@ def _by_rows(
         )
 
     if wanted in (None, (None,)) and not length:
-        known_rows = isinstance(rows, int)
-        shape = [rows] if known_rows else tf.expand_dims(rows, 0)
+        shape = tf.expand_dims(rows, 0) if static_rows is None else [rows]
         return of_rows(shape, tf.TensorShape([static_rows]))
     if wanted is None:
         wanted = (static_rows, length)
     rows = tf.convert_to_tensor(rows)
     if _is_sequence(feature, wanted, static_rows):
-        row = bag_of_id(splits) if row is None else row
+        if row is None:
+            row = bag_of_id(splits)
+            column = tf.range(tf.size(row)) - tf.gather(splits, row)
+        assert column is not None
         length = wanted[1] or 0
         static = tf.TensorShape([static_rows, length])
         shape = tf.stack([rows, length])
         require_output_shape(feature, checks, shape, static, wanted)
-        position = position_in(row)
-        kept = tf.where(position < length)[:, 0]
+        kept = tf.where(column < length)[:, 0]
         return ParsedIds(
             feature,
             tf.gather(ids, kept),
-            tf.gather(row * length + position, kept),
+            tf.gather(row * length + column, kept),
             weights,
             shape,
             tf.TensorShape([static_rows]).merge_with([wanted[0]])

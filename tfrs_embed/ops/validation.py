@@ -8,11 +8,14 @@ import tensorflow as tf
 
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import Constants, Validity, of_one_dtype
-from tfrs_embed.ops.checks import Checks
+from tfrs_embed.ops.checks import Checks, Condition
 from tfrs_embed.ops.grouping import Layouts, group
 from tfrs_embed.ops.id_range import Row, valid
 from tfrs_embed.ops.parsed_ids import ParsedIds
-from tfrs_embed.strategies import in_tpu_replica, in_xla
+from tfrs_embed.strategies import in_xla
+
+# The dtypes of ids that are checked for several features at once.
+_JOINABLE = (tf.int32, tf.int64)
 
 
 def validate(
@@ -33,7 +36,7 @@ def validate(
     """
     require = invalid_ids == "error"
     if in_xla():
-        _mark(parsed, checks, require, layouts.constants)
+        _mark(parsed, checks, require, layouts)
         return
     operations = backend.of(None, training)
     numbers = [each for each in parsed if each.is_number]
@@ -43,11 +46,12 @@ def validate(
         and operations.checks_ids
         and consensus is None
         and bool(numbers)
-        and _together(numbers)
+        and not tf.executing_eagerly()
+        and all(each.ids.dtype in _JOINABLE for each in numbers)
     )
     if not at_once:
         for each in parsed:
-            each.flatten(layouts.constants)
+            each.flatten(layouts)
         if require:
             require_valid(numbers, checks, training)
     if consensus is None:
@@ -69,7 +73,7 @@ def validate(
         with tf.control_dependencies(found):
             for each in parsed:
                 if not each.is_number:
-                    each.flatten(layouts.constants)
+                    each.flatten(layouts)
 
 
 def require_valid(
@@ -82,24 +86,16 @@ def require_valid(
         checks: takes the conditions.
         training: whether this is part of a training step.
     """
-    features = [each.feature for each in parsed]
-    # TensorFlow's bridge for TPUs leaves the constants of the row's text behind
-    # when it moves a check to the host.
-    if len(parsed) < 2 or in_tpu_replica() or not _together(parsed):
-        for feature, each in zip(features, parsed, strict=True):
-            row = Row([feature], [each.ids])
-            checks.require(tf.reduce_all(row.valid()), row.message)
-        return
-    row = Row(features, [each.ids for each in parsed])
-    checks.require(backend.of(None, training).inside(row), row.message)
 
+    def conditions(parsed: Sequence[ParsedIds]) -> list[Condition]:
+        row = Row([p.feature for p in parsed], [p.ids for p in parsed])
+        if len(parsed) == 1:
+            return [(tf.reduce_all(row.valid()), row.message)]
+        return [(backend.of(None, training).inside(row), row.message)]
 
-def _together(parsed: Sequence[ParsedIds]) -> bool:
-    """Whether features' ids can be checked by operations for all of them."""
-    # Eagerly it is one condition after the other, as they are found.
-    return not tf.executing_eagerly() and all(
-        each.ids.dtype in (tf.int32, tf.int64) for each in parsed
-    )
+    for each in parsed:
+        key = None if each.ids.dtype in _JOINABLE else str(each.feature)
+        checks.require_together(conditions, key, each)
 
 
 def _mark(
