@@ -31,16 +31,14 @@ def message(*parts: Any) -> tf.Tensor:
     Returns:
         A scalar string tensor.
     """
-    texts: list[Any] = []
-    for part in parts:
-        if not isinstance(part, str):
-            text = part.dtype == tf.string
-            texts.append(part if text else tf.strings.format("{}", part))
-        elif texts and isinstance(texts[-1], str):
-            texts[-1] += part
-        else:
-            texts.append(part)
-    return tf.strings.join(texts)
+    return tf.strings.join(
+        [
+            part
+            if isinstance(part, str) or part.dtype == tf.string
+            else tf.strings.format("{}", part)
+            for part in parts
+        ]
+    )
 
 
 def first(values: tf.Tensor, where: tf.Tensor) -> tf.Tensor:
@@ -188,36 +186,34 @@ class Checks:
         self._join()
         if not self._checks and self.consensus is None:
             return list(tensors)
-        with_others: dict[tf.DType, list[int]] = {}
-        for place, tensor in enumerate(tensors):
-            if tensor.shape.rank == 1:
-                with_others.setdefault(tensor.dtype, []).append(place)
-        vectors = [places for places in with_others.values() if len(places) > 2]
-        joined = {place for places in vectors for place in places}
-        alone = [i for i in range(len(tensors)) if i not in joined]
         # Hundreds of tensors would be hundreds of inputs and outputs of a
         # branch, which are most of the time that tracing takes.
-        parts = [[tensors[i] for i in places] for places in vectors]
+        vectors: dict[tf.DType, list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            if tensor.shape.rank == 1:
+                vectors.setdefault(tensor.dtype, []).append(i)
+        groups = [places for places in vectors.values() if len(places) > 2]
+        joined = {i for places in groups for i in places}
+        groups += [[i] for i in range(len(tensors)) if i not in joined]
         guarded = self._guard(
             [
-                *(tensors[i] for i in alone),
-                *(tf.concat(each, 0) for each in parts),
+                tf.concat([tensors[i] for i in places], 0)
+                if len(places) > 1
+                else tensors[places[0]]
+                for places in groups
             ]
         )
-        found: list[Any] = [None] * len(tensors)
-        for place, tensor in zip(alone, guarded, strict=False):
-            found[place] = tensor
-        for places, each, whole in zip(
-            vectors, parts, guarded[len(alone) :], strict=True
-        ):
-            for place, tensor in zip(
-                places,
-                tf.split(whole, num_rows(each), num=len(each)),
-                strict=True,
-            ):
-                tensor.set_shape(tensors[place].shape)
-                found[place] = tensor
-        return found
+        found: dict[int, tf.Tensor] = {}
+        for places, whole in zip(groups, guarded, strict=True):
+            if len(places) == 1:
+                found[places[0]] = whole
+                continue
+            lengths = num_rows([tensors[i] for i in places])
+            parts = tf.split(whole, lengths, num=len(places))
+            for i, part in zip(places, parts, strict=True):
+                part.set_shape(tensors[i].shape)
+                found[i] = part
+        return [found[i] for i in range(len(tensors))]
 
     def _guard(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         consensus = self.consensus
