@@ -227,7 +227,10 @@ def bag_of_id(
     # Each place that a bag ends at counts one more; those at the end of all ids
     # are behind them. `tf.repeat` takes the memory of all bags being as long as
     # the longest, and traces for longer.
-    ends = _bag_ends(splits, constants)
+    # Its size is "all that follow".
+    ends = tf.raw_ops.Slice(
+        input=splits, begin=constants.of([1]), size=constants.of([-1])
+    )
     counts = tf.raw_ops.UnsortedSegmentSum(
         data=tf.raw_ops.OnesLike(x=ends),
         segment_ids=ends,
@@ -238,20 +241,6 @@ def bag_of_id(
         begin=constants.of([0]),
         size=tf.expand_dims(num_ids, constants.of(0)),
     )
-
-
-def bag_sizes(splits: tf.Tensor, constants: Constants) -> tf.Tensor:
-    """The number of each bag's ids, [count] int32.
-
-    Args:
-        splits: [count + 1] int32, where each bag begins and the last ends.
-        constants: those of the call.
-    """
-    ends = _bag_ends(splits, constants)
-    begins = tf.raw_ops.Slice(
-        input=splits, begin=constants.of([0]), size=tf.shape(ends)
-    )
-    return ends - begins
 
 
 def map_bag_sizes(
@@ -271,6 +260,8 @@ def map_bag_sizes(
     Returns:
         Each feature's [count].
     """
+    if len(splits) < 2:
+        return [function(each[1:] - each[:-1]) for each in splits]
     ends = num_rows(splits)
     between = tf.ones_like(ends)
     pieces = tf.reshape(tf.stack([ends - 1, between], 1), [-1])[:-1]
@@ -279,13 +270,6 @@ def map_bag_sizes(
     values = function(joined[1:] - joined[:-1])
     found: list[tf.Tensor] = tf.split(values, pieces, num=2 * len(splits) - 1)
     return found[::2]
-
-
-def _bag_ends(splits: tf.Tensor, constants: Constants) -> tf.Tensor:
-    # Its size is "all that follow".
-    return tf.raw_ops.Slice(
-        input=splits, begin=constants.of([1]), size=constants.of([-1])
-    )
 
 
 def num_rows(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

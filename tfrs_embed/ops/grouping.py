@@ -15,7 +15,6 @@ from tfrs_embed.ops.bags import (
     BaggedIds,
     Constants,
     bag_of_id,
-    bag_sizes,
     id_dtype,
     map_bag_sizes,
 )
@@ -33,20 +32,53 @@ def group(
         layouts: those of the call.
         bare: whether weights and scales are left out.
     """
-    if not bare:
-        layouts.prepare_scales(
-            [
-                (each.splits, each.feature.table.combiner)
-                for each in parsed
-                if each.splits is not None
-                and each.weights is None
-                and not each.may_be_absent
-            ]
-        )
-    return [_group(each, layouts, bare) for each in parsed]
+    scales = {} if bare else _scales_of_splits(parsed, layouts.shared)
+    return [
+        _group(each, layouts, bare, scales.get(i))
+        for i, each in enumerate(parsed)
+    ]
 
 
-def _group(parsed: ParsedIds, layouts: Layouts, bare: bool) -> BaggedIds:
+def _scales_of_splits(
+    parsed: Sequence[ParsedIds], together: bool
+) -> dict[int, tf.Tensor]:
+    """The scales of bags that are given by splits, of ids of weight 1.
+
+    Args:
+        parsed: the ids.
+        together: whether features may share operations.
+
+    Returns:
+        [count] float32 by the places of the ids that have such bags.
+    """
+    found = {}
+    for combiner in ("mean", "sqrtn"):
+        places = [
+            i
+            for i, each in enumerate(parsed)
+            if each.feature.table.combiner == combiner
+            and each.splits is not None
+            and each.weights is None
+            and each.bag_size != 1
+            and not each.may_be_absent
+        ]
+        scale = functools.partial(_scale_of_sizes, combiner)
+        for group in [places] if together else [[i] for i in places]:
+            splits: list[Any] = [parsed[i].splits for i in group]
+            for i, scales in zip(
+                group, map_bag_sizes(scale, splits), strict=True
+            ):
+                scales.set_shape([parsed[i].static_shape.num_elements()])
+                found[i] = scales
+    return found
+
+
+def _group(
+    parsed: ParsedIds,
+    layouts: Layouts,
+    bare: bool,
+    scale: tf.Tensor | None,
+) -> BaggedIds:
     ids, bag = parsed.ids, parsed.bag_ids
     weights = None if bare else parsed.weights
     splits, validity = parsed.splits, parsed.validity
@@ -88,11 +120,11 @@ def _group(parsed: ParsedIds, layouts: Layouts, bare: bool) -> BaggedIds:
     single = weights is None and bag_size == 1
     if table.combiner == "sum" or single or bare:
         scale = None
+    elif scale is not None:
+        pass
     elif weights is None and even:
         assert bag_size is not None
         scale = layouts.scale(count, bag_size, table.combiner)
-    elif weights is None and splits is not None:
-        scale = layouts.scale_of_splits(splits, table.combiner)
     else:
         size = bag_size if even else None
         scale = _scale(table.combiner, bag, size, weights, count)
@@ -116,7 +148,6 @@ class Layouts(Constants):
     def __init__(self) -> None:
         super().__init__()
         self._scales: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
-        self._scales_of_splits: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
 
     def layout(self, shape: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """A shape, [rank] int32, and the number of its bags, a scalar.
@@ -143,34 +174,6 @@ class Layouts(Constants):
             # With its count, whose identity is then no other tensor's.
             self._scales[key] = count, scale
         return self._scales[key][1]
-
-    def prepare_scales(self, features: Sequence[tuple[tf.Tensor, str]]) -> None:
-        """Computes the scales of several features' bags at once.
-
-        Args:
-            features: each one's splits, [count + 1] int32, and its combiner.
-        """
-        if not self.shared:
-            return
-        for combiner in ("mean", "sqrtn"):
-            splits = [each for each, c in features if c == combiner]
-            if len(splits) < 2:
-                continue
-            found = map_bag_sizes(
-                functools.partial(_scale_of_sizes, combiner), splits
-            )
-            for each, scale in zip(splits, found, strict=True):
-                static = each.shape[0]
-                scale.set_shape([None if static is None else static - 1])
-                self._scales_of_splits[id(each), combiner] = each, scale
-
-    def scale_of_splits(self, splits: tf.Tensor, combiner: str) -> tf.Tensor:
-        """The scales, [count] float32, of bags of ids of weight 1."""
-        known = self._scales_of_splits.get((id(splits), combiner))
-        if known is not None:
-            return known[1]
-        sizes = tf.cast(bag_sizes(splits, self), tf.float32)
-        return _inverse(combiner, sizes)
 
 
 def _scale(
