@@ -76,6 +76,9 @@ def _rows(value: Any, dtype: Any) -> tf.RaggedTensor:
 
 def _array(value: Any, dtype: Any) -> np.ndarray:
     array = np.asarray(value, dtype)
+    if array.dtype.kind in "US" and not isinstance(value, np.ndarray):
+        # numpy's strings leave out zeros that they end in.
+        array = np.asarray(value, object)
     if array.dtype == object and not _are_strings(array):
         raise ValueError("it holds other things than numbers")
     if array.size == 0 and array.dtype == np.float64:
