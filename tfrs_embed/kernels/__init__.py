@@ -131,7 +131,7 @@ def operations(device: str | None) -> Any:
         return None  # XLA has TensorFlow's operations only.
     found, module = _load()
     if module is None:
-        _say_once(found.reason)
+        logging.log_first_n(logging.INFO, "tfrs_embed: %s", 1, found.reason)
     return module
 
 
@@ -139,11 +139,6 @@ def _on_cpu(device: str | None) -> bool:
     if device:
         return "CPU" in device.upper()
     return not tf.config.list_logical_devices("GPU")
-
-
-@functools.cache
-def _say_once(reason: str) -> None:
-    logging.info("tfrs_embed: %s", reason)
 
 
 @functools.cache

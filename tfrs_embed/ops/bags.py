@@ -174,16 +174,11 @@ def position_mask(bags: BaggedIds) -> tf.Tensor:
     Returns:
         bool, in the bags' shape.
     """
-    mask = None if bags.validity is None else bags.validity.mask
-    if bags.even:
-        flat = tf.fill(bags.count[None], True) if mask is None else mask
-    else:
-        if mask is None:
-            mask = tf.fill(tf.shape(bags.ids), True)
-        ids = tf.cast(mask, tf.int32)
-        flat = (
-            tf.math.unsorted_segment_sum(ids, bags.bag_of_id(), bags.count) > 0
-        )
+    ids = tf.ones_like(bags.ids, tf.int32)
+    if bags.validity is not None:
+        ids = tf.cast(bags.validity.mask, tf.int32)
+    bag = bags.bag_of_id()
+    flat = tf.math.unsorted_segment_sum(ids, bag, bags.count) > 0
     return tf.ensure_shape(tf.reshape(flat, bags.shape), bags.static_shape)
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.ops.bags import of_one_dtype
-from tfrs_embed.ops.checks import Checks, message
+from tfrs_embed.ops.checks import Checks, first, message
 from tfrs_embed.ops.joined import Joined
 
 
@@ -49,13 +49,11 @@ class Row(Joined):
 
     def message(self) -> tf.Tensor:
         """The text of the first id's error that is in no table."""
-        wrong = tf.where(~self.valid())[:1]
-        # Elsewhere there may be none, where another replica has one.
-        number = tf.reduce_sum(tf.gather_nd(self.all(), wrong), 0)
+        # There may be none, where another replica has one.
+        wrong = ~self.valid()
         feature = 0
         if len(self.parts) > 1:
-            of_row = tf.gather_nd(self.feature_of_row(), wrong)
-            feature = tf.reduce_sum(of_row, 0)
+            feature = first(self.feature_of_row(), wrong)
         ends = [
             f" is out of range; the table has {size} rows, valid ids are 0 to "
             f"{size - 1}."
@@ -64,7 +62,7 @@ class Row(Joined):
         return message(
             self.name(feature),
             ": id ",
-            number,
+            first(self.all(), wrong),
             ends[0] if len(ends) == 1 else tf.gather(ends, feature),
         )
 
