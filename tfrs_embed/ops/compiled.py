@@ -134,7 +134,7 @@ class Compiled(Stock):
             places=places,
             rates=tf.stack([u.rate for u in updates]),
             decays=_decays([u.decay for u in updates]),
-            gradients=concat_gradients.before_casts(found.matrices),
+            gradients=found.matrices,
             gradient_of=found.matrix_of,
             columns=found.columns,
             rules=[u.rule.loop for u in updates],

@@ -20,8 +20,8 @@ class ConcatGradients(NamedTuple):
     """The places of gradients in matrices.
 
     Attributes:
-        matrices: float32 tensors: matrices, or gradients that are no part of
-            one.
+        matrices: matrices, or gradients that are no part of one: float32, or
+            what all of them were cast from, if that is bfloat16 or float16.
         matrix_of: each gradient's among them.
         columns: each gradient's first column.
     """
@@ -46,8 +46,11 @@ def find(gradients: Sequence[tf.Tensor]) -> ConcatGradients:
     numbers: dict[Any, int] = {}
     for matrix, _ in found:
         numbers.setdefault(matrix.ref(), len(numbers))
+    matrices = [each.deref() for each in numbers]
+    narrow = [_before_cast(matrix) for matrix in matrices]
+    dtypes = {None if each is None else each.dtype for each in narrow}
     return ConcatGradients(
-        [each.deref() for each in numbers],
+        narrow if dtypes in ({tf.bfloat16}, {tf.float16}) else matrices,
         [numbers[matrix.ref()] for matrix, _ in found],
         [column for _, column in found],
     )
@@ -87,23 +90,6 @@ def _place(
     # The matrix may itself be a part of a larger one.
     matrix, first = _place(op.inputs[0], stacked)
     return matrix, first + sum(before)
-
-
-def before_casts(gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Gradients as they were before they were cast to float32.
-
-    Args:
-        gradients: float32 tensors.
-
-    Returns:
-        What they were cast from, if that was bfloat16 for all or float16 for
-        all; else themselves.
-    """
-    found = [_before_cast(gradient) for gradient in gradients]
-    dtypes = {None if source is None else source.dtype for source in found}
-    if dtypes in ({tf.bfloat16}, {tf.float16}):
-        return found
-    return list(gradients)
 
 
 def _before_cast(gradient: tf.Tensor) -> tf.Tensor | None:
