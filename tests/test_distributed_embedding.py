@@ -137,6 +137,7 @@ def test_tensorflows_configs_are_combined_too():
         ({"f": [["a", "b", "c"]]}, "must be integers, got string"),
         ({"f": [[1, 2], 3, 4, 5]}, "row 1 isn't a list of numbers"),
         ({"f": [[1, [2]], [3], [4], [5]]}, "list of rows"),
+        ({"f": [[1, "a", 2]] * 4}, "neither all numbers nor all strings"),
         ({"f": {"g": 1}}, "must be one feature's tensor"),
         ({"f": [[0.5, 1.0, 2.0]]}, "must be integers, got float64"),
     ],

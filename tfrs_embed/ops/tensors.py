@@ -80,7 +80,7 @@ def _array(value: Any, dtype: Any) -> np.ndarray:
         # numpy's strings leave out zeros that they end in.
         array = np.asarray(value, object)
     if array.dtype == object and not _are_strings(array):
-        raise ValueError("it holds other things than numbers")
+        raise ValueError("its values are neither all numbers nor all strings")
     if array.size == 0 and array.dtype == np.float64:
         return array.astype(np.int64)  # An empty list's dtype says nothing.
     return array
