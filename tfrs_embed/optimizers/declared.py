@@ -143,11 +143,11 @@ class Declared:
         Returns:
             The optimizer.
         """
-        config = copy.deepcopy(dict(config))
-        config["learning_rate"] = rates.restored(
-            config["learning_rate"], kerases.default()
+        arguments = copy.deepcopy(dict(config))
+        arguments["learning_rate"] = rates.restored(
+            arguments["learning_rate"], kerases.default()
         )
-        return cls(**config)
+        return cls(**arguments)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
