@@ -38,6 +38,7 @@ def of_tables(
             "initializer": of(table.initializer),
             "optimizer": _of_optimizer(optimizers.get(table.name)),
             "keys": of(table.keys),
+            "ranks": of(table.ranks),
             # The many ids are compared by a digest.
             "hot_rows": of(np.asarray(table.hot_rows, np.int64)),
         }

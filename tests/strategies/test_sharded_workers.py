@@ -204,7 +204,7 @@ def test_a_difference_is_named(strategy, kind):
     text = str(caught.value)
     here, there = (first, other) if me == 0 else (other, first)
     assert re.match(
-        f"(the tables of )?Layer 'layer' must be the same on all workers. What "
+        "Layer 'layer' must be the same on all workers. What "
         f"differs here, on worker {me}, and on worker {0 if me else 1}: ",
         text,
     ), text

@@ -95,7 +95,7 @@ class _Shared:
         number = replicas.count("saves")
         prefix = f"tfrs_embed/{replicas.group}/save"
         self._key = f"{prefix}/{number}"
-        with waits.reported(replicas, "save sharded tables", f"{self._key}/to"):
+        with waits.together(replicas, "save sharded tables"):
             folders = self._exchange("to", folder)
         for worker, theirs in enumerate(folders[1:], 1):
             # All raise it, as none may wait for another's rows.

@@ -7,13 +7,15 @@ differ too, and all of the replicas know.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.distribution.replicas import BUCKETS, Replicas
 
+# Of a text, this many characters reach the other replicas.
+_LENGTH = 1024
 #: Collective channels that `agreed_max` uses.
 CHANNELS = 2
 
@@ -22,19 +24,60 @@ class Facts(NamedTuple):
     """Facts about the messages of one replica.
 
     Attributes:
-        values: numbers below 2^24, as many on each replica.
-        text: words the error, given the first fact that differs, scalar int64,
-            and its value on each rank, [world] int64.
+        rule: what all replicas must do, for the facts to be the same.
+        names: what errors call that of which each fact is.
+        values: the facts; as many on each replica.
     """
 
-    values: Sequence[int]
-    text: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    rule: str
+    names: Sequence[str]
+    values: Sequence[str]
 
     @property
     def checksum(self) -> tf.Tensor:
         """Numbers whose largest are opposite if all replicas' are the same."""
-        number = zlib.crc32(repr([int(v) for v in self.values]).encode())
+        number = zlib.crc32(repr([*self.values]).encode())
         return tf.constant([number, -number], tf.int64)
+
+
+def gather_texts(
+    replicas: Replicas, replica: int, texts: Sequence[Any], channel: int
+) -> tf.Tensor:
+    """Gathers texts of all replicas.
+
+    Args:
+        replicas: the replicas.
+        replica: the local one that calls.
+        texts: its texts, of which `_LENGTH` characters are sent.
+        channel: the collective's channel.
+
+    Returns:
+        [world, texts] strings, by rank.
+    """
+    # Collectives carry numbers only.
+    codes = tf.strings.unicode_decode(tf.stack(texts), "UTF-8")
+    codes = codes.to_tensor(shape=[len(texts), _LENGTH])
+    bucket = min(len(texts), BUCKETS - 1)
+    sent = tf.cast(codes, tf.float32)
+    found = replicas.gather(replica, sent, channel, bucket)
+    encoded = tf.strings.unicode_encode(tf.cast(found, tf.int32), "UTF-8")
+    found = tf.strings.regex_replace(encoded, r"\x00+$", "")
+    return tf.reshape(found, [replicas.world, len(texts)])
+
+
+def first_difference(texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The place of the first text that differs between replicas, and a rank.
+
+    Args:
+        texts: [world, n], by rank.
+
+    Returns:
+        The place, and the rank of the first replica that has another text there
+        than that of rank 0; scalars int64.
+    """
+    differs = tf.cast(tf.not_equal(texts, texts[:1]), tf.int32)
+    place = tf.argmax(tf.reduce_max(differs, 0))
+    return place, tf.argmax(differs[:, place])
 
 
 def fail(
@@ -53,7 +96,7 @@ def fail(
         replicas: the replicas.
         replica: the local one that calls.
         facts: its facts.
-        channel: a channel of its own.
+        channel: that of `gather_texts`.
         result: what it returns, to TensorFlow.
 
     Returns:
@@ -62,11 +105,21 @@ def fail(
     Raises:
         tf.errors.InvalidArgumentError: says which fact differs.
     """
-    values = tf.constant([[float(v) for v in facts.values]], tf.float32)
-    by_rank = replicas.gather(replica, values, channel)
-    differs = tf.not_equal(tf.reduce_max(by_rank, 0), tf.reduce_min(by_rank, 0))
-    first = tf.argmax(tf.cast(differs, tf.int32))
-    text = facts.text(first, tf.cast(by_rank[:, first], tf.int64))
+    texts = gather_texts(replicas, replica, facts.values, channel)
+    place, rank = first_difference(texts)
+    text = tf.strings.join(
+        [
+            f"{facts.rule} ",
+            tf.gather([*facts.names], place),
+            " has ",
+            texts[0, place],
+            " on the replica of rank 0, and ",
+            texts[rank, place],
+            " on that of rank ",
+            tf.strings.as_string(rank),
+            ".",
+        ]
+    )
     failed = tf.debugging.Assert(False, [text])
     with tf.control_dependencies([failed] if failed else []):
         return tf.identity(result)

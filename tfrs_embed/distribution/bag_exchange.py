@@ -122,8 +122,13 @@ class BagExchange:
                 for each in (words_to, self._by_rank(floats))
             ],
             Facts(
-                [bags[i].weights is not None for i in used],
-                lambda place, weighted: self._unlike(used, place, weighted),
+                f"{self._name}: all replicas must give weights to the same "
+                "features in a step.",
+                [self._features[i] for i in used],
+                [
+                    "no weights" if bags[i].weights is None else "weights"
+                    for i in used
+                ],
             ),
             self._channel,
         )
@@ -146,29 +151,6 @@ class BagExchange:
             capacity,
             bucket,
             longest[0],
-        )
-
-    def _unlike(
-        self, used: Sequence[int], place: tf.Tensor, weighted: tf.Tensor
-    ) -> tf.Tensor:
-        """Says that replicas differ in what has weights.
-
-        Args:
-            used: the features.
-            place: the place of the first of them that differs.
-            weighted: [world] int64, whether it has weights, by rank.
-        """
-        return tf.strings.join(
-            [
-                f"{self._name}: all replicas must give weights to the same "
-                "features in a step. ",
-                tf.gather([self._features[i] for i in used], place),
-                " has weights on the replica of rank ",
-                tf.strings.as_string(tf.argmax(weighted)),
-                " and none on that of rank ",
-                tf.strings.as_string(tf.argmin(weighted)),
-                ".",
-            ]
         )
 
     def _by_rank(self, sizes: tf.Tensor) -> tf.Tensor:

@@ -17,8 +17,6 @@ from tfrs_embed.distribution.alike import Facts
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.checks import Consensus
 
-# Of an error's text, this many characters reach the other replicas.
-_LENGTH = 1024
 #: Room for sizes in a verdict: all of a strategy's have one shape.
 MOST_SIZES = 12
 
@@ -130,7 +128,7 @@ class ReplicaConsensus(Consensus):
                     self._replicas,
                     self._replica,
                     begun.facts,
-                    self._replicas.verdict_channel + 2,
+                    self._replicas.verdict_channel + 1,
                     tf.constant(False),
                 ),
             )
@@ -140,39 +138,30 @@ class ReplicaConsensus(Consensus):
 
     def _disorder(self) -> tf.Tensor:
         """Says what the first replica does, and one that does another thing."""
-        texts = self._gather(tf.constant(self._doing))
-        differs = tf.reduce_any(tf.not_equal(texts, texts[:1]), 1)
-        other = tf.argmax(tf.cast(differs, tf.int32))
+        texts = self._gather(self._doing)
+        _, other = alike.first_difference(texts)
         return tf.strings.join(
             [
                 "All replicas must call the same layers in the same order; "
                 "these wait for each other: the replica of rank 0 in ",
-                _decoded(texts[0]),
+                texts[0, 0],
                 ", that of rank ",
                 tf.strings.as_string(other),
                 " in ",
-                _decoded(texts[other]),
+                texts[other, 0],
                 ".",
             ]
         )
 
     def text(self, text: tf.Tensor) -> tf.Tensor:
-        texts = self._gather(text)
-        speaking = tf.where(texts[:, 0] > 0)[:, 0]
-        rank = tf.strings.as_string(speaking[0])
-        said = _decoded(texts[speaking[0]])
-        return tf.strings.join(["On the replica of rank ", rank, ": ", said])
+        texts = self._gather(text)[:, 0]
+        rank = tf.argmax(tf.cast(tf.not_equal(texts, ""), tf.int32))
+        said = ["On the replica of rank ", tf.strings.as_string(rank), ": "]
+        return tf.strings.join([*said, texts[rank]])
 
-    def _gather(self, text: tf.Tensor) -> tf.Tensor:
-        """The replicas' texts, [world, _LENGTH] float32, by rank."""
-        # Collectives carry numbers only.
-        codes = tf.strings.unicode_decode(text, "UTF-8")[:_LENGTH]
-        codes = tf.pad(codes, [[0, _LENGTH - tf.size(codes)]])
-        sent = tf.reshape(tf.cast(codes, tf.float32), [1, _LENGTH])
+    def _gather(self, text: Any) -> tf.Tensor:
+        """The replicas' texts, [world, 1], by rank."""
         channel = self._replicas.verdict_channel + 1
-        return self._replicas.gather(self._replica, sent, channel)
-
-
-def _decoded(text: tf.Tensor) -> tf.Tensor:
-    codes = tf.cast(text, tf.int32)
-    return tf.strings.unicode_encode(tf.boolean_mask(codes, codes > 0), "UTF-8")
+        return alike.gather_texts(
+            self._replicas, self._replica, [text], channel
+        )

@@ -58,23 +58,57 @@ def program() -> dict[str, Any]:
     }
 
 
-def compare_workers_under(
+def compare_workers(
     strategy: tf.distribute.Strategy, name: str, facts: Callable[[], Facts]
 ) -> None:
-    """Compares what a strategy's workers are about to build, if several do.
+    """Compares what this worker is about to build with what the others are.
+
+    Only a digest is sent, unless there is a difference to be named.
 
     Args:
-        strategy: the strategy.
+        strategy: the strategy of the workers, if it has several.
         name: what is being built.
         facts: returns what it is.
 
     Raises:
-        RuntimeError: see `compare_workers`.
+        RuntimeError: another worker builds something else, or nothing within
+            `TIMEOUT_S` seconds.
         tf.errors.UnavailableError: another worker has ended.
     """
-    if _has_several(strategy):
-        with tf.init_scope():
-            compare_workers(replicas_lib.of(strategy), name, facts)
+    if not _has_several(strategy):
+        return
+    replicas = replicas_lib.of(strategy)
+    survivors.watch(replicas)
+    mine = {**facts(), _PROGRAM: program()}
+    try:
+        with tf.init_scope(), waits.together(replicas, f"build {name}"):
+            _compare(replicas, name, mine, TIMEOUT_S)
+    except key_value_store.Late as late:
+        raise RuntimeError(
+            f"Worker {late.worker} has not built {name} within {TIMEOUT_S} s "
+            "of this one. All workers must build the same layers in the same "
+            "order."
+        ) from None
+
+
+def compare_actions(strategy: tf.distribute.Strategy, name: str) -> None:
+    """Compares what this worker is about to do with what the others are.
+
+    All do it, or build a layer, in one order. A worker that comes late is not
+    waited for longer than some seconds.
+
+    Args:
+        strategy: the strategy of the workers, if it has several.
+        name: what one of their replicas does, for the first time.
+
+    Raises:
+        RuntimeError: another worker does something else.
+        tf.errors.UnavailableError: another worker has ended.
+    """
+    # Without timeouts one that never comes would be waited for.
+    if _has_several(strategy) and key_value_store.has_timeouts():
+        with tf.init_scope(), contextlib.suppress(key_value_store.Late):
+            _compare(replicas_lib.of(strategy), name, {}, _CALL_TIMEOUT_S)
 
 
 def _has_several(strategy: tf.distribute.Strategy) -> bool:
@@ -84,93 +118,12 @@ def _has_several(strategy: tf.distribute.Strategy) -> bool:
     )
 
 
-def compare_workers(
-    replicas: Replicas, name: str, facts: Callable[[], Facts]
-) -> None:
-    """Compares what this worker is about to build with what the others are.
-
-    Only a digest is sent, unless there is a difference to be named.
-
-    Args:
-        replicas: the replicas.
-        name: what is being built.
-        facts: returns what it is.
-
-    Raises:
-        RuntimeError: another worker builds something else, or nothing within
-            `TIMEOUT_S` seconds.
-        tf.errors.UnavailableError: another worker has ended.
-    """
-    if replicas.workers == 1:
-        return
-    survivors.watch(replicas)
-    prefix = _next_prefix(replicas)
-    try:
-        with waits.reported(replicas, f"build {name}", prefix):
-            _compare(
-                replicas,
-                prefix,
-                name,
-                {**facts(), _PROGRAM: program()},
-                TIMEOUT_S,
-            )
-    except key_value_store.Late as late:
-        raise RuntimeError(
-            f"Worker {late.worker} has not built {name} within {TIMEOUT_S} s "
-            "of this one. All workers must build the same layers in the same "
-            "order."
-        ) from None
-
-
-def compare_actions(replicas: Replicas, name: str) -> None:
-    """Compares what this worker is about to do with what the others are.
-
-    All do it, or build a layer, in one order. A worker that comes late is not
-    waited for longer than some seconds.
-
-    Args:
-        replicas: the replicas.
-        name: what is done, for the first time.
-
-    Raises:
-        RuntimeError: another worker does something else.
-        tf.errors.UnavailableError: another worker has ended.
-    """
-    # Without timeouts one that never comes would be waited for.
-    if replicas.workers > 1 and key_value_store.has_timeouts():
-        with contextlib.suppress(key_value_store.Late):
-            prefix = _next_prefix(replicas)
-            _compare(replicas, prefix, name, {}, _CALL_TIMEOUT_S)
-
-
-def compare_actions_under(strategy: tf.distribute.Strategy, name: str) -> None:
-    """Compares what one of a strategy's replicas is about to do, if it is one.
-
-    Args:
-        strategy: the strategy.
-        name: see `compare_actions`.
-
-    Raises:
-        RuntimeError: see `compare_actions`.
-        tf.errors.UnavailableError: another worker has ended.
-    """
-    if _has_several(strategy):
-        replicas = replicas_lib.of(strategy)
-        if replicas.current(name) is not None:
-            with tf.init_scope():
-                compare_actions(replicas, name)
-
-
-def _next_prefix(replicas: Replicas) -> str:
-    """The prefix of the keys of the process's next handshake."""
-    # The coordination service of the workers keeps values by key.
-    return f"tfrs_embed/{replicas.group}/{replicas.count('handshakes')}"
-
-
 def _compare(
-    replicas: Replicas, prefix: str, name: str, facts: Facts, timeout: float
+    replicas: Replicas, name: str, facts: Facts, timeout: float
 ) -> None:
-    me = replicas.worker
+    me, number = replicas.worker, replicas.count("handshakes")
+    # The coordination service of the workers keeps values by key.
+    prefix = f"tfrs_embed/{replicas.group}/{number}"
     ordered = json.dumps(facts, sort_keys=True)
     mine = [name, hashlib.sha256(ordered.encode()).hexdigest()]
     key_value_store.send(f"{prefix}/{me}", json.dumps(mine))
@@ -190,8 +143,7 @@ def _compare(
             _linger(replicas, prefix)
             raise RuntimeError(
                 "All workers must build the same layers, and call them, in the "
-                f"same order. Here, on worker {me}, number "
-                f"{prefix.rpartition('/')[2]} is {name}. "
+                f"same order. Here, on worker {me}, number {number} is {name}. "
                 f"On worker {worker} it is {theirs[0]}."
             )
         key = f"{prefix}/facts/{worker}"

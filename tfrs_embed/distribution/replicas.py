@@ -22,8 +22,8 @@ from tfrs_embed.graphs import TracedOnce
 # TensorFlow numbers its own collectives upwards from 100, one per step and
 # collective; ours have keys of their own.
 _FIRST_INSTANCE_KEY = 1 << 30
-# An instance key is bound to one shape: each channel has a key for each bucket.
-_BUCKETS = 512
+#: An instance key is bound to one shape: each channel has a key for each bucket.
+BUCKETS = 512
 # TensorFlow numbers its own groups upwards from 1, one per set of devices.
 _FIRST_GROUP_KEY = 1 << 20
 # From here on collectives between the logical CPUs of one process return wrong
@@ -220,7 +220,7 @@ class Replicas:
         """
         first = _numbers["channels"]
         _numbers["channels"] += channels
-        assert _FIRST_INSTANCE_KEY + _numbers["channels"] * _BUCKETS < 2**31
+        assert _FIRST_INSTANCE_KEY + _numbers["channels"] * BUCKETS < 2**31
         return first
 
     def allocate_groups(self, number: int) -> int:
@@ -413,7 +413,7 @@ class Replicas:
         if group is None:
             group = Group(launcher._group_key, launcher._group_size)
         key = (
-            _FIRST_INSTANCE_KEY + channel * _BUCKETS + tf.cast(bucket, tf.int32)
+            _FIRST_INSTANCE_KEY + channel * BUCKETS + tf.cast(bucket, tf.int32)
         )
         with tf.device(launcher._device):
             return op(

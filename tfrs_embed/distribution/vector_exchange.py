@@ -85,45 +85,15 @@ class VectorExchange:
             bags: the bags of all features.
             weighted: which of all features have weights.
         """
-        values = [0] * len(bags)
+        values = ["another number of ids, or one not known"] * len(bags)
         for i in mine:
-            values[i] = 2 * (bags[i].bag_size or 0) + weighted[i]
-        return Facts(values, self._unlike)
-
-    def _unlike(self, feature: tf.Tensor, facts: tf.Tensor) -> tf.Tensor:
-        """Says that replicas differ in the bags of a feature."""
-
-        def said(rank: tf.Tensor) -> tf.Tensor:
-            fact = facts[rank]
-            size = tf.strings.as_string(fact // 2)
-            known = tf.strings.join(
-                [
-                    size,
-                    " ids in each bag, ",
-                    tf.where(fact % 2 > 0, "with weights", "without weights"),
-                ]
-            )
-            return tf.where(
-                fact > 0, known, "another number of ids, or one not known"
-            )
-
-        one, other = tf.argmax(facts), tf.argmin(facts)
-        names = [str(feature) for feature in self._features]
-        return tf.strings.join(
-            [
-                f"{self._name}: all replicas must give a feature bags of the "
-                "same number of ids when tracing, or all of an unknown one. ",
-                tf.gather(names, feature),
-                " has ",
-                said(one),
-                " on the replica of rank ",
-                tf.strings.as_string(one),
-                ", and ",
-                said(other),
-                " on that of rank ",
-                tf.strings.as_string(other),
-                ".",
-            ]
+            weights = "with weights" if weighted[i] else "without weights"
+            values[i] = f"{bags[i].bag_size} ids in each bag, {weights}"
+        return Facts(
+            f"{self._name}: all replicas must give a feature bags of the same "
+            "number of ids when tracing, or all of an unknown one.",
+            [str(feature) for feature in self._features],
+            values,
         )
 
     def send_bags(

@@ -42,28 +42,7 @@ def together(replicas: Replicas, action: str) -> Iterator[None]:
     if replicas.workers == 1:
         yield
         return
-    prefix = f"tfrs_embed/{replicas.group}/wait/{replicas.count('waits')}"
-    with reported(replicas, action, prefix, announced=True):
-        yield
-
-
-@contextlib.contextmanager
-def reported(
-    replicas: Replicas, action: str, prefix: str, announced: bool = False
-) -> Iterator[None]:
-    """Logs a warning, once, if other workers don't come for `AFTER_S` seconds.
-
-    Args:
-        replicas: the workers' replicas.
-        action: what all workers do, "read 'movies/parameters'".
-        prefix: each worker that has come leaves a text under
-            `<prefix>/<worker>` in the key-value store.
-        announced: whether this text is the worker's action, left here.
-
-    Yields:
-        Nothing.
-    """
-    wait = _Wait(replicas, action, prefix, announced)
+    wait = _Wait(replicas, action)
     # The service that has the store may not answer: only this thread waits.
     threading.Thread(target=wait.watch, daemon=True).start()
     try:
@@ -73,16 +52,14 @@ def reported(
 
 
 class _Wait:
-    """A wait for other workers; the arguments are those of `reported`."""
+    """A wait for other workers; the arguments are those of `together`."""
 
-    def __init__(
-        self, replicas: Replicas, action: str, prefix: str, announced: bool
-    ) -> None:
+    def __init__(self, replicas: Replicas, action: str) -> None:
         self.ended = threading.Event()
         self._replicas = replicas
         self._action = action
-        self._prefix = prefix
-        self._announced = announced
+        number = replicas.count("waits")
+        self._prefix = f"tfrs_embed/{replicas.group}/wait/{number}"
 
     def watch(self) -> None:
         """Reports the wait if it takes long."""
@@ -92,13 +69,11 @@ class _Wait:
         # Where the service has ended, what waits fails and says why.
         with contextlib.suppress(tf.errors.OpError):
             mine = f"{self._prefix}/{self._replicas.worker}"
-            if self._announced:
-                key_value_store.send(mine, self._action)
+            key_value_store.send(mine, self._action)
             if not self.ended.wait(AFTER_S - first):
                 self._report()
             self.ended.wait()
-            if self._announced:
-                key_value_store.remove(mine)
+            key_value_store.remove(mine)
 
     def _report(self) -> None:
         found = list(self._causes())
@@ -130,5 +105,5 @@ class _Wait:
             except key_value_store.Late:
                 yield f"{name} has not come to it"
                 continue
-            if self._announced and text != self._action:
+            if text != self._action:
                 yield f"{name} waits to {text}"

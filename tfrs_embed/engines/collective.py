@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed import descriptions, graphs
+from tfrs_embed import graphs
 from tfrs_embed._tensorflow import save_context
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import handshake, replicas
@@ -99,10 +99,6 @@ class CollectiveEngine(Engine, Pipelined, Together):
         if self._step is not None:
             return
         with tf.init_scope():
-            # First: what differs must not allocate channels.
-            handshake.compare_workers(
-                self._replicas, f"the tables of {self._name}", self._describe
-            )
             self._shards = [
                 self._make_shard(rank, device)
                 for rank, device in zip(
@@ -166,21 +162,6 @@ class CollectiveEngine(Engine, Pipelined, Together):
         else:
             added = tf.stack([tf.convert_to_tensor(n, tf.int64) for n in sent])
         self._traffic[replica].assign_add(added)
-
-    def _describe(self) -> handshake.Facts:
-        """The facts about the tables that all workers must share."""
-        tables = [s.spec for s in self.states.values()]
-        return {
-            "": {
-                "engine": type(self).__name__,
-                "pipelined": self._pipelined,
-                "communication_dtype": self._wire.name,
-                "tables": [t.name for t in tables],
-                "features": [f.name for f in self.features],
-            },
-            **descriptions.of_tables(tables, self.optimizers),
-            **descriptions.of_features(self.features),
-        }
 
     def _make_shard(self, rank: int, device: str | None) -> Shard:
         """Makes the shard of one of this process's replicas."""
@@ -350,10 +331,9 @@ class CollectiveEngine(Engine, Pipelined, Together):
         """
         if action not in self._compared:
             self._compared.add(action)
-            with tf.init_scope():
-                handshake.compare_actions(
-                    self._replicas, f"{action} of {self._name}"
-                )
+            handshake.compare_actions(
+                self._strategy, f"{action} of {self._name}"
+            )
 
     def lookup(
         self,

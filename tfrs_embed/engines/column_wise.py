@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.distribution import bag_exchange, handshake
+from tfrs_embed.distribution import bag_exchange
 from tfrs_embed.distribution.bag_exchange import BagExchange
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.engines import column_slices
@@ -64,11 +64,6 @@ class ColumnWiseEngine(CollectiveEngine):
         mine = [t for s in self.slices if (t := s.on(rank)) is not None]
         optimizers = {t.name: self.optimizers[t.name] for t in mine}
         return Shard(mine, optimizers, self._pipelined, device)
-
-    def _describe(self) -> handshake.Facts:
-        facts = super()._describe()
-        places = {s.table.name: list(s.ranks) for s in self.slices}
-        return {**facts, "": {**facts[""], "places": places}}
 
     def _build(self) -> None:
         pieces = [

@@ -228,13 +228,15 @@ class TableHolder(Layer):
 
     def _describe(self) -> handshake.Facts:
         """The facts about the tables that all workers must share."""
-        spec = self._spec
+        spec, arguments = self._spec, self._arguments
         facts: handshake.Facts = {
             "": {
                 "class": type(self).__name__,
-                "invalid_ids": self._arguments.invalid_ids,
+                "invalid_ids": arguments.invalid_ids,
                 "dtype": self.compute_dtype,
                 "trainable": self.trainable,
+                "pipelined": arguments.pipeline_execution_with_tensor_core,
+                "communication_dtype": arguments.sent_as,
                 "tables": [t.name for t in spec.tables],
                 "features": [f.name for f in spec.features],
             },
@@ -248,8 +250,9 @@ class TableHolder(Layer):
         return facts
 
     def _make_tables(self) -> None:
-        # First: variables of several workers are made together.
-        handshake.compare_workers_under(
+        # First: variables of several workers are made together, and what
+        # differs must not allocate channels of collectives.
+        handshake.compare_workers(
             self._strategy, f"Layer '{self.name}'", self._describe
         )
         with (

@@ -211,13 +211,14 @@ class TableLayer(TableHolder):
             training = record.could_possibly_record()
         self._make_tables_if_ready()
         consensus = None
-        if engine is None and not self._compared:
+        if engine is None:
             # Engines do so themselves.
-            self._compared = True
-            handshake.compare_actions_under(
-                self._strategy, f"a lookup of Layer '{self.name}'"
-            )
-        elif engine is not None and engine.together is not None:
+            if not self._compared and strategies.in_replica(self._strategy):
+                self._compared = True
+                handshake.compare_actions(
+                    self._strategy, f"a lookup of Layer '{self.name}'"
+                )
+        elif engine.together is not None:
             consensus = engine.together.consensus(bool(training))
         all_bags = self._to_bags(inputs, training, consensus)
         lookups = inputs.lookups
