@@ -276,10 +276,10 @@ def test_layers_called_in_another_order_are_an_error(strategy):
 @pytest.mark.parametrize(
     ("size", "weighted", "said"),
     [
-        (30, False, "30 ids in each bag, without weights.*and 60 ids"),
-        (60, True, "60 ids in each bag, with weights.*and 60 .*without"),
+        (30, False, "30 ids in each bag, without weights.* has 60 ids"),
+        (60, True, "60 ids in each bag, with weights.* has 60 .*without"),
         # So few that rows are exchanged.
-        (2, False, "another number of ids.*and 60 ids in each bag"),
+        (2, False, "another number of ids.* has 60 ids in each bag"),
     ],
     ids=["size", "weights", "rows"],
 )

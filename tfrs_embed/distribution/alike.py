@@ -24,9 +24,10 @@ class Facts(NamedTuple):
     """Facts about the messages of one replica.
 
     Attributes:
-        rule: what all replicas must do, for the facts to be the same.
+        rule: the error's first words: what all replicas must do.
         names: what errors call that of which each fact is.
-        values: the facts; as many on each replica.
+        values: the facts, which "the replica of rank 0" is the subject of; as
+            many on each replica.
     """
 
     rule: str
@@ -65,21 +66,6 @@ def gather_texts(
     return tf.reshape(found, [replicas.world, len(texts)])
 
 
-def first_difference(texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The place of the first text that differs between replicas, and a rank.
-
-    Args:
-        texts: [world, n], by rank.
-
-    Returns:
-        The place, and the rank of the first replica that has another text there
-        than that of rank 0; scalars int64.
-    """
-    differs = tf.cast(tf.not_equal(texts, texts[:1]), tf.int32)
-    place = tf.argmax(tf.reduce_max(differs, 0))
-    return place, tf.argmax(differs[:, place])
-
-
 def fail(
     replicas: Replicas,
     replica: int,
@@ -103,20 +89,23 @@ def fail(
         The result, which does not exist when running.
 
     Raises:
-        tf.errors.InvalidArgumentError: says which fact differs.
+        tf.errors.InvalidArgumentError: names the first fact that differs, and
+            the first rank whose fact is another than that of rank 0.
     """
     texts = gather_texts(replicas, replica, facts.values, channel)
-    place, rank = first_difference(texts)
+    differs = tf.cast(tf.not_equal(texts, texts[:1]), tf.int32)
+    place = tf.argmax(tf.reduce_max(differs, 0))
+    rank = tf.argmax(differs[:, place])
     text = tf.strings.join(
         [
-            f"{facts.rule} ",
+            facts.rule,
             tf.gather([*facts.names], place),
-            " has ",
+            ": the replica of rank 0 ",
             texts[0, place],
-            " on the replica of rank 0, and ",
-            texts[rank, place],
-            " on that of rank ",
+            ", that of rank ",
             tf.strings.as_string(rank),
+            " ",
+            texts[rank, place],
             ".",
         ]
     )

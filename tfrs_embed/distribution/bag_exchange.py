@@ -17,14 +17,10 @@ from tfrs_embed.distribution import alike, bag_messages
 from tfrs_embed.distribution.alike import Facts, agreed_max
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
-from tfrs_embed.distribution.traffic import Sent
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.stock import Stock
-
-#: Collective channels that an exchange uses.
-CHANNELS = 3 + alike.CHANNELS
 
 
 class BagsReceived(NamedTuple):
@@ -34,8 +30,6 @@ class BagsReceived(NamedTuple):
         bags: of each piece that this replica holds, the bags that all replicas
             ask for, rank after rank.
         counts: [pieces here, world] int32, how many each replica asks for.
-        sizes: [pieces] int32, the words that this replica asks with for each
-            piece.
         floats: [pieces] int32, how many numbers each piece's vectors have, of
             those that this replica asks for, in units.
         capacity: scalar int32, the units of a message of vectors.
@@ -45,7 +39,6 @@ class BagsReceived(NamedTuple):
 
     bags: list[BaggedIds]
     counts: tf.Tensor
-    sizes: tf.Tensor
     floats: tf.Tensor
     capacity: tf.Tensor
     bucket: tf.Tensor
@@ -57,7 +50,6 @@ class BagExchange:
 
     Args:
         replicas: the replicas.
-        channel: the first of `CHANNELS` collective channels.
         pieces: the pieces of all features on all replicas.
         name: whose they are, for errors.
         features: what errors call each feature.
@@ -68,7 +60,6 @@ class BagExchange:
     def __init__(
         self,
         replicas: Replicas,
-        channel: int,
         pieces: Sequence[Piece],
         name: str,
         features: Sequence[str],
@@ -76,7 +67,7 @@ class BagExchange:
     ) -> None:
         self._replicas = replicas
         self._wire = wire
-        self._channel = channel
+        self._channel = replicas.allocate(3 + alike.CHANNELS)
         self._name = name
         self._features = tuple(features)
         #: In the order of messages: by rank, then by feature.
@@ -123,10 +114,12 @@ class BagExchange:
             ],
             Facts(
                 f"{self._name}: all replicas must give weights to the same "
-                "features in a step.",
+                "features in a step. ",
                 [self._features[i] for i in used],
                 [
-                    "no weights" if bags[i].weights is None else "weights"
+                    "has no weights"
+                    if bags[i].weights is None
+                    else "has weights"
                     for i in used
                 ],
             ),
@@ -143,10 +136,10 @@ class BagExchange:
         received, counts = bag_messages.read(
             operations, self.here(replica), bags, message, words
         )
+        self._count_least(replica, bags, heads.sizes, floats)
         return BagsReceived(
             received,
             counts,
-            heads.sizes,
             floats,
             capacity,
             bucket,
@@ -254,38 +247,33 @@ class BagExchange:
             for part, piece in zip(parts, mine, strict=True)
         ]
 
-    def sent_by_lookup(
+    def _count_least(
         self,
         replica: int,
         bags: Sequence[BaggedIds],
-        received: BagsReceived,
-    ) -> Sent:
-        """What `send_bags`, the first collective too, and `send_vectors` sent.
+        sizes: tf.Tensor,
+        floats: tf.Tensor,
+    ) -> None:
+        """Counts ids, and what a step needs for them without padding.
 
         Args:
             replica: the local replica that calls.
             bags: each feature's bags.
-            received: what `send_bags` returned.
+            sizes: [pieces] int32, the words that it asks with for each piece.
+            floats: see `BagsReceived`.
         """
-        others = self._replicas.world - 1
-        words = tf.cast(bucket_of(received.words)[0], tf.int64)
         # The pieces that this replica holds need no message.
         rank = self._replicas.ranks[replica]
-        remote = tf.constant([p.rank != rank for p in self.pieces])
-        sizes, floats = (
-            tf.cast(n, tf.int64) for n in (received.sizes, received.floats)
+        remote = tf.constant([int(p.rank != rank) for p in self.pieces])
+        number = 2 * self._wire.size * self.unit
+        words, units = (
+            tf.cast(tf.reduce_sum(remote * n), tf.int64)
+            for n in (sizes, floats)
         )
-        needed = 4 * sizes + 2 * self._wire.size * self.unit * floats
-        needed = tf.reduce_sum(tf.where(remote, needed, tf.zeros_like(needed)))
-        ids = tf.add_n([tf.size(b.ids, tf.int64) for b in bags])
-        vectors = self.sent_by_update(received).bytes
-        return Sent(3, 4 * others * words + vectors, needed, ids)
-
-    def sent_by_update(self, received: BagsReceived) -> Sent:
-        """What `send_gradients` has sent, or `send_vectors`."""
-        others = self._replicas.world - 1
-        capacity = tf.cast(received.capacity, tf.int64)
-        return Sent(1, self._wire.size * others * self.unit * capacity)
+        self._replicas.sent[replica].add(
+            least=4 * words + number * units,
+            unique=tf.add_n([tf.size(b.ids, tf.int64) for b in bags]),
+        )
 
     def _operations(self, replica: int, training: bool) -> Stock:
         """The operations where a local replica is."""

@@ -113,10 +113,12 @@ class ReplicaConsensus(Consensus):
         )
         self._longest = worst[5 : 5 + len(sizes)]
 
-        def fail() -> tf.Tensor:
-            failed = tf.debugging.Assert(False, [self._disorder()])
-            with tf.control_dependencies([failed] if failed else []):
-                return tf.constant(False)
+        order = Facts(
+            "All replicas must call the same layers in the same order; these "
+            "wait for each other",
+            [""],
+            [f"in {self._doing}"],
+        )
 
         def decide() -> tf.Tensor:
             if begun is None:
@@ -124,44 +126,25 @@ class ReplicaConsensus(Consensus):
             return tf.cond(
                 tf.equal(worst[3], -worst[4]),
                 lambda: worst[0] < 1,
-                lambda: alike.fail(
-                    self._replicas,
-                    self._replica,
-                    begun.facts,
-                    self._replicas.verdict_channel + 1,
-                    tf.constant(False),
-                ),
+                lambda: self._fail(begun.facts),
             )
 
-        together = tf.equal(worst[1], -worst[2])
-        return tf.cond(together, decide, fail)
+        return tf.cond(
+            tf.equal(worst[1], -worst[2]), decide, lambda: self._fail(order)
+        )
 
-    def _disorder(self) -> tf.Tensor:
-        """Says what the first replica does, and one that does another thing."""
-        texts = self._gather(self._doing)
-        _, other = alike.first_difference(texts)
-        return tf.strings.join(
-            [
-                "All replicas must call the same layers in the same order; "
-                "these wait for each other: the replica of rank 0 in ",
-                texts[0, 0],
-                ", that of rank ",
-                tf.strings.as_string(other),
-                " in ",
-                texts[other, 0],
-                ".",
-            ]
+    def _fail(self, facts: Facts) -> tf.Tensor:
+        """Fails as these facts differ; see `alike.fail`."""
+        channel = self._replicas.verdict_channel + 1
+        return alike.fail(
+            self._replicas, self._replica, facts, channel, tf.constant(False)
         )
 
     def text(self, text: tf.Tensor) -> tf.Tensor:
-        texts = self._gather(text)[:, 0]
+        channel = self._replicas.verdict_channel + 1
+        texts = alike.gather_texts(
+            self._replicas, self._replica, [text], channel
+        )[:, 0]
         rank = tf.argmax(tf.cast(tf.not_equal(texts, ""), tf.int32))
         said = ["On the replica of rank ", tf.strings.as_string(rank), ": "]
         return tf.strings.join([*said, texts[rank]])
-
-    def _gather(self, text: Any) -> tf.Tensor:
-        """The replicas' texts, [world, 1], by rank."""
-        channel = self._replicas.verdict_channel + 1
-        return alike.gather_texts(
-            self._replicas, self._replica, [text], channel
-        )

@@ -32,10 +32,6 @@ class Received(NamedTuple):
         num_rows: scalar int32, how many come back, padding included.
         capacity: scalar int32.
         bucket: scalar int32, the capacity's number.
-        keys: scalar int64, the keys that this replica sends to others, padding
-            included.
-        needed: scalar int64, the same without padding.
-        heads: how many numbers of keys it sends beside `keys`.
         table_of: [world * capacity] int32, the table of each row, if tables
             have keys that only differ by it; that of padding is 0.
         keyed: of tables that give rows to keys, the rows that were found, or
@@ -50,9 +46,6 @@ class Received(NamedTuple):
     num_rows: tf.Tensor
     capacity: tf.Tensor
     bucket: tf.Tensor
-    keys: tf.Tensor
-    needed: tf.Tensor
-    heads: int
     table_of: tf.Tensor | None = None
     keyed: Any = None
     collected: Collected | None = None
@@ -120,16 +113,7 @@ class Exchange:
                 ends = tf.cumsum(tf.cast(routed.counts[0], tf.int32))
                 table_of = bag_of_id(tf.concat([[0], ends], 0))
             return Received(
-                routed.row,
-                place,
-                place,
-                size,
-                size,
-                zero,
-                zero,
-                zero,
-                0,
-                table_of,
+                routed.row, place, place, size, size, zero, table_of
             )
         capacity, bucket = bucket_of(longest)
         operations = backend.of(self._replicas.devices[replica], training)
@@ -138,7 +122,6 @@ class Exchange:
             replica, message, self._channel + KEYS, bucket
         )
         rows, table_of, places = operations.read_keys(message, capacity, tables)
-        mine = routed.counts[self._replicas.ranks[replica]]
         return Received(
             rows,
             places,
@@ -146,9 +129,6 @@ class Exchange:
             world * capacity,
             capacity,
             bucket,
-            (world - 1) * tf.cast(capacity, tf.int64),
-            tf.reduce_sum(routed.counts) - tf.reduce_sum(mine),
-            (world - 1) * tables,
             table_of if tables > 1 else None,
         )
 
@@ -159,18 +139,7 @@ class Exchange:
         values: tf.Tensor,
         kind: int,
     ) -> tf.Tensor:
-        """Sends what belongs to keys, after these.
-
-        Args:
-            replica: the local replica that calls.
-            asked: what `send_keys` returned.
-            values: by the kind of message.
-            kind: `ROWS`: answers with the rows asked for, [..., dim], and
-                returns the answers. `GRADIENTS`: sends the answers' gradients
-                back, and returns those of the rows. `COUNTS`: sends how often
-                each unique key occurred, [u] int64, to its shard, and returns
-                the counts of the rows asked for; padding is 0.
-        """
+        """Sends what belongs to keys, as it is; see `RowExchange.send`."""
         if self._replicas.world == 1:
             return values
         if kind == COUNTS:

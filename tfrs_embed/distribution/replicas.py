@@ -7,6 +7,7 @@ the same on all devices, without which they deadlock.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 import weakref
@@ -17,12 +18,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import cross_device_ops
+from tfrs_embed.distribution.traffic import Sent
 from tfrs_embed.graphs import TracedOnce
 
 # TensorFlow numbers its own collectives upwards from 100, one per step and
 # collective; ours have keys of their own.
 _FIRST_INSTANCE_KEY = 1 << 30
-#: An instance key is bound to one shape: each channel has a key for each bucket.
+#: An instance key is bound to one shape: a channel has a key for each bucket.
 BUCKETS = 512
 # TensorFlow numbers its own groups upwards from 1, one per set of devices.
 _FIRST_GROUP_KEY = 1 << 20
@@ -87,13 +89,16 @@ class Replicas:
         self._strategy = weakref.ref(strategy)
         self._ranks: list[int] | None = None
         self._ids_by_rank: list[int] = list(range(self.world))
-        self._verdict_channel: int | None = None
         self._launchers = [None] if self.world == 1 else _launchers(strategy)
         self.local = len(self._launchers)
         self.devices: list[str | None] = [
             None if launcher is None else launcher._device
             for launcher in self._launchers
         ]
+        #: The first of the channels of all verdicts and their texts.
+        self.verdict_channel = self.allocate(2)
+        #: What each local replica sends, while `counting`.
+        self.sent = [Sent() for _ in self._launchers]
 
     @property
     def workers(self) -> int:
@@ -197,21 +202,6 @@ class Replicas:
         with tf.init_scope():
             return [found.numpy().tolist() for found in TracedOnce(gather)()]
 
-    def count_layer(self) -> int:
-        """Numbers a layer whose replicas will decide together.
-
-        All workers must ask in the same order.
-        """
-        if self._verdict_channel is None:
-            self._verdict_channel = self.allocate(3)
-        return self.count("layers")
-
-    @property
-    def verdict_channel(self) -> int:
-        """The first of the channels of all verdicts, their texts and facts."""
-        assert self._verdict_channel is not None, "no layer has a number"
-        return self._verdict_channel
-
     def allocate(self, channels: int) -> int:
         """Reserves instance keys for `channels` collectives; returns the first.
 
@@ -284,6 +274,16 @@ class Replicas:
                 "for it, without an error if it calls no other layer.",
                 stacklevel=2,
             )
+
+    @contextlib.contextmanager
+    def counting(self, replica: int) -> Iterator[Sent]:
+        """Counts what a local replica sends meanwhile."""
+        sent = Sent(tf.compat.v1.get_default_graph())
+        self.sent[replica] = sent
+        try:
+            yield sent
+        finally:
+            self.sent[replica] = Sent()
 
     def all_to_all(
         self,
@@ -391,11 +391,18 @@ class Replicas:
         """Launches a collective that moves values, and changes none."""
         if self.world == 1:
             return values
+        number = values.shape.num_elements()
+        sent = tf.size(values, tf.int64) if number is None else number
+        sent = values.dtype.size * sent
+        if op is tf.raw_ops.CollectiveAllToAllV2:
+            world = self.world if group is None else group.size
+            sent = sent // world * (world - 1)
+        self.sent[replica].add(bytes=sent)
         if values.dtype == tf.bfloat16:
             # TensorFlow gathers none. No bit of what is sent changes, so that
             # it may be of another dtype.
-            sent = tf.bitcast(values, tf.float16)
-            found = self._launch(op, replica, sent, channel, bucket, group)
+            values = tf.bitcast(values, tf.float16)
+            found = self._launch(op, replica, values, channel, bucket, group)
             return tf.bitcast(found, tf.bfloat16)
         return self._launch(op, replica, values, channel, bucket, group)
 
@@ -410,6 +417,7 @@ class Replicas:
         **attributes: Any,
     ) -> tf.Tensor:
         launcher: Any = self._launchers[replica]
+        self.sent[replica].add(1)
         if group is None:
             group = Group(launcher._group_key, launcher._group_size)
         key = (

@@ -8,7 +8,8 @@ messages are fewer and longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -23,7 +24,6 @@ from tfrs_embed.distribution.exchange import (
 from tfrs_embed.distribution.exchange_kind import first_stage
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.distribution.subgroups import Subgroups
-from tfrs_embed.distribution.traffic import Sent
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
@@ -47,11 +47,7 @@ class RowExchange:
 
     Attributes:
         num_sizes: how many sizes a replica has.
-        stages: the number of stages. Each is a collective for each group and
-            kind of message, and one more on the messages' sizes.
     """
-
-    stages = 1
 
     def __init__(
         self,
@@ -110,6 +106,15 @@ class RowExchange:
         Returns:
             What the others asked of this replica.
         """
+        if self._replicas.world > 1:
+            rank = self._replicas.ranks[replica]
+            for i, routed in routes.items():
+                dim, wire = self._groups[i]
+                size = 8 + (wire.size + self._wire.size) * dim
+                mine = tf.reduce_sum(routed.counts[rank])
+                self._replicas.sent[replica].add(
+                    least=size * (tf.reduce_sum(routed.counts) - mine)
+                )
         return {
             i: self._exchanges[i].send_keys(
                 replica, routed, longest[i], training
@@ -117,111 +122,37 @@ class RowExchange:
             for i, routed in routes.items()
         }
 
-    def _send(
+    def send(
         self,
         replica: int,
         received: Mapping[int, Received],
         values: Mapping[int, tf.Tensor],
         kind: int,
     ) -> dict[int, tf.Tensor]:
-        """Sends messages of one kind; see `Exchange.send`."""
-        return {
+        """Sends what belongs to keys, after these.
+
+        Args:
+            replica: the local replica that calls.
+            received: what `send_keys` returned.
+            values: by the kind of message.
+            kind: `ROWS`: answers with the rows asked for, of the dtype that
+                they are sent as, and returns the answers, [`num_rows`, dim]. A
+                replica's own rows are rounded as those of the others are: one
+                id has one row on all. `GRADIENTS`: sends the answers' gradients
+                back, float32 or of the wire's dtype, rounded once in each
+                stage, and returns those of the rows, float32. `COUNTS`: sends
+                how often each unique key occurred, [u] int64, to its shard, and
+                returns the counts of the rows asked for; padding is 0.
+        """
+        if kind == GRADIENTS:
+            values = {i: self._wire.encode(v) for i, v in values.items()}
+        found = {
             i: self._exchanges[i].send(replica, asked, values[i], kind)
             for i, asked in received.items()
         }
-
-    def send_counts(
-        self,
-        replica: int,
-        received: Mapping[int, Received],
-        counts: Mapping[int, tf.Tensor],
-    ) -> dict[int, tf.Tensor]:
-        """Sends how often keys occurred; see `Exchange.send`."""
-        return self._send(replica, received, counts, COUNTS)
-
-    def send_rows(
-        self,
-        replica: int,
-        received: Mapping[int, Received],
-        rows: Mapping[int, tf.Tensor],
-    ) -> dict[int, tf.Tensor]:
-        """Answers with rows, and returns the answers.
-
-        Args:
-            replica: the local replica that calls.
-            received: what `send_keys` returned.
-            rows: those asked for, of the dtype that they are sent as.
-
-        Returns:
-            [`num_rows`, dim] of that dtype. A replica's own rows are rounded as
-            those of the others are: one id has one row on all.
-        """
-        return self._send(replica, received, rows, ROWS)
-
-    def send_gradients(
-        self,
-        replica: int,
-        received: Mapping[int, Received],
-        gradients: Mapping[int, tf.Tensor],
-    ) -> dict[int, tf.Tensor]:
-        """Sends the answers' gradients back, rounded once in each stage.
-
-        Args:
-            replica: the local replica that calls.
-            received: what `send_keys` returned.
-            gradients: [`num_rows`, dim] float32, or of the wire's dtype.
-
-        Returns:
-            Those of `rows`, float32.
-        """
-        encoded = {i: self._wire.encode(each) for i, each in gradients.items()}
-        sent = self._send(replica, received, encoded, GRADIENTS)
-        return {i: self._wire.decode(each) for i, each in sent.items()}
-
-    def sent_by_lookup(
-        self, routes: Mapping[int, Route], received: Mapping[int, Received]
-    ) -> Sent:
-        """What `send_keys` and `send_rows` have sent."""
-        if self._replicas.world == 1:
-            return Sent()
-        sent = Sent(
-            2 * self.stages * len(routes) + (self.stages - 1 if routes else 0)
-        )
-        for i, routed in routes.items():
-            dim, wire = self._groups[i]
-            row, gradient = wire.size * dim, self._wire.size * dim
-            of_group = received[i]
-            sent = sent.plus(
-                bytes=of_group.keys * (8 + row) + 8 * of_group.heads,
-                least=of_group.needed * (8 + row + gradient),
-                unique=tf.reduce_sum(routed.counts),
-            )
-        return sent
-
-    def sent_by_counts(self, received: Mapping[int, Received]) -> Sent:
-        """What `send_counts` has sent."""
-        return self._sent_once(received, lambda dim: 8)
-
-    def sent_by_update(self, received: Mapping[int, Received]) -> Sent:
-        """What `send_gradients` has sent."""
-        return self._sent_once(received, lambda dim: self._wire.size * dim)
-
-    def _sent_once(
-        self, received: Mapping[int, Received], size: Callable[[int], int]
-    ) -> Sent:
-        """What one message of each group has sent.
-
-        Args:
-            received: what `send_keys` returned.
-            size: returns a key's bytes, given its table's width.
-        """
-        if self._replicas.world == 1:
-            return Sent()
-        sent = Sent(self.stages * len(received))
-        for i, each in received.items():
-            dim, _ = self._groups[i]
-            sent = sent.plus(bytes=each.keys * size(dim))
-        return sent
+        if kind == GRADIENTS:
+            found = {i: self._wire.decode(v) for i, v in found.items()}
+        return found
 
 
 class TwoStages(RowExchange):
@@ -240,8 +171,6 @@ class TwoStages(RowExchange):
         size: the number of replicas in a group of the first stage.
         wire: what gradients are sent as.
     """
-
-    stages = 2
 
     def __init__(
         self,
@@ -287,9 +216,6 @@ class TwoStages(RowExchange):
             i: second._replace(
                 position=first.position,
                 num_rows=first.num_rows,
-                keys=first.keys + second.keys,
-                needed=first.needed + second.needed,
-                heads=first.heads + second.heads,
                 collected=Collected(first, collected[i], second),
             )
             for (i, first), second in zip(
@@ -297,57 +223,39 @@ class TwoStages(RowExchange):
             )
         }
 
-    def send_counts(
+    def send(
         self,
         replica: int,
         received: Mapping[int, Received],
-        counts: Mapping[int, tf.Tensor],
+        values: Mapping[int, tf.Tensor],
+        kind: int,
     ) -> dict[int, tf.Tensor]:
-        firsts, seconds = _stages(received)
-        found = super().send_counts(replica, firsts, counts)
-        sums = {}
-        for i, each in received.items():
-            first, routed, _ = _collected(each)
-            sums[i] = tf.math.unsorted_segment_sum(
-                tf.gather(found[i], first.places),
-                routed.index,
-                tf.size(routed.row),
-            )
-        return self._second.send_counts(replica, seconds, sums)
-
-    def send_rows(
-        self,
-        replica: int,
-        received: Mapping[int, Received],
-        rows: Mapping[int, tf.Tensor],
-    ) -> dict[int, tf.Tensor]:
-        firsts, seconds = _stages(received)
-        found = self._second.send_rows(replica, seconds, rows)
-        answers = {}
-        for i, each in received.items():
-            first, routed, second = _collected(each)
-            # Where nothing was asked for, any row will do.
-            place = tf.scatter_nd(
-                first.places[:, None],
-                tf.gather(second.position, routed.index),
-                [first.num_rows],
-            )
-            answers[i] = tf.gather(found[i], place)
-        return super().send_rows(replica, firsts, answers)
-
-    def send_gradients(
-        self,
-        replica: int,
-        received: Mapping[int, Received],
-        gradients: Mapping[int, tf.Tensor],
-    ) -> dict[int, tf.Tensor]:
-        firsts, seconds = _stages(received)
-        found = super().send_gradients(replica, firsts, gradients)
+        firsts, routes, seconds = _stages(received)
+        if kind == ROWS:
+            found = self._second.send(replica, seconds, values, kind)
+            answers = {}
+            for i, first in firsts.items():
+                # Where nothing was asked for, any row will do.
+                place = tf.scatter_nd(
+                    first.places[:, None],
+                    tf.gather(seconds[i].position, routes[i].index),
+                    [first.num_rows],
+                )
+                answers[i] = tf.gather(found[i], place)
+            return super().send(replica, firsts, answers, kind)
+        found = super().send(replica, firsts, values, kind)
         operations = backend.of(self._replicas.devices[replica], training=True)
         sums = {}
-        for i, each in received.items():
-            first, routed, second = _collected(each)
-            index = tf.gather(second.position, routed.index)
+        for i, first in firsts.items():
+            route, second = routes[i], seconds[i]
+            if kind == COUNTS:
+                sums[i] = tf.math.unsorted_segment_sum(
+                    tf.gather(found[i], first.places),
+                    route.index,
+                    tf.size(route.row),
+                )
+                continue
+            index = tf.gather(second.position, route.index)
             sums[i] = operations.sum_gradients_by_row(
                 [found[i]],
                 [BaggedIds.of_rows(index, first.places, first.num_rows)],
@@ -355,7 +263,7 @@ class TwoStages(RowExchange):
                 second.num_rows,
                 self._wire.dtype,
             )
-        return self._second.send_gradients(replica, seconds, sums)
+        return self._second.send(replica, seconds, sums, kind)
 
 
 def make(
@@ -380,17 +288,13 @@ def make(
     return RowExchange(replicas, groups, wire)
 
 
-def _collected(received: Received) -> Collected:
-    assert received.collected is not None, "the exchange has one stage"
-    return received.collected
-
-
 def _stages(
     received: Mapping[int, Received],
-) -> tuple[dict[int, Received], dict[int, Received]]:
-    """The first and the second stage of what was received."""
-    collected = {i: _collected(each) for i, each in received.items()}
-    return (
-        {i: each.first for i, each in collected.items()},
-        {i: each.second for i, each in collected.items()},
-    )
+) -> tuple[dict[int, Received], dict[int, Route], dict[int, Received]]:
+    """The first stage, its keys made unique, and the second, by group."""
+    stages: Any = {}, {}, {}
+    for i, each in received.items():
+        assert each.collected is not None, "the exchange has one stage"
+        for stage, value in zip(stages, each.collected, strict=True):
+            stage[i] = value
+    return stages

@@ -27,6 +27,7 @@ class Subgroups:
     ) -> None:
         self._replicas = replicas
         self.devices = replicas.devices
+        self.sent = replicas.sent
         self.world = size
         number = replicas.world // size
         first_key = replicas.allocate_groups(number)

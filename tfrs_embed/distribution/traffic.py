@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
+
+import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,34 +31,43 @@ class Traffic:
     unique_keys: int
 
 
-class Sent(NamedTuple):
-    """What part of a step adds to a replica's `Traffic`.
+class Sent:
+    """What a part of a replica's step adds to its `Traffic`.
 
-    Each is a number, or a scalar int64 tensor.
+    Collectives add themselves, with their bytes; what is known where they are
+    called adds the rest.
+
+    Args:
+        graph: the graph whose collectives are counted, not those of branches,
+            which fail; None: nothing is.
     """
 
-    collectives: Any = 0
-    bytes: Any = 0
-    least: Any = 0
-    unique: Any = 0
+    def __init__(self, graph: Any = None) -> None:
+        self._graph = graph
+        self._terms: list[list[Any]] = [[] for _ in Traffic.__annotations__]
 
-    def plus(
+    def add(
         self,
-        collectives: Any = 0,
+        collectives: int = 0,
         bytes: Any = 0,
         least: Any = 0,
         unique: Any = 0,
-    ) -> Sent:
-        """The sums of this and more."""
-        more = (collectives, bytes, least, unique)
-        # No operation is made for what adds nothing.
-        return Sent(
-            *(
-                b
-                if isinstance(a, int) and a == 0
-                else a
-                if isinstance(b, int) and b == 0
-                else a + b
-                for a, b in zip(self, more, strict=True)
-            )
-        )
+    ) -> None:
+        """Adds numbers, or scalars int64."""
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            return
+        added = (collectives, bytes, least, unique)
+        for terms, number in zip(self._terms, added, strict=True):
+            if not (isinstance(number, int) and number == 0):
+                terms.append(number)
+
+    def total(self) -> tf.Tensor | None:
+        """The sums, [4] int64; None: nothing was added."""
+        if not any(self._terms):
+            return None
+        sums = []
+        for terms in self._terms:
+            known = sum(n for n in terms if isinstance(n, int))
+            found = [n for n in terms if not isinstance(n, int)]
+            sums.append(tf.add_n([*found, tf.constant(known, tf.int64)]))
+        return tf.stack(sums)

@@ -16,7 +16,6 @@ import tensorflow as tf
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.distribution.alike import Facts
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
-from tfrs_embed.distribution.traffic import Sent
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops import backend, bag_matrix
 from tfrs_embed.ops.bag_matrix import BagColumns
@@ -34,15 +33,11 @@ class VectorsReceived(NamedTuple):
         bags: for each of them those of all replicas, rank after rank: of each
             bag the ids that this replica's shard has.
         rows: scalar int32, the bags of each rank, padding included.
-        words: scalar int64, those of a message of bags.
-        floats: scalar int64, the numbers of a message of vectors.
     """
 
     features: list[int]
     bags: list[BaggedIds]
     rows: tf.Tensor
-    words: tf.Tensor
-    floats: tf.Tensor
 
 
 class VectorExchange:
@@ -85,13 +80,13 @@ class VectorExchange:
             bags: the bags of all features.
             weighted: which of all features have weights.
         """
-        values = ["another number of ids, or one not known"] * len(bags)
+        values = ["has another number of ids, or one not known"] * len(bags)
         for i in mine:
             weights = "with weights" if weighted[i] else "without weights"
-            values[i] = f"{bags[i].bag_size} ids in each bag, {weights}"
+            values[i] = f"has {bags[i].bag_size} ids in each bag, {weights}"
         return Facts(
             f"{self._name}: all replicas must give a feature bags of the same "
-            "number of ids when tracing, or all of an unknown one.",
+            "number of ids when tracing, or all of an unknown one. ",
             [str(feature) for feature in self._features],
             values,
         )
@@ -120,7 +115,7 @@ class VectorExchange:
         tables = [self._features[i].table for i in mine]
         columns = [self._columns(i, bags[i]) for i in mine]
         rows = tf.cast(most, tf.int32)
-        matrix, words = self._gather(
+        matrix = self._gather(
             replica,
             bag_matrix.pack([bags[i] for i in mine], columns, rows),
             rows,
@@ -134,10 +129,8 @@ class VectorExchange:
             world,
             [(rank - self._first_ranks[t.name]) % world for t in tables],
         )
-        floats, _ = bucket_of(most * sum(t.dim for t in tables))
-        return VectorsReceived(
-            [*mine], found, rows, words, tf.cast(floats, tf.int64)
-        )
+        self._count_least(replica, mine, bags, columns)
+        return VectorsReceived([*mine], found, rows)
 
     def send_vectors(
         self,
@@ -202,7 +195,7 @@ class VectorExchange:
         mine = [bags[i].scaled(gradients[i]) for i in received.features]
         dims = [g.shape[1] for g in mine]
         padded = [tf.pad(g, [[0, rows - tf.shape(g)[0]], [0, 0]]) for g in mine]
-        matrix, _ = self._gather(
+        matrix = self._gather(
             replica,
             self._wire.encode(_beside(padded)),
             rows,
@@ -213,25 +206,22 @@ class VectorExchange:
         # As columns of one matrix, which kernels read without a copy.
         return tf.split(matrix, dims, 1) if len(dims) > 1 else [matrix]
 
-    def sent_by_lookup(
-        self, bags: Sequence[BaggedIds], received: VectorsReceived
-    ) -> Sent:
-        """What `send_bags` and `send_vectors` have sent."""
-        least, ids = [], []
+    def _count_least(
+        self,
+        replica: int,
+        mine: Sequence[int],
+        bags: Sequence[BaggedIds],
+        columns: Sequence[BagColumns],
+    ) -> None:
+        """Counts ids, and what a step needs for them without padding."""
         world, element = self._replicas.world, self._wire.size
-        for i in received.features:
+        for i, of_feature in zip(mine, columns, strict=True):
             numbers = element * world * self._features[i].table.dim
-            size = 4 * self._columns(i, bags[i]).width + numbers
-            least.append(size * tf.cast(bags[i].count, tf.int64))
-            ids.append(tf.size(bags[i].ids, tf.int64))
-        sent = (world - 1) * element * received.floats
-        return Sent(
-            2, 4 * received.words + sent, tf.add_n(least), tf.add_n(ids)
-        )
-
-    def sent_by_update(self, received: VectorsReceived) -> Sent:
-        """What `send_gradients` has sent."""
-        return Sent(1, self._wire.size * received.floats)
+            size = 4 * of_feature.width + numbers
+            self._replicas.sent[replica].add(
+                least=size * tf.cast(bags[i].count, tf.int64),
+                unique=tf.size(bags[i].ids, tf.int64),
+            )
 
     def _gather(
         self,
@@ -240,7 +230,7 @@ class VectorExchange:
         rows: tf.Tensor,
         width: int,
         channel: int,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> tf.Tensor:
         """Gathers the replicas' matrices, one below the other.
 
         Args:
@@ -251,7 +241,7 @@ class VectorExchange:
             channel: the collective's channel, of this exchange's.
 
         Returns:
-            [world * rows, width], and how many words each replica sent.
+            [world * rows, width].
         """
         world = self._replicas.world
         # A channel's shapes follow from the bucket alone, whatever the features
@@ -263,10 +253,7 @@ class VectorExchange:
             replica, flat, self._channel + channel, bucket
         )
         by_rank = tf.reshape(flat, [world, capacity])[:, : rows * width]
-        return (
-            tf.reshape(by_rank, [world * rows, width]),
-            tf.cast(capacity, tf.int64),
-        )
+        return tf.reshape(by_rank, [world * rows, width])
 
     def _columns(self, feature: int, bags: BaggedIds) -> BagColumns:
         assert bags.bag_size is not None

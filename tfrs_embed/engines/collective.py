@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -18,7 +19,7 @@ from tfrs_embed.distribution.consensus import (
     Prepare,
     ReplicaConsensus,
 )
-from tfrs_embed.distribution.traffic import Sent, Traffic
+from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.engines.engine import (
     Engine,
@@ -114,7 +115,7 @@ class CollectiveEngine(Engine, Pipelined, Together):
 
     def _build(self) -> None:
         """Creates the variables, now that all workers are to."""
-        self._number = self._replicas.count_layer()
+        self._number = self._replicas.count("layers")
         self._norms_channel = self._replicas.allocate(1)
         for rank, shard in zip(self._replicas.ranks, self._shards, strict=True):
             shard.build(
@@ -153,15 +154,17 @@ class CollectiveEngine(Engine, Pipelined, Together):
             for counters in self._traffic
         ]
 
-    def _count(self, replica: int, sent: Sent) -> None:
-        """Adds to a local replica's counters, if there are others."""
+    @contextlib.contextmanager
+    def _counting(self, replica: int) -> Iterator[None]:
+        """Adds what a local replica sends meanwhile to its counters."""
         if self._replicas.world == 1:
+            yield
             return
-        if all(isinstance(n, int) for n in sent):
-            added = tf.constant(sent, tf.int64)
-        else:
-            added = tf.stack([tf.convert_to_tensor(n, tf.int64) for n in sent])
-        self._traffic[replica].assign_add(added)
+        with self._replicas.counting(replica) as sent:
+            yield
+        added = sent.total()
+        if added is not None:
+            self._traffic[replica].assign_add(added)
 
     def _make_shard(self, rank: int, device: str | None) -> Shard:
         """Makes the shard of one of this process's replicas."""
@@ -280,7 +283,7 @@ class CollectiveEngine(Engine, Pipelined, Together):
         replica = self._replicas.current(self._name)
         if replica is None or self._replicas.world == 1:
             return None
-        self._count(replica, Sent(1))
+        self._traffic[replica].assign_add([1, 0, 0, 0])
         return self._consensus_on(
             _TRAINING_LOOKUP if training else _LOOKUP,
             functools.partial(self._prepare, training),
@@ -350,9 +353,10 @@ class CollectiveEngine(Engine, Pipelined, Together):
         shard = self._shards[replica]
         if not training:
             shard.apply_deferred()
-        activations, residuals = self._lookup(
-            replica, bags, training, dtype, begun
-        )
+        with self._counting(replica):
+            activations, residuals = self._lookup(
+                replica, bags, training, dtype, begun
+            )
         if training:
             # After the lookups, and not at all if the ids are bad.
             with tf.control_dependencies(residuals.after):
@@ -404,9 +408,8 @@ class CollectiveEngine(Engine, Pipelined, Together):
             return
         self._compare(_UPDATE)
         # No table is trained in a step that finds no room for another's keys.
-        with tf.control_dependencies(
-            graphs.here(residuals.after if self.gives_rows else [])
-        ):
+        after = graphs.here(residuals.after if self.gives_rows else [])
+        with tf.control_dependencies(after), self._counting(residuals.replica):
             contributions = self._contributions(residuals, gradients)
             shard = self._shards[residuals.replica]
             trained = {
@@ -424,7 +427,6 @@ class CollectiveEngine(Engine, Pipelined, Together):
 
     def _total(self, replica: int, values: tf.Tensor) -> tf.Tensor:
         """Sums numbers, float32 of a fixed shape, over all shards."""
-        self._count(replica, Sent(1))
         return self._replicas.sum(replica, values, self._norms_channel)
 
     @abc.abstractmethod

@@ -13,7 +13,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.distribution import bag_exchange
 from tfrs_embed.distribution.bag_exchange import BagExchange
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.engines import column_slices
@@ -79,7 +78,6 @@ class ColumnWiseEngine(CollectiveEngine):
         ]
         self._exchange = BagExchange(
             self._replicas,
-            self._replicas.allocate(bag_exchange.CHANNELS),
             pieces,
             self._name,
             [str(feature) for feature in self.features],
@@ -114,9 +112,6 @@ class ColumnWiseEngine(CollectiveEngine):
         )
         found = self._exchange.send_vectors(
             replica, received, vectors, training
-        )
-        self._count(
-            replica, self._exchange.sent_by_lookup(replica, bags, received)
         )
         # They come in the order of the ranks, which need not be the columns'.
         by_piece = {
@@ -156,7 +151,6 @@ class ColumnWiseEngine(CollectiveEngine):
             received,
             [by_piece[p.feature, p.rank] for p in self._exchange.pieces],
         )
-        self._count(replica, self._exchange.sent_by_update(received))
         contributions: dict[str, GradientContributions] = {}
         for piece, b, gradient in zip(
             self._exchange.here(replica), received.bags, got, strict=True

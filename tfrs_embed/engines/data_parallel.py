@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution.replicas import bucket_of
-from tfrs_embed.distribution.traffic import Sent
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.table_group import TableGroup, by_kind
 from tfrs_embed.engines.tables.sharded import Part
@@ -144,24 +143,18 @@ class DataParallelEngine(CollectiveEngine):
             tf.stack([tf.size(rows, tf.int64) for rows, _ in sums]),
             self._sizes_channel,
         )
-        self._count_update(replica, longest)
-        of_all = [
-            self._gather_all(replica, channel, longest[i], *of_group)
-            for i, (channel, of_group) in enumerate(
-                zip(self._channels, sums, strict=True)
-            )
-        ]
-        # The kernels add up a row's gradients in the order that they are given,
-        # whatever the number of threads: all copies stay equal.
-        device = self._shards[replica].device
-        if not backend.of(device, training=True).compiled:
-            of_all = [self._sum_all(rows) for rows in of_all]
-        return self._as_contributions(of_all)
+        return self._as_contributions(
+            [
+                self._gather_all(replica, channel, longest[i], *of_group)
+                for i, (channel, of_group) in enumerate(
+                    zip(self._channels, sums, strict=True)
+                )
+            ]
+        )
 
     def _total(self, replica: int, values: tf.Tensor) -> tf.Tensor:
         # All have all rows. Sums of many terms may differ in their last bits
         # between machines, and copies must not.
-        self._count(replica, Sent(1))
         return self._replicas.max(replica, values, self._norms_channel)
 
     def _as_contributions(
@@ -173,17 +166,6 @@ class DataParallelEngine(CollectiveEngine):
         ):
             contributions.update(group.contributions(rows, places, gradients))
         return contributions
-
-    def _count_update(self, replica: int, longest: tf.Tensor) -> None:
-        """Adds an update's traffic: keys and gradients to all-gathers."""
-        sent = tf.add_n(
-            [
-                tf.cast(bucket_of(longest[i])[0], tf.int64)
-                * (8 + self._wire.size * group.dim)
-                for i, group in enumerate(self._groups)
-            ]
-        )
-        self._count(replica, Sent(1 + 2 * len(self._groups), sent))
 
     def _sum_here(
         self,
@@ -226,7 +208,7 @@ class DataParallelEngine(CollectiveEngine):
             gradients: [n, dim] of the wire's dtype.
 
         Returns:
-            Those of all replicas, rank after rank.
+            Those of all replicas, rank after rank; without kernels their sums.
         """
         capacity, bucket = bucket_of(longest)
         padding = [0, capacity - tf.size(rows)]
@@ -237,39 +219,27 @@ class DataParallelEngine(CollectiveEngine):
         gradients = self._replicas.gather(
             replica, gradients, channel + 1, bucket
         )
-        places = tf.where(rows >= 0)[:, 0]
-        return _Rows(
-            tf.gather(rows, places),
-            tf.cast(places, tf.int32),
-            self._wire.decode(gradients),
-        )
-
-    def _sum_all(self, of_all: _Rows) -> _Rows:
-        """Sums all replicas' gradients row by row."""
-        rows, places, gradients = of_all
-        world = self._replicas.world
-        capacity = tf.shape(gradients)[0] // world
-        counts = tf.math.bincount(
-            places // capacity, minlength=world, maxlength=world
-        )
-        # Without it the number of parts below would not be known.
-        counts = tf.ensure_shape(counts, [world])
-        unique, index = tf.unique(rows)
-        dim = gradients.shape[1]
+        gradients = self._wire.decode(gradients)
+        # The kernels add up a row's gradients in the order that they are given,
+        # whatever the number of threads: all copies stay equal.
+        if backend.of(self._shards[replica].device, training=True).compiled:
+            places = tf.where(rows >= 0)[:, 0]
+            return _Rows(
+                tf.gather(rows, places), tf.cast(places, tf.int32), gradients
+            )
         # One rank after the other, none of which has a row twice: nothing is
-        # left to chance, as GPUs leave the order of a segment sum's terms.
-        total = tf.zeros([tf.size(unique), dim])
-        for rank, (mine, sent) in enumerate(
-            zip(
-                tf.split(index, counts),
-                tf.unstack(tf.reshape(gradients, [world, capacity, dim])),
-                strict=True,
-            )
+        # left to chance, as GPUs leave the order of a segment sum's terms. The
+        # first sum is that of the padding's zeros.
+        unique, index = tf.unique(
+            tf.concat([tf.constant([-1], tf.int64), rows], 0)
+        )
+        total = tf.zeros([tf.size(unique), gradients.shape[1]])
+        world = self._replicas.world
+        for mine, sent in zip(
+            tf.split(index[1:], world), tf.split(gradients, world), strict=True
         ):
-            total = tf.tensor_scatter_nd_add(
-                total, mine[:, None], sent[: counts[rank]]
-            )
-        return _Rows(unique, tf.range(tf.size(unique)), total)
+            total = tf.tensor_scatter_nd_add(total, mine[:, None], sent)
+        return _Rows(unique[1:], tf.range(tf.size(unique) - 1), total[1:])
 
     def _taker(self, block: tf.Tensor, channel: int, bucket: int) -> TracedOnce:
         """A function of a block like this: returns that of rank 0's worker."""

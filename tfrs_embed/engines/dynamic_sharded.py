@@ -11,10 +11,9 @@ import tensorflow as tf
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.distribution.consensus import ReplicaConsensus
-from tfrs_embed.distribution.exchange import Received
+from tfrs_embed.distribution.exchange import COUNTS, Received
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.distribution.row_exchange import RowExchange
-from tfrs_embed.distribution.traffic import Sent
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.engines.collective import NEW_KEYS, Residuals
 from tfrs_embed.engines.dynamic import (
@@ -57,7 +56,6 @@ class KeyedLookup(RowLookup):
         exchange: the exchange of keys.
         wire: what float32 rows are sent as.
         agree: returns the replicas that give rows to new keys together.
-        count: adds what a local replica has sent.
     """
 
     def __init__(
@@ -69,7 +67,6 @@ class KeyedLookup(RowLookup):
         exchange: RowExchange,
         wire: Wire,
         agree: Callable[[], ReplicaConsensus | None],
-        count: Callable[[int, Sent], None],
     ) -> None:
         super().__init__(shards, wire)
         self._replicas = replicas
@@ -77,7 +74,6 @@ class KeyedLookup(RowLookup):
         self._trained = frozenset(trained)
         self._exchange = exchange
         self._agree = agree
-        self._count = count
 
     def keys(self, ids: tf.Tensor) -> tf.Tensor:
         return key_shards.numbers_of(ids, self._replicas.world)
@@ -130,16 +126,12 @@ class KeyedLookup(RowLookup):
     ) -> dict[int, Reservation]:
         """Reserves rows for the keys of groups that are trained."""
         received = {i: asked.received[i] for i in keys}
-        counts = self._exchange.send_counts(
+        counts = self._exchange.send(
             replica,
             received,
             {i: _occurrences(asked.routes[i]) for i in keys},
+            COUNTS,
         )
-        consensus = self._agree()
-        if consensus is not None:
-            # The counts and the consensus are more than other lookups have.
-            sent = self._exchange.sent_by_counts(received)
-            self._count(replica, sent.plus(1))
         step = tf.convert_to_tensor(self._shards[replica].step) + 1
         requests = [
             Request(
@@ -151,7 +143,7 @@ class KeyedLookup(RowLookup):
             )
             for i, mine in keys.items()
         ]
-        return dict(zip(keys, reserve(requests, consensus), strict=True))
+        return dict(zip(keys, reserve(requests, self._agree()), strict=True))
 
     def contributions(
         self, replica: int, asked: Asked, gradients: Mapping[int, tf.Tensor]
@@ -240,7 +232,6 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
             self._row_exchange,
             self._wire,
             functools.partial(self._consensus_on, NEW_KEYS),
-            self._count,
         )
 
     def _rows_on_shard(self, table: TableSpec) -> int:

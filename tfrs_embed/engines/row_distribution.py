@@ -14,7 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfrs_embed.distribution import hot_rows
-from tfrs_embed.distribution.exchange import Received
+from tfrs_embed.distribution.exchange import GRADIENTS, ROWS, Received
 from tfrs_embed.distribution.hot_rows import HotKeys
 from tfrs_embed.distribution.row_exchange import RowExchange
 from tfrs_embed.distribution.wire import Wire
@@ -258,7 +258,7 @@ class RowOutput:
             places.
         """
         operations = backend.of(self._devices[replica], training)
-        answers = self._exchange.send_rows(replica, asked.received, rows)
+        answers = self._exchange.send(replica, asked.received, rows, ROWS)
         activations: dict[int, tf.Tensor] = {}
         positions = {}
         for i, group in asked.groups.items():
@@ -340,5 +340,5 @@ class RowOutput:
             if hot is not None:
                 of_copies[i] = hot, sums[i][count:]
                 sums[i] = sums[i][:count]
-        got = self._exchange.send_gradients(replica, asked.received, sums)
+        got = self._exchange.send(replica, asked.received, sums, GRADIENTS)
         return got, self._hot.contributions(replica, of_copies)

@@ -25,7 +25,6 @@ from tfrs_embed.distribution.exchange_kind import (
     first_ranks,
     vectors_are_less,
 )
-from tfrs_embed.distribution.traffic import Sent
 from tfrs_embed.distribution.vector_exchange import (
     VectorExchange,
     VectorsReceived,
@@ -215,24 +214,21 @@ class RowWiseEngine(CollectiveEngine):
         dtype: tf.DType,
         begun: Any,
     ) -> tuple[list[tf.Tensor], Residuals]:
-        sent = Sent()
         if begun is None:
             begun = self._agree(
                 replica, self._begin(replica, bags, training), bags
             )
-            sent = Sent(1)
         by_vectors, asked, sizes = begun
+        counted = self._replicas.sent[replica]
         asked = self._input.send(replica, asked, sizes, training)
         asked, rows = self._lookup_of_rows.look_up(replica, asked, training)
         asked, activations = self._output.send(
             replica, bags, asked, rows, training
         )
-        of_rows = self._row_exchange.sent_by_lookup(
-            asked.routes, asked.received
-        )
-        sent = sent.plus(*of_rows)
+        for route in asked.routes.values():
+            counted.add(unique=tf.size(route.row, tf.int64))
         for hot in asked.hot.values():
-            sent = sent.plus(unique=tf.size(hot.places, tf.int64))
+            counted.add(unique=tf.size(hot.places, tf.int64))
         after = [received.rows for received in asked.received.values()]
         vectors = None
         if by_vectors:
@@ -248,9 +244,7 @@ class RowWiseEngine(CollectiveEngine):
             activations.update(
                 self._vectors.send_vectors(replica, bags, vectors, sums)
             )
-            sent = sent.plus(*self._vectors.sent_by_lookup(bags, vectors))
             after += [b.ids for b in vectors.bags]
-        self._count(replica, sent)
         kept = _Kept(asked, vectors)
         return (
             [activations[i] for i in range(len(bags))],
@@ -367,10 +361,9 @@ class RowWiseEngine(CollectiveEngine):
             replica, kept.asked, got
         )
         contributions.update(of_copies)
-        sent = self._row_exchange.sent_by_update(kept.asked.received)
         if self._hot_rows.floats:
             size = all_reduce_bytes(self._hot_rows.floats, self._replicas.world)
-            sent = sent.plus(1, size, size)
+            self._replicas.sent[replica].add(bytes=size, least=size)
         if kept.vectors is not None:
             of_bags = self._vectors.send_gradients(
                 replica, bags, kept.vectors, gradients
@@ -380,8 +373,6 @@ class RowWiseEngine(CollectiveEngine):
             ):
                 table = self.features[i].table.name
                 add_bags(contributions, table, b, gradient)
-            sent = sent.plus(*self._vectors.sent_by_update(kept.vectors))
-        self._count(replica, sent)
         return contributions
 
     def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
