@@ -34,12 +34,6 @@ class Facts(NamedTuple):
     names: Sequence[str]
     values: Sequence[str]
 
-    @property
-    def checksum(self) -> tf.Tensor:
-        """Numbers whose largest are opposite if all replicas' are the same."""
-        number = zlib.crc32(repr([*self.values]).encode())
-        return tf.constant([number, -number], tf.int64)
-
 
 def gather_texts(
     replicas: Replicas, replica: int, texts: Sequence[Any], channel: int
@@ -66,59 +60,11 @@ def gather_texts(
     return tf.reshape(found, [replicas.world, len(texts)])
 
 
-def fail(
-    replicas: Replicas,
-    replica: int,
-    facts: Facts,
-    channel: int,
-    result: tf.Tensor,
-) -> tf.Tensor:
-    """Fails as the replicas' facts differ, on all of them.
-
-    It belongs into a branch that only their checksums open: an assertion
-    elsewhere would wait for those of other replicas, which wait for this one.
-
-    Args:
-        replicas: the replicas.
-        replica: the local one that calls.
-        facts: its facts.
-        channel: that of `gather_texts`.
-        result: what it returns, to TensorFlow.
-
-    Returns:
-        The result, which does not exist when running.
-
-    Raises:
-        tf.errors.InvalidArgumentError: names the first fact that differs, and
-            the first rank whose fact is another than that of rank 0.
-    """
-    texts = gather_texts(replicas, replica, facts.values, channel)
-    differs = tf.cast(tf.not_equal(texts, texts[:1]), tf.int32)
-    place = tf.argmax(tf.reduce_max(differs, 0))
-    rank = tf.argmax(differs[:, place])
-    text = tf.strings.join(
-        [
-            facts.rule,
-            tf.gather([*facts.names], place),
-            ": the replica of rank 0 ",
-            texts[0, place],
-            ", that of rank ",
-            tf.strings.as_string(rank),
-            " ",
-            texts[rank, place],
-            ".",
-        ]
-    )
-    failed = tf.debugging.Assert(False, [text])
-    with tf.control_dependencies([failed] if failed else []):
-        return tf.identity(result)
-
-
 def agreed_max(
     replicas: Replicas,
     replica: int,
     sizes: Sequence[tf.Tensor],
-    facts: Facts,
+    facts: Sequence[Facts],
     channel: int,
 ) -> tf.Tensor:
     """The largest of the replicas' sizes, where their facts are equal.
@@ -127,22 +73,69 @@ def agreed_max(
         replicas: the replicas.
         replica: the local one that calls.
         sizes: scalars, int64; as many on all replicas.
-        facts: the replica's facts.
+        facts: the replica's facts. The first are as many on each replica; the
+            next ones are where the first are equal.
         channel: the first of `CHANNELS` collective channels.
 
     Returns:
         [sizes] int64.
 
     Raises:
-        tf.errors.InvalidArgumentError: the facts differ.
+        tf.errors.InvalidArgumentError: facts differ. It names the first one,
+            and the first rank whose fact is another than that of rank 0.
     """
+    checksum = zlib.crc32(repr([[*each.values] for each in facts]).encode())
+    both = tf.constant([checksum, -checksum], tf.int64)
     longest = replicas.max(
-        replica, tf.concat([tf.stack(sizes), facts.checksum], 0), channel
+        replica, tf.concat([tf.stack(sizes), both], 0), channel
     )
     if replicas.world == 1:
         return longest[:-2]
+    # An assertion outside of a branch would wait for those of other replicas,
+    # which wait for this one.
     return tf.cond(
         tf.equal(longest[-2], -longest[-1]),
         lambda: longest[:-2],
-        lambda: fail(replicas, replica, facts, channel + 1, longest[:-2]),
+        lambda: _fail(replicas, replica, facts, channel + 1, longest[:-2]),
+    )
+
+
+def _fail(
+    replicas: Replicas,
+    replica: int,
+    facts: Sequence[Facts],
+    channel: int,
+    result: tf.Tensor,
+) -> tf.Tensor:
+    """Fails as some of the facts differ; returns the result, to TensorFlow."""
+    first, *more = facts
+    texts = gather_texts(replicas, replica, first.values, channel)
+    differs = tf.cast(tf.not_equal(texts, texts[:1]), tf.int32)
+
+    def fail() -> tf.Tensor:
+        place = tf.argmax(tf.reduce_max(differs, 0))
+        rank = tf.argmax(differs[:, place])
+        text = tf.strings.join(
+            [
+                first.rule,
+                tf.gather([*first.names], place),
+                ": the replica of rank 0 ",
+                texts[0, place],
+                ", that of rank ",
+                tf.strings.as_string(rank),
+                " ",
+                texts[rank, place],
+                ".",
+            ]
+        )
+        failed = tf.debugging.Assert(False, [text])
+        with tf.control_dependencies([failed] if failed else []):
+            return tf.identity(result)
+
+    if not more:
+        return fail()
+    return tf.cond(
+        tf.reduce_max(differs) > 0,
+        fail,
+        lambda: _fail(replicas, replica, more, channel, result),
     )

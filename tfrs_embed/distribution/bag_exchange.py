@@ -112,17 +112,19 @@ class BagExchange:
                 tf.cast(tf.reduce_max(each), tf.int64)
                 for each in (words_to, self._by_rank(floats))
             ],
-            Facts(
-                f"{self._name}: all replicas must give weights to the same "
-                "features in a step. ",
-                [self._features[i] for i in used],
-                [
-                    "has no weights"
-                    if bags[i].weights is None
-                    else "has weights"
-                    for i in used
-                ],
-            ),
+            [
+                Facts(
+                    f"{self._name}: all replicas must give weights to the same "
+                    "features in a step. ",
+                    [self._features[i] for i in used],
+                    [
+                        "has no weights"
+                        if bags[i].weights is None
+                        else "has weights"
+                        for i in used
+                    ],
+                ),
+            ],
             self._channel,
         )
         words, number = bucket_of(longest[0])

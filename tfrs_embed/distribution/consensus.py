@@ -93,52 +93,26 @@ class ReplicaConsensus(Consensus):
 
     def holds(self, ok: tf.Tensor) -> tf.Tensor:
         """Whether it holds on all; fails if replicas do different things."""
-        number = tf.constant(self._number, tf.int64)
         bad = tf.cast(tf.logical_not(ok), tf.int64)
         begun = self._preparation
         sizes = begun.sizes if begun else []
-        checksum = begun.facts.checksum if begun else tf.zeros([2], tf.int64)
         padding = [tf.constant(0, tf.int64)] * (MOST_SIZES - len(sizes))
-        worst = self._replicas.max(
-            self._replica,
-            tf.concat(
-                [
-                    tf.stack([bad, number, -number]),
-                    checksum,
-                    tf.stack([*sizes, *padding]),
-                ],
-                0,
-            ),
-            self._replicas.verdict_channel,
-        )
-        self._longest = worst[5 : 5 + len(sizes)]
-
         order = Facts(
             "All replicas must call the same layers in the same order; these "
             "wait for each other",
-            [""],
-            [f"in {self._doing}"],
+            ["", ""],
+            # Layers may have one name.
+            [f"in {self._doing}", f"in {self._doing}, number {self._number}"],
         )
-
-        def decide() -> tf.Tensor:
-            if begun is None:
-                return worst[0] < 1
-            return tf.cond(
-                tf.equal(worst[3], -worst[4]),
-                lambda: worst[0] < 1,
-                lambda: self._fail(begun.facts),
-            )
-
-        return tf.cond(
-            tf.equal(worst[1], -worst[2]), decide, lambda: self._fail(order)
+        worst = alike.agreed_max(
+            self._replicas,
+            self._replica,
+            [bad, *sizes, *padding],
+            [order, begun.facts] if begun else [order],
+            self._replicas.verdict_channel,
         )
-
-    def _fail(self, facts: Facts) -> tf.Tensor:
-        """Fails as these facts differ; see `alike.fail`."""
-        channel = self._replicas.verdict_channel + 1
-        return alike.fail(
-            self._replicas, self._replica, facts, channel, tf.constant(False)
-        )
+        self._longest = worst[1 : 1 + len(sizes)]
+        return worst[0] < 1
 
     def text(self, text: tf.Tensor) -> tf.Tensor:
         channel = self._replicas.verdict_channel + 1

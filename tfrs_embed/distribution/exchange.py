@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
-from tfrs_embed.distribution.subgroups import Subgroups
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import bag_of_id
 from tfrs_embed.ops.messages import Route
@@ -75,7 +74,7 @@ class Exchange:
         replicas: those that exchange: all, or the groups of some.
     """
 
-    def __init__(self, replicas: Replicas | Subgroups) -> None:
+    def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
         self._channel = replicas.allocate(4)
 

@@ -8,12 +8,13 @@ the same on all devices, without which they deadlock.
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -38,18 +39,6 @@ _of_strategy: Any = weakref.WeakKeyDictionary()
 # have one group key, with which one's collectives would be taken for the
 # other's.
 _numbers: Counter[str] = Counter()
-
-
-class Group(NamedTuple):
-    """A group of devices that run collectives together.
-
-    Attributes:
-        key: its key.
-        size: the number of devices.
-    """
-
-    key: int
-    size: int
 
 
 def of(strategy: tf.distribute.Strategy) -> Replicas:
@@ -91,11 +80,18 @@ class Replicas:
         self._ids_by_rank: list[int] = list(range(self.world))
         self._launchers = [None] if self.world == 1 else _launchers(strategy)
         self.local = len(self._launchers)
+        # Of each local replica: its group's key, and the ranks of this group in
+        # TensorFlow's order, which on GPUs follows their interconnect.
+        self._group_keys: list[int] = [
+            0 if launcher is None else launcher._group_key
+            for launcher in self._launchers
+        ]
+        self._orders = [list(range(self.world))] * self.local
         self.devices: list[str | None] = [
             None if launcher is None else launcher._device
             for launcher in self._launchers
         ]
-        #: The first of the channels of all verdicts and their texts.
+        #: The first of the channels of all verdicts: see `alike.agreed_max`.
         self.verdict_channel = self.allocate(2)
         #: What each local replica sends, while `counting`.
         self.sent = [Sent() for _ in self._launchers]
@@ -125,8 +121,7 @@ class Replicas:
     @property
     def group(self) -> int:
         """The key of the replicas' collective group."""
-        launcher: Any = self._launchers[0]
-        return launcher._group_key
+        return self._group_keys[0]
 
     def count(self, what: str) -> int:
         """Counts what the process's workers do together, this time included.
@@ -169,18 +164,14 @@ class Replicas:
         # Ranks order tasks by name ("10" before "2"), and GPUs by their
         # interconnect.
         ids = self._ids()
-        [self._ids_by_rank, *_] = self.gather_numbers(ids)
+        [self._ids_by_rank, *_] = self._gather_numbers(ids)
         return [self._ids_by_rank.index(i) for i in ids]
 
-    def gather_numbers(
-        self, numbers: Sequence[int], groups: Sequence[Group] | None = None
-    ) -> list[list[int]]:
-        """Gathers numbers between steps, one of each replica.
+    def _gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Gathers numbers between steps.
 
         Args:
             numbers: those of the local replicas.
-            groups: the group that each of them gathers in; None: all replicas
-                are one.
 
         Returns:
             For each local replica, the numbers of its group in TensorFlow's
@@ -190,17 +181,42 @@ class Replicas:
 
         def gather() -> list[tf.Tensor]:
             return [
-                self.gather(
-                    i,
-                    tf.constant([number], tf.int64),
-                    channel,
-                    group=groups[i] if groups else None,
-                )
+                self.gather(i, tf.constant([number], tf.int64), channel)
                 for i, number in enumerate(numbers)
             ]
 
         with tf.init_scope():
             return [found.numpy().tolist() for found in TracedOnce(gather)()]
+
+    def split(self, size: int, *, neighbours: bool) -> Replicas:
+        """The replicas in groups of one size, which exchange by themselves.
+
+        All workers must call together. What is returned stands in for the
+        replicas where one has to do with its group alone; its rank is the
+        replica's place in its group there.
+
+        Args:
+            size: the size of a group, which divides the number of replicas.
+            neighbours: whether a group is of neighbouring ranks; else it is of
+                every (world / size)-th.
+        """
+        number = self.world // size
+        first_key = _FIRST_GROUP_KEY + _numbers["groups"]
+        _numbers["groups"] += number
+        groups = copy.copy(self)
+        groups.world = size
+        places, keys = [], []
+        for rank in self.ranks:
+            group, place = (
+                divmod(rank, size)
+                if neighbours
+                else (rank % number, rank // number)
+            )
+            places.append(place)
+            keys.append(first_key + group)
+        groups._ranks, groups._group_keys = places, keys
+        groups._orders = groups._gather_numbers(places)
+        return groups
 
     def allocate(self, channels: int) -> int:
         """Reserves instance keys for `channels` collectives; returns the first.
@@ -211,15 +227,6 @@ class Replicas:
         first = _numbers["channels"]
         _numbers["channels"] += channels
         assert _FIRST_INSTANCE_KEY + _numbers["channels"] * BUCKETS < 2**31
-        return first
-
-    def allocate_groups(self, number: int) -> int:
-        """Reserves keys for groups of some of the replicas; returns the first.
-
-        All workers must ask in the same order.
-        """
-        first = _FIRST_GROUP_KEY + _numbers["groups"]
-        _numbers["groups"] += number
         return first
 
     def current(self, what: str) -> int | None:
@@ -291,7 +298,6 @@ class Replicas:
         values: tf.Tensor,
         channel: int,
         bucket: Any = 0,
-        group: Group | None = None,
     ) -> tf.Tensor:
         """Sends values[r] to rank r, and returns what the ranks sent here.
 
@@ -300,20 +306,17 @@ class Replicas:
             values: [world, ...], of one shape on all replicas.
             channel: the collective's channel.
             bucket: distinguishes the shapes that the channel is used with.
-            group: some of the replicas, whose ranks are in this group; None:
-                all of them.
 
         Returns:
             A tensor of that shape: what each rank sent.
         """
-        return self._move(
-            tf.raw_ops.CollectiveAllToAllV2,
-            replica,
-            values,
-            channel,
-            bucket,
-            group,
-        )
+        op, order = tf.raw_ops.CollectiveAllToAllV2, self._orders[replica]
+        ranks = list(range(self.world))
+        if order == ranks:
+            return self._move(op, replica, values, channel, bucket)
+        values = tf.gather(values, order)
+        sent = self._move(op, replica, values, channel, bucket)
+        return tf.gather(sent, [order.index(rank) for rank in ranks])
 
     def max(self, replica: int, values: tf.Tensor, channel: int) -> tf.Tensor:
         """Returns the maximum over all replicas.
@@ -356,7 +359,6 @@ class Replicas:
         values: tf.Tensor,
         channel: int,
         bucket: Any = 0,
-        group: Group | None = None,
     ) -> tf.Tensor:
         """Returns the replicas' values, [n, ...] each, in rank order.
 
@@ -365,19 +367,12 @@ class Replicas:
             values: [n, ...], of one shape on all replicas.
             channel: the collective's channel.
             bucket: distinguishes the shapes that the channel is used with.
-            group: some of the replicas; None: all of them.
 
         Returns:
             [world * n, ...].
         """
-        return self._move(
-            tf.raw_ops.CollectiveGatherV2,
-            replica,
-            values,
-            channel,
-            bucket,
-            group,
-        )
+        op = tf.raw_ops.CollectiveGatherV2
+        return self._move(op, replica, values, channel, bucket)
 
     def _move(
         self,
@@ -386,7 +381,6 @@ class Replicas:
         values: tf.Tensor,
         channel: int,
         bucket: Any,
-        group: Group | None,
     ) -> tf.Tensor:
         """Launches a collective that moves values, and changes none."""
         if self.world == 1:
@@ -395,16 +389,15 @@ class Replicas:
         sent = tf.size(values, tf.int64) if number is None else number
         sent = values.dtype.size * sent
         if op is tf.raw_ops.CollectiveAllToAllV2:
-            world = self.world if group is None else group.size
-            sent = sent // world * (world - 1)
+            sent = sent // self.world * (self.world - 1)
         self.sent[replica].add(bytes=sent)
         if values.dtype == tf.bfloat16:
             # TensorFlow gathers none. No bit of what is sent changes, so that
             # it may be of another dtype.
             values = tf.bitcast(values, tf.float16)
-            found = self._launch(op, replica, values, channel, bucket, group)
+            found = self._launch(op, replica, values, channel, bucket)
             return tf.bitcast(found, tf.bfloat16)
-        return self._launch(op, replica, values, channel, bucket, group)
+        return self._launch(op, replica, values, channel, bucket)
 
     def _launch(
         self,
@@ -413,21 +406,18 @@ class Replicas:
         values: tf.Tensor,
         channel: int,
         bucket: Any = 0,
-        group: Group | None = None,
         **attributes: Any,
     ) -> tf.Tensor:
         launcher: Any = self._launchers[replica]
         self.sent[replica].add(1)
-        if group is None:
-            group = Group(launcher._group_key, launcher._group_size)
         key = (
             _FIRST_INSTANCE_KEY + channel * BUCKETS + tf.cast(bucket, tf.int32)
         )
         with tf.device(launcher._device):
             return op(
                 input=values,
-                group_size=group.size,
-                group_key=group.key,
+                group_size=self.world,
+                group_key=self._group_keys[replica],
                 instance_key=key,
                 ordering_token=[launcher._ordering_token.handle],
                 communication_hint=launcher._options.implementation.value.lower(),

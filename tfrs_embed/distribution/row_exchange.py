@@ -23,7 +23,6 @@ from tfrs_embed.distribution.exchange import (
 )
 from tfrs_embed.distribution.exchange_kind import first_stage
 from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.distribution.subgroups import Subgroups
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
@@ -51,7 +50,7 @@ class RowExchange:
 
     def __init__(
         self,
-        replicas: Replicas | Subgroups,
+        replicas: Replicas,
         groups: Sequence[tuple[int, Wire]],
         wire: Wire,
     ) -> None:
@@ -179,8 +178,8 @@ class TwoStages(RowExchange):
         size: int,
         wire: Wire,
     ) -> None:
-        inner = Subgroups(replicas, size, neighbours=True)
-        outer = Subgroups(replicas, replicas.world // size, neighbours=False)
+        inner = replicas.split(size, neighbours=True)
+        outer = replicas.split(replicas.world // size, neighbours=False)
         super().__init__(inner, groups, wire)
         self._second = RowExchange(outer, groups, wire)
         self._all_replicas = replicas

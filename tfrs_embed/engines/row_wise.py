@@ -305,7 +305,7 @@ class RowWiseEngine(CollectiveEngine):
                 self._replicas,
                 replica,
                 begun.sizes,
-                self._vectors.facts(begun.by_vectors, bags, weighted),
+                [self._vectors.facts(begun.by_vectors, bags, weighted)],
                 self._sizes_channel,
             )
         )
