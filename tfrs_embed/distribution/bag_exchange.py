@@ -34,7 +34,6 @@ class BagsReceived(NamedTuple):
             those that this replica asks for, in units.
         capacity: scalar int32, the units of a message of vectors.
         bucket: scalar int32, the capacity's number.
-        words: scalar int64, those of the longest message of bags.
     """
 
     bags: list[BaggedIds]
@@ -42,7 +41,6 @@ class BagsReceived(NamedTuple):
     floats: tf.Tensor
     capacity: tf.Tensor
     bucket: tf.Tensor
-    words: tf.Tensor
 
 
 class BagExchange:
@@ -145,7 +143,6 @@ class BagExchange:
             floats,
             capacity,
             bucket,
-            longest[0],
         )
 
     def _by_rank(self, sizes: tf.Tensor) -> tf.Tensor:

@@ -51,8 +51,8 @@ class ReplicaConsensus(Consensus):
     Args:
         replicas: the replicas.
         replica: the local one that decides.
-        number: the number of what it does, among all that a consensus is for.
-        doing: says what that is, for errors.
+        number: the layer's number, as layers may have one name.
+        doing: says what the layer does, for errors.
         prepare: begins the lookup that is decided on; None: there is none.
 
     Attributes:
@@ -101,7 +101,6 @@ class ReplicaConsensus(Consensus):
             "All replicas must call the same layers in the same order; these "
             "wait for each other",
             ["", ""],
-            # Layers may have one name.
             [f"in {self._doing}", f"in {self._doing}, number {self._number}"],
         )
         worst = alike.agreed_max(

@@ -46,8 +46,6 @@ _LOOKUP = "a lookup"
 _TRAINING_LOOKUP = "a lookup for training"
 _UPDATE = "an update"
 NEW_KEYS = "the insertion of new keys"
-# The actions that replicas decide on together.
-_ACTIONS = (_LOOKUP, _TRAINING_LOOKUP, _UPDATE, NEW_KEYS)
 
 
 class Residuals(NamedTuple):
@@ -313,7 +311,7 @@ class CollectiveEngine(Engine, Pipelined, Together):
     def _consensus_on(
         self, action: str, prepare: Prepare | None = None
     ) -> ReplicaConsensus | None:
-        """The replicas that decide together on one of `_ACTIONS`, if any do."""
+        """The replicas that decide together on an action, if any do."""
         replica = self._replicas.current(self._name)
         if replica is None or self._replicas.world == 1:
             return None
@@ -321,13 +319,13 @@ class CollectiveEngine(Engine, Pipelined, Together):
         return ReplicaConsensus(
             self._replicas,
             replica,
-            self._number * len(_ACTIONS) + _ACTIONS.index(action),
+            self._number,
             f"{action} of {self._name}",
             prepare,
         )
 
     def _compare(self, action: str) -> None:
-        """Compares one of `_ACTIONS` with the other workers', the first time.
+        """Compares an action with the other workers', the first time.
 
         Raises:
             RuntimeError: they do something else.

@@ -131,7 +131,7 @@ class ColumnWiseEngine(CollectiveEngine):
         ]
         # The messages aren't there if the ids are bad.
         return activations, Residuals(
-            replica, list(bags), received, [received.words]
+            replica, list(bags), received, [received.capacity]
         )
 
     def _contributions(
