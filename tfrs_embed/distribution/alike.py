@@ -16,8 +16,6 @@ from tfrs_embed.distribution.replicas import BUCKETS, Replicas
 
 # Of a text, this many characters reach the other replicas.
 _LENGTH = 1024
-#: Collective channels that `agreed_max` uses.
-CHANNELS = 2
 
 
 class Facts(NamedTuple):
@@ -75,7 +73,7 @@ def agreed_max(
         sizes: scalars, int64; as many on all replicas.
         facts: the replica's facts. The first are as many on each replica; the
             next ones are where the first are equal.
-        channel: the first of `CHANNELS` collective channels.
+        channel: a collective channel of its own; buckets tell texts apart.
 
     Returns:
         [sizes] int64.
@@ -96,7 +94,7 @@ def agreed_max(
     return tf.cond(
         tf.equal(longest[-2], -longest[-1]),
         lambda: longest[:-2],
-        lambda: _fail(replicas, replica, facts, channel + 1, longest[:-2]),
+        lambda: _fail(replicas, replica, facts, channel, longest[:-2]),
     )
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.distribution import alike, bag_messages
+from tfrs_embed.distribution import bag_messages
 from tfrs_embed.distribution.alike import Facts, agreed_max
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
@@ -21,6 +21,9 @@ from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.stock import Stock
+
+# The collective channels of an exchange, one for each kind of message.
+_SIZES, _BAGS, _VECTORS, _GRADIENTS = range(4)
 
 
 class BagsReceived(NamedTuple):
@@ -65,7 +68,7 @@ class BagExchange:
     ) -> None:
         self._replicas = replicas
         self._wire = wire
-        self._channel = replicas.allocate(3 + alike.CHANNELS)
+        self._channel = replicas.allocate(4)
         self._name = name
         self._features = tuple(features)
         #: In the order of messages: by rank, then by feature.
@@ -123,7 +126,7 @@ class BagExchange:
                     ],
                 ),
             ],
-            self._channel,
+            self._channel + _SIZES,
         )
         words, number = bucket_of(longest[0])
         capacity, bucket = bucket_of(longest[1])
@@ -131,7 +134,7 @@ class BagExchange:
         operations = self._operations(replica, training)
         message = operations.pad_runs(values, words_to, words)
         message = self._replicas.all_to_all(
-            replica, message, self._channel + 2, number
+            replica, message, self._channel + _BAGS, number
         )
         received, counts = bag_messages.read(
             operations, self.here(replica), bags, message, words
@@ -184,7 +187,7 @@ class BagExchange:
             values, tf.reduce_sum(units, 0), received.capacity
         )
         message = self._replicas.all_to_all(
-            replica, message, self._channel + 3, received.bucket
+            replica, message, self._channel + _VECTORS, received.bucket
         )
         # From each replica its pieces' vectors, and what its message is longer.
         sizes = tf.concat(
@@ -230,7 +233,7 @@ class BagExchange:
             received.capacity,
         )
         message = self._replicas.all_to_all(
-            replica, message, self._channel + 4, received.bucket
+            replica, message, self._channel + _GRADIENTS, received.bucket
         )
         mine = self.here(replica)
         if not mine:

@@ -114,7 +114,7 @@ class ReplicaConsensus(Consensus):
         return worst[0] < 1
 
     def text(self, text: tf.Tensor) -> tf.Tensor:
-        channel = self._replicas.verdict_channel + 1
+        channel = self._replicas.verdict_channel
         texts = alike.gather_texts(
             self._replicas, self._replica, [text], channel
         )[:, 0]

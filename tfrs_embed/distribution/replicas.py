@@ -91,8 +91,8 @@ class Replicas:
             None if launcher is None else launcher._device
             for launcher in self._launchers
         ]
-        #: The first of the channels of all verdicts: see `alike.agreed_max`.
-        self.verdict_channel = self.allocate(2)
+        #: The channel of all verdicts.
+        self.verdict_channel = self.allocate(1)
         #: What each local replica sends, while `counting`.
         self.sent = [Sent() for _ in self._launchers]
 

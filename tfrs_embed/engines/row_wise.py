@@ -107,7 +107,7 @@ class RowWiseEngine(CollectiveEngine):
         )
 
     def _build(self) -> None:
-        self._sizes_channel = self._replicas.allocate(alike.CHANNELS)
+        self._sizes_channel = self._replicas.allocate(1)
         self._vectors = VectorExchange(
             self._replicas,
             self._name,
