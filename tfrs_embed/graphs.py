@@ -50,6 +50,11 @@ def variables_at_once() -> AbstractContextManager[None]:
     return made
 
 
+def operations(graph: Any) -> Iterator[tf.Operation]:
+    """Yields each operation of a graph, and of the functions that it calls."""
+    yield from with_called(graph.get_operations())
+
+
 def with_called(roots: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
     """Yields operations, and once each of the functions that they call."""
     seen = set()

@@ -13,7 +13,7 @@ from unittest import mock
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import tf_stack
-from tfrs_embed.graphs import with_called
+from tfrs_embed.graphs import operations
 from tfrs_embed.layers.all2all_dense_embedding import All2AllDenseEmbedding
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
@@ -126,7 +126,7 @@ def locate(recorded: Recorded, kinds: Collection[str]) -> list[str]:
     if not kinds:
         return []
     places = []
-    for op in with_called(recorded.function.graph.get_operations()):
+    for op in operations(recorded.function.graph):
         if op.type not in kinds or _on_host(op):
             continue
         place = _user_frame(op.traceback)
