@@ -1,4 +1,8 @@
-"""The exchange of keys, rows and gradients of all groups of tables.
+"""The exchange of keys, rows and gradients between replicas and shards.
+
+Keys are made unique on the replica that looks them up, so that each row travels
+once in each direction. All replicas send each other messages of one capacity,
+a bucket above the longest that any of them has for another.
 
 In one stage, every replica has a message for every other. In two stages, the
 replicas of a host collect what they want of other hosts, each for those of the
@@ -9,27 +13,66 @@ messages are fewer and longer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.distribution.exchange import (
-    COUNTS,
-    GRADIENTS,
-    ROWS,
-    Collected,
-    Exchange,
-    Received,
-)
 from tfrs_embed.distribution.exchange_kind import first_stage
-from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops import backend
-from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.bags import BaggedIds, bag_of_id
 from tfrs_embed.ops.messages import Route
 
 #: The size of the groups of the first stage; None: `first_stage` says it.
 GROUP_SIZE: int | None = None
+#: The kinds of messages of an exchange, each of which has a channel.
+KEYS, ROWS, GRADIENTS, COUNTS = range(4)
+
+
+class Received(NamedTuple):
+    """One replica's messages from the others, and the layout of its own.
+
+    Attributes:
+        rows: [world * capacity] int64, the rows asked for; padding is 0.
+        places: [m] int32, the places of those that are no padding.
+        position: [u] int32, the place of each unique key's row among those that
+            come back.
+        num_rows: scalar int32, how many come back, padding included.
+        capacity: scalar int32.
+        bucket: scalar int32, the capacity's number.
+        table_of: [world * capacity] int32, the table of each row, if tables
+            have keys that only differ by it; that of padding is 0.
+        keyed: of tables that give rows to keys, the rows that were found, or
+            that a training step has reserved, for those asked for.
+        collected: what a first stage of the exchange has collected, if there
+            are two.
+    """
+
+    rows: tf.Tensor
+    places: tf.Tensor
+    position: tf.Tensor
+    num_rows: tf.Tensor
+    capacity: tf.Tensor
+    bucket: tf.Tensor
+    table_of: tf.Tensor | None = None
+    keyed: Any = None
+    collected: Collected | None = None
+
+
+class Collected(NamedTuple):
+    """One replica's keys for its group, of an exchange in two stages.
+
+    Attributes:
+        first: the first stage: the keys that the replicas of its group asked it
+            for.
+        route: these, made unique.
+        second: the second stage, of these unique keys.
+    """
+
+    first: Received
+    route: Route
+    second: Received
 
 
 class RowExchange:
@@ -58,7 +101,8 @@ class RowExchange:
         self._groups = groups
         self._wire = wire
         self.num_sizes = len(groups)
-        self._exchanges = [Exchange(replicas) for _ in groups]
+        # Each has a channel for each kind of message.
+        self._channels = [replicas.allocate(4) for _ in groups]
 
     def route(
         self,
@@ -83,7 +127,10 @@ class RowExchange:
         """
         sizes = [tf.constant(0, tf.int64)] * self.num_sizes
         for i, routed in routes.items():
-            sizes[i] = self._exchanges[i].longest(routed)
+            counts = routed.counts
+            if counts.shape[1] != 1:
+                counts = tf.reduce_sum(counts, 1)
+            sizes[i] = tf.reduce_max(counts)
         return sizes
 
     def send_keys(
@@ -105,21 +152,52 @@ class RowExchange:
         Returns:
             What the others asked of this replica.
         """
-        if self._replicas.world > 1:
-            rank = self._replicas.ranks[replica]
-            for i, routed in routes.items():
-                dim, wire = self._groups[i]
-                size = 8 + (wire.size + self._wire.size) * dim
-                mine = tf.reduce_sum(routed.counts[rank])
-                self._replicas.sent[replica].add(
-                    least=size * (tf.reduce_sum(routed.counts) - mine)
-                )
         return {
-            i: self._exchanges[i].send_keys(
-                replica, routed, longest[i], training
-            )
+            i: self._send_keys(replica, i, routed, longest[i], training)
             for i, routed in routes.items()
         }
+
+    def _send_keys(
+        self,
+        replica: int,
+        group: int,
+        routed: Route,
+        longest: tf.Tensor,
+        training: bool,
+    ) -> Received:
+        """Sends a group's keys; see `send_keys`."""
+        world, tables = routed.counts.shape
+        if world == 1:
+            size = tf.size(routed.row)
+            place, zero = tf.range(size), tf.constant(0)
+            table_of = None
+            if tables > 1:
+                ends = tf.cumsum(tf.cast(routed.counts[0], tf.int32))
+                table_of = bag_of_id(tf.concat([[0], ends], 0))
+            return Received(
+                routed.row, place, place, size, size, zero, table_of
+            )
+        capacity, bucket = bucket_of(longest)
+        operations = backend.of(self._replicas.devices[replica], training)
+        message, position = operations.write_keys(routed, capacity)
+        message = self._replicas.all_to_all(
+            replica, message, self._channels[group] + KEYS, bucket
+        )
+        rows, table_of, places = operations.read_keys(message, capacity, tables)
+        dim, wire = self._groups[group]
+        mine = tf.reduce_sum(routed.counts[self._replicas.ranks[replica]])
+        moved = tf.reduce_sum(routed.counts) - mine
+        size = 8 + (wire.size + self._wire.size) * dim
+        self._replicas.sent[replica].add(least=size * moved)
+        return Received(
+            rows,
+            places,
+            position,
+            world * capacity,
+            capacity,
+            bucket,
+            table_of if tables > 1 else None,
+        )
 
     def send(
         self,
@@ -143,15 +221,36 @@ class RowExchange:
                 how often each unique key occurred, [u] int64, to its shard, and
                 returns the counts of the rows asked for; padding is 0.
         """
-        if kind == GRADIENTS:
-            values = {i: self._wire.encode(v) for i, v in values.items()}
-        found = {
-            i: self._exchanges[i].send(replica, asked, values[i], kind)
+        return {
+            i: self._send(replica, i, asked, values[i], kind)
             for i, asked in received.items()
         }
+
+    def _send(
+        self,
+        replica: int,
+        group: int,
+        asked: Received,
+        values: tf.Tensor,
+        kind: int,
+    ) -> tf.Tensor:
+        """Sends what belongs to a group's keys; see `send`."""
+        world = self._replicas.world
         if kind == GRADIENTS:
-            found = {i: self._wire.decode(v) for i, v in found.items()}
-        return found
+            values = self._wire.encode(values)
+        if world > 1:
+            if kind == COUNTS:
+                place = asked.position[:, None]
+                values = tf.scatter_nd(place, values, [asked.num_rows])
+            width = values.shape[1:].as_list()
+            sent = self._replicas.all_to_all(
+                replica,
+                tf.reshape(values, [world, asked.capacity, *width]),
+                self._channels[group] + kind,
+                asked.bucket,
+            )
+            values = tf.reshape(sent, [-1, *width])
+        return self._wire.decode(values) if kind == GRADIENTS else values
 
 
 class TwoStages(RowExchange):

@@ -11,9 +11,12 @@ import tensorflow as tf
 from tfrs_embed.configs import FeatureSpec, TableSpec
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.distribution.consensus import ReplicaConsensus
-from tfrs_embed.distribution.exchange import COUNTS, Received
 from tfrs_embed.distribution.replicas import Replicas
-from tfrs_embed.distribution.row_exchange import RowExchange
+from tfrs_embed.distribution.row_exchange import (
+    COUNTS,
+    Received,
+    RowExchange,
+)
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.engines.collective import NEW_KEYS, Residuals
 from tfrs_embed.engines.dynamic import (

@@ -14,9 +14,13 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfrs_embed.distribution import hot_rows
-from tfrs_embed.distribution.exchange import GRADIENTS, ROWS, Received
 from tfrs_embed.distribution.hot_rows import HotKeys
-from tfrs_embed.distribution.row_exchange import RowExchange
+from tfrs_embed.distribution.row_exchange import (
+    GRADIENTS,
+    ROWS,
+    Received,
+    RowExchange,
+)
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.engines.hot_rows import HotRows
 from tfrs_embed.engines.shard import Shard
