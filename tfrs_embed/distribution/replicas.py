@@ -387,9 +387,11 @@ class Replicas:
             return values
         number = values.shape.num_elements()
         sent = tf.size(values, tf.int64) if number is None else number
-        sent = values.dtype.size * sent
         if op is tf.raw_ops.CollectiveAllToAllV2:
-            sent = sent // self.world * (self.world - 1)
+            # One of the messages stays here.
+            sent = sent * (values.dtype.size * (self.world - 1)) // self.world
+        else:
+            sent = sent * values.dtype.size
         self.sent[replica].add(bytes=sent)
         if values.dtype == tf.bfloat16:
             # TensorFlow gathers none. No bit of what is sent changes, so that
