@@ -24,6 +24,8 @@ import tensorflow as tf
 from tfrs_embed._tensorflow import Trackable, nest
 from tfrs_embed.serving.tables import ServedTables
 
+_SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+
 
 class ServedFunction:
     """A function to export, and named tensors that stand for its arguments.
@@ -74,7 +76,7 @@ class ServedFunction:
                 )
                 for leaf in _named(argument, label, i < bare)
             ]
-            parts = _named_parts(name, "input", leaves, _input_parts)
+            parts = _named_parts(name, "input", leaves)
         specs = {part: spec for each in parts for part, spec in each.items()}
         parameters = _parameters(specs)
         # Of each leaf, its spec and its tensors' parameters.
@@ -145,8 +147,12 @@ class ServedFunction:
                 (_word(name), leaf)
                 for name, (_, leaf) in zip(names, leaves, strict=True)
             ]
-        parts = _named_parts(self._name, "output", leaves, _output_parts)
-        return {name: part for each in parts for name, part in each.items()}
+        parts = _named_parts(self._name, "output", leaves)
+        return {
+            name: tf.identity(part)
+            for each in parts
+            for name, part in each.items()
+        }
 
 
 @contextlib.contextmanager
@@ -181,18 +187,14 @@ def _word(name: str) -> str:
 
 
 def _named_parts(
-    signature: str,
-    kind: str,
-    leaves: Iterable[tuple[str, Any]],
-    parts_of: Callable[[str, str, Any], dict[str, Any]],
+    signature: str, kind: str, leaves: Iterable[tuple[str, Any]]
 ) -> list[dict[str, Any]]:
     """Each leaf's tensors, or their specs, by names that are unique.
 
     Args:
         signature: the signature's name, for errors.
-        kind: "input" or "output", for errors.
+        kind: "input" or "output".
         leaves: the leaves with their names.
-        parts_of: returns a leaf's tensors by name.
     """
     found: list[dict[str, Any]] = []
     taken: set[str] = set()
@@ -202,7 +204,7 @@ def _named_parts(
                 f"Signature '{signature}': the {kind} of the key '' would have "
                 "no name: give it another key."
             )
-        parts = parts_of(signature, name, leaf)
+        parts = _parts(signature, kind, name, leaf)
         for part in parts:
             if part in taken:
                 raise ValueError(
@@ -221,26 +223,17 @@ def _parameters(names: Iterable[str]) -> dict[str, str]:
     their case: otherwise TensorFlow's graphs could not tell them apart.
     """
     names = list(names)
+    lower = {name.lower() for name in names}
+    others = (f"input_{i}" for i in itertools.count())
     parameters: dict[str, str] = {}
     taken: set[str] = set()
     for name in names:
-        if _may_be_parameter(name) and name.lower() not in taken:
-            parameters[name] = name
-            taken.add(name.lower())
-    for name in names:
-        if name in parameters:
-            continue
-        word = re.sub(r"\W", "_", name, flags=re.ASCII)
-        # "arg_" is what tf.saved_model.load puts before such keywords.
-        stem = word if _may_be_parameter(word) else f"arg_{word}"
-        numbered = (f"{stem}_{i}" for i in itertools.count(1))
-        parameters[name] = next(
-            parameter
-            for parameter in itertools.chain([stem], numbered)
-            if parameter.lower() not in taken
-        )
-        taken.add(parameters[name].lower())
-    return {name: parameters[name] for name in names}
+        parameter = name
+        if not _may_be_parameter(name) or name.lower() in taken:
+            parameter = next(each for each in others if each not in lower)
+        parameters[name] = parameter
+        taken.add(parameter.lower())
+    return parameters
 
 
 def _may_be_parameter(name: str) -> bool:
@@ -254,74 +247,35 @@ def _name_of(spec: Any) -> str:
     return getattr(spec, "name", None) or ""
 
 
-def _input_parts(
-    signature: str, name: str, spec: Any
-) -> dict[str, tf.TensorSpec]:
-    """The tensors of an input, by name."""
-    if isinstance(spec, tf.TensorSpec):
-        specs = [spec]
-    elif isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank:
-        rest = spec.shape[spec.ragged_rank + 1 :]
-        specs = [tf.TensorSpec(tf.TensorShape([None]) + rest, spec.dtype)]
-        splits = tf.TensorSpec([None], spec.row_splits_dtype)
-        specs += [splits] * spec.ragged_rank
-    elif isinstance(spec, tf.SparseTensorSpec):
-        rank = spec.shape.rank
-        specs = [
-            tf.TensorSpec([None, rank], tf.int64),
-            tf.TensorSpec([None], spec.dtype),
-            tf.TensorSpec([rank], tf.int64),
-        ]
-    else:
+def _parts(signature: str, kind: str, name: str, value: Any) -> dict[str, Any]:
+    """The tensors of an input or an output by name, or their specs."""
+    if kind == "input" and not isinstance(value, _SPECS):
         raise TypeError(
             f"Signature '{signature}': input '{name}' must be a tf.TensorSpec, "
-            f"tf.RaggedTensorSpec or tf.SparseTensorSpec, got {spec!r}."
+            f"tf.RaggedTensorSpec or tf.SparseTensorSpec, got {value!r}."
         )
-    return {
-        part: tf.TensorSpec(s.shape, s.dtype, part)
-        for part, s in zip(_part_names(name, spec), specs, strict=True)
-    }
-
-
-def _part_names(name: str, value: Any) -> list[str]:
-    """The names of an input's or output's tensors; value: itself or its spec.
-
-    They are in the order of `tf.nest.flatten(value, expand_composites=True)`.
-    """
-    if isinstance(value, (tf.SparseTensor, tf.SparseTensorSpec)):
-        return [f"{name}_{p}" for p in ("indices", "values", "dense_shape")]
-    splits = getattr(value, "ragged_rank", 0)
-    if not splits:
-        return [name]
-    numbers = [""] if splits == 1 else [f"_{i}" for i in range(splits)]
-    return [f"{name}_values", *(f"{name}_row_splits{i}" for i in numbers)]
-
-
-def _join(spec: Any, tensors: list[tf.Tensor]) -> Any:
-    """Makes an input of its tensors."""
-    if isinstance(spec, tf.SparseTensorSpec):
-        indices, values, dense_shape = tensors
-        sparse = tf.SparseTensor(indices, values, dense_shape)
-        sparse.set_shape(spec.shape)
-        return sparse
-    value, *splits = tensors
-    if not splits:
-        return value
-    # Checked: they come from outside.
-    return tf.RaggedTensor.from_nested_row_splits(value, splits, validate=True)
-
-
-def _output_parts(
-    signature: str, name: str, value: Any
-) -> dict[str, tf.Tensor]:
-    """An output's tensors, by name."""
-    if not tf.is_tensor(value):
+    if kind == "output" and not tf.is_tensor(value):
         raise TypeError(
             f"Signature '{signature}': output '{name}' must be a Tensor, a "
             f"RaggedTensor or a SparseTensor, got {type(value).__name__}."
         )
-    names = _part_names(name, value)
-    if len(names) == 1:
-        return {name: tf.identity(value)}
-    parts = tf.nest.flatten(value, expand_composites=True)
+    names = [name]
+    splits = getattr(value, "ragged_rank", 0)
+    if isinstance(value, (tf.SparseTensor, tf.SparseTensorSpec)):
+        names = [f"{name}_{p}" for p in ("indices", "values", "dense_shape")]
+    elif splits:
+        numbers = [""] if splits == 1 else [f"_{i}" for i in range(splits)]
+        names = [f"{name}_values", *(f"{name}_row_splits{i}" for i in numbers)]
+    parts = nest.flatten(value, expand_composites=True)
     return dict(zip(names, parts, strict=True))
+
+
+def _join(spec: Any, tensors: list[tf.Tensor]) -> Any:
+    """Makes an input of its tensors."""
+    value = nest.pack_sequence_as(spec, tensors, expand_composites=True)
+    if not isinstance(value, tf.RaggedTensor):
+        return value
+    # Checked: they come from outside.
+    return tf.RaggedTensor.from_nested_row_splits(
+        value.flat_values, value.nested_row_splits, validate=True
+    )
