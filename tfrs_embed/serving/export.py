@@ -15,7 +15,7 @@ from tfrs_embed import progress as tasks
 from tfrs_embed._tensorflow import fingerprinting_utils
 from tfrs_embed.serving.functions import served_functions
 from tfrs_embed.serving.graph import save_graph
-from tfrs_embed.serving.rows import FORMATS
+from tfrs_embed.serving.rows import DTYPES
 from tfrs_embed.serving.tables import ServedTables
 from tfrs_embed.serving.values import save_tables
 
@@ -106,8 +106,8 @@ def export(
         RuntimeError: another worker failed.
     """
     path = os.fspath(path).rstrip("/")
-    if rows is not None and rows not in FORMATS:
-        raise ValueError(f"rows must be one of {list(FORMATS)}, got {rows!r}.")
+    if rows is not None and rows not in DTYPES:
+        raise ValueError(f"rows must be one of {list(DTYPES)}, got {rows!r}.")
     functions = served_functions(model, input_signature, signatures or {})
     tables = ServedTables(rows)
     strategy = _strategy(model)

@@ -1,4 +1,9 @@
-"""The formats in which an exported model stores rows of tables."""
+"""The rows of an exported model's tables: how they are stored, and read.
+
+Rows of "int8" are 8 bit integers, with a float32 scale for each row to multiply
+them by: the row's largest magnitude / 127, so that a number is off by half of
+it at most.
+"""
 
 from __future__ import annotations
 
@@ -10,64 +15,31 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.rows import SCALE
 from tfrs_embed.ops.update import PARAMETERS
 
+#: The dtypes that rows may be stored in, by the name that users give.
+DTYPES: dict[str, tf.DType] = {
+    each.name: each for each in (tf.float32, tf.bfloat16, tf.float16, tf.int8)
+}
 
-class RowFormat:
-    """Stores float32 rows as a dtype of floats, and gives them back.
+
+def encode(
+    table: str, rows: tf.Tensor, dtype: tf.DType
+) -> dict[str, tf.Tensor]:
+    """The values that are stored for rows.
 
     Args:
-        dtype: the dtype.
+        table: the table's name, for errors.
+        rows: [n, dim] float32.
+        dtype: one of `DTYPES`.
 
-    Attributes:
-        dtypes: the dtype of each of a table's variables, by name.
+    Returns:
+        These rows of each variable, by name.
+
+    Raises:
+        ValueError: the rows can't be stored.
     """
-
-    def __init__(self, dtype: tf.DType) -> None:
-        self.dtypes = {PARAMETERS: dtype}
-
-    def encode(self, table: str, rows: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The values that are stored for rows.
-
-        Args:
-            table: the table's name, for errors.
-            rows: [n, dim] float32.
-
-        Returns:
-            These rows of each variable, by name.
-
-        Raises:
-            ValueError: the rows can't be stored.
-        """
-        dtype = self.dtypes[PARAMETERS]
-        if dtype == tf.float32:
-            return {PARAMETERS: rows}
-        # NaN stays NaN, and does not spoil the other rows' check.
-        known = tf.where(tf.math.is_nan(rows), 0.0, rows)
-        # Python's floats: numpy would compare in the narrow dtype.
-        largest = float(tf.reduce_max(tf.abs(known)))
-        if largest > float(dtype.max):
-            raise ValueError(
-                f"Table '{table}' can't be exported with {dtype.name} rows: it "
-                f"holds a value of magnitude {largest:g}, and the largest is "
-                f"{float(dtype.max):g}."
-            )
-        return {PARAMETERS: tf.cast(rows, dtype)}
-
-    def gather(self, variables: Mapping[str, Any], ids: tf.Tensor) -> tf.Tensor:
-        """Returns rows, [n, dim] float32; reads no others."""
-        return tf.cast(tf.gather(variables[PARAMETERS], ids), tf.float32)
-
-
-class _Int8(RowFormat):
-    """Rows of 8 bit integers, and a float32 for each row to multiply them by.
-
-    That is the row's largest magnitude / 127, so that a number is off by half
-    of it at most.
-    """
-
-    def __init__(self) -> None:
-        self.dtypes = {PARAMETERS: tf.int8, SCALE: tf.float32}
-
-    def encode(self, table: str, rows: tf.Tensor) -> dict[str, tf.Tensor]:
+    if dtype == tf.float32:
+        return {PARAMETERS: rows}
+    if dtype == tf.int8:
         if not bool(tf.reduce_all(tf.math.is_finite(rows))):
             raise ValueError(
                 f"Table '{table}' can't be exported with int8 rows: it holds "
@@ -75,19 +47,29 @@ class _Int8(RowFormat):
             )
         scale = tf.reduce_max(tf.abs(rows), 1, keepdims=True) / 127.0
         steps = tf.round(tf.math.divide_no_nan(rows, scale))
-        return {
-            PARAMETERS: tf.cast(tf.clip_by_value(steps, -127, 127), tf.int8),
-            SCALE: scale,
-        }
+        steps = tf.cast(tf.clip_by_value(steps, -127, 127), tf.int8)
+        return {PARAMETERS: steps, SCALE: scale}
+    # NaN stays NaN, and does not spoil the other rows' check.
+    known = tf.where(tf.math.is_nan(rows), 0.0, rows)
+    # Python's floats: numpy would compare in the narrow dtype.
+    largest = float(tf.reduce_max(tf.abs(known)))
+    if largest > float(dtype.max):
+        raise ValueError(
+            f"Table '{table}' can't be exported with {dtype.name} rows: it "
+            f"holds a value of magnitude {largest:g}, and the largest is "
+            f"{float(dtype.max):g}."
+        )
+    return {PARAMETERS: tf.cast(rows, dtype)}
 
-    def gather(self, variables: Mapping[str, Any], ids: tf.Tensor) -> tf.Tensor:
-        return super().gather(variables, ids) * tf.gather(variables[SCALE], ids)
 
+def gather(variables: Mapping[str, Any], ids: tf.Tensor) -> tf.Tensor:
+    """Returns rows, [n, dim] float32, of a table's variables; reads no others.
 
-#: The formats by the name that users give.
-FORMATS: dict[str, RowFormat] = {
-    "float32": RowFormat(tf.float32),
-    "bfloat16": RowFormat(tf.bfloat16),
-    "float16": RowFormat(tf.float16),
-    "int8": _Int8(),
-}
+    Args:
+        variables: the table's variables by name.
+        ids: [n], the rows' numbers.
+    """
+    rows = tf.cast(tf.gather(variables[PARAMETERS], ids), tf.float32)
+    return (
+        rows * tf.gather(variables[SCALE], ids) if SCALE in variables else rows
+    )

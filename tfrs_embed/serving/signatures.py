@@ -76,14 +76,9 @@ class ServedFunction:
                 )
                 for leaf in _named(argument, label, i < bare)
             ]
-            parts = _named_parts(name, "input", leaves)
-        specs = {part: spec for each in parts for part, spec in each.items()}
+            specs = _named_parts(name, "input", leaves)
         parameters = _parameters(specs)
-        # Of each leaf, its spec and its tensors' parameters.
-        self._leaves = [
-            (spec, [parameters[part] for part in each])
-            for (_, spec), each in zip(leaves, parts, strict=True)
-        ]
+        # In the order of the arguments' components.
         self._tensors = {
             parameter: tf.TensorSpec(
                 specs[part].shape, specs[part].dtype, parameter
@@ -127,11 +122,11 @@ class ServedFunction:
 
         @tf.function(autograph=False)
         def named(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-            leaves = [
-                _join(spec, [tensors[name] for name in names])
-                for spec, names in self._leaves
-            ]
-            outputs = served(*nest.pack_sequence_as(self._arguments, leaves))
+            components = [tensors[name] for name in self._tensors]
+            given = nest.pack_sequence_as(
+                self._arguments, components, expand_composites=True
+            )
+            outputs = served(*nest.map_structure(_checked, given))
             return self._named_outputs(outputs)
 
         with _explained(self._given):
@@ -148,11 +143,7 @@ class ServedFunction:
                 for name, (_, leaf) in zip(names, leaves, strict=True)
             ]
         parts = _named_parts(self._name, "output", leaves)
-        return {
-            name: tf.identity(part)
-            for each in parts
-            for name, part in each.items()
-        }
+        return {name: tf.identity(part) for name, part in parts.items()}
 
 
 @contextlib.contextmanager
@@ -188,16 +179,15 @@ def _word(name: str) -> str:
 
 def _named_parts(
     signature: str, kind: str, leaves: Iterable[tuple[str, Any]]
-) -> list[dict[str, Any]]:
-    """Each leaf's tensors, or their specs, by names that are unique.
+) -> dict[str, Any]:
+    """The leaves' tensors, or their specs, by names that are unique.
 
     Args:
         signature: the signature's name, for errors.
         kind: "input" or "output".
         leaves: the leaves with their names.
     """
-    found: list[dict[str, Any]] = []
-    taken: set[str] = set()
+    found: dict[str, Any] = {}
     for name, leaf in leaves:
         if not name:
             raise ValueError(
@@ -206,13 +196,12 @@ def _named_parts(
             )
         parts = _parts(signature, kind, name, leaf)
         for part in parts:
-            if part in taken:
+            if part in found:
                 raise ValueError(
                     f"Signature '{signature}': two {kind}s would be named "
                     f"'{part}'."
                 )
-        taken.update(parts)
-        found.append(parts)
+        found.update(parts)
     return found
 
 
@@ -270,12 +259,10 @@ def _parts(signature: str, kind: str, name: str, value: Any) -> dict[str, Any]:
     return dict(zip(names, parts, strict=True))
 
 
-def _join(spec: Any, tensors: list[tf.Tensor]) -> Any:
-    """Makes an input of its tensors."""
-    value = nest.pack_sequence_as(spec, tensors, expand_composites=True)
+def _checked(value: Any) -> Any:
+    """An input; one of ragged ids is checked, as it comes from outside."""
     if not isinstance(value, tf.RaggedTensor):
         return value
-    # Checked: they come from outside.
     return tf.RaggedTensor.from_nested_row_splits(
         value.flat_values, value.nested_row_splits, validate=True
     )

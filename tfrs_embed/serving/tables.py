@@ -18,7 +18,7 @@ from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.rows import KEYS, SCALE, Rows, VariableRows
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.serving.rows import FORMATS
+from tfrs_embed.serving import rows as stored_rows
 
 _current: contextvars.ContextVar[ServedTables | None] = contextvars.ContextVar(
     "served_tables", default=None
@@ -67,17 +67,16 @@ class ServedTables:
         Returns:
             [n, dim] float32; of a key without a row, zeros.
         """
-        table = self._table(layer, state)
-        stored = table.variables
+        stored = self._table(layer, state).variables
         if KEYS not in stored:
-            return table.rows.gather(stored, ids)
+            return stored_rows.gather(stored, ids)
         keys = stored[KEYS]
         if keys.shape[0] == 0:
             return tf.zeros([tf.size(ids), state.spec.dim])
         place = tf.searchsorted(keys, ids, out_type=tf.int64)
         place = tf.minimum(place, keys.shape[0] - 1)
         known = tf.equal(tf.gather(keys, place), ids)
-        rows = table.rows.gather(stored, place)
+        rows = stored_rows.gather(stored, place)
         return tf.where(known[:, None], rows, tf.zeros_like(rows))
 
     def _table(self, layer: Any, state: TableState) -> ServedTable:
@@ -116,23 +115,21 @@ class ServedTable(Trackable):
     Args:
         state: the table.
         rows: the dtype that its rows are stored in; None: its own.
-
-    Attributes:
-        rows: how its rows are stored.
     """
 
     def __init__(self, state: TableState, rows: str | None) -> None:
         self.name = state.spec.name
         self.variables: dict[str, tf.Variable] = {}
         self._source = state.variables
-        self.rows = FORMATS[rows or state.spec.dtype]
+        self._dtype = stored_rows.DTYPES[rows or state.spec.dtype]
         num_rows, dim = state.spec.vocabulary_size, state.spec.dim
         if KEYS in self._source:
             num_rows = len(self._source[KEYS].numpy())
             self._add(KEYS, (num_rows,), tf.int64)
         self._shape = (num_rows, dim)
-        for name, dtype in self.rows.dtypes.items():
-            self._add(name, (num_rows, 1 if name == SCALE else dim), dtype)
+        self._add(PARAMETERS, (num_rows, dim), self._dtype)
+        if self._dtype == tf.int8:
+            self._add(SCALE, (num_rows, 1), tf.float32)
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: tf.DType) -> None:
         variable = UninitializedVariable(
@@ -164,7 +161,7 @@ class ServedTable(Trackable):
                 rows = table.read_rows(start, size)
                 with tf.device("CPU:0"):
                     rows = tf.cast(rows, tf.float32)
-                    stored = self.rows.encode(self.name, rows)
+                    stored = stored_rows.encode(self.name, rows, self._dtype)
                 yield start, stored
 
     def _blocks_by_key(self) -> Iterator[tuple[int, dict[str, tf.Tensor]]]:
@@ -173,5 +170,7 @@ class ServedTable(Trackable):
         with tf.device("CPU:0"):
             for start, size in bundle.blocks(self._shape, tf.float32):
                 here = slice(start, start + size)
-                stored = self.rows.encode(self.name, tf.constant(rows[here]))
+                stored = stored_rows.encode(
+                    self.name, tf.constant(rows[here]), self._dtype
+                )
                 yield start, {KEYS: tf.constant(keys[here]), **stored}
