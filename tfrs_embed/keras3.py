@@ -31,9 +31,7 @@ What differs from the layers of tf_keras is Keras 3's own:
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -54,7 +52,6 @@ from tfrs_embed.layers import (
     engine_layer,
     partial_tpu_embedding,
 )
-from tfrs_embed.layers.base import Front
 from tfrs_embed.optimizers.conversion import DECLARED
 from tfrs_embed.strategies import is_tpu
 from tfrs_embed.version import OLDEST_KERAS_3
@@ -66,8 +63,6 @@ __all__ = [
     "Embedding",
     "PartialTPUEmbedding",
 ]
-
-T = TypeVar("T", bound=type)
 
 
 def _minor(version: str) -> tuple[int, ...]:
@@ -88,8 +83,18 @@ if keras.backend.backend() != "tensorflow":
     )
 
 
+def _name_of(table: str) -> str:
+    """A table's name as Keras 3 allows it, and graphs in names of their own."""
+    parts = escape(table, "/.%>").split("%")
+    return ">".join(in_graphs(part) for part in parts)
+
+
 class _Layer(keras.layers.Layer):
     """A Keras 3 layer that is given ids, and hands tensors on as they are."""
+
+    _keras = keras
+    _layer_name = staticmethod(_name_of)
+    _traces_shapes = staticmethod(traces_shapes)
 
     def __init__(self, **kwargs: Any) -> None:
         _refuse_strategy(type(self).__name__, kwargs.get("name"))
@@ -98,18 +103,7 @@ class _Layer(keras.layers.Layer):
         self._allow_non_tensor_positional_args = True
         self.supports_jit = False
 
-    @tf.autograph.experimental.do_not_convert
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer, as every Keras layer is called.
-
-        Raises:
-            TypeError: an argument is misspelt, or a tensor is tf_keras's.
-        """
-        _refuse_keras_2(self.name, (args, kwargs))
-        args, kwargs = self._for_keras(args, kwargs)
-        if args and isinstance(args[0], Mapping) and not args[0]:
-            # Keras would build a layer without shapes.
-            return self.call(*args, **kwargs)
         args, kwargs = keras.tree.map_structure(_to_tensor, (args, kwargs))
         return super().__call__(*args, **kwargs)
 
@@ -158,12 +152,9 @@ class _Layer(keras.layers.Layer):
         pass
 
     def _add_variable(self, name: str, **kwargs: Any) -> Any:
-        # At once: replicas' gradients come with TensorFlow's variable, which
-        # needs the mark as well.
+        # At once: replicas' gradients come with TensorFlow's variable.
         with creating_variables(), tf.init_scope():
-            table = self.add_weight(name=name, autocast=False, **kwargs)
-        mark_table(table)
-        return table
+            return self.add_weight(name=name, autocast=False, **kwargs)
 
 
 class _TableVariable(keras.Variable):
@@ -226,22 +217,13 @@ class _OpenShape(tf.TensorShape):
     __hash__ = tf.TensorShape.__hash__
 
 
-class EngineLayer(engine_layer.EngineLayer, keras.layers.Layer):
-    """Looks up an engine's tables, and trains them in the backward pass.
-
-    Args:
-        engine: the engine.
-        **kwargs: `name`, `dtype`, `trainable`, as in every Keras layer.
-    """
-
-    def _add_variable(self, name: str, **kwargs: Any) -> Any:
-        return self.add_weight(
-            name=name, dtype="float32", autocast=False, **kwargs
-        )
+class EngineLayer(engine_layer.EngineLayer, _Layer):
+    """The layer around an engine as a layer of Keras 3."""
 
     def _list_weights(self, variables: list[tuple[str, Any]]) -> None:
-        for name, variable in variables:
-            self._track_variable(_TableVariable(name, variable))
+        with creating_variables():
+            for name, variable in variables:
+                self._track_variable(_TableVariable(name, variable))
 
     @property
     def weights(self) -> list[keras.Variable]:
@@ -254,12 +236,6 @@ class EngineLayer(engine_layer.EngineLayer, keras.layers.Layer):
         """The same."""
         self._drain_eagerly()
         return super().variables
-
-
-def _name_of(table: str) -> str:
-    """A table's name as Keras 3 allows it, and graphs in names of their own."""
-    parts = escape(table, "/.%>").split("%")
-    return ">".join(in_graphs(part) for part in parts)
 
 
 def _to_tensor(value: Any) -> Any:
@@ -277,58 +253,28 @@ def _is_symbolic(value: Any) -> bool:
     return isinstance(value, keras.KerasTensor)
 
 
-def _refuse_keras_2(name: str, inputs: Any) -> None:
-    """Raises where a layer is called by, or with symbols of, tf_keras."""
-    for each in keras.tree.flatten(inputs):
-        owner = type(each).__name__.endswith("KerasTensor") and kerases.of(each)
-        if owner and owner is not keras:
-            raise TypeError(
-                f"Layer '{name}' is called with a KerasTensor of tf_keras "
-                "(Keras 2), but it is a layer of Keras 3. Make the model of "
-                "keras.Model and keras.Input, or take the layer of tfrs_embed "
-                "itself."
-            )
-    module = sys.modules.get("tf_keras.src.engine.base_layer_utils")
-    get_context = getattr(module, "call_context", None)
-    if get_context is not None and get_context().in_call:
-        caller = get_context().layer
-        raise TypeError(
-            f"Layer '{name}' is called by {type(caller).__name__} "
-            f"'{caller.name}' of tf_keras (Keras 2), but it is a layer of "
-            "Keras 3, whose weights tf_keras can't train. Make the model of "
-            "keras.Model, or take the layer of tfrs_embed itself."
-        )
-
-
 def _refuse_strategy(kind: str, name: str | None) -> None:
     """Raises under a strategy that Keras 3 can't train with."""
     strategy = tf.distribute.get_strategy()
-    workers = tf.distribute.MultiWorkerMirroredStrategy
-    if is_tpu(strategy) or isinstance(strategy, workers):
-        # TensorFlow's class of workers has another name than it is known by.
-        own = (
-            type(strategy).__name__
-            if is_tpu(strategy)
-            else "MultiWorkerMirroredStrategy"
-        )
-        raise NotImplementedError(
-            f"{kind}{f' {name!r}' if name else ''}: Keras 3 doesn't train "
-            f"under {own}; tf_keras does. Take the layer of tfrs_embed itself, "
-            "in a model of tf_keras."
-        )
+    own = type(strategy).__name__
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        own = "MultiWorkerMirroredStrategy"  # Its class has another name.
+    elif not is_tpu(strategy):
+        return
+    raise NotImplementedError(
+        f"{kind}{f' {name!r}' if name else ''}: Keras 3 doesn't train under "
+        f"{own}; tf_keras does. Take the layer of tfrs_embed itself, in a "
+        "model of tf_keras."
+    )
 
 
-def _of_keras_3(layer: T) -> T:
-    register = keras.saving.register_keras_serializable(package="tfrs_embed")
-    return register(layer)
-
-
+_register = keras.saving.register_keras_serializable("tfrs_embed")
 # Keras may find one in the config of a user's own layer.
 for _declared in DECLARED:
-    _of_keras_3(_declared)
+    _register(_declared)
 
 
-@_of_keras_3
+@_register
 class Embedding(embedding.Embedding, _Layer):
     """`tfrs_embed.Embedding` as a layer of Keras 3.
 
@@ -338,8 +284,13 @@ class Embedding(embedding.Embedding, _Layer):
         TensorShape([3, 16])
     """
 
+    def _add_variable(self, name: str, **kwargs: Any) -> Any:
+        table = super()._add_variable(name, **kwargs)
+        mark_table(table)
+        return table
 
-@_of_keras_3
+
+@_register
 class PartialTPUEmbedding(partial_tpu_embedding.PartialTPUEmbedding, _Layer):
     """`tfrs_embed.PartialTPUEmbedding` as a layer of Keras 3.
 
@@ -354,7 +305,7 @@ class PartialTPUEmbedding(partial_tpu_embedding.PartialTPUEmbedding, _Layer):
     """
 
 
-@_of_keras_3
+@_register
 class DistributedEmbedding(distributed_embedding.DistributedEmbedding, _Layer):
     """`tfrs_embed.DistributedEmbedding` as a layer of Keras 3.
 
@@ -370,7 +321,7 @@ class DistributedEmbedding(distributed_embedding.DistributedEmbedding, _Layer):
     """
 
 
-@_of_keras_3
+@_register
 class DynamicEmbedding(dynamic_embedding.DynamicEmbedding, _Layer):
     """`tfrs_embed.DynamicEmbedding` as a layer of Keras 3.
 
@@ -381,7 +332,7 @@ class DynamicEmbedding(dynamic_embedding.DynamicEmbedding, _Layer):
     """
 
 
-@_of_keras_3
+@_register
 class All2AllDenseEmbedding(
     all2all_dense_embedding.All2AllDenseEmbedding, _Layer
 ):
@@ -400,11 +351,5 @@ class All2AllDenseEmbedding(
     """
 
 
-_Layer._front = EngineLayer._front = Front(
-    keras=keras,
-    embedding=Embedding,
-    engine_layer=EngineLayer,
-    layer_name=_name_of,
-    creating=creating_variables,
-    traces_shapes=traces_shapes,
-)
+_Layer._embedding_class = Embedding
+_Layer._engine_layer_class = EngineLayer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -15,7 +14,7 @@ from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import ChangeIds
-from tfrs_embed.layers.table_arguments import KeyArguments
+from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.strategies import is_tpu
@@ -123,7 +122,6 @@ class All2AllDenseEmbedding(TableLayer):
     _CHECKPOINTED = (_TABLE, "step")
     # Conversions of files know the layer by it.
     _ENGINE_NAME = "engine"
-    _arguments: _Arguments
 
     @named
     def __init__(
@@ -151,43 +149,54 @@ class All2AllDenseEmbedding(TableLayer):
                 "a MultiWorkerMirroredStrategy, not "
                 f"{type(self._strategy).__name__}."
             )
-        initializers = self._front.keras.initializers
+        initializers = self._keras.initializers
         with errors.of_layer(self.name):
-            arguments = _Arguments(
-                max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
-                embedding_vec_size=embedding_vec_size,
-                slot_num=slot_num,
-                nnz_per_slot=nnz_per_slot,
-                dynamic_input=dynamic_input,
+            rows = integer(
+                max_vocabulary_size_per_gpu, "max_vocabulary_size_per_gpu"
+            )
+            dim = integer(embedding_vec_size, "embedding_vec_size")
+            slots = integer(slot_num, "slot_num")
+            keys_of_slot = integer(nnz_per_slot, "nnz_per_slot")
+            dtype = _key_dtype(key_dtype)
+            rules = {
+                "admission": admission,
+                "eviction": eviction,
+                "when_full": when_full,
+            }
+            keys = None
+            if flag(use_hashtable, "use_hashtable"):
+                keys = KeysOfShards(dtype, **rules)
+            elif given := [n for n, each in rules.items() if each is not None]:
+                raise ValueError(
+                    "with use_hashtable=False every key has its row: "
+                    f"{', '.join(given)} can't be honoured."
+                )
+            arguments = TableArguments(
+                max_vocabulary_size_per_gpu=rows,
+                embedding_vec_size=dim,
+                slot_num=slots,
+                nnz_per_slot=keys_of_slot,
+                dynamic_input=flag(dynamic_input, "dynamic_input"),
                 use_hashtable=use_hashtable,
-                key_dtype=key_dtype,
+                key_dtype=dtype,
                 embedding_initializer=initializers.get(embedding_initializer),
                 optimizer=optimizer,
-                admission=admission,
-                eviction=eviction,
-                when_full=when_full,
                 communication_dtype=communication_dtype,
-                # The table is an engine's, however small.
-                size_threshold=0,
+                **rules,
             )
             table = configs.TableConfig(
                 _TABLE,
-                arguments.max_vocabulary_size_per_gpu
-                * self._strategy.num_replicas_in_sync,
-                arguments.embedding_vec_size,
-                arguments.embedding_initializer
+                rows * self._strategy.num_replicas_in_sync,
+                dim,
+                arguments.given["embedding_initializer"]
                 or initializers.RandomUniform(-0.05, 0.05),
-                keys=arguments.keys(),
+                keys=keys,
             )
+        shape = (None,) if dynamic_input else (None, slots, keys_of_slot)
         feature = configs.FeatureConfig(
-            self.name,
-            table,
-            output_shape=(
-                *arguments.keys_shape,
-                arguments.embedding_vec_size,
-            ),
+            self.name, table, output_shape=(*shape, dim)
         )
-        spec = configs.parse(feature, self._front.keras, self.name)
+        spec = configs.parse(feature, self._keras, self.name)
         self._place(spec, arguments)
         self.table: TableState = self.tables[_TABLE]
 
@@ -208,14 +217,15 @@ class All2AllDenseEmbedding(TableLayer):
                 f"Layer '{self.name}': keys must be a Tensor, got "
                 f"{type(inputs).__name__}."
             )
-        keys, dtype = tf.convert_to_tensor(inputs), self._arguments.key_dtype
+        keys = tf.convert_to_tensor(inputs)
+        dtype = self._arguments.given["key_dtype"]
         if keys.dtype != dtype:
             raise TypeError(
                 f"Layer '{self.name}': keys must be of key_dtype={dtype.name}, "
                 f"got {keys.dtype.name}."
             )
         self.compute_output_shape(keys.shape)
-        return self._lookup([keys], [None], training)
+        return super().call(keys, training=training)
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         """The shape of the output for keys of `input_shape`.
@@ -229,32 +239,31 @@ class All2AllDenseEmbedding(TableLayer):
         Raises:
             ValueError: the arguments say another shape.
         """
-        shape, arguments = tf.TensorShape(input_shape), self._arguments
-        wanted = tf.TensorShape(arguments.keys_shape)
+        shape, [feature] = tf.TensorShape(input_shape), self._spec.features
+        wanted = tf.TensorShape(feature.output_shape)
         if shape.rank is None or not shape.is_compatible_with(wanted):
+            given = self._arguments.given
             text = "[k], as dynamic_input=True says"
-            if not arguments.dynamic_input:
+            if not given["dynamic_input"]:
                 text = (
-                    f"[batch, slot_num={arguments.slot_num}, "
-                    f"nnz_per_slot={arguments.nnz_per_slot}]"
+                    f"[batch, slot_num={given['slot_num']}, "
+                    f"nnz_per_slot={given['nnz_per_slot']}]"
                 )
             raise ValueError(
                 f"Layer '{self.name}': keys must have the shape {text}, got "
                 f"{shape}."
             )
-        return tf.TensorShape(
-            [*shape.merge_with(wanted), arguments.embedding_vec_size]
-        )
+        return shape.merge_with(wanted) + tf.TensorShape([feature.table.dim])
 
     def _describe(self) -> handshake.Facts:
-        facts, arguments = super()._describe(), self._arguments
+        facts, given = super()._describe(), self._arguments.given
         names = ("slot_num", "nnz_per_slot", "dynamic_input", "use_hashtable")
-        own = {name: getattr(arguments, name) for name in names}
-        own["key_dtype"] = arguments.key_dtype.name
+        own = {name: given[name] for name in names}
+        own["key_dtype"] = given["key_dtype"].name
         return {**facts, "": {**facts[""], **own}}
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
-        return change(inputs, self._arguments.key_dtype, False)
+        return change(inputs, self._arguments.given["key_dtype"], False)
 
     @property
     def table_optimizer(self) -> TableOptimizer | None:
@@ -307,59 +316,15 @@ class All2AllDenseEmbedding(TableLayer):
         return self.table
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Arguments(KeyArguments):
-    """The layer's arguments; see the class."""
-
-    max_vocabulary_size_per_gpu: int
-    embedding_vec_size: int
-    slot_num: int
-    nnz_per_slot: int
-    dynamic_input: bool
-    use_hashtable: bool
-    eviction: Any
-
-    def __post_init__(self) -> None:
-        """Checks the values."""
-        for name in (
-            "max_vocabulary_size_per_gpu",
-            "embedding_vec_size",
-            "slot_num",
-            "nnz_per_slot",
-        ):
-            object.__setattr__(self, name, integer(getattr(self, name), name))
-        for name in ("dynamic_input", "use_hashtable"):
-            flag(getattr(self, name), name)
-        try:
-            dtype = tf.as_dtype(self.key_dtype)
-        except TypeError:
-            dtype = None
-        if dtype not in KEY_DTYPES:
-            raise ValueError(
-                f"key_dtype must be one of {[d.name for d in KEY_DTYPES]}, got "
-                f"{self.key_dtype!r}."
-            )
-        object.__setattr__(self, "key_dtype", dtype)
-        names = ("admission", "eviction", "when_full")
-        given = [name for name in names if getattr(self, name) is not None]
-        if given and not self.use_hashtable:
-            raise ValueError(
-                "with use_hashtable=False every key has its row: "
-                f"{', '.join(given)} can't be honoured."
-            )
-        super().__post_init__()
-
-    def keys(self) -> KeysOfShards | None:
-        """How keys come and go; None: they are the rows' numbers."""
-        if not self.use_hashtable:
-            return None
-        return KeysOfShards(
-            self.key_dtype, self.admission, self.eviction, self.when_full
+def _key_dtype(value: Any) -> tf.DType:
+    """A dtype that keys may have; raises a ValueError for others."""
+    try:
+        dtype = tf.as_dtype(value)
+    except TypeError:
+        dtype = None
+    if dtype not in KEY_DTYPES:
+        raise ValueError(
+            f"key_dtype must be one of {[d.name for d in KEY_DTYPES]}, got "
+            f"{value!r}."
         )
-
-    @property
-    def keys_shape(self) -> tuple[int | None, ...]:
-        """The shape that keys must have; None: any size."""
-        if self.dynamic_input:
-            return (None,)
-        return (None, self.slot_num, self.nnz_per_slot)
+    return dtype

@@ -7,14 +7,13 @@ class comes before the front's among the bases of the class that users make.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
 from tfrs_embed import arguments
+from tfrs_embed.layers import errors, other_keras
 
 #: Changes the ids of a feature. It is also given the dtype that ids have, and
 #: whether they are ragged; None: that is not known.
@@ -24,28 +23,6 @@ ChangeIds = Callable[[Any, tf.DType, bool | None], Any]
 _OF_CALLS = ("training", "mask", "weights")
 
 
-@dataclasses.dataclass(frozen=True)
-class Front:
-    """A Keras, as bodies know it.
-
-    Attributes:
-        keras: its package.
-        embedding: the layer of small tables, which the optimizer trains.
-        engine_layer: the layer around engines.
-        creating: a context in which variables are made at once, even while the
-            Keras only traces what a model returns.
-        layer_name: makes a layer's name of a table's.
-        traces_shapes: whether it calls a model with placeholders, for shapes.
-    """
-
-    keras: Any
-    embedding: Any
-    engine_layer: Any
-    layer_name: Callable[[str], str]
-    creating: Callable[[], contextlib.AbstractContextManager[Any]]
-    traces_shapes: Callable[[], bool]
-
-
 class Layer:
     """The body of a layer.
 
@@ -53,8 +30,17 @@ class Layer:
         **kwargs: those of every Keras layer.
     """
 
-    #: Set by the front.
-    _front: ClassVar[Front]
+    # What a front brings, besides the methods below.
+    #: Its Keras's package.
+    _keras: ClassVar[Any]
+    #: The layer of small tables, which the model's optimizer trains.
+    _embedding_class: ClassVar[Any]
+    #: The layer around engines.
+    _engine_layer_class: ClassVar[Any]
+    #: Makes a layer's name of a table's.
+    _layer_name: ClassVar[Any]
+    #: Whether the Keras calls a model with placeholders, for shapes.
+    _traces_shapes: ClassVar[Any]
 
     if TYPE_CHECKING:
         # A Keras's own, which the front brings.
@@ -66,52 +52,47 @@ class Layer:
         activity_regularizer: Any
         supports_masking: bool
         _dtype_policy: Any
-        call: Callable[..., Any]
+        build: Any
+        call: Any
+        get_config: Any
+        _track_trackable: Any
+        _trackable_children: Any
+        #: Takes a weight's name, and the arguments of Keras's `add_weight`.
+        _add_variable: Any
 
         def __init__(self, **kwargs: Any) -> None:
             """Makes the layer."""
 
-        def build(self, input_shape: Any = None) -> None:
-            """Makes the layer's variables."""
-
-        def get_config(self) -> dict[str, Any]:
-            """The arguments."""
-
-        def _add_variable(self, name: str, **kwargs: Any) -> Any:
-            """Makes a float32 weight; see `Front`'s layers."""
-
-        def _track_trackable(
-            self, value: Any, name: str, overwrite: bool = False
-        ) -> None:
-            """Has checkpoints hold an object."""
-
-        def _trackable_children(
-            self, save_type: str = "checkpoint", **kwargs: Any
-        ) -> dict[str, Any]:
-            """The objects that checkpoints hold."""
-
-    def _for_keras(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call's arguments, as Keras is given them.
+    @errors.without_input_dump
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer, as every Keras layer is called.
 
         Raises:
-            TypeError: the name of one is misspelt.
+            TypeError: an argument is misspelt; or the layer is called by a
+                model, or with inputs, of the other Keras.
         """
+        other_keras.refuse_call(self.name, self._keras, (args, kwargs))
         rare = [name for name in kwargs if name not in _OF_CALLS]
         if rare:
             known, more = arguments.names(type(self).call)
             unknown = [n for n in rare if n not in known and not more]
             where = f"A call of layer '{self.name}'"
             arguments.require_known(where, unknown, known)
-        if self._front.traces_shapes():
-            args, kwargs = self._from_shapes(*args, **kwargs)
-        partial = bool(kwargs.get("partial", False))
-        if args:
-            args = (self._prepare(args[0], partial), *args[1:])
-        elif "inputs" in kwargs:
-            kwargs["inputs"] = self._prepare(kwargs["inputs"], partial)
-        return args, kwargs
+        inputs = args[0] if args else kwargs.get("inputs")
+        if inputs is not None:
+            if self._traces_shapes():
+                # A Keras rebuilds a loaded model of the shapes of its inputs
+                # alone, and takes all of them for dense floats. Such a graph
+                # never runs, so weights are left out.
+                inputs = self._map_ids(_as_ids, inputs)
+                args = args[:1]
+                kwargs.pop("weights", None)
+            inputs = self._prepare(inputs, bool(kwargs.get("partial", False)))
+            if args:
+                args = (inputs, *args[1:])
+            else:
+                kwargs["inputs"] = inputs
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def _prepare(self, inputs: Any, partial: bool) -> Any:
         """What Keras is given in place of a call's inputs.
@@ -132,22 +113,6 @@ class Layer:
         return tf.nest.map_structure(
             lambda ids: change(ids, tf.int64, False), inputs
         )
-
-    def _from_shapes(
-        self, inputs: Any, *others: Any, **kwargs: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call's arguments, of placeholders that a Keras made of shapes.
-
-        A Keras rebuilds a loaded model of the shapes of its inputs alone, and
-        takes all of them for dense floats. Such a graph never runs, so weights
-        are left out.
-
-        Returns:
-            Positional arguments, with ids of the right dtype and kind, and
-            arguments by keyword.
-        """
-        kwargs.pop("weights", None)
-        return (self._map_ids(_as_ids, inputs),), kwargs
 
 
 def _as_ids(ids: Any, dtype: tf.DType, ragged: bool | None) -> Any:

@@ -22,7 +22,6 @@ from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import lookup_bags
 from tfrs_embed.ops.tensors import to_tensor
 from tfrs_embed.planner.plans import Plan
-from tfrs_embed.sparsecore.stacking import Stacking
 from tfrs_embed.types import InvalidIds, LayerArguments, Optimizer
 
 if TYPE_CHECKING:
@@ -111,12 +110,8 @@ class DistributedEmbedding(TableLayer):
             or Python's lists.
         weights: None, or weights in the same nesting, each None or of the kind,
             shape, row lengths or indices of its ids. They get no gradient.
-        training: as in every Keras layer. True: the step may be pipelined.
-            False: tables that an engine holds are constants, which have no
-            gradient; docs/gradients.md is about these.
-        partial: whether `inputs` may leave features out: keys of dicts, or
-            None in place of entries of lists and tuples. So are their outputs.
-            Tables without a feature in the call are neither read nor updated.
+        training: see `PartialTPUEmbedding`.
+        partial: see `PartialTPUEmbedding`.
 
     Output shape:
         The nesting of `feature_configs`, each [batch, dim]: the ids of a sample
@@ -138,7 +133,6 @@ class DistributedEmbedding(TableLayer):
 
     _FEATURES = "feature_configs"
     _KERAS_TRAINS = False
-    _arguments: _Arguments
 
     @named
     def __init__(
@@ -159,7 +153,7 @@ class DistributedEmbedding(TableLayer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        arguments = _Arguments(
+        arguments = TableArguments(
             optimizer=optimizer,
             pipeline_execution_with_tensor_core=bool(
                 pipeline_execution_with_tensor_core
@@ -174,7 +168,7 @@ class DistributedEmbedding(TableLayer):
             update_stats=bool(update_stats),
             strict_shapes=bool(strict_shapes),
         )
-        spec = configs.parse(feature_configs, self._front.keras)
+        spec = configs.parse(feature_configs, self._keras)
         template = spec.structure.template
         if isinstance(template, dict) and _PREPROCESSED in template:
             raise ValueError(
@@ -188,20 +182,22 @@ class DistributedEmbedding(TableLayer):
                 with_output_shape(f, replicas) for f in spec.features
             ),
         )
-        self._place(spec, arguments, stacking=Stacking.of(table_stacking))
+        self._place(spec, arguments)
 
     def _prepare(self, inputs: Any, partial: bool) -> Any:
         # Keras would make a tensor of each number in a list.
         if _is_preprocessed(inputs):
             return inputs
         ids, _ = self._flatten(inputs, None, partial)
-        present = [not partial or i is not None for i in ids]
-        return self._spec.structure.pack(ids, present)
+        given = [
+            i for i in range(len(ids)) if not partial or ids[i] is not None
+        ]
+        return self._pack(given, [ids[i] for i in given])
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         if not _is_preprocessed(inputs):
             return super()._map_ids(change, inputs)
-        # Without the weights, as `_from_shapes` leaves them out.
+        # Without the weights, which are left out here.
         ids = super()._map_ids(change, inputs[_PREPROCESSED]["inputs"])
         return {_PREPROCESSED: {"inputs": ids}}
 
@@ -255,7 +251,7 @@ class DistributedEmbedding(TableLayer):
         ids, flat_weights = self._flatten(inputs, weights, bool(partial))
         given, called = self._select(ids, flat_weights, bool(partial))
         bags = self._to_bags(called, training=False)
-        if training and self._arguments.update_stats:
+        if training and self._arguments.given["update_stats"]:
             if not tf.executing_eagerly():
                 raise RuntimeError(
                     f"Layer '{self.name}' has update_stats set, but can't "
@@ -270,11 +266,9 @@ class DistributedEmbedding(TableLayer):
             engine: Any = self._engine
             if isinstance(engine, FixedBatches):
                 engine.raise_limits(lookup_bags(called.features, bags))
-        structure = self._spec.structure
-        present = [i in given for i in range(len(ids))]
-        result = {"inputs": structure.pack(ids, present)}
+        result = {"inputs": self._pack(given, called.ids)}
         if any(w is not None for w in flat_weights):
-            result["weights"] = structure.pack(flat_weights, present)
+            result["weights"] = self._pack(given, called.weights)
         return {_PREPROCESSED: result}
 
     def get_embedding_tables(self) -> dict[str, tf.Tensor]:
@@ -370,7 +364,7 @@ class DistributedEmbedding(TableLayer):
                 batch, *rest = declared
                 batch = batch and batch // parts
                 shape = InputShape(
-                    (batch, *rest), self._arguments.strict_shapes
+                    (batch, *rest), self._arguments.given["strict_shapes"]
                 )
             shapes.append(shape)
         return shapes
@@ -394,15 +388,6 @@ class DistributedEmbedding(TableLayer):
             if declared is not None:
                 declared.check_static(feature, shape, rows=True)
         return shapes
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Arguments(TableArguments):
-    """The layer's arguments; see the class."""
-
-    table_stacking: Any
-    update_stats: bool
-    strict_shapes: bool
 
 
 def _is_preprocessed(inputs: Any) -> bool:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import configs
-from tfrs_embed.arguments import named
+from tfrs_embed.arguments import as_int, named
 from tfrs_embed.distribution.key_shards import shards_of
 from tfrs_embed.dynamic_keys import DynamicKeys
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.layers import errors
-from tfrs_embed.layers.table_arguments import KeyArguments, check_integer
+from tfrs_embed.layers.table_arguments import TableArguments, check_integer
 from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
@@ -110,29 +109,41 @@ class DynamicEmbedding(TableLayer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        keras = self._front.keras
+        keras = self._keras
         with errors.of_layer(self.name):
-            vocabulary = _Vocabulary(initial_vocabulary)
+            given, own = _read(initial_vocabulary)
             keys = DynamicKeys(
-                key_dtype or vocabulary.dtype,
+                key_dtype or own,
                 admission,
                 eviction_policy,
                 when_full,
                 candidates,
                 max_rows,
             )
-            vocabulary.convert(keys.dtype)
+            vocabulary = _convert(given, own, keys.dtype)
             rows = check_integer(input_dim, "input_dim", 1)
             if rows is None:
                 world = self._strategy.num_replicas_in_sync
-                rows = vocabulary.rows(keys.dtype, world)
+                rows = len(vocabulary)
+                if world > 1 and rows:
+                    # Each replica has the rows of its keys.
+                    shards = shards_of(
+                        as_int64(
+                            "initial_vocabulary",
+                            keys.dtype,
+                            vocabulary,
+                            Checks(),
+                        ).numpy(),
+                        world,
+                    )
+                    rows = world * int(np.bincount(shards).max())
             if rows == 0:
                 raise ValueError(
                     "give it an input_dim, or an initial vocabulary."
                 )
-            if rows < len(vocabulary.keys):
+            if rows < len(vocabulary):
                 raise ValueError(
-                    f"an initial vocabulary of {len(vocabulary.keys)} keys "
+                    f"an initial vocabulary of {len(vocabulary)} keys "
                     f"needs as many rows, and input_dim is {rows}."
                 )
             table = configs.TableConfig(
@@ -143,9 +154,9 @@ class DynamicEmbedding(TableLayer):
                 combiner=combiner,
                 keys=keys,
             )
-            arguments = _Arguments(
+            arguments = TableArguments(
                 output_dim=output_dim,
-                initial_vocabulary=vocabulary.keys.tolist() or None,
+                initial_vocabulary=vocabulary.tolist() or None,
                 eviction_policy=keys.eviction,
                 input_dim=rows,
                 embedding_initializer=table.initializer,
@@ -164,16 +175,6 @@ class DynamicEmbedding(TableLayer):
         )
         self._place(spec, arguments)
 
-    @errors.without_input_dump
-    def call(  # type: ignore[override]
-        self,
-        inputs: Any,
-        weights: Any = None,
-        training: bool | None = None,
-    ) -> tf.Tensor:
-        """Looks keys up; see the class."""
-        return self._lookup([inputs], [weights], training)
-
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         """The shape of the output for dense keys of `input_shape`."""
         dim = self._spec.tables[0].dim
@@ -189,113 +190,82 @@ class DynamicEmbedding(TableLayer):
 
     def _make_tables(self) -> None:
         super()._make_tables()
-        if len(self._vocabulary.keys):
-            state = self.tables[_TABLE]
-            assert isinstance(state, DynamicTable)
+        if len(self._vocabulary):
             with tf.init_scope():
                 # What a checkpoint brought is later than the first keys.
-                if not state.size:
-                    state.give_rows(self._vocabulary.keys)
+                if not self.table.size:
+                    self.table.give_rows(self._vocabulary)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Arguments(KeyArguments):
-    """The layer's arguments; see the class."""
-
-    output_dim: int
-    initial_vocabulary: list[Any] | None
-    eviction_policy: Any
-    input_dim: int
-    combiner: str
-    candidates: int | None
-    max_rows: int | None
-
-
-class _Vocabulary:
-    """The keys that have rows from the beginning.
+def _read(vocabulary: Any) -> tuple[Any, tf.DType]:
+    """Reads an initial vocabulary.
 
     Args:
-        given: the keys as the layer is given them, or None.
+        vocabulary: the keys as the layer is given them, or None.
 
-    Attributes:
-        keys: [n], integers, or strings as bytes.
-        dtype: their dtype.
+    Returns:
+        The keys, [n] objects: integers, or strings as bytes; and their dtype.
 
     Raises:
         ValueError: they have another shape, or one is there twice or empty.
         TypeError: they are no keys.
     """
+    if hasattr(vocabulary, "numpy"):
+        vocabulary = vocabulary.numpy()
+    # As objects, Python's integers of any size stay what they are.
+    keys = np.array([] if vocabulary is None else vocabulary, object)
+    if keys.ndim != 1:
+        raise ValueError(
+            f"initial_vocabulary must have the shape [n], got "
+            f"{list(keys.shape)}."
+        )
+    is_text = len(keys) > 0 and isinstance(keys[0], (str, bytes))
+    if not all(
+        isinstance(key, (str, bytes)) if is_text else as_int(key) is not None
+        for key in keys
+    ):
+        raise TypeError(
+            f"initial_vocabulary must be integers or strings, got "
+            f"{keys.tolist()[:5]}."
+        )
+    if is_text:
+        keys[:] = [tf.compat.as_bytes(key) for key in keys]
+        dtype = tf.string
+    else:
+        dtype = tf.as_dtype(getattr(vocabulary, "dtype", tf.int64))
+    if b"" in keys.tolist():
+        raise ValueError(
+            "initial_vocabulary has an empty string, which is no key."
+        )
+    if len(set(keys.tolist())) < len(keys):
+        raise ValueError("initial_vocabulary has keys twice.")
+    return keys, dtype
 
-    def __init__(self, given: Any) -> None:
-        if hasattr(given, "numpy"):
-            given = given.numpy()
-        # As objects, Python's integers of any size stay what they are.
-        keys = np.array([] if given is None else given, object)
-        if keys.ndim != 1:
+
+def _convert(keys: Any, own: tf.DType, dtype: tf.DType) -> Any:
+    """Brings the keys of an initial vocabulary to a table's dtype.
+
+    Args:
+        keys: the keys, [n] objects.
+        own: their dtype.
+        dtype: the table's.
+
+    Raises:
+        TypeError: that is integers, and they are strings, or conversely.
+        ValueError: it doesn't have all of them.
+    """
+    if not len(keys):
+        return keys
+    if (own == tf.string) != (dtype == tf.string):
+        raise TypeError(
+            f"initial_vocabulary is of {own.name}, and key_dtype is "
+            f"{dtype.name}."
+        )
+    if dtype == tf.string:
+        return keys
+    for key in min(keys), max(keys):
+        if not dtype.min <= key <= dtype.max:
             raise ValueError(
-                "initial_vocabulary must have the shape [n], got "
-                f"{list(keys.shape)}."
+                f"initial_vocabulary has {key}, which is no {dtype.name}."
             )
-        kinds = {_kind(key) for key in keys}
-        if None in kinds or len(kinds) > 1:
-            raise TypeError(
-                f"initial_vocabulary must be integers or strings, got "
-                f"{keys.tolist()[:5]}."
-            )
-        if kinds == {tf.string}:
-            keys[:] = [tf.compat.as_bytes(key) for key in keys]
-            self.dtype = tf.string
-        else:
-            self.dtype = tf.as_dtype(getattr(given, "dtype", tf.int64))
-        if b"" in keys.tolist():
-            raise ValueError(
-                "initial_vocabulary has an empty string, which is no key."
-            )
-        if len(set(keys.tolist())) < len(keys):
-            raise ValueError("initial_vocabulary has keys twice.")
-        self.keys = keys
-
-    def convert(self, dtype: tf.DType) -> None:
-        """Brings the keys to a table's dtype.
-
-        Raises:
-            TypeError: that is integers, and they are strings, or conversely.
-            ValueError: it doesn't have all of them.
-        """
-        if not len(self.keys):
-            return
-        if (self.dtype == tf.string) != (dtype == tf.string):
-            raise TypeError(
-                f"initial_vocabulary is of {self.dtype.name}, and key_dtype is "
-                f"{dtype.name}."
-            )
-        if dtype == tf.string:
-            return
-        for key in min(self.keys), max(self.keys):
-            if not dtype.min <= key <= dtype.max:
-                raise ValueError(
-                    f"initial_vocabulary has {key}, which is no {dtype.name}."
-                )
-        self.keys = self.keys.astype(dtype.as_numpy_dtype)
-
-    def rows(self, dtype: tf.DType, world: int) -> int:
-        """The rows of a table over replicas, each of which has its keys' ones.
-
-        Args:
-            dtype: the table's dtype of keys.
-            world: the number of replicas.
-        """
-        if world == 1:
-            return len(self.keys)
-        keys = as_int64(
-            "initial_vocabulary", dtype, self.keys, Checks()
-        ).numpy()
-        return world * int(np.bincount(shards_of(keys, world)).max())
-
-
-def _kind(key: Any) -> tf.DType | None:
-    """What a key is, an integer of any dtype or a string; None: neither."""
-    if isinstance(key, (str, bytes)):
-        return tf.string
-    integer = isinstance(key, (int, np.integer)) and not isinstance(key, bool)
-    return tf.int64 if integer else None
+    return keys.astype(dtype.as_numpy_dtype)

@@ -93,7 +93,7 @@ class Embedding(Layer):
         self.supports_masking = mask_zero
         self.input_dim = input_dim
         self.output_dim = output_dim
-        keras = self._front.keras
+        keras = self._keras
         self.embeddings_initializer = keras.initializers.get(
             embeddings_initializer
         )
@@ -168,7 +168,7 @@ class Embedding(Layer):
         config = super().get_config()
         for name in ("input_dim", "output_dim", "mask_zero", "combiner"):
             config[name] = getattr(self, name)
-        keras = self._front.keras
+        keras = self._keras
         for name, kind in (
             ("embeddings_initializer", keras.initializers),
             ("embeddings_regularizer", keras.regularizers),

@@ -21,14 +21,10 @@ from tfrs_embed.gradients import passes
 from tfrs_embed.gradients.lifetime import custom_gradient
 from tfrs_embed.gradients.table_update import Lookup, TableUpdate
 from tfrs_embed.initial_values import building
-from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.bags import BaggedIds, Constants
 from tfrs_embed.ops.lookup import reshape_output
 from tfrs_embed.optimizers import unreached
-
-# The names that are stored beside the tables'.
-_STORED = ("step",)
 
 
 class EngineLayer(Layer):
@@ -45,21 +41,19 @@ class EngineLayer(Layer):
     Args:
         engine: the engine.
         **kwargs: `name`, `dtype`, `trainable`, as in every Keras layer.
+
+    Attributes:
+        engine: the engine.
     """
 
     def __init__(self, engine: Engine, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._engine = engine
+        self.engine = engine
         self._refusal = ""
         self.tables = Tables(list(engine.states.values()))
         self._update: TableUpdate | None = None
         self._learns = any(o is not None for o in engine.optimizers.values())
         passes.install()
-
-    @property
-    def engine(self) -> Engine:
-        """The engine."""
-        return self._engine
 
     @property
     def embedding_tables(self) -> dict[Any, tf.Variable]:
@@ -71,7 +65,7 @@ class EngineLayer(Layer):
         self._drain_eagerly()
         return {
             state.spec.source: state.table
-            for state in self._engine.states.values()
+            for state in self.engine.states.values()
         }
 
     def ensure_built(self) -> None:
@@ -80,34 +74,33 @@ class EngineLayer(Layer):
             self.build(None)
 
     if TYPE_CHECKING:
-
-        def _list_weights(self, variables: list[tuple[str, Any]]) -> None:
-            """Has Keras list variables, by their names, among the weights."""
+        #: Takes names and variables, which Keras lists among the weights.
+        _list_weights: Any
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the tables, their slots and the scalar weight."""
         new = [
             state.spec
-            for state in self._engine.states.values()
+            for state in self.engine.states.values()
             if not state.variables and state.spec.keys is None
         ]
         with building(new):
-            self._engine.build()
+            self.engine.build()
         self._list_weights(
             [
                 *(
                     (f"{name}_{key}", variable)
-                    for name, state in self._engine.states.items()
+                    for name, state in self.engine.states.items()
                     for key, variable in state.variables.items()
                 ),
-                ("step", self._engine.step),
+                ("step", self.engine.step),
             ]
         )
-        self.step = self._engine.step
+        self.step = self.engine.step
         # The attribute's name is in SavedModels.
-        if isinstance(self._engine, Pipelined):
-            self.pending = self._engine.deferred
-        for name, optimizer in self._engine.optimizers.items():
+        if isinstance(self.engine, Pipelined):
+            self.pending = self.engine.deferred
+        for name, optimizer in self.engine.optimizers.items():
             rate = optimizer and optimizer.rate.variable
             if rate is not None:
                 self._track_trackable(
@@ -115,15 +108,18 @@ class EngineLayer(Layer):
                 )
         if self._learns:
             self.gradient_trigger = self._add_variable(
-                "gradient_trigger", shape=(), initializer="zeros"
+                "gradient_trigger",
+                shape=(),
+                initializer="zeros",
+                dtype="float32",
             )
             slot_order.mark(self.gradient_trigger, "gradient_trigger")
             unreached.mark(
-                self.gradient_trigger, self.name, self._engine.optimizers
+                self.gradient_trigger, self.name, self.engine.optimizers
             )
             self._update = TableUpdate(
                 self.name,
-                self._engine,
+                self.engine,
                 kerases.variable(self.gradient_trigger),
             )
             # A SavedModel must find all that its functions read.
@@ -131,7 +127,6 @@ class EngineLayer(Layer):
                 self._track_trackable(variable, f"backward_{i}")
         super().build(input_shape)
 
-    @errors.without_input_dump
     def call(
         self,
         bags: Sequence[BaggedIds],
@@ -154,7 +149,7 @@ class EngineLayer(Layer):
         """
         dtype = tf.as_dtype(self.compute_dtype)
         if not self._is_variable(training):
-            vectors, _ = self._engine.lookup(bags, False, dtype, begun)
+            vectors, _ = self.engine.lookup(bags, False, dtype, begun)
             return self._outputs(vectors, bags)
 
         lookup = Lookup()
@@ -164,7 +159,7 @@ class EngineLayer(Layer):
 
         @custom_gradient
         def look_up(trigger: tf.Tensor) -> Any:
-            vectors, residuals = self._engine.lookup(
+            vectors, residuals = self.engine.lookup(
                 bags, bool(training), dtype, begun
             )
 
@@ -206,7 +201,7 @@ class EngineLayer(Layer):
                 self.compute_dtype,
             )
             for vector, b, feature in zip(
-                vectors, bags, self._engine.features, strict=True
+                vectors, bags, self.engine.features, strict=True
             )
         ]
 
@@ -224,8 +219,8 @@ class EngineLayer(Layer):
     @tf.autograph.experimental.do_not_convert
     def drain(self) -> None:
         """Applies the updates that pipelining has deferred."""
-        if self.built and isinstance(self._engine, Pipelined):
-            self._engine.apply_deferred()
+        if self.built and isinstance(self.engine, Pipelined):
+            self.engine.apply_deferred()
 
     def save_own_variables(self, store: Any) -> None:
         """Stores tables and slots by name, deferred updates applied.
@@ -236,13 +231,13 @@ class EngineLayer(Layer):
         if not self.built:
             return
         self._drain_eagerly()
-        for state in self._engine.states.values():
+        for state in self.engine.states.values():
             for name, variable in state.variables.items():
                 value = variable.numpy()
                 if variable.dtype == tf.bfloat16:
                     value = value.astype(np.float32)
                 store[_store_key(state.spec.name, name)] = value
-        store["step"] = self._engine.step.numpy()
+        store["step"] = self.engine.step.numpy()
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what `save_own_variables` stored, whatever the rows' dtype.
@@ -262,7 +257,7 @@ class EngineLayer(Layer):
         try:
             found = [
                 (variable, _stored(store, state.spec.name, name, variable))
-                for state in self._engine.states.values()
+                for state in self.engine.states.values()
                 for name, variable in state.variables.items()
             ]
         except ValueError as error:
@@ -275,12 +270,12 @@ class EngineLayer(Layer):
             if isinstance(variable, KeyedVariable):
                 variable.check_value(value)
         # A deferred update belongs to the tables that are being replaced.
-        if isinstance(self._engine, Pipelined):
-            self._engine.drop_deferred()
+        if isinstance(self.engine, Pipelined):
+            self.engine.drop_deferred()
         for variable, value in found:
             dtype = variable.dtype.as_numpy_dtype
             variable.assign(np.asarray(value).astype(dtype, copy=False))
-        self._engine.step.assign(store["step"])
+        self.engine.step.assign(store["step"])
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
@@ -323,6 +318,6 @@ def _store_key(table: str, variable: str) -> str:
     There a slash parts groups, and a dot is a group itself.
     """
     group = escape(table, "/\0")
-    if group in _STORED or group == ".":
+    if group in ("step", "."):  # The step is stored beside the tables.
         group = f"%{ord(group[0]):02X}{group[1:]}"
     return f"{group}/{variable}"

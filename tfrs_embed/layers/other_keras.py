@@ -1,8 +1,8 @@
-"""Keras 3 around layers of tf_keras, where nothing of theirs would work.
+"""Layers of one Keras that the other one calls: errors that say what to do.
 
-A Keras 3 model trains and saves the layers of Keras 3 that it finds in itself.
-One of tf_keras it calls like any function: the model runs, but leaves the
-layer's variables as they are, and out of its weights.
+A model trains and saves the layers of its own Keras that it finds in itself.
+One of the other Keras it calls like any function: the model runs, but leaves
+the layer's variables as they are, and out of its weights.
 """
 
 from __future__ import annotations
@@ -14,45 +14,65 @@ import tensorflow as tf
 
 from tfrs_embed import kerases
 from tfrs_embed.gradients import passes
+from tfrs_embed.kerases import KERAS_3, TF_KERAS
+
+_OTHER = {TF_KERAS: KERAS_3, KERAS_3: TF_KERAS}
+_NAMES = {TF_KERAS: "tf_keras (Keras 2)", KERAS_3: "Keras 3"}
+_ADVICE = {
+    TF_KERAS: (
+        "Keras 3 would neither train nor save its tables. Take the layer of "
+        "this name in tfrs_embed.keras3; or, for tensorflow_recommenders, set "
+        "the environment variable TF_USE_LEGACY_KERAS=1 before tensorflow is "
+        "imported, which makes tf.keras tf_keras; or make the model of "
+        "tf_keras.Model and tf_keras.Input."
+    ),
+    KERAS_3: (
+        "tf_keras can't train its weights. Make the model of keras.Model and "
+        "keras.Input, or take the layer of tfrs_embed itself."
+    ),
+}
 
 
-def refuse_call(name: str, inputs: Any) -> None:
-    """Raises where a Keras 3 layer or model calls a layer.
+def refuse_call(name: str, keras: Any, inputs: Any) -> None:
+    """Raises where a layer or model of the other Keras calls a layer.
 
     Args:
         name: the layer's name.
+        keras: the layer's Keras.
         inputs: all that it is called with.
 
     Raises:
-        TypeError: it is, or the inputs are symbolic ones of Keras 3.
+        TypeError: it is, or the inputs are symbolic ones of the other Keras.
     """
-    if not _is_loaded():
-        return
-    symbolic = _attribute(
-        "keras.src.backend.common.keras_tensor", "KerasTensor"
-    )
-    if symbolic is not None and any(
-        isinstance(each, symbolic) for each in tf.nest.flatten(inputs)
-    ):
-        raise _error(f"Layer '{name}' is called with a KerasTensor of Keras 3")
-    get_state = _attribute(
-        "keras.src.backend.common.global_state", "get_global_attribute"
-    )
-    # Keras 3 has a context on a thread while its outermost layer is called.
-    context = get_state and get_state("current_call_ctx")
-    if context is not None:
-        caller = _describe(getattr(context, "entry_layer", None))
-        raise _error(f"Layer '{name}' is called by {caller}")
+    other = _OTHER[keras.__name__]
+    for each in getattr(keras, "tree", tf.nest).flatten(inputs):
+        if type(each).__name__.endswith("KerasTensor"):
+            owner = kerases.of(each)
+            if owner is not None and owner.__name__ == other:
+                raise _error(
+                    f"Layer '{name}' is called with a KerasTensor of "
+                    f"{_NAMES[other]}",
+                    keras,
+                )
+    called, caller = _CALLERS[other]()
+    if called:
+        described = "a layer"
+        if caller is not None:
+            described = f"{type(caller).__name__} '{caller.name}'"
+        raise _error(
+            f"Layer '{name}' is called by {described} of {_NAMES[other]}", keras
+        )
 
 
-def refuse_gradient(name: str, weight: tf.Variable) -> None:
+def refuse_gradient(name: str, keras: Any, weight: tf.Variable) -> None:
     """Raises where a gradient is taken for Keras 3's variables alone.
 
     Some models of Keras 3 call their layers in a step of their own. Keras 3 has
     no context of it, and the model's variables have none of the layer.
 
     Args:
-        name: the layer's name.
+        name: the name of the layer, one of tf_keras.
+        keras: tf_keras.
         weight: the scalar weight whose gradient updates the layer's tables.
 
     Raises:
@@ -60,41 +80,41 @@ def refuse_gradient(name: str, weight: tf.Variable) -> None:
     """
     for running in passes.here():
         if not running.asks_for(weight) and any(
-            (keras := kerases.of(source)) is not None
-            and keras.__name__ == kerases.KERAS_3
+            (owner := kerases.of(source)) is not None
+            and owner.__name__ == KERAS_3
             for source in tf.nest.flatten(running.sources)
         ):
             raise _error(
                 f"The gradient of layer '{name}' is taken for variables of "
                 "Keras 3 alone (if its tables are to stay as they are, call it "
-                "with training=False)"
+                "with training=False)",
+                keras,
             )
 
 
-def _is_loaded() -> bool:
-    """Whether the program has Keras 3; nothing here imports it."""
-    return "keras.src.layers.layer" in sys.modules
+def _keras_3_calls() -> tuple[bool, Any]:
+    """Whether Keras 3 is calling a layer on this thread, and which first."""
+    # Nothing here imports it.
+    module = sys.modules.get("keras.src.backend.common.global_state")
+    get_state = getattr(module, "get_global_attribute", None)
+    context = get_state and get_state("current_call_ctx")
+    return context is not None, getattr(context, "entry_layer", None)
 
 
-def _attribute(module: str, name: str) -> Any:
-    return getattr(sys.modules.get(module), name, None)
+def _tf_keras_calls() -> tuple[bool, Any]:
+    """Whether tf_keras is calling a layer on this thread, and which."""
+    module = sys.modules.get("tf_keras.src.engine.base_layer_utils")
+    get_context = getattr(module, "call_context", None)
+    if get_context is None or not get_context().in_call:
+        return False, None
+    return True, get_context().layer
 
 
-def _describe(owner: Any) -> str:
-    if owner is None:
-        return "a layer of Keras 3"
-    return f"{type(owner).__name__} '{getattr(owner, 'name', '?')}' of Keras 3"
+_CALLERS = {KERAS_3: _keras_3_calls, TF_KERAS: _tf_keras_calls}
 
 
-def _error(what: str) -> TypeError:
-    error = TypeError(
-        f"{what}, but it is a layer of tf_keras (Keras 2): Keras 3 would "
-        "neither train nor save its tables. Take the layer of this name in "
-        "tfrs_embed.keras3; or, for tensorflow_recommenders, set the "
-        "environment variable TF_USE_LEGACY_KERAS=1 before tensorflow is "
-        "imported, which makes tf.keras tf_keras; or make the model of "
-        "tf_keras.Model and tf_keras.Input."
+def _error(what: str, keras: Any) -> TypeError:
+    kind = keras.__name__
+    return TypeError(
+        f"{what}, but it is a layer of {_NAMES[kind]}: {_ADVICE[kind]}"
     )
-    # Keras's own mark: it then adds no inputs to the message.
-    error._keras_call_info_injected = True  # type: ignore[attr-defined]
-    return error

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfrs_embed import configs
 from tfrs_embed.arguments import named
-from tfrs_embed.layers import errors
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.layers.table_arguments import TableArguments, check_integer
@@ -137,7 +135,7 @@ class PartialTPUEmbedding(TableLayer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        arguments = _Arguments(
+        arguments = TableArguments(
             optimizer=optimizer,
             pipeline_execution_with_tensor_core=bool(
                 pipeline_execution_with_tensor_core
@@ -148,33 +146,31 @@ class PartialTPUEmbedding(TableLayer):
             invalid_ids=invalid_ids,
             plan=plan,
             communication_dtype=communication_dtype,
-            batch_size=batch_size,
+            batch_size=check_integer(batch_size, "batch_size", minimum=1),
         )
-        spec = configs.parse(feature_config, self._front.keras)
-        self._place(spec, arguments, arguments.batch_size)
+        spec = configs.parse(feature_config, self._keras)
+        self._place(spec, arguments)
 
-    @errors.without_input_dump
-    def call(
-        self,
-        inputs: Any,
-        weights: Any = None,
-        training: bool | None = None,
-        *,
-        partial: bool = False,
-    ) -> Any:
-        """Looks the features up; see the class."""
-        if (
-            isinstance(inputs, Mapping)
-            and not inputs
-            and not weights
-            and not partial
-            and isinstance(self._spec.structure.template, dict)
-        ):
-            # TF-models' ranking task passes all its features by another way
-            # and an empty dict to this layer. Tables made for it would be
-            # trainable variables without gradients.
-            return {}
-        return super().call(inputs, weights, training, partial=partial)
+    if not TYPE_CHECKING:  # The base class has the types.
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            given = {
+                **dict(zip(("inputs", "weights"), args, strict=False)),
+                **kwargs,
+            }
+            inputs = given.get("inputs")
+            if (
+                isinstance(inputs, Mapping)
+                and not inputs
+                and not given.get("weights")
+                and not given.get("partial")
+                and isinstance(self._spec.structure.template, dict)
+            ):
+                # TF-models' ranking task passes all its features by another way
+                # and an empty dict to this layer. Tables made for it would be
+                # trainable variables without gradients.
+                return {}
+            return super().__call__(*args, **kwargs)
 
     @property
     def tpu_embedding(self) -> EngineLayer | None:
@@ -201,20 +197,3 @@ class PartialTPUEmbedding(TableLayer):
             for key, feature in zip(keys, self._spec.features, strict=True)
             if (layer := self._keras_layer(feature.table.name)) is not None
         }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Arguments(TableArguments):
-    """The layer's arguments.
-
-    Attributes:
-        batch_size: the largest batch of one replica, or None.
-    """
-
-    batch_size: int | None
-
-    def __post_init__(self) -> None:
-        """Checks the values."""
-        batch_size = check_integer(self.batch_size, "batch_size", minimum=1)
-        object.__setattr__(self, "batch_size", batch_size)
-        super().__post_init__()

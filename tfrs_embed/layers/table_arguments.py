@@ -21,52 +21,48 @@ from tfrs_embed.types import InvalidIds
 _INVALID_IDS: tuple[str, ...] = get_args(InvalidIds)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class TableArguments:
-    """The constructor arguments of a layer of tables, as given.
+    """The constructor arguments of a layer of tables, checked.
 
-    Each layer has one object of a subclass, which adds the layer's own
-    arguments. There they are out of reach of Keras's tracking.
+    Each layer has one such object, in which they are out of reach of Keras's
+    tracking.
+
+    Args:
+        **given: the layer's arguments by name, but for its features and those
+            that every Keras layer has.
 
     Attributes:
+        given: the arguments by name, checked.
         optimizer: of the tables that have none of their own.
-        pipeline_execution_with_tensor_core: whether updates overlap the next
-            step.
-        size_threshold: number of rows above which a table is large, or None.
-        sparse_core_embedding_config: a `SparseCoreEmbeddingConfig`, or None.
-        embedding_feature: a TPU's embedding hardware to use instead of what it
-            has, or None.
+        size_threshold: number of rows above which a table is large, or None; 0
+            for layers without this argument.
         invalid_ids: one of `InvalidIds`.
         plan: a `Plan` of the tables' placements, or None.
         communication_dtype: the name of what rows and gradients are sent as;
             None: what the plan says.
     """
 
-    optimizer: Any
-    pipeline_execution_with_tensor_core: bool = False
-    size_threshold: int | None = None
-    sparse_core_embedding_config: Any = None
-    embedding_feature: Any = None
-    invalid_ids: str = "error"
-    plan: Plan | None = None
-    communication_dtype: Any = None
-
-    def __post_init__(self) -> None:
-        """Checks the values."""
-        threshold = check_integer(self.size_threshold, "size_threshold")
-        object.__setattr__(self, "size_threshold", threshold)
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+        if "size_threshold" in given:
+            threshold = check_integer(given["size_threshold"], "size_threshold")
+            given["size_threshold"] = threshold
+        if given.get("communication_dtype") is not None:
+            sent_as = wire.communication_dtype(given["communication_dtype"])
+            given["communication_dtype"] = sent_as
+        self.optimizer = given["optimizer"]
+        self.size_threshold: int | None = given.get("size_threshold", 0)
+        self.invalid_ids: str = given.get("invalid_ids", "error")
+        self.plan: Plan | None = given.get("plan")
+        self.communication_dtype: str | None = given["communication_dtype"]
         choice(self.invalid_ids, _INVALID_IDS, "invalid_ids")
-        if self.communication_dtype is None:
-            return
-        sent_as = wire.communication_dtype(self.communication_dtype)
-        object.__setattr__(self, "communication_dtype", sent_as)
-        if isinstance(self.plan, Plan):
+        if self.communication_dtype and isinstance(self.plan, Plan):
             planned = self.plan.communication_dtype
-            if planned != sent_as:
+            if planned != self.communication_dtype:
                 raise ValueError(
-                    f"communication_dtype='{sent_as}', but the plan is for "
-                    f"rows and gradients that are sent as {planned}: give "
-                    "tfrs_embed.plan the same."
+                    f"communication_dtype='{self.communication_dtype}', but "
+                    "the plan is for rows and gradients that are sent as "
+                    f"{planned}: give tfrs_embed.plan the same."
                 )
 
     @property
@@ -90,58 +86,20 @@ class TableArguments:
             ValueError: an optimizer's learning rate can't be stored, or a rule
                 is a function.
         """
-        config = dict(vars(self))
-        for name, (store, _) in _STORED.items():
+        config = dict(self.given)
+        for name, (store, _) in _stored(keras).items():
             if config.get(name) is not None:
                 config[name] = store(config[name])
-        if "embedding_initializer" in config:
-            config["embedding_initializer"] = (
-                serialization.initializer_to_config(
-                    config["embedding_initializer"], keras
-                )
-            )
         config["optimizer"] = conversion.serialize(self.optimizer, optimizer)
         return config
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class KeyArguments(TableArguments):
-    """The constructor arguments of a layer of one table of keys, as given.
-
-    Attributes:
-        embedding_initializer: of the rows.
-        key_dtype: the keys' dtype.
-        admission: which keys get rows; see `DynamicKeys`.
-        when_full: what happens without a free row; see `DynamicKeys`.
-    """
-
-    embedding_initializer: Any
-    key_dtype: tf.DType
-    admission: Any
-    when_full: str | None
-
-    def to_config(
-        self, optimizer: TableOptimizer | None, keras: Any
-    ) -> dict[str, Any]:
-        # Such layers lack the other arguments.
-        config = super().to_config(optimizer, keras)
-        lacking = {f.name for f in dataclasses.fields(TableArguments)}
-        lacking -= {"optimizer", "communication_dtype"}
-        return {k: v for k, v in config.items() if k not in lacking}
 
 
 def from_config(config: Mapping[str, Any], keras: Any) -> dict[str, Any]:
     """A layer's arguments by name, of its config, which is not changed."""
     arguments = dict(config)
-    for name, (_, restore) in _STORED.items():
+    for name, (_, restore) in _stored(keras).items():
         if arguments.get(name) is not None:
             arguments[name] = restore(arguments[name])
-    if "embedding_initializer" in arguments:
-        arguments["embedding_initializer"] = (
-            serialization.initializer_from_config(
-                config["embedding_initializer"], keras
-            )
-        )
     arguments["optimizer"] = conversion.deserialize(config["optimizer"], keras)
     return arguments
 
@@ -152,21 +110,30 @@ def _as_text(keys: Sequence[Any]) -> list[Any]:
 
 _RULE = (serialization.to_config, serialization.from_config)
 _FEATURES = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
-# How arguments that aren't None are stored in a config, and restored from it.
-_STORED: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "admission": _RULE,
-    "eviction": _RULE,
-    "eviction_policy": _RULE,
-    "embedding_feature": (lambda feature: feature.name, _FEATURES.__getitem__),
-    "initial_vocabulary": (_as_text, tuple),
-    "key_dtype": (serialization.to_config, tf.as_dtype),
-    "plan": (Plan.to_json, Plan.from_json),
-    "sparse_core_embedding_config": (
-        dataclasses.asdict,
-        serialization.sparse_core_from_config,
-    ),
-    "table_stacking": (copy.deepcopy, copy.deepcopy),
-}
+
+
+def _stored(
+    keras: Any,
+) -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
+    """How arguments that aren't None are stored in a config, and restored."""
+    return {
+        "admission": _RULE,
+        "embedding_feature": (lambda each: each.name, _FEATURES.__getitem__),
+        "embedding_initializer": (
+            lambda each: serialization.initializer_to_config(each, keras),
+            lambda each: serialization.initializer_from_config(each, keras),
+        ),
+        "eviction": _RULE,
+        "eviction_policy": _RULE,
+        "initial_vocabulary": (_as_text, tuple),
+        "key_dtype": (serialization.to_config, tf.as_dtype),
+        "plan": (Plan.to_json, Plan.from_json),
+        "sparse_core_embedding_config": (
+            dataclasses.asdict,
+            serialization.sparse_core_from_config,
+        ),
+        "table_stacking": (copy.deepcopy, copy.deepcopy),
+    }
 
 
 def check_integer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -71,25 +71,15 @@ class TableHolder(Layer):
         super().__init__(**kwargs)
         self._strategy = tf.distribute.get_strategy()
         # Optimizers tell what tables have to know of them.
-        loss_scale.install(self._front.keras)
-        slot_order.install(self._front.keras)
+        loss_scale.install(self._keras)
+        slot_order.install(self._keras)
 
-    def _place(
-        self,
-        spec: EmbeddingSpec,
-        arguments: TableArguments,
-        batch_size: int | None = None,
-        stacking: Stacking | None = None,
-    ) -> None:
+    def _place(self, spec: EmbeddingSpec, arguments: TableArguments) -> None:
         """Chooses each table's place, and makes the engine and Keras layers.
 
         Args:
             spec: the configuration.
             arguments: the layer's arguments.
-            batch_size: the largest batch of one replica, where features don't
-                say, or None.
-            stacking: which tables SparseCores hold as one; None: TensorFlow's
-                choice.
 
         Raises:
             ValueError: a table can't have the place, or the dtype there, that
@@ -102,7 +92,7 @@ class TableHolder(Layer):
             spec,
             arguments.size_threshold,
             self._strategy,
-            arguments.embedding_feature,
+            arguments.given.get("embedding_feature"),
             self._KERAS_TRAINS,
         )
         placement.require_dtypes(spec, assigned)
@@ -115,11 +105,9 @@ class TableHolder(Layer):
         ]
         # Those of small tables too: a config is valid wherever its tables are.
         converted = convert_optimizers(
-            spec.tables,
-            arguments.optimizer,
-            type(self).__name__,
-            self._front.keras,
+            spec.tables, arguments.optimizer, type(self).__name__, self._keras
         )
+        stacking = Stacking.of(arguments.given.get("table_stacking", "auto"))
         if stacking is not None:
             converted = stacking.check(spec.tables, converted)
         optimizers = {t.name: converted[t.name] for t in large}
@@ -140,8 +128,8 @@ class TableHolder(Layer):
         self.tables = Tables()
         self._engine_layer: EngineLayer | None = None
         if large:
-            self._engine_layer = self._front.engine_layer(
-                self._make_engine(assigned, optimizers, batch_size, stacking),
+            self._engine_layer = self._engine_layer_class(
+                self._make_engine(assigned, optimizers, stacking),
                 name=self._ENGINE_NAME,
                 dtype=self._dtype_policy,
                 trainable=self.trainable,
@@ -153,11 +141,11 @@ class TableHolder(Layer):
             if table in large:
                 continue
             self._keras_layers[in_saved_model(table.name)] = (
-                self._front.embedding(
+                self._embedding_class(
                     table.vocabulary_size,
                     table.dim,
                     embeddings_initializer=table.initializer,
-                    name=self._front.layer_name(table.name),
+                    name=self._layer_name(table.name),
                     dtype=self._dtype_policy,
                     trainable=self.trainable,
                 )
@@ -168,11 +156,14 @@ class TableHolder(Layer):
         self,
         assigned: Mapping[str, Assignment],
         optimizers: dict[str, TableOptimizer | None],
-        batch_size: int | None,
         stacking: Stacking | None,
     ) -> Engine:
         """Makes the engine for all tables that no Keras layer holds."""
         arguments, strategy = self._arguments, self._strategy
+        given, device = arguments.given, None
+        if tf.distribute.has_strategy():
+            device = strategy.extended.worker_devices[0]
+        pipelined = given.get("pipeline_execution_with_tensor_core", False)
         return factory.make_engine(
             [
                 each
@@ -185,10 +176,10 @@ class TableHolder(Layer):
             EngineOptions(
                 strategy,
                 f"Layer '{self.name}'",
-                pipelined=arguments.pipeline_execution_with_tensor_core,
-                device=_device(strategy),
-                batch_size=batch_size,
-                sparse_core_config=arguments.sparse_core_embedding_config,
+                pipelined=pipelined,
+                device=device,
+                batch_size=given.get("batch_size"),
+                sparse_core_config=given.get("sparse_core_embedding_config"),
                 stacking=stacking,
                 communication_dtype=arguments.sent_as,
             ),
@@ -197,10 +188,7 @@ class TableHolder(Layer):
     def build(self, input_shape: Any = None) -> None:
         """Creates all tables, unless they wait for the size of a batch."""
         strategies.check(self.name, self._strategy)
-        # A call with no features has no use for tables: see
-        # `PartialTPUEmbedding.call`.
-        if not (isinstance(input_shape, Mapping) and not input_shape):
-            self._make_tables_if_ready()
+        self._make_tables_if_ready()
         super().build(input_shape)
 
     @property
@@ -256,7 +244,6 @@ class TableHolder(Layer):
             self._strategy, f"Layer '{self.name}'", self._describe
         )
         with (
-            self._front.creating(),
             tf.init_scope(),
             variables_at_once(),
             strategies.scope(self._strategy),
@@ -434,12 +421,6 @@ class TableHolder(Layer):
         if self._engine_layer is not None:
             self._engine_layer.drain()
 
-    def save_own_variables(self, store: Any) -> None:
-        """Nothing: the tables' own layers store them."""
-
-    def load_own_variables(self, store: Any) -> None:
-        """Nothing: the tables' own layers load them."""
-
     def get_config(self) -> dict[str, Any]:
         """The arguments, JSON-able.
 
@@ -453,7 +434,7 @@ class TableHolder(Layer):
             if table.optimizer is None and table.name in optimizers
         )
         config = super().get_config()
-        keras = self._front.keras
+        keras = self._keras
         config.update(self._arguments.to_config(next(of_layer, None), keras))
         config["activity_regularizer"] = keras.regularizers.serialize(
             self.activity_regularizer
@@ -467,37 +448,46 @@ class TableHolder(Layer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TableHolder:
         """Makes the layer of what `get_config` returned; leaves that alone."""
-        arguments = from_config(config, cls._front.keras)
+        arguments = from_config(config, cls._keras)
         if cls._FEATURES is not None:
             arguments[cls._FEATURES] = serialization.features_from_config(
-                config[cls._FEATURES], cls._front.keras
+                config[cls._FEATURES], cls._keras
             )
         return cls(**arguments)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> TableHolder:
-        """Copies the layer with its tables, slots and step.
+    def __reduce__(self) -> Any:
+        """Has Python pickle the layer with its tables, slots and step.
 
         With several workers, all must.
 
         Raises:
             ValueError: an optimizer's learning rate can't be stored.
         """
-        # Python would copy the strategy, which can't be, and share the
-        # variables that the layer's functions read.
+        return _rebuild, (type(self), *self._state(), list(self._values()))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableHolder:
+        """Copies the layer, under its strategy; see `__reduce__`."""
         with strategies.scope(self._strategy):
-            copied = self.from_config(self.get_config())
+            # One value after the other.
+            copied = _rebuild(type(self), *self._state(), self._values())
         memo[id(self)] = copied
-        if self._has_tables:
-            self.drain()
-            copied.build_from_config(self.get_build_config())
-            for table, state in self.tables.items():
-                # Keys come before their rows.
-                for name, variable in state.variables.items():
-                    value = variable.numpy()
-                    copied.tables[table].variables[name].assign(value)
-            if self.step is not None:
-                copied.step.assign(self.step.numpy())
         return copied
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """The arguments, and what tables are built from; None: no tables."""
+        build = self.get_build_config() if self._has_tables else None
+        return self.get_config(), build
+
+    def _values(self) -> Iterator[tuple[str, str, Any]]:
+        """Each variable's table, name and value; deferred updates applied."""
+        if not self._has_tables:
+            return
+        self.drain()
+        for table, state in self.tables.items():
+            for name, variable in state.variables.items():
+                yield table, name, variable.numpy()
+        if self.step is not None:
+            yield "", "step", self.step.numpy()
 
     def _note_kinds(self, ids: Mapping[int, Any]) -> None:
         """Notes whose ids, by features' places, are ragged or sparse."""
@@ -562,9 +552,18 @@ class TableHolder(Layer):
         return children
 
 
-def _device(strategy: tf.distribute.Strategy) -> str | None:
-    if tf.distribute.get_strategy() is strategy and (
-        tf.distribute.has_strategy()
-    ):
-        return strategy.extended.worker_devices[0]
-    return None
+def _rebuild(
+    cls: type[TableHolder],
+    config: dict[str, Any],
+    build: dict[str, Any] | None,
+    values: Iterable[tuple[str, str, Any]],
+) -> TableHolder:
+    """Makes a layer of what `TableHolder._state` and `_values` returned."""
+    layer = cls.from_config(config)
+    if build is not None:
+        layer.build_from_config(build)
+    # Keys come before their rows.
+    for table, name, value in values:
+        holder = layer.tables[table].variables if table else {name: layer.step}
+        holder[name].assign(value)
+    return layer

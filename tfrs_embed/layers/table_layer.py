@@ -30,8 +30,7 @@ from tfrs_embed.strategies import is_tpu, on_host
 class TableLayer(TableHolder):
     """Holds a configuration's tables and looks its features up.
 
-    A layer made of it says where each table goes, with `_place`, and calls
-    `_lookup`.
+    A layer made of it says where each table goes, with `_place`.
 
     Args:
         **kwargs: those of every Keras layer.
@@ -82,8 +81,25 @@ class TableLayer(TableHolder):
         partial: bool = False,
     ) -> Any:
         """Looks the features up; see the class."""
-        ids, flat_weights = self._flatten(inputs, weights, bool(partial))
-        return self._lookup(ids, flat_weights, training, bool(partial))
+        partial = bool(partial)
+        ids, flat_weights = self._flatten(inputs, weights, partial)
+        strategies.check(self.name, self._strategy)
+        given, called = self._select(ids, flat_weights, partial)
+        features = called.features
+        self._note_kinds({i: ids[i] for i in given})
+        served = served_tables.current()
+        if served is None:
+            bags, found = self._look_up(called, training)
+        else:
+            bags, found = self._look_up_served(called, served)
+        outputs = hashed_features.compose(
+            features, bags, found, self._strategy if served is None else None
+        )
+        for output, mask in zip(outputs, _masks(features, bags), strict=True):
+            if mask is not None:
+                # Keras passes it on to the next layers.
+                output._keras_mask = mask
+        return self._pack(given, outputs)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Which positions of sequences hold an id.
@@ -101,58 +117,17 @@ class TableLayer(TableHolder):
         """
         if not self.supports_masking:
             return None
-        ids, _ = self._flatten(inputs, None, partial=True)
-        masks: list[tf.Tensor | None] = []
-        for feature, each in zip(self._spec.features, ids, strict=True):
-            mask = None
-            if feature.max_sequence_length and each is not None:
-                bags, *_ = on_host(
-                    to_bags,
-                    [feature],
-                    [each],
-                    [None],
-                    self._arguments.invalid_ids,
-                )
-                mask = on_host(position_mask, bags)
-            masks.append(mask)
-        return self._spec.structure.pack(masks, [i is not None for i in ids])
+        ids, no_weights = self._flatten(inputs, None, partial=True)
+        given, called = self._select(ids, no_weights, partial=True)
+        bags = self._to_bags(called, training=False)
+        return self._pack(given, _masks(called.features, bags))
 
-    def _lookup(
-        self,
-        ids: Sequence[Any],
-        weights: Sequence[Any],
-        training: bool | None,
-        partial: bool = False,
-    ) -> Any:
-        """Looks the features up; see `call`.
-
-        Args:
-            ids: each feature's ids; None, if `partial`, leaves it out.
-            weights: each feature's weights, or None.
-            training: whether this is a training step.
-            partial: whether features may be left out.
-        """
-        strategies.check(self.name, self._strategy)
-        given, inputs = self._select(ids, weights, partial)
-        features = inputs.features
-        self._note_kinds({i: ids[i] for i in given})
-        served = served_tables.current()
-        if served is None:
-            bags, found = self._look_up(inputs, training)
-        else:
-            bags, found = self._look_up_served(inputs, served)
-        outputs = hashed_features.compose(
-            features, bags, found, self._strategy if served is None else None
-        )
-        firsts = first_bags(features, bags)
-        for feature, output, b in zip(features, outputs, firsts, strict=True):
-            if feature.max_sequence_length:
-                # Keras passes it on to the next layers.
-                output._keras_mask = on_host(position_mask, b)
-        by_place = dict(zip(given, outputs, strict=True))
+    def _pack(self, places: Sequence[int], values: Sequence[Any]) -> Any:
+        """The nesting of values of some features, by the features' places."""
+        by_place = dict(zip(places, values, strict=True))
+        every = range(len(self._spec.features))
         return self._spec.structure.pack(
-            [by_place.get(i) for i in range(len(ids))],
-            [i in by_place for i in range(len(ids))],
+            [by_place.get(i) for i in every], [i in by_place for i in every]
         )
 
     def _select(
@@ -160,7 +135,7 @@ class TableLayer(TableHolder):
     ) -> tuple[list[int], _Inputs]:
         """The features that a call has: their places and inputs.
 
-        Checks that the others may be left out; see `_lookup`.
+        Checks that the others may be left out; see `call`.
         """
         features = self._spec.features
         given = [
@@ -221,17 +196,21 @@ class TableLayer(TableHolder):
         elif engine.together is not None:
             consensus = engine.together.consensus(bool(training))
         all_bags = self._to_bags(inputs, training, consensus)
-        lookups = inputs.lookups
-        bags = lookup_bags(inputs.features, all_bags)
-        place = {id(each): i for i, each in enumerate(lookups)}
+        bags = {
+            id(lookup): b
+            for lookup, b in zip(
+                inputs.lookups,
+                lookup_bags(inputs.features, all_bags),
+                strict=True,
+            )
+        }
         features = engine.features if engine is not None else []
-        by_engine = [place.get(id(each)) for each in features]
-        its_bags = [None if i is None else bags[i] for i in by_engine]
+        its_bags = [bags.get(id(each)) for each in features]
         if isinstance(engine, FixedBatches):
             engine.observe_batch(its_bags)
         # If it wasn't known before the batch what they need.
         self._ensure_tables()
-        found: list[Any] = [None] * len(lookups)
+        found: dict[int, tf.Tensor] = {}
         if self._engine_layer is not None and any(
             b is not None for b in its_bags
         ):
@@ -244,16 +223,14 @@ class TableLayer(TableHolder):
             outputs = self._engine_layer.call(
                 given, training, consensus and consensus.begun
             )
-            for i, output in zip(by_engine, outputs, strict=True):
-                if i is not None:
-                    found[i] = output
-        for i, lookup in enumerate(lookups):
+            found = dict(zip(map(id, features), outputs, strict=True))
+        for lookup in inputs.lookups:
             layer = self._keras_layer(lookup.table.name)
             if layer is not None:
-                table = kerases.variable(layer.embeddings)
-                vectors = keras_tables.lookup(table, bags[i], self._strategy)
-                found[i] = self._activations(vectors, bags[i], lookup)
-        return all_bags, found
+                table, b = kerases.variable(layer.embeddings), bags[id(lookup)]
+                vectors = keras_tables.lookup(table, b, self._strategy)
+                found[id(lookup)] = self._activations(vectors, b, lookup)
+        return all_bags, [found[id(lookup)] for lookup in inputs.lookups]
 
     def _look_up_served(
         self, inputs: _Inputs, served: ServedTables
@@ -311,6 +288,18 @@ class TableLayer(TableHolder):
             for feature, its_bags in zip(bagged, bags, strict=True):
                 require_known(feature, its_bags)
         return bags
+
+
+def _masks(
+    features: Sequence[FeatureSpec], bags: Sequence[BaggedIds]
+) -> list[tf.Tensor | None]:
+    """Which positions of sequences hold an id; None for other features."""
+    return [
+        on_host(position_mask, first) if feature.max_sequence_length else None
+        for feature, first in zip(
+            features, first_bags(features, bags), strict=True
+        )
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
