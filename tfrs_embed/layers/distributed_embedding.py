@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfrs_embed import configs, strategies
 from tfrs_embed.arguments import named
+from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.engines.engine import FixedBatches
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.declared_shapes import with_output_shape
@@ -351,13 +352,14 @@ class DistributedEmbedding(TableLayer):
                     flat[i] = to_tensor(flat[i], what, np.float32, ragged)
         return ids, flat
 
-    def _input_shapes(self) -> list[InputShape | None]:
-        """The shape of each feature's ids in a call made here."""
+    def _input_shapes(
+        self, features: Sequence[FeatureSpec]
+    ) -> list[InputShape | None]:
         # The declared batch is the global one.
         inside = strategies.in_replica(self._strategy)
         parts = self._strategy.num_replicas_in_sync if inside else 1
         shapes: list[InputShape | None] = []
-        for feature in self._spec.features:
+        for feature in features:
             shape = None
             declared = feature.input_shape
             if declared is not None:
@@ -376,8 +378,9 @@ class DistributedEmbedding(TableLayer):
             input_shapes, "input_shapes", partial=True
         )
         shapes = [None if s is None else tf.TensorShape(s) for s in flat]
+        features = self._spec.features
         for feature, shape, declared in zip(
-            self._spec.features, shapes, self._input_shapes(), strict=True
+            features, shapes, self._input_shapes(features), strict=True
         ):
             if shape is None:
                 continue

@@ -172,11 +172,9 @@ def convert_optimizers(
     """
     result = {}
     for group in by_optimizer(tables, optimizer):
-        own = group[0].optimizer
-        converted = (
-            conversion.convert(optimizer, f"{layer}'s optimizer", keras)
-            if own is None
-            else conversion.convert(own, f"Table '{group[0].name}'", keras)
-        )
+        given, where = group[0].optimizer, f"Table '{group[0].name}'"
+        if given is None:
+            given, where = optimizer, f"{layer}'s optimizer"
+        converted = conversion.convert(given, where, keras)
         result.update({table.name: converted for table in group})
     return result

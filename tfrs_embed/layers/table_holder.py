@@ -463,20 +463,18 @@ class TableHolder(Layer):
         Raises:
             ValueError: an optimizer's learning rate can't be stored.
         """
-        return _rebuild, (type(self), *self._state(), list(self._values()))
+        return _rebuild, (*self._state(), list(self._values()))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableHolder:
         """Copies the layer, under its strategy; see `__reduce__`."""
         with strategies.scope(self._strategy):
             # One value after the other.
-            copied = _rebuild(type(self), *self._state(), self._values())
+            copied = _rebuild(*self._state(), self._values())
         memo[id(self)] = copied
         return copied
 
-    def _state(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """The arguments, and what tables are built from; None: no tables."""
-        build = self.get_build_config() if self._has_tables else None
-        return self.get_config(), build
+    def _state(self) -> tuple[type[TableHolder], dict[str, Any], Any]:
+        return type(self), self.get_config(), self.get_build_config()
 
     def _values(self) -> Iterator[tuple[str, str, Any]]:
         """Each variable's table, name and value; deferred updates applied."""
@@ -555,12 +553,12 @@ class TableHolder(Layer):
 def _rebuild(
     cls: type[TableHolder],
     config: dict[str, Any],
-    build: dict[str, Any] | None,
+    build: dict[str, Any],
     values: Iterable[tuple[str, str, Any]],
 ) -> TableHolder:
     """Makes a layer of what `TableHolder._state` and `_values` returned."""
     layer = cls.from_config(config)
-    if build is not None:
+    if build:  # It has tables.
         layer.build_from_config(build)
     # Keys come before their rows.
     for table, name, value in values:

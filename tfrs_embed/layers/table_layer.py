@@ -67,9 +67,11 @@ class TableLayer(TableHolder):
             return ids, [None] * len(ids)
         return ids, structure.flatten(weights, "weights", partial)
 
-    def _input_shapes(self) -> Sequence[InputShape | None]:
+    def _input_shapes(
+        self, features: Sequence[FeatureSpec]
+    ) -> Sequence[InputShape | None]:
         """The shape that each feature's ids must have in a call made here."""
-        return [None] * len(self._spec.features)
+        return [None] * len(features)
 
     @errors.without_input_dump
     def call(
@@ -163,12 +165,10 @@ class TableLayer(TableHolder):
                 )
                 if isinstance(engine, FixedBatches):
                     engine.require_all(there)
-        shapes = self._input_shapes()
         return given, _Inputs(
             [features[i] for i in given],
             [ids[i] for i in given],
             [weights[i] for i in given],
-            [shapes[i] for i in given],
         )
 
     def _look_up(
@@ -281,7 +281,7 @@ class TableLayer(TableHolder):
             self._arguments.invalid_ids,
             consensus,
             bool(training),
-            inputs.shapes,
+            self._input_shapes(features),
         )
         if in_tpu:
             bagged = [each for feature in features for each in feature.bagged]
@@ -310,13 +310,11 @@ class _Inputs:
         features: the features.
         ids: each feature's ids.
         weights: each feature's weights, or None.
-        shapes: the shape that each feature's ids must have, or None.
     """
 
     features: Sequence[FeatureSpec]
     ids: Sequence[Any]
     weights: Sequence[Any]
-    shapes: Sequence[InputShape | None]
 
     @property
     def lookups(self) -> list[FeatureSpec]:

@@ -30,24 +30,18 @@ def save_tables(
     variables = f"{folder}/variables/variables"
     keys = _keys(variables)
     writer = bundle.BundleWriter(f"{folder}/variables/tables", progress)
-    places = [
-        (layer, table)
-        for layer, its_tables in tables.by_layer.items()
-        for table in its_tables.values()
-    ]
-    for layer, table in places:
-        for name, variable in table.variables.items():
-            if variable.shape[0] == 0:  # There will be no block.
-                empty = tf.zeros(variable.shape, variable.dtype)
-                writer.add(keys[layer, table.name, name], empty)
-        for start, block in table.blocks():
-            if not writes:
-                continue  # The others need this worker to read.
-            for name, rows in block.items():
-                shape = table.variables[name].shape
-                writer.add_rows(
-                    keys[layer, table.name, name], shape, start, rows
-                )
+    for layer, its_tables in tables.by_layer.items():
+        for table in its_tables.values():
+            for name, variable in table.variables.items():
+                if variable.shape[0] == 0:  # There will be no block.
+                    empty = tf.zeros(variable.shape, variable.dtype)
+                    writer.add(keys[layer, table.name, name], empty)
+            for start, block in table.blocks():
+                # Without writing, others need this worker to read.
+                for name, rows in block.items() if writes else ():
+                    shape = table.variables[name].shape
+                    key = keys[layer, table.name, name]
+                    writer.add_rows(key, shape, start, rows)
     if not writes:
         return
     parts = writer.finish()
