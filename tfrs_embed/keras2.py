@@ -56,7 +56,7 @@ class EngineLayer(engine_layer.EngineLayer, _Layer):
         self._non_trainable_weights[:] = [v for _, v in variables]
 
     def _differentiate(self, *args: Any) -> tf.Tensor:
-        other_keras.refuse_gradient(self.name, tf_keras, self.gradient_trigger)
+        other_keras.refuse_gradient(self.name, self.gradient_trigger)
         return super()._differentiate(*args)
 
     @property

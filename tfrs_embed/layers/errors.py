@@ -14,16 +14,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def without_input_dump(call: F) -> F:
-    """Keeps Keras from adding all inputs to the errors of a layer's `call`.
+    """Keeps Keras from adding all inputs to the errors of a layer's method.
 
     It prints whole ragged tensors: hundreds of thousands of characters around
     a message that says which feature has which bad id.
-
-    Args:
-        call: the layer's method.
-
-    Returns:
-        The method, whose errors Keras passes on as they are.
     """
 
     # Nor does AutoGraph have anything to convert in a layer of this library.
@@ -42,11 +36,7 @@ def without_input_dump(call: F) -> F:
 
 @contextlib.contextmanager
 def of_layer(name: str) -> Iterator[None]:
-    """Begins the errors that a layer's arguments cause with the layer's name.
-
-    Args:
-        name: the layer's name.
-    """
+    """Begins errors that a layer's arguments cause with the layer's name."""
     try:
         yield
     except (TypeError, ValueError) as error:

@@ -36,15 +36,13 @@ _ADVICE = {
 def refuse_call(name: str, keras: Any, inputs: Any) -> None:
     """Raises where a layer or model of the other Keras calls a layer.
 
-    Args:
-        name: the layer's name.
-        keras: the layer's Keras.
-        inputs: all that it is called with.
-
     Raises:
         TypeError: it is, or the inputs are symbolic ones of the other Keras.
     """
-    other = _OTHER[keras.__name__]
+    own = keras.__name__
+    other = _OTHER[own]
+    if other not in sys.modules:
+        return
     for each in getattr(keras, "tree", tf.nest).flatten(inputs):
         if type(each).__name__.endswith("KerasTensor"):
             owner = kerases.of(each)
@@ -52,19 +50,18 @@ def refuse_call(name: str, keras: Any, inputs: Any) -> None:
                 raise _error(
                     f"Layer '{name}' is called with a KerasTensor of "
                     f"{_NAMES[other]}",
-                    keras,
+                    own,
                 )
-    called, caller = _CALLERS[other]()
-    if called:
-        described = "a layer"
-        if caller is not None:
-            described = f"{type(caller).__name__} '{caller.name}'"
+    caller = _CALLERS[other]()
+    if caller is not None:
         raise _error(
-            f"Layer '{name}' is called by {described} of {_NAMES[other]}", keras
+            f"Layer '{name}' is called by {type(caller).__name__} "
+            f"'{caller.name}' of {_NAMES[other]}",
+            own,
         )
 
 
-def refuse_gradient(name: str, keras: Any, weight: tf.Variable) -> None:
+def refuse_gradient(name: str, weight: tf.Variable) -> None:
     """Raises where a gradient is taken for Keras 3's variables alone.
 
     Some models of Keras 3 call their layers in a step of their own. Keras 3 has
@@ -72,7 +69,6 @@ def refuse_gradient(name: str, keras: Any, weight: tf.Variable) -> None:
 
     Args:
         name: the name of the layer, one of tf_keras.
-        keras: tf_keras.
         weight: the scalar weight whose gradient updates the layer's tables.
 
     Raises:
@@ -88,33 +84,30 @@ def refuse_gradient(name: str, keras: Any, weight: tf.Variable) -> None:
                 f"The gradient of layer '{name}' is taken for variables of "
                 "Keras 3 alone (if its tables are to stay as they are, call it "
                 "with training=False)",
-                keras,
+                TF_KERAS,
             )
 
 
-def _keras_3_calls() -> tuple[bool, Any]:
-    """Whether Keras 3 is calling a layer on this thread, and which first."""
+def _caller_of_keras_3() -> Any:
+    """The first layer that Keras 3 is calling on this thread, or None."""
     # Nothing here imports it.
     module = sys.modules.get("keras.src.backend.common.global_state")
     get_state = getattr(module, "get_global_attribute", None)
     context = get_state and get_state("current_call_ctx")
-    return context is not None, getattr(context, "entry_layer", None)
+    return getattr(context, "entry_layer", None)
 
 
-def _tf_keras_calls() -> tuple[bool, Any]:
-    """Whether tf_keras is calling a layer on this thread, and which."""
+def _caller_of_tf_keras() -> Any:
+    """The layer that tf_keras is calling on this thread, or None."""
     module = sys.modules.get("tf_keras.src.engine.base_layer_utils")
     get_context = getattr(module, "call_context", None)
-    if get_context is None or not get_context().in_call:
-        return False, None
-    return True, get_context().layer
+    return get_context and get_context().layer
 
 
-_CALLERS = {KERAS_3: _keras_3_calls, TF_KERAS: _tf_keras_calls}
+_CALLERS = {KERAS_3: _caller_of_keras_3, TF_KERAS: _caller_of_tf_keras}
 
 
-def _error(what: str, keras: Any) -> TypeError:
-    kind = keras.__name__
+def _error(what: str, own: str) -> TypeError:
     return TypeError(
-        f"{what}, but it is a layer of {_NAMES[kind]}: {_ADVICE[kind]}"
+        f"{what}, but it is a layer of {_NAMES[own]}: {_ADVICE[own]}"
     )
