@@ -46,11 +46,7 @@ def traces_shapes() -> bool:
 
 
 def mark_table(weight: Any) -> None:
-    """Has Keras's optimizers add up what a gradient has for a row of a table.
-
-    Args:
-        weight: the table.
-    """
+    """Has Keras's optimizers add up what a gradient has for a table's row."""
     _add_rows_up()
     for variable in (weight, weight.value):
         setattr(variable, _TABLE, True)

@@ -160,9 +160,7 @@ class _Layer(keras.layers.Layer):
 class _TableVariable(keras.Variable):
     """A table, a slot or the step, as Keras lists it among a layer's weights.
 
-    Args:
-        name: its name.
-        variable: the table; a variable, or what is like one.
+    It is a variable, or like one.
     """
 
     def __init__(self, name: str, variable: Any) -> None:

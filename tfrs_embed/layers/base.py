@@ -95,21 +95,11 @@ class Layer:
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def _prepare(self, inputs: Any, partial: bool) -> Any:
-        """What Keras is given in place of a call's inputs.
-
-        Args:
-            inputs: the call's first argument.
-            partial: whether it may leave features out.
-        """
+        """What Keras is given for inputs, which lack features if `partial`."""
         return inputs
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
-        """A call's inputs with changed ids.
-
-        Args:
-            change: changes the ids of one feature.
-            inputs: the call's first argument.
-        """
+        """A call's inputs, in which the ids of each feature are changed."""
         return tf.nest.map_structure(
             lambda ids: change(ids, tf.int64, False), inputs
         )

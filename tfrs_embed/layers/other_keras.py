@@ -65,11 +65,8 @@ def refuse_gradient(name: str, weight: tf.Variable) -> None:
     """Raises where a gradient is taken for Keras 3's variables alone.
 
     Some models of Keras 3 call their layers in a step of their own. Keras 3 has
-    no context of it, and the model's variables have none of the layer.
-
-    Args:
-        name: the name of the layer, one of tf_keras.
-        weight: the scalar weight whose gradient updates the layer's tables.
+    no context of it, and the model's variables have none of the layer, such as
+    the scalar weight whose gradient updates its tables.
 
     Raises:
         TypeError: a gradient that is being taken is.

@@ -77,10 +77,6 @@ class TableHolder(Layer):
     def _place(self, spec: EmbeddingSpec, arguments: TableArguments) -> None:
         """Chooses each table's place, and makes the engine and Keras layers.
 
-        Args:
-            spec: the configuration.
-            arguments: the layer's arguments.
-
         Raises:
             ValueError: a table can't have the place, or the dtype there, that
                 it asks for.
