@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfrs_embed import kerases
-from tfrs_embed.arguments import as_int, named
+from tfrs_embed.arguments import as_int, choice, named
 from tfrs_embed.configs import COMBINERS
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
@@ -79,11 +79,7 @@ class Embedding(Layer):
                 "Both input_dim and output_dim should be positive, got "
                 f"input_dim={input_dim} and output_dim={output_dim}."
             )
-        if combiner is not None and combiner not in COMBINERS:
-            raise ValueError(
-                f"combiner must be None or one of {list(COMBINERS)}, got "
-                f"{combiner!r}."
-            )
+        choice(combiner, (None, *COMBINERS), "combiner")
         if mask_zero and combiner is not None:
             raise ValueError(
                 "mask_zero=True masks single ids; it has no meaning with "
