@@ -215,9 +215,18 @@ class RowWiseEngine(CollectiveEngine):
         begun: Any,
     ) -> tuple[list[tf.Tensor], Residuals]:
         if begun is None:
-            begun = self._agree(
-                replica, self._begin(replica, bags, training), bags
+            # No consensus has found the sizes of all replicas.
+            begun = self._begin(replica, bags, training)
+            weighted = [b.weights is not None for b in bags]
+            facts = self._vectors.facts(begun.by_vectors, bags, weighted)
+            sizes = alike.agreed_max(
+                self._replicas,
+                replica,
+                begun.sizes,
+                [facts],
+                self._sizes_channel,
             )
+            begun = begun._replace(sizes=sizes)
         by_vectors, asked, sizes = begun
         counted = self._replicas.sent[replica]
         asked = self._input.send(replica, asked, sizes, training)
@@ -287,27 +296,6 @@ class RowWiseEngine(CollectiveEngine):
             most = tf.cast(tf.reduce_max(counts), tf.int64)
         return _Begun(
             by_vectors, asked, [*self._row_exchange.sizes(asked.routes), most]
-        )
-
-    def _agree(
-        self, replica: int, begun: _Begun, bags: Sequence[BaggedIds]
-    ) -> _Begun:
-        """Finds the sizes of all replicas, where no consensus has found them.
-
-        Args:
-            replica: the local replica.
-            begun: its lookup.
-            bags: each feature's bags.
-        """
-        weighted = [b.weights is not None for b in bags]
-        return begun._replace(
-            sizes=alike.agreed_max(
-                self._replicas,
-                replica,
-                begun.sizes,
-                [self._vectors.facts(begun.by_vectors, bags, weighted)],
-                self._sizes_channel,
-            )
         )
 
     def _prepare(
