@@ -34,6 +34,7 @@ class TableArguments:
     Attributes:
         given: the arguments by name, checked.
         optimizer: of the tables that have none of their own.
+        pipelined: whether updates overlap the next step.
         size_threshold: number of rows above which a table is large, or None; 0
             for layers without this argument.
         invalid_ids: one of `InvalidIds`.
@@ -51,6 +52,9 @@ class TableArguments:
             sent_as = wire.communication_dtype(given["communication_dtype"])
             given["communication_dtype"] = sent_as
         self.optimizer = given["optimizer"]
+        self.pipelined: bool = given.get(
+            "pipeline_execution_with_tensor_core", False
+        )
         self.size_threshold: int | None = given.get("size_threshold", 0)
         self.invalid_ids: str = given.get("invalid_ids", "error")
         self.plan: Plan | None = given.get("plan")

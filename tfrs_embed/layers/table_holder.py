@@ -159,7 +159,6 @@ class TableHolder(Layer):
         given, device = arguments.given, None
         if tf.distribute.has_strategy():
             device = strategy.extended.worker_devices[0]
-        pipelined = given.get("pipeline_execution_with_tensor_core", False)
         return factory.make_engine(
             [
                 each
@@ -172,7 +171,7 @@ class TableHolder(Layer):
             EngineOptions(
                 strategy,
                 f"Layer '{self.name}'",
-                pipelined=pipelined,
+                pipelined=arguments.pipelined,
                 device=device,
                 batch_size=given.get("batch_size"),
                 sparse_core_config=given.get("sparse_core_embedding_config"),
@@ -219,7 +218,7 @@ class TableHolder(Layer):
                 "invalid_ids": arguments.invalid_ids,
                 "dtype": self.compute_dtype,
                 "trainable": self.trainable,
-                "pipelined": arguments.pipeline_execution_with_tensor_core,
+                "pipelined": arguments.pipelined,
                 "communication_dtype": arguments.sent_as,
                 "tables": [t.name for t in spec.tables],
                 "features": [f.name for f in spec.features],
