@@ -221,7 +221,7 @@ class Multiplex:
 #: How a feature's ids become rows of its table.
 Hashing = Hash | QuotientRemainder | Multiplex
 
-KINDS = (Hash, QuotientRemainder, Multiplex)
+KINDS = get_args(Hashing)
 
 
 def lookups(hashing: Hashing) -> tuple[str, ...]:
@@ -278,9 +278,7 @@ def num_collisions(hashing: QuotientRemainder, rows: int) -> int:
             f"QuotientRemainder of {count} categories needs at least {least} "
             f"rows; the table has {rows}."
         )
-    # It first fits about the smaller root of m^2 - rows m + count.
-    root = math.isqrt(max(rows * rows - 4 * count, 0))
-    collisions = max((rows - root) // 2 - 2, 1)
+    collisions = -(-count // rows)
     while collisions + -(-count // collisions) > rows:
         collisions += 1
     return collisions

@@ -85,22 +85,7 @@ class _Residuals(NamedTuple):
 
 
 class EngineOfKeys(Engine):
-    """What engines of tables with `DynamicKeys` have in common."""
-
-    _State = DynamicTable
-    states: dict[str, Any]
-
-    @property
-    def has_whole_tables(self) -> bool:
-        return False
-
-    @property
-    def gives_rows(self) -> bool:
-        return True
-
-
-class DynamicEngine(EngineOfKeys, OneDeviceEngine):
-    """Holds each table on one device, and gives its rows to keys.
+    """Holds tables with `DynamicKeys`.
 
     Args:
         features: the features to look up, in the order of each call.
@@ -112,18 +97,39 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         NotImplementedError: the updates are to be pipelined.
     """
 
+    _State = DynamicTable
+    states: dict[str, Any]
+
     def __init__(
         self,
         features: Sequence[FeatureSpec],
         optimizers: dict[str, TableOptimizer | None],
         options: EngineOptions,
     ) -> None:
-        refuse_pipelining(options)
+        if options.pipelined:
+            raise NotImplementedError(
+                f"{options.name}: tables with DynamicKeys can't be pipelined: "
+                "a key's row has to be there before the next step looks it up. "
+                "Leave pipeline_execution_with_tensor_core out."
+            )
         super().__init__(features, optimizers, options)
-        self._shard.trash = TRASH
-        self._groups: list[_Group] = []
+
+    @property
+    def has_whole_tables(self) -> bool:
+        return False
+
+    @property
+    def gives_rows(self) -> bool:
+        return True
+
+
+class DynamicEngine(EngineOfKeys, OneDeviceEngine):
+    """Holds each table on one device, and gives its rows to keys."""
+
+    _groups: Sequence[_Group] = ()
 
     def build(self) -> None:
+        self._shard.trash = TRASH
         with tf.init_scope():
             self._shard.build(lambda table: rows_at_first(table, 1))
             shards = {}
@@ -268,20 +274,6 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
                 add_bags(contributions, name, located, gradients[i])
         self._shard.update(
             contributions, [*found, *committed], self._norms.factors()
-        )
-
-
-def refuse_pipelining(options: EngineOptions) -> None:
-    """Refuses to pipeline the updates of tables with keys.
-
-    Raises:
-        NotImplementedError: they are to be.
-    """
-    if options.pipelined:
-        raise NotImplementedError(
-            f"{options.name}: tables with DynamicKeys can't be pipelined: a "
-            "key's row has to be there before the next step looks it up. Leave "
-            "pipeline_execution_with_tensor_core out."
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.distribution.consensus import ReplicaConsensus
 from tfrs_embed.distribution.replicas import Replicas
@@ -18,13 +18,11 @@ from tfrs_embed.distribution.row_exchange import (
     RowExchange,
 )
 from tfrs_embed.distribution.wire import Wire
-from tfrs_embed.engines.collective import NEW_KEYS, Residuals
+from tfrs_embed.engines.collective import NEW_KEYS
 from tfrs_embed.engines.dynamic import (
     EngineOfKeys,
-    refuse_pipelining,
     refuse_to_trace,
 )
-from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.row_distribution import Asked, RowLookup
 from tfrs_embed.engines.row_wise import RowWiseEngine
 from tfrs_embed.engines.shard import Shard
@@ -40,10 +38,8 @@ from tfrs_embed.engines.tables.reservation import (
     reserve,
 )
 from tfrs_embed.engines.tables.state import TableState
-from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.messages import Route
 from tfrs_embed.ops.update import GradientContributions
-from tfrs_embed.optimizers.rules import TableOptimizer
 
 
 class KeyedLookup(RowLookup):
@@ -52,6 +48,7 @@ class KeyedLookup(RowLookup):
     A group's tables are all trained, or none is.
 
     Args:
+        name: whose tables these are, for errors.
         replicas: the replicas.
         shards: those of this process's replicas.
         rows: each table's shards of keys, by its name.
@@ -63,6 +60,7 @@ class KeyedLookup(RowLookup):
 
     def __init__(
         self,
+        name: str,
         replicas: Replicas,
         shards: Sequence[Shard],
         rows: Mapping[str, Sequence[KeyedShard]],
@@ -72,6 +70,7 @@ class KeyedLookup(RowLookup):
         agree: Callable[[], ReplicaConsensus | None],
     ) -> None:
         super().__init__(shards, wire)
+        self._name = name
         self._replicas = replicas
         self._rows = rows
         self._trained = frozenset(trained)
@@ -79,6 +78,7 @@ class KeyedLookup(RowLookup):
         self._agree = agree
 
     def keys(self, ids: tf.Tensor) -> tf.Tensor:
+        refuse_to_trace(self._name)
         return key_shards.numbers_of(ids, self._replicas.world)
 
     def _ids(self, replica: int, quotients: tf.Tensor) -> tf.Tensor:
@@ -193,29 +193,14 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
 
     Each shard has rows for vocabulary_size / replicas keys and evicts by
     itself.
-
-    Args:
-        features: the features to look up, in the order of each call.
-        optimizers: each table's optimizer by the table's name, or None for a
-            table that is not trained: its keys get no rows.
-        options: the other arguments.
-
-    Raises:
-        NotImplementedError: the updates are to be pipelined, or the strategy's
-            collectives can't be used.
     """
 
-    def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        optimizers: dict[str, TableOptimizer | None],
-        options: EngineOptions,
-    ) -> None:
-        refuse_pipelining(options)
-        super().__init__(features, optimizers, options)
+    def _build(self) -> None:
+        # A key's shard is that of its hash.
         self._first_shards = dict.fromkeys(self.states, 0)
         # By table, each local replica's.
         self._rows: dict[str, Sequence[KeyedShard]] = {}
+        super()._build()
 
     def _make_groups(self) -> list[TableGroup]:
         return by_kind(
@@ -228,6 +213,7 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
 
     def _make_lookup(self) -> RowLookup:
         return KeyedLookup(
+            self._name,
             self._replicas,
             self._shards,
             self._rows,
@@ -253,24 +239,6 @@ class DynamicShardedEngine(EngineOfKeys, RowWiseEngine):
             self._strategy,
             self._shards[0].step,
         )
-
-    def _lookup(
-        self,
-        replica: int,
-        bags: Sequence[BaggedIds],
-        training: bool,
-        dtype: tf.DType,
-        begun: Any,
-    ) -> tuple[list[tf.Tensor], Residuals]:
-        refuse_to_trace(self._name)
-        return super()._lookup(replica, bags, training, dtype, begun)
-
-    def _lookup_outside(self, bags: Sequence[BaggedIds]) -> list[tf.Tensor]:
-        refuse_to_trace(self._name)
-        return super()._lookup_outside(bags)
-
-    def _by_vectors(self, feature: int, bags: BaggedIds) -> bool:
-        return False  # A bag's keys have to be found before they are rows.
 
 
 def _occurrences(routed: Route) -> tf.Tensor:

@@ -268,6 +268,8 @@ class RowWiseEngine(CollectiveEngine):
         # many bytes without the ids that have copies.
         return (
             size is not None
+            # A bag's keys have to be found before they are rows.
+            and table.keys is None
             and table.name not in self._hot_rows.tables
             and vectors_are_less(
                 size,

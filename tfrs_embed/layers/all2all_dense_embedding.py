@@ -304,7 +304,7 @@ class All2AllDenseEmbedding(TableLayer):
             AttributeError: `use_hashtable` is False.
         """
         table = self._keys("load")
-        return max(table.counts()) / table.shard_capacity
+        return max(table.counts()) / max(table.local_capacities())
 
     def _keys(self, what: str) -> DynamicTable:
         if not isinstance(self.table, DynamicTable):

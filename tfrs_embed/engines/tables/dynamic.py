@@ -14,7 +14,8 @@ from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.dynamic_keys import TimeToLive, are_counted
-from tfrs_embed.engines.tables.eviction_order import eviction_order
+from tfrs_embed.engines.tables.key_room import eviction_order
+from tfrs_embed.engines.tables.key_table import KeyTable
 from tfrs_embed.engines.tables.keyed_checkpoint import KeyedCheckpoint
 from tfrs_embed.engines.tables.keyed_rows import COUNTERS, KeyedRows
 from tfrs_embed.engines.tables.keyed_shard import KeyedShard
@@ -118,7 +119,7 @@ class DynamicTable(TableState):
     @property
     def capacity(self) -> int:
         """The number of keys that there is room for now."""
-        return sum(self._built("capacity").capacities())
+        return sum(self._built("capacity").numbers(KeyTable.capacity))
 
     def counts(self) -> list[int]:
         """The number of keys with rows, of each shard."""
@@ -127,11 +128,6 @@ class DynamicTable(TableState):
     def local_counts(self) -> dict[int, int]:
         """The same by the ranks of this process's shards."""
         return self._built("the number of keys").local_counts()
-
-    @property
-    def shard_capacity(self) -> int:
-        """The number of keys that the largest of these has room for."""
-        return max(self.local_capacities())
 
     def keys(self) -> np.ndarray:
         """The keys that have rows, [size] int64, ascending.

@@ -1,4 +1,4 @@
-"""Room for keys in a table's shards, and which keys stay where it lacks."""
+"""Room for keys in a table's shards, and which keys go first where it lacks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,48 @@ from tfrs_embed.checkpoint import growth
 from tfrs_embed.checkpoint.rows import FREQUENCY, LAST_USED
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.distribution.key_shards import shards_of
-from tfrs_embed.dynamic_keys import KeysOfShards
-from tfrs_embed.engines.tables.eviction_order import eviction_order
+from tfrs_embed.dynamic_keys import KeysOfShards, TimeToLive
 from tfrs_embed.engines.tables.key_rules import key_rules
 
 # A full shard is warned of if more than this part of the table's rows is free.
 _FREE_PART = 1 / 8
+
+
+def eviction_order(
+    table: TableSpec,
+    keys: np.ndarray,
+    frequency: np.ndarray,
+    last_used: np.ndarray,
+) -> np.ndarray:
+    """The places of keys, [n] int64, from the first that goes to the last.
+
+    Without an eviction rule they are in the order of "lru".
+
+    Args:
+        table: the table.
+        keys: [n] int64.
+        frequency: [n] int64, how often each was used.
+        last_used: [n] int64, the step of its last use.
+
+    Raises:
+        ValueError: a function that is the rule returned something else than a
+            number for each key.
+    """
+    rule = table.keys.eviction  # type: ignore[union-attr]
+    if rule is None or rule == "lru" or isinstance(rule, TimeToLive):
+        return np.lexsort((keys, last_used))
+    if rule == "lfu":
+        return np.lexsort((keys, last_used, frequency))
+    where = f"Table '{table.name}': its eviction rule returned"
+    scores = np.asarray(rule(keys, last_used, frequency))  # type: ignore[operator]
+    if scores.shape != keys.shape or scores.dtype.kind not in "iufb":
+        raise ValueError(
+            f"{where} {scores.dtype} of shape {list(scores.shape)}, not a "
+            f"number for each of {len(keys)} keys."
+        )
+    if np.isnan(scores).any():
+        raise ValueError(f"{where} NaN for key {keys[np.isnan(scores)][0]}.")
+    return np.lexsort((keys, scores))
 
 
 class KeyRoom:
@@ -60,7 +96,7 @@ class KeyRoom:
             )
 
     def choose(
-        self, keys: np.ndarray, counters: Mapping[str, np.ndarray]
+        self, keys: np.ndarray, known: Mapping[str, np.ndarray]
     ) -> np.ndarray:
         """Finds which keys the shards have room for, [n] bool.
 
@@ -68,13 +104,16 @@ class KeyRoom:
 
         Args:
             keys: [n] int64.
-            counters: the keys' counters, by name.
+            known: the keys' counters, by name; zeros if they are left out.
         """
         kept = np.ones(len(keys), bool)
         shard_of = shards_of(keys, self._world)
         if self._shortage(shard_of):
+            zeros = np.zeros(len(keys), np.int64)
             order = eviction_order(
-                self._table, keys, counters[FREQUENCY], counters[LAST_USED]
+                self._table,
+                keys,
+                *(known.get(name, zeros) for name in (FREQUENCY, LAST_USED)),
             )
             for rank in range(self._world):
                 mine = order[shard_of[order] == rank]

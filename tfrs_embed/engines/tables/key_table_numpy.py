@@ -26,6 +26,10 @@ OF_ONE_TABLE = ("export", "replace", "remove")
 # unpublished, until so many others follow.
 _MOST_UNPUBLISHED = 16
 
+# What is known of keys is [3, n] int64. Its rows:
+_KEY, _FREQUENCY, _LAST_USED = range(3)
+_NO_ROWS = np.zeros([0], np.int64)
+
 
 class NumpyOperations:
     """The operations on tables of keys, as the kernels have them.
@@ -163,31 +167,42 @@ def _call_each(
 
 
 class _Step(NamedTuple):
-    """A step's distinct keys, and where they came from."""
+    """A step's distinct keys, and what it does to all of them.
 
-    counted: np.ndarray  # [n] bool: the entries that count.
-    key_of: np.ndarray  # [number of these]: which of the keys each one is.
-    keys: np.ndarray  # [u], of which the others are.
-    occurrences: np.ndarray  # With those that a candidate had before.
+    Attributes:
+        counted: [n] bool: which of the step's keys count.
+        place_of: [number of these]: which of the distinct keys each is.
+        known: [3, u], the distinct keys as they are after the step.
+        rows: [u], theirs before it, or `ABSENT`.
+        hits: the occurrences of those that have rows.
+        admitted: [u] bool: which get rows.
+        evicted: how many other keys go.
+        capacity: the capacity after the step.
+        lacking: how many rows too few there are.
+    """
+
+    counted: np.ndarray
+    place_of: np.ndarray
+    known: np.ndarray
     rows: np.ndarray
     hits: int
-    unknown: np.ndarray  # Which have no row, [v],
-    places: np.ndarray  # and their places among the candidates, [v];
-    admitted: np.ndarray  # which get one.
+    admitted: np.ndarray
+    evicted: int
+    capacity: int
+    lacking: int
 
-    def of_entries(self, values: np.ndarray, default: int) -> np.ndarray:
-        result = np.full(len(self.counted), default, np.int64)
-        result[self.counted] = values[self.key_of]
+    def of_entries(self, rows: np.ndarray, none: int) -> np.ndarray:
+        """Rows of the step's keys, [n], of those of the distinct ones."""
+        result = np.full(len(self.counted), none)
+        result[self.counted] = np.where(rows == ABSENT, none, rows)[
+            self.place_of
+        ]
         return result
 
-
-class _Room(NamedTuple):
-    """How room is made for new keys."""
-
-    capacity: int
-    expired: np.ndarray  # Rows that go.
-    least: int  # How many others go.
-    lacking: int
+    def changes(self, new_rows: np.ndarray) -> tuple[Any, ...]:
+        """The keys that get these rows, the rows, and how many are lacking."""
+        new_keys = self.known[_KEY, self.admitted][: len(new_rows)]
+        return new_keys, new_rows, self.lacking
 
 
 class _Table:
@@ -199,8 +214,7 @@ class _Table:
         self._capacity = rules.capacity
         self._physical = FIRST_ROW + rules.capacity
         self._shown = ABSENT  # The last row that a plan has shown.
-        self._live = _Store(self._physical)
-        self._candidates = _Store(1)
+        self._live, self._candidates = _Keys(self._physical), _Keys(1)
         self._statistics = np.zeros([8], np.int64)
         # See key_table.h, as for what follows.
         self._version = 0
@@ -227,30 +241,18 @@ class _Table:
             self._unpublished.remove(int(version))
         return 1
 
-    def _hide(self, rows: np.ndarray) -> np.ndarray:
-        hidden = np.isin(self._written[rows], self._unpublished)
-        return np.where(hidden, ABSENT, rows)
-
-    def _stamp(self, rows: np.ndarray) -> int:
-        self._version += 1
-        self._written[rows] = self._version
-        return self._version
-
     def plan(
         self, keys: np.ndarray, counts: np.ndarray, number: np.ndarray
     ) -> tuple[Any, ...]:
-        step = self._read(keys, counts, number)
-        room = self._find_room(step, number)
-        new = np.zeros([0], np.int64)
-        if not room.lacking:
-            self._raise(FIRST_ROW + room.capacity)
-            new = self._show(len(step.admitted))
-            step.rows[step.admitted] = new
-        rows = self._hide(step.of_entries(step.rows, ABSENT))
+        step = self._decide(keys, counts, number)
+        new, rows = _NO_ROWS, step.rows.copy()
+        if not step.lacking:
+            self._raise(FIRST_ROW + step.capacity)
+            new = rows[step.admitted] = self._show(int(np.sum(step.admitted)))
+        found = self._hide(step.of_entries(rows, ABSENT))
         if len(new):
             self._stamp(new)
-        new_keys = step.keys[step.admitted[: len(new)]]
-        return rows, new_keys, new, room.lacking, self._physical, self._version
+        return found, *step.changes(new), self._physical, self._version
 
     def commit(
         self,
@@ -260,88 +262,61 @@ class _Table:
         number: np.ndarray,
     ) -> tuple[Any, ...]:
         del hints  # Keys are searched for without them.
-        step = self._read(keys, counts, number)
-        room = self._find_room(step, number)
-        if room.lacking:
-            none = np.zeros([0], np.int64)
-            rows = np.full(len(keys), TRASH)
-            return rows, none, none, room.lacking, self._physical, 0
-        evicted = self._evict(step, room)
-        known = step.rows != ABSENT
-        self._live.use(step.rows[known], step.occurrences[known], number)
-        self._capacity = room.capacity
-        self._raise(FIRST_ROW + self._capacity)
-        new_rows = self._free_rows()[: len(step.admitted)]
-        new_keys = step.keys[step.admitted]
-        self._live.insert(
-            new_rows, new_keys, step.occurrences[step.admitted], number
-        )
-        step.rows[step.admitted] = new_rows
-        version = 0
-        if len(new_rows):
-            version = self._stamp(new_rows)
-            self._unpublished.append(version)
-            del self._unpublished[:-_MOST_UNPUBLISHED]
-        if self._rules.threshold:
-            self._remember(step, number)
-        rejected = len(step.unknown) - len(new_keys)
-        self._statistics[:4] = len(new_keys), evicted, rejected, step.hits
-        self._statistics[4:] += self._statistics[:4]
-        rows = step.of_entries(step.rows, TRASH)
-        rows[rows == ABSENT] = TRASH
-        return rows, new_keys, new_rows, room.lacking, self._physical, version
+        step = self._decide(keys, counts, number)
+        new, rows, version = _NO_ROWS, step.rows.copy(), 0
+        if not step.lacking:
+            self._capacity = step.capacity
+            self._raise(FIRST_ROW + self._capacity)
+            if step.evicted:
+                self._evict(step)
+            new = self._live.free(FIRST_ROW)[: np.sum(step.admitted)]
+            rows[step.admitted] = new
+            if len(new):
+                version = self._stamp(new)
+                self._unpublished.append(version)
+                del self._unpublished[:-_MOST_UNPUBLISHED]
+            left = rows == ABSENT
+            self._live.put(rows[~left], step.known[:, ~left])
+            if self._rules.threshold:
+                self._candidates.forget(step.known[_KEY, step.admitted])
+                self._remember(step.known[:, left])
+            last = len(new), step.evicted, int(np.sum(left)), step.hits
+            self._statistics[:4] = last
+            self._statistics[4:] += last
+        found = step.of_entries(rows, TRASH)
+        return found, *step.changes(new), self._physical, version
 
     def export(self, candidates: bool) -> tuple[np.ndarray, ...]:
         store = self._candidates if candidates else self._live
         places = np.flatnonzero(store.live)
-        return (
-            store.keys[places],
-            places,
-            store.frequency[places],
-            store.last_used[places],
-        )
+        keys, frequency, last_used = store.known[:, places]
+        return keys, places, frequency, last_used
 
-    def replace(
-        self,
-        keys: np.ndarray,
-        frequency: np.ndarray,
-        last_used: np.ndarray,
-        candidate_keys: np.ndarray,
-        candidate_frequency: np.ndarray,
-        last_seen: np.ndarray,
-    ) -> int:
-        self._capacity = self._grown(len(keys))
+    def replace(self, *known: np.ndarray) -> int:
+        live, candidates = np.stack(known[:3]), np.stack(known[3:])
+        size = live.shape[1]
+        self._capacity = self._grown(size)
         self._raise(FIRST_ROW + self._capacity)
-        self._live = _Store(self._physical)
-        rows = FIRST_ROW + np.arange(len(keys))
-        self._live.insert(rows, keys, frequency, last_used)
-        self._candidates = _Store(1)
+        self._live, self._candidates = _Keys(self._physical), _Keys(1)
+        self._live.put(FIRST_ROW + np.arange(size), live)
         if self._rules.threshold:
-            new = self._live.find(candidate_keys) == ABSENT
-            self._candidates.insert(
-                1 + np.arange(np.sum(new)),
-                candidate_keys[new],
-                candidate_frequency[new],
-                last_seen[new],
-            )
-            self._forget_candidates()
+            new = self._live.find(candidates[_KEY]) == ABSENT
+            self._remember(candidates[:, new])
         self._unpublished = [self._stamp(np.arange(self._physical))]
         return self._version
 
     def remove(self, keys: np.ndarray, evicted: bool) -> np.ndarray:
-        rows = self._live.find(keys)
-        gone = np.unique(rows[rows != ABSENT])
-        self._live.erase(gone)
-        if evicted:
-            self._statistics[5] += len(gone)
-        places = np.unique(self._candidates.find(keys))
-        self._candidates.erase(places[places != 0])
+        rows, size = self._live.find(keys), len(self._live)
+        self._live.forget(keys)
+        self._statistics[5] += evicted * (size - len(self._live))
+        self._candidates.forget(keys)
         return rows
 
-    def _read(
+    def _decide(
         self, keys: np.ndarray, counts: np.ndarray, number: np.ndarray
     ) -> _Step:
-        """Reads a step's keys; changes nothing."""
+        """Decides what a step does; changes nothing."""
+        rules, size = self._rules, len(self._live)
         if not len(counts):
             counts = np.ones_like(keys)
         counted = counts > 0
@@ -349,23 +324,37 @@ class _Table:
         occurrences = np.zeros_like(distinct)
         np.add.at(occurrences, index, counts[counted])
         rows = self._live.find(distinct)
-        hits = int(np.sum(occurrences[rows != ABSENT]))
-        unknown = np.flatnonzero(rows == ABSENT)
-        places = self._candidates.find(distinct[unknown])
-        occurrences[unknown] += np.where(
-            places != 0, self._candidates.frequency[places], 0
+        here = rows != ABSENT
+        hits = int(np.sum(occurrences[here]))
+        # Those of no key are zeros.
+        places = self._candidates.find(distinct)
+        occurrences += np.where(
+            here,
+            self._live.known[_FREQUENCY, rows],
+            self._candidates.known[_FREQUENCY, places],
         )
-        yes = self._admits(distinct[unknown], occurrences[unknown], number)
+        admitted = ~here & self._admits(distinct, occurrences, number)
+        needed = size + int(np.sum(admitted))
+        # Expired keys go before the capacity grows, others after.
+        expired = 0
+        if rules.ttl and needed > self._capacity:
+            last_used = self._live.known[_LAST_USED, self._unused(rows)]
+            expired = int(np.sum(last_used < number - rules.ttl))
+            expired = min(expired, needed - self._capacity)
+        capacity = self._grown(needed - expired)
+        lacking, others = max(0, needed - expired - capacity), 0
+        if rules.evicts and rules.policy != "none":
+            others = min(lacking, size - int(np.sum(here)) - expired)
         return _Step(
             counted,
             index,
-            distinct,
-            occurrences,
+            np.stack([distinct, occurrences, np.full_like(distinct, number)]),
             rows,
             hits,
-            unknown,
-            places,
-            unknown[yes],
+            admitted,
+            expired + others,
+            capacity,
+            lacking - others,
         )
 
     def _admits(
@@ -390,162 +379,119 @@ class _Table:
             capacity = min(2 * capacity, self._rules.max_capacity)
         return capacity
 
-    def _find_room(self, step: _Step, number: np.ndarray) -> _Room:
-        rules = self._rules
-        size = len(self._live)
-        keys = size + len(step.admitted)
-        expired = np.zeros([0], np.int64)
-        if rules.ttl and keys > self._capacity:
-            old = self._live.last_used < number - rules.ttl
-            rows = np.flatnonzero(self._may_go(step) & old)
-            expired = self._live.least(rows, keys - self._capacity, False)
-            keys -= len(expired)
-        capacity = self._grown(keys)
-        lacking, least = max(0, keys - capacity), 0
-        if rules.evicts and rules.policy != "none":
-            pinned = len(step.keys) - len(step.unknown)
-            least = min(lacking, size - len(expired) - pinned)
-        return _Room(capacity, expired, least, lacking - least)
+    def _unused(self, rows: np.ndarray) -> np.ndarray:
+        """The rows of keys, but for some rows."""
+        left = self._live.live.copy()
+        left[rows] = False
+        return np.flatnonzero(left)
 
-    def _may_go(self, step: _Step) -> np.ndarray:
-        """Which rows have keys that the step doesn't use, [rows] bool."""
-        free = self._live.live.copy()
-        free[step.rows] = False
-        return free
-
-    def _evict(self, step: _Step, room: _Room) -> int:
-        """Makes the room; returns how many keys are gone."""
-        rows = room.expired
-        if room.least:
-            rest = self._may_go(step)
-            rest[rows] = False
-            by_frequency = self._rules.policy == "lfu"
-            others = self._live.least(
-                np.flatnonzero(rest), room.least, by_frequency
-            )
-            rows = np.concatenate([rows, others])
-        self._live.erase(rows)
-        return len(rows)
+    def _evict(self, step: _Step) -> None:
+        by_frequency = self._rules.policy == "lfu"
+        rows = self._unused(step.rows)
+        self._live.erase(
+            self._live.first_to_go(rows, step.evicted, by_frequency)
+        )
 
     def _raise(self, physical: int) -> None:
-        self._physical = max(self._physical, physical)
-        self._live.reserve(self._physical)
-        more = self._physical - len(self._written)
+        """Has so many rows at least."""
+        more = physical - self._physical
         if more > 0:
+            self._physical = physical
+            self._live.reserve(physical)
             self._written = np.pad(self._written, (0, more))
-
-    def _free_rows(self) -> np.ndarray:
-        free = ~self._live.live[FIRST_ROW : self._physical]
-        return FIRST_ROW + np.flatnonzero(free)
 
     def _show(self, count: int) -> np.ndarray:
         """Rows that stay free, not the last time's if there are enough."""
         if not count:
-            return np.zeros([0], np.int64)
+            return _NO_ROWS
         self._raise(FIRST_ROW + len(self._live) + count)
-        free = self._free_rows()
+        free = self._live.free(FIRST_ROW)
         start = np.searchsorted(free, self._shown, "right")
         shown = np.take(free, start + np.arange(count), mode="wrap")
         self._shown = shown[-1]
         return shown
 
-    def _remember(self, step: _Step, number: np.ndarray) -> None:
-        """Remembers the unknown keys that have not been admitted."""
-        store = self._candidates
-        admitted = step.rows[step.unknown] != ABSENT
-        seen = step.places != 0
-        store.erase(step.places[admitted & seen])
-        rest = seen & ~admitted
-        store.frequency[step.places[rest]] = step.occurrences[
-            step.unknown[rest]
-        ]
-        store.last_used[step.places[rest]] = number
-        new = step.unknown[~seen & ~admitted]
-        store.reserve(1 + len(store) + len(new))
-        free = 1 + np.flatnonzero(~store.live[1:])[: len(new)]
-        store.insert(free, step.keys[new], step.occurrences[new], number)
-        self._forget_candidates()
+    def _hide(self, rows: np.ndarray) -> np.ndarray:
+        hidden = np.isin(self._written[rows], self._unpublished)
+        return np.where(hidden, ABSENT, rows)
 
-    def _forget_candidates(self) -> None:
-        """Forgets those that are too many, which were seen longest ago."""
+    def _stamp(self, rows: np.ndarray) -> int:
+        self._version += 1
+        self._written[rows] = self._version
+        return self._version
+
+    def _remember(self, known: np.ndarray) -> None:
+        """Has candidates; forgets those seen longest ago, if too many."""
         store = self._candidates
+        places = store.find(known[_KEY])
+        new = places == 0
+        store.reserve(1 + len(store) + int(np.sum(new)))
+        places[new] = store.free(1)[: np.sum(new)]
+        store.put(places, known)
         excess = len(store) - self._rules.candidates
         if excess > 0:
-            every = np.flatnonzero(store.live)
-            store.erase(store.least(every, excess, False))
+            store.erase(store.first_to_go(np.flatnonzero(store.live), excess))
 
 
-class _Store:
-    """Keys at places, the first of which is never used."""
+class _Keys:
+    """Keys at places, the first of which is never used.
 
-    def __init__(self, size: int) -> None:
+    Attributes:
+        live: [places] bool: which have a key.
+        known: [3, places], what is known of the keys.
+    """
+
+    def __init__(self, places: int) -> None:
         self._place_of: dict[int, int] = {}
-        self.live = np.zeros([size], bool)
-        self.keys = np.zeros([size], np.int64)
-        self.frequency = np.zeros([size], np.int64)
-        self.last_used = np.zeros([size], np.int64)
+        self.live = np.zeros([places], bool)
+        self.known = np.zeros([3, places], np.int64)
 
     def __len__(self) -> int:
         return len(self._place_of)
 
-    def reserve(self, size: int) -> None:
-        """Makes so many places, and twice as many as there were if any."""
-        if size <= len(self.live):
-            return
-        more = (0, max(size, 2 * len(self.live)) - len(self.live))
-        self.live = np.pad(self.live, more)
-        self.keys = np.pad(self.keys, more)
-        self.frequency = np.pad(self.frequency, more)
-        self.last_used = np.pad(self.last_used, more)
+    def reserve(self, places: int) -> None:
+        """Makes so many places at least."""
+        more = max(0, places - len(self.live))
+        self.live = np.pad(self.live, (0, more))
+        self.known = np.pad(self.known, ((0, 0), (0, more)))
+
+    def free(self, first: int) -> np.ndarray:
+        """The places without a key, from `first` on."""
+        return first + np.flatnonzero(~self.live[first:])
 
     def find(self, keys: np.ndarray) -> np.ndarray:
+        """The places of keys; 0 for those without."""
         found = map(self._place_of.get, keys.tolist(), itertools.repeat(0))
         return np.fromiter(found, np.int64, len(keys))
 
-    def insert(
-        self,
-        places: np.ndarray,
-        keys: np.ndarray,
-        frequency: np.ndarray,
-        last_used: np.ndarray,
-    ) -> None:
-        """Gives places to keys that have none."""
-        if len(places):
-            self.reserve(int(places.max()) + 1)
-        self._place_of.update(zip(keys.tolist(), places.tolist(), strict=True))
+    def put(self, places: np.ndarray, known: np.ndarray) -> None:
+        """Gives places to keys, or sets what is known of those there."""
+        at = zip(known[_KEY].tolist(), places.tolist(), strict=True)
+        self._place_of.update(at)
         self.live[places] = True
-        self.keys[places] = keys
-        self.frequency[places] = frequency
-        self.last_used[places] = last_used
-
-    def use(
-        self, places: np.ndarray, occurrences: np.ndarray, number: np.ndarray
-    ) -> None:
-        self.frequency[places] += occurrences
-        self.last_used[places] = number
+        self.known[:, places] = known
 
     def erase(self, places: np.ndarray) -> None:
-        for key in self.keys[places].tolist():
+        for key in self.known[_KEY, places].tolist():
             del self._place_of[key]
         self.live[places] = False
 
-    def least(
-        self, places: np.ndarray, count: int, by_frequency: bool
+    def forget(self, keys: np.ndarray) -> None:
+        """Erases those of the keys that are there."""
+        places = np.unique(self.find(keys))
+        self.erase(places[places != 0])
+
+    def first_to_go(
+        self, places: np.ndarray, count: int, by_frequency: bool = False
     ) -> np.ndarray:
-        """The places of up to so many keys with the least scores."""
-        scores = [self.last_used, self.keys]
-        if by_frequency:
-            scores.insert(0, self.frequency)
-        chosen = []
-        for score in scores:
-            if count >= len(places) or count <= 0:
-                break
-            values = score[places]
-            last = np.partition(values, count - 1)[count - 1]
-            chosen.append(places[values < last])
-            places = places[values == last]
-            count -= len(chosen[-1])
-        return np.concatenate([*chosen, places[: max(0, count)]])
+        """Up to so many of the places, the first in the order of eviction."""
+        score = self.known[_FREQUENCY if by_frequency else _LAST_USED, places]
+        if count < len(places):  # To sort few.
+            last = np.partition(score, count - 1)[count - 1]
+            places = places[score <= last]
+        by = [_KEY, _LAST_USED, _FREQUENCY][: 2 + by_frequency]
+        order = np.lexsort([self.known[each, places] for each in by])
+        return places[order[:count]]
 
 
 def _mix(bits: np.ndarray) -> np.ndarray:

@@ -1,18 +1,16 @@
-"""A table of keys in checkpoints: saved by shards, restored by keys."""
+"""The keys of a table in checkpoints: those to restore, and saved when."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import MutableMapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
-    KEYS,
     LAST_USED,
     key_of,
     sibling,
@@ -20,17 +18,17 @@ from tfrs_embed.checkpoint.rows import (
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.engines.tables.keyed_rows import (
     COUNTERS,
-    INTEGERS,
     KeyedRows,
     checked_integers,
 )
 
 
 class KeyedCheckpoint:
-    """Saves and restores a table's keys, what is known of them, and rows.
+    """The keys to restore, with what is known of them.
 
     A restore reads and checks keys, counters and candidates before anything
-    changes; then it replaces all keys, and writes rows and slots in blocks.
+    changes; then it replaces all keys. Rows and slots follow; see
+    `KeyedVariable`.
 
     Args:
         rows: the table.
@@ -39,69 +37,26 @@ class KeyedCheckpoint:
     Attributes:
         source: the checkpoint that new keys were last read from.
         num_new_keys: the number of these keys.
-        restored: whether these keys have been restored.
+        moments: the moments at which sessions began to save the table.
     """
+
+    moments: MutableMapping[Session, list[tuple[int, ...]]]
 
     def __init__(self, rows: KeyedRows, step: Any) -> None:
         self.source: str | None = None
         self.num_new_keys = 0
-        self.restored = True
         self._rows = rows
         self._step = step
-        # New keys in the checkpoint's order, what is known of them, and which
-        # of them there is room for.
-        self._keys = np.zeros([0], np.int64)
-        self._known: dict[str, np.ndarray] = {}
-        self._kept = np.zeros([0], bool)
-        # The step at which the keys to restore were saved, if it is known. The
-        # last use of those restored, until uses are counted from the step here;
-        # None: they had no counters.
+        # Keys that were read and are to be restored, in the checkpoint's order,
+        # and what is known of them.
+        self._new: tuple[np.ndarray, dict[str, np.ndarray]] | None = None
+        # The step at which they were saved, if it is known. The last use of
+        # those restored, until uses are counted from the step here; None: they
+        # had no counters.
         self._saved_at: int | None = None
         self._newest: int | None = None
-        self._newest_of_new: int | None = None
         self._has_step = False
-        # What saves the table, and the moment that it saves.
-        self._saving: tuple[Callable[[], Any], list[tuple[int, ...]]]
-        self._saving = (lambda: None), []
-
-    def save(self, name: str, key: str, session: Session) -> None:
-        """Writes a part, shard after shard.
-
-        With several workers all must, and each writes what it holds.
-
-        Args:
-            name: which part.
-            key: the checkpoint's key.
-            session: where to.
-
-        Raises:
-            RuntimeError: another thread changed the keys since the session
-                began to save the table.
-        """
-        table = self._rows
-        saving, before = self._saving
-        if saving() is not session:
-            before = table.moment()
-            self._saving = weakref.ref(session), before
-        writer, sizes = session.writer(table.replicas), table.counts(name)
-        row = table.row_shape(name)
-        shape = [sum(sizes), *row]
-        if shape[0] == 0:
-            if table.replicas.worker == 0:
-                dtype = tf.int64 if name in INTEGERS else tf.float32
-                writer.add(key, tf.zeros(shape, dtype))
-            return
-        for rank, shard in table.by_ranks():
-            first = sum(sizes[:rank])
-            if name in INTEGERS:
-                integers = tf.constant(shard.integers(name))
-                writer.add_blocks(key, integers, shape[0], first)
-                continue
-            rows = shard.live().rows
-            for start, size in blocks([sizes[rank], *row], tf.float32):
-                block = shard.gather(name, rows[start : start + size])
-                writer.add_rows(key, shape, first + start, block)
-        table.require_moment(before, "it was saved")
+        self.moments = weakref.WeakKeyDictionary()
 
     def read_keys(self, key: str, reader: BundleReader) -> None:
         """Reads the keys that `restore_keys` is to put in the place of all.
@@ -141,48 +96,32 @@ class KeyedCheckpoint:
     def _take(
         self, keys: np.ndarray, known: dict[str, np.ndarray], prefix: str
     ) -> None:
-        self._rows.room.require(keys, evict=LAST_USED in known)
-        self._newest_of_new = None
-        if LAST_USED in known:
-            candidates = known.get(CANDIDATES, np.zeros([0, 3], np.int64))
-            seen = np.concatenate([known[LAST_USED], candidates[:, 2]])
-            self._newest_of_new = int(seen.max()) if seen.size else None
-        for name in COUNTERS:
-            known.setdefault(name, np.zeros(len(keys), np.int64))
-        self._kept = self._rows.room.choose(keys, known)
-        self._keys, self._known = keys, known
+        room = self._rows.room
+        room.require(keys, evict=LAST_USED in known)
+        room.choose(keys, known)  # A user's eviction rule may fail.
+        self._new = keys, known
         self.source, self.num_new_keys = prefix, len(keys)
-        self.restored = False
 
     def restore_keys(self) -> None:
-        """Replaces all keys by the new ones that were read.
+        """Replaces all keys by new ones, if any were read since the last time.
 
         Their rows and slots are initial ones.
         """
-        keys, known, kept = self._keys, self._known, self._kept
-        self._keys, self._known, self._kept = keys[:0], {}, kept[:0]
-        self.restored = True
-        self._rows.replace(keys, known, kept)
+        if self._new is None:
+            return
+        keys, known = self._new
+        self._new = None
+        kept = self._rows.replace(keys, known)
         source = f" of '{self.source}'"
         self._rows.warn(self._rows.room.left_out(keys, kept, source))
-        self._newest = self._newest_of_new
+        self._newest = None
+        if LAST_USED in known:
+            seen = known[LAST_USED]
+            if CANDIDATES in known:
+                seen = np.append(seen, known[CANDIDATES][:, 2])
+            self._newest = int(seen.max()) if seen.size else None
         if self._has_step:
             self.count_from_step()
-
-    def restore(self, name: str, key: str, reader: BundleReader) -> None:
-        """Reads the parameters or a slot of the keys last restored.
-
-        Args:
-            name: which of them.
-            key: the checkpoint's key.
-            reader: the checkpoint.
-        """
-        there = sibling(key, KEYS)
-        for start, size in blocks(reader.shapes[key], tf.float32):
-            keys = np.arange(start, start + size)
-            if there in reader.shapes:
-                keys = reader.read_rows(there, start, size).numpy()
-            self._rows.write_for(name, keys, reader.read_rows(key, start, size))
 
     def count_from_step(self) -> None:
         """Moves restored uses by as many steps as this layer's are behind.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.tables.gathering import Gathering
 from tfrs_embed.engines.tables.key_room import KeyRoom
 from tfrs_embed.engines.tables.key_rules import ABSENT, FIRST_ROW
+from tfrs_embed.engines.tables.key_table import KeyTable
 from tfrs_embed.engines.tables.keyed_shard import KeyedShard
 
 #: What is known of keys that have rows, each [n] int64.
@@ -101,10 +102,8 @@ class KeyedRows:
     def counts(self, name: str = KEYS) -> list[int]:
         """The length of a part, of each shard; all workers must ask."""
         if name == CANDIDATES:
-            return self._numbers(
-                [len(s.key_table.candidates()) for s in self.shards]
-            )
-        counts = self._numbers([s.key_table.size() for s in self.shards])
+            return self.numbers(lambda table: len(table.candidates()))
+        counts = self.numbers(KeyTable.size)
         if not self._said_full:
             text = self.room.unevenly_full(counts)
             self._said_full = bool(text)
@@ -115,14 +114,10 @@ class KeyedRows:
         """The number of keys of this process's shards, by their ranks."""
         return {r: int(shard.key_table.size()) for r, shard in self.by_ranks()}
 
-    def capacities(self) -> list[int]:
-        """How many keys each shard has room for; all workers must ask."""
-        return self._numbers([s.key_table.capacity() for s in self.shards])
-
-    def _numbers(self, here: Sequence[Any]) -> list[int]:
-        """A number of each shard, in the order of the ranks."""
-        arrays = [np.array([number], np.int64) for number in here]
-        return [int(array[0]) for array in self._gather(arrays)]
+    def numbers(self, of_keys: Callable[[KeyTable], Any]) -> list[int]:
+        """A number of each shard's keys; all workers must ask."""
+        here = [np.array([of_keys(s.key_table)], np.int64) for s in self.shards]
+        return [int(array[0]) for array in self._gather(here)]
 
     def read(self, name: str) -> np.ndarray:
         """A part of all shards, [n, ...], in the order of the keys.
@@ -266,28 +261,27 @@ class KeyedRows:
         self, keys: np.ndarray, known: Mapping[str, np.ndarray]
     ) -> np.ndarray:
         """Replaces all keys by those that find room, [n] bool."""
-        zeros = np.zeros(len(keys), np.int64)
-        known = {FREQUENCY: zeros, LAST_USED: zeros, **known}
-        kept = self.room.choose(keys, known)
-        self.replace(keys, known, kept)
+        kept = self.replace(keys, known)
         if self.replicas.workers > 1:
             self._written, self._written_at = keys[kept], self.moment()
         return kept
 
     def replace(
-        self,
-        keys: np.ndarray,
-        known: Mapping[str, np.ndarray],
-        kept: np.ndarray,
-    ) -> None:
+        self, keys: np.ndarray, known: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
         """Replaces all keys, whose rows and slots are initial ones.
 
         Args:
             keys: [n] int64.
-            known: their counters by name, and the candidates, if any.
-            kept: which of the keys get rows, [n] bool.
+            known: their counters by name, and the candidates; zeros and none if
+                they are left out.
+
+        Returns:
+            Which keys found room, [n] bool.
         """
-        world = self.replicas.world
+        kept = self.room.choose(keys, known)
+        world, zeros = self.replicas.world, np.zeros(len(keys), np.int64)
+        frequency, last_used = (known.get(name, zeros) for name in COUNTERS)
         candidates = known.get(CANDIDATES, np.zeros([0, 3], np.int64))
         shard_of = np.where(kept, shards_of(keys, world), -1)
         shard_of_candidate = shards_of(candidates[:, 0], world)
@@ -295,10 +289,11 @@ class KeyedRows:
             mine = shard_of == rank
             shard.replace(
                 keys[mine],
-                known[FREQUENCY][mine],
-                known[LAST_USED][mine],
+                frequency[mine],
+                last_used[mine],
                 candidates[shard_of_candidate == rank],
             )
+        return kept
 
     def _choose_again(self) -> None:
         """Writes the keys that were left out anew, now by their counters."""
@@ -375,10 +370,11 @@ class KeyedRows:
             evicted: whether they count as evicted.
         """
         shard_of = shards_of(keys, self.replicas.world)
-        return sum(
-            shard.remove(keys[shard_of == rank], evicted)
+        rows = [
+            shard.key_table.remove(keys[shard_of == rank], evicted)
             for rank, shard in self.by_ranks()
-        )
+        ]
+        return int(np.sum(np.concatenate(rows) != ABSENT))
 
 
 def checked_integers(

@@ -188,15 +188,6 @@ class KeyedShard:
                 self.write(name, tf.constant(rows, tf.int64), values)
         self.key_table.publish(version)
 
-    def remove(self, keys: np.ndarray, evicted: bool = False) -> int:
-        """Takes the rows of keys; returns how many had one.
-
-        Args:
-            keys: [n] int64, unique.
-            evicted: whether they count as evicted.
-        """
-        return int(np.sum(self.key_table.remove(keys, evicted) != ABSENT))
-
 
 class KeyedShards:
     """Shards of tables of one width, whose keys are worked on together.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.checkpoint.bundle import BundleReader
+from tfrs_embed.checkpoint.bundle import BundleReader, blocks
 from tfrs_embed.checkpoint.rows import (
     CANDIDATES,
     KEYS,
@@ -120,7 +120,32 @@ class KeyedVariable(CompositeVariable, Saved):
         return self._rows.replicas.workers
 
     def save(self, key: str, session: Session) -> None:
-        self._checkpoint.save(self._part, key, session)
+        """Writes it shard after shard; each worker what it holds.
+
+        Raises:
+            RuntimeError: another thread changed the keys since the session
+                began to save the table.
+        """
+        rows = self._rows
+        moments = self._checkpoint.moments
+        before = moments.setdefault(session, rows.moment())
+        writer, sizes = session.writer(rows.replicas), rows.counts(self._part)
+        shape = [sum(sizes), *self.shape[1:]]
+        if shape[0] == 0:
+            if rows.replicas.worker == 0:
+                writer.add(key, tf.zeros(shape, self.dtype))
+            return
+        for rank, shard in rows.by_ranks():
+            first = sum(sizes[:rank])
+            if self._part not in rows.names:
+                integers = tf.constant(shard.integers(self._part))
+                writer.add_blocks(key, integers, shape[0], first)
+                continue
+            live = shard.live().rows
+            for start, size in blocks([sizes[rank], *shape[1:]], tf.float32):
+                block = shard.gather(self._part, live[start : start + size])
+                writer.add_rows(key, shape, first + start, block)
+        rows.require_moment(before, "it was saved")
 
     def check(self, key: str, reader: BundleReader) -> None:
         checkpoint = self._checkpoint
@@ -142,12 +167,17 @@ class KeyedVariable(CompositeVariable, Saved):
             )
 
     def restore(self, key: str, reader: BundleReader) -> None:
-        is_row = self._part in self._rows.names
-        # The keys bring their counters and the candidates.
-        if self._part == KEYS or (is_row and not self._checkpoint.restored):
-            self._checkpoint.restore_keys()
-        if is_row:
-            self._checkpoint.restore(self._part, key, reader)
+        # They bring their counters and the candidates.
+        self._checkpoint.restore_keys()
+        if self._part not in self._rows.names:
+            return
+        there = sibling(key, KEYS)
+        for start, size in blocks(reader.shapes[key], tf.float32):
+            keys = np.arange(start, start + size)
+            if there in reader.shapes:
+                keys = reader.read_rows(there, start, size).numpy()
+            values = reader.read_rows(key, start, size)
+            self._rows.write_for(self._part, keys, values)
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         copy_for_saving(self, object_map, self.numpy)
