@@ -13,7 +13,6 @@ from tfrs_embed._tensorflow import (
     embedding_pipelining_state,
     is_recording_summaries,
     nest,
-    tpu_strategy,
 )
 from tfrs_embed.arguments import named
 from tfrs_embed.mid_level import buffers as buffers_lib
@@ -34,7 +33,6 @@ from tfrs_embed.sparsecore.device import (
 from tfrs_embed.sparsecore.setup import make_setup
 from tfrs_embed.sparsecore.topology import Topology
 
-_TPU_STRATEGIES = (tpu_strategy.TPUStrategyV2, tpu_strategy.TPUStrategy)
 # AutoGraph has nothing to convert here, and takes longer than tracing.
 _not_converted = tf.autograph.experimental.do_not_convert
 _ONE_DEVICE = (
@@ -102,7 +100,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         topology: Any = None,
     ) -> Any:
         """Makes the TPU's class under a TPUStrategy."""
-        if isinstance(tf.distribute.get_strategy(), _TPU_STRATEGIES):
+        if strategies.is_tpu(tf.distribute.get_strategy()):
             return TPUEmbeddingV2OnTPU(
                 feature_config,
                 optimizer,
@@ -282,7 +280,6 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
             ValueError, TypeError, tf.errors.InvalidArgumentError: see
                 `enqueue`.
         """
-        self.build()
         return self.dequeue(self.enqueue(features, weights))
 
     @_not_converted
@@ -316,23 +313,21 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
                 "manually call the build method."
             )
         buffers = buffers_lib.preserved(self._layout, preserved_outputs)
-        for table in (
-            t for s in self._layout.stacks.values() for t in s.tables
-        ):
-            if table.optimizer is None:
-                raise RuntimeError(
-                    f"Table '{table.name}' has no optimizer; give it one, or "
-                    "TPUEmbeddingV2(..., optimizer) for all tables."
-                )
         by_stack = stack_activations.stack(
             self._layout,
             stack_activations.check_gradients(self._setup, gradients),
         )
         updates = {}
         for name, stack in self._layout.stacks.items():
+            table = stack.tables[0]
+            if table.optimizer is None:
+                raise RuntimeError(
+                    f"Table '{table.name}' has no optimizer; give it one, or "
+                    "TPUEmbeddingV2(..., optimizer) for all tables."
+                )
             entries = self._entries(name, buffers[name])
             rows, sums = row_gradients([entries], [by_stack[name]])
-            rate = call(stack.tables[0].optimizer.learning_rate)
+            rate = call(table.optimizer.learning_rate)
             updates[name] = Update(
                 rows, sums, tf.cast(tf.convert_to_tensor(rate), tf.float32)
             )

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed._tensorflow import tpu_embedding_v2_utils
-from tfrs_embed.configs import FeatureConfig, FeatureSpec
+from tfrs_embed.configs import FeatureConfig, FeatureSpec, by_optimizer
 from tfrs_embed.optimizers.conversion import convert, require_tpu, to_tpu
 from tfrs_embed.optimizers.rules import SGD, TableOptimizer
 from tfrs_embed.sparsecore.stacking import Stacking
@@ -133,16 +133,12 @@ def untrained_optimizers(
         ValueError: an optimizer that can't be converted.
         TypeError: another kind of optimizer.
     """
-    made: dict[int, Any] = {}
-    of_table = {}
-    for table in (feature.table for feature in features):
-        given = optimizer if table.optimizer is None else table.optimizer
-        # Tables that name a rule have one each, as a layer gives them.
-        named = isinstance(table.optimizer, str)
-        key = id(table) if named else id(given)
-        if key not in made:
-            made[key] = _untrained(given, f"Table '{table.name}'")
-        of_table[table.name] = made[key]
+    tables = {feature.table.name: feature.table for feature in features}
+    of_table: dict[str, Any] = {}
+    for group in by_optimizer(tables.values(), optimizer):
+        given = optimizer if group[0].optimizer is None else group[0].optimizer
+        made = _untrained(given, f"Table '{group[0].name}'")
+        of_table |= {table.name: made for table in group}
     return of_table
 
 

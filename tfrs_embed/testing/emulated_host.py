@@ -26,6 +26,10 @@ from tfrs_embed.sparsecore.topology import Topology
 def preprocess(
     embedding: Any,
     *,
+    num_replicas_in_sync: int,
+    num_sc_per_chip: int,
+    max_ids_per_chip_per_sample: int,
+    flat_features: Sequence[tuple[str, Any]],
     flat_inputs: Sequence[Any],
     flat_weights: Sequence[Any],
     **_: Any,
@@ -34,6 +38,10 @@ def preprocess(
 
     Args:
         embedding: TensorFlow's TPUEmbeddingV2.
+        num_replicas_in_sync: chips.
+        num_sc_per_chip: SparseCores of a chip.
+        max_ids_per_chip_per_sample: times the samples is a buffer's capacity.
+        flat_features: each feature's path, and its FeatureConfig.
         flat_inputs: each feature's Tensor, RaggedTensor or SparseTensor.
         flat_weights: each feature's weights of the same kind, or None.
 
@@ -44,15 +52,18 @@ def preprocess(
     """
     config = dataclasses.replace(
         embedding._sparse_core_embedding_config,
-        max_ids_per_chip_per_sample=embedding.max_ids_per_chip_per_sample,
+        max_ids_per_chip_per_sample=max_ids_per_chip_per_sample,
         max_ids_per_table=embedding._table_to_max_ids_per_sparse_core,
         max_unique_ids_per_table=(
             embedding._table_to_max_unique_ids_per_sparse_core
         ),
     )
-    chips = embedding._strategy.num_replicas_in_sync
-    topology = Topology.of((chips, embedding._num_sc_per_chip))
-    layout = Layout(embedding._feature_config, None, topology, config)
+    layout = Layout(
+        [feature for _, feature in flat_features],
+        None,
+        Topology.of((num_replicas_in_sync, num_sc_per_chip)),
+        config,
+    )
     checks = Checks()
     ids = by_sample(layout, flat_inputs, flat_weights, checks)
     return fill_buffers(layout, ids, 1, checks)

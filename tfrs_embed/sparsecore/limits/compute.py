@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfrs_embed import progress as tasks
-from tfrs_embed.configs import FeatureSpec, parse
+from tfrs_embed.configs import parse
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.sparsecore.buffers import padded_sizes
 from tfrs_embed.sparsecore.limits import batches as batches_lib
@@ -111,7 +111,14 @@ def compute_limits(
             f"No table has more than size_threshold={size_threshold} rows: "
             "none is on SparseCores. Lower it."
         )
-    features = [_in_rows(spec.features[place]) for place in places]
+    # Where its shape is declared, a row of ids is a sample: TensorFlow's class
+    # knows no rows that are sequences.
+    features = [
+        dataclasses.replace(feature, sequences=False)
+        if declares_samples(feature)
+        else feature
+        for feature in (spec.features[place] for place in places)
+    ]
 
     def parsed() -> Iterator[list[BaggedIds]]:
         for number, batch in enumerate(batches):
@@ -198,16 +205,6 @@ def compute_limits(
     return config, LimitsReport(
         topology.name, number + 1, tuple(tables), tuple(stacks)
     )
-
-
-def _in_rows(feature: FeatureSpec) -> FeatureSpec:
-    """A feature of which a row of ids is a sample where its shape is declared.
-
-    TensorFlow's class knows no rows that are sequences.
-    """
-    if not declares_samples(feature):
-        return feature
-    return dataclasses.replace(feature, sequences=False)
 
 
 def _stack_load(
