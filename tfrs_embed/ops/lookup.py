@@ -94,9 +94,15 @@ def combine(
         # Which has no sparse sums.
         rows = tf.math.unsorted_segment_sum(rows, bags.bag_of_id(), bags.count)
     else:
+        if index is None:
+            index = tf.raw_ops.Range(
+                start=constants.of(0),
+                limit=tf.size(bags.ids),
+                delta=constants.of(1),
+            )
         rows = tf.raw_ops.SparseSegmentSumWithNumSegments(
             data=rows,
-            indices=tf.range(tf.size(bags.ids)) if index is None else index,
+            indices=index,
             segment_ids=bags.bag_of_id(),
             num_segments=bags.count,
         )
