@@ -22,10 +22,7 @@ import tensorflow as tf
 
 from tfrs_embed import graphs, kernels
 from tfrs_embed.engines.tables.key_rules import FIRST_ROW, KeyRules, Live
-from tfrs_embed.engines.tables.key_table_numpy import (
-    OF_ONE_TABLE,
-    NumpyOperations,
-)
+from tfrs_embed.engines.tables.key_table_numpy import NumpyOperations
 
 # Whatever the shard's device.
 _HOST = "/device:CPU:0"
@@ -368,9 +365,5 @@ class _KernelOperations:
 
     def run(self, name: str, *inputs: Any) -> Any:
         """Runs the operation of this name."""
-        if name in OF_ONE_TABLE:
-            [handle] = self._handles
-            operation = getattr(self._module, f"tfrs_embed_key_table_{name}")
-            return operation(handle, *inputs)
         operation = getattr(self._module, f"tfrs_embed_key_tables_{name}")
         return operation(self._handles, *inputs)

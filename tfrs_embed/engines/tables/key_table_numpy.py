@@ -19,8 +19,8 @@ from tfrs_embed.engines.tables.key_rules import (
 )
 from tfrs_embed.unmirrored import make_variable
 
-#: The operations that take one table; the others take several.
-OF_ONE_TABLE = ("export", "replace", "remove")
+# The operations that take one table; the others take several.
+_OF_ONE_TABLE = ("export", "replace", "remove")
 
 # A step that fails between its commit and its publication leaves its commit
 # unpublished, until so many others follow.
@@ -71,7 +71,7 @@ class NumpyOperations:
             alive = [table() for table in tables]
             if None in alive:
                 raise RuntimeError("The table of these keys is gone.")
-            if name in OF_ONE_TABLE:
+            if name in _OF_ONE_TABLE:
                 found = _call(alive[0], name, values)
             else:
                 found = _call_each(alive, name, values)

@@ -120,33 +120,6 @@ KeyTable::Parallel ParallelOn(OpKernelContext* ctx) {
           }};
 }
 
-// An operation on a table, which is its first input.
-class OpOnKeys : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    tensorflow::core::RefCountPtr<KeyTableResource> resource;
-    OP_REQUIRES_OK(ctx, tensorflow::LookupResource(
-                            ctx, tensorflow::HandleFromInput(ctx, 0),
-                            &resource));
-    try {
-      OP_REQUIRES_OK(ctx, Run(ctx, resource.get()));
-    } catch (const std::bad_alloc&) {
-      ctx->SetStatus(
-          tensorflow::errors::ResourceExhausted("No memory for more keys."));
-    }
-  }
-
- protected:
-  virtual absl::Status Run(OpKernelContext* ctx,
-                           KeyTableResource* resource) = 0;
-
-  static const int64_t* Input(OpKernelContext* ctx, int i) {
-    return ctx->input(i).flat<int64_t>().data();
-  }
-};
-
 // The entries of several tables, which may come in any order.
 class Entries {
  public:
@@ -251,6 +224,17 @@ class OpOnTables : public OpKernel {
       return absl::OkStatus();
     }
     return InvalidArgument("The ", name, " must be one of each table.");
+  }
+
+  // The only table of an operation that takes one.
+  static absl::Status TheOne(const Tables& tables, KeyTableResource** table) {
+    if (tables.size() != 1) return InvalidArgument("It takes one table.");
+    *table = tables[0].get();
+    return absl::OkStatus();
+  }
+
+  static const int64_t* InputOfOne(OpKernelContext* ctx, int i) {
+    return ctx->input(i).flat<int64_t>().data();
   }
 
   // Runs work(table, parallel) for each table: one after the other on several
@@ -472,14 +456,16 @@ class CommitKeysOp : public OpOnStep {
   }
 };
 
-class ExportKeysOp : public OpOnKeys {
+class ExportKeysOp : public OpOnTables {
  public:
-  explicit ExportKeysOp(OpKernelConstruction* ctx) : OpOnKeys(ctx) {
+  explicit ExportKeysOp(OpKernelConstruction* ctx) : OpOnTables(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("candidates", &candidates_));
   }
 
  private:
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    KeyTableResource* resource;
+    TF_RETURN_IF_ERROR(TheOne(tables, &resource));
     tensorflow::mutex_lock lock(resource->mutex);
     KeyStore& store = candidates_ ? resource->table.candidates()
                                   : resource->table.live();
@@ -501,10 +487,12 @@ class ExportKeysOp : public OpOnKeys {
   bool candidates_;
 };
 
-class ReplaceKeysOp : public OpOnKeys {
-  using OpOnKeys::OpOnKeys;
+class ReplaceKeysOp : public OpOnTables {
+  using OpOnTables::OpOnTables;
 
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    KeyTableResource* resource;
+    TF_RETURN_IF_ERROR(TheOne(tables, &resource));
     TF_RETURN_IF_ERROR(CheckAlike(ctx, 1, 3));
     TF_RETURN_IF_ERROR(CheckAlike(ctx, 4, 6));
     const std::vector<KeyRecord> live = Records(ctx, 1);
@@ -520,26 +508,29 @@ class ReplaceKeysOp : public OpOnKeys {
   static std::vector<KeyRecord> Records(OpKernelContext* ctx, int first) {
     std::vector<KeyRecord> records(ctx->input(first).NumElements());
     for (size_t i = 0; i < records.size(); ++i) {
-      records[i] = {Input(ctx, first)[i], Input(ctx, first + 1)[i],
-                    Input(ctx, first + 2)[i], KeyRecord::kLive};
+      records[i] = {InputOfOne(ctx, first)[i], InputOfOne(ctx, first + 1)[i],
+                    InputOfOne(ctx, first + 2)[i], KeyRecord::kLive};
     }
     return records;
   }
 };
 
-class RemoveKeysOp : public OpOnKeys {
+class RemoveKeysOp : public OpOnTables {
  public:
-  explicit RemoveKeysOp(OpKernelConstruction* ctx) : OpOnKeys(ctx) {
+  explicit RemoveKeysOp(OpKernelConstruction* ctx) : OpOnTables(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("evicted", &evicted_));
   }
 
  private:
-  absl::Status Run(OpKernelContext* ctx, KeyTableResource* resource) override {
+  absl::Status Run(OpKernelContext* ctx, const Tables& tables) override {
+    KeyTableResource* resource;
+    TF_RETURN_IF_ERROR(TheOne(tables, &resource));
     const int64_t n = ctx->input(1).NumElements();
     int64_t* rows;
     TF_RETURN_IF_ERROR(RowsOut(ctx, n, &rows));
     tensorflow::mutex_lock lock(resource->mutex);
-    resource->table.Remove(ParallelOn(ctx), Input(ctx, 1), n, evicted_, rows);
+    resource->table.Remove(ParallelOn(ctx), InputOfOne(ctx, 1), n, evicted_,
+                           rows);
     return absl::OkStatus();
   }
 
@@ -570,11 +561,6 @@ class KeyTableInfoOp : public OpOnTables {
   }
 };
 
-absl::Status LikeKeys(InferenceContext* c) {
-  c->set_output(0, c->input(1));
-  return absl::OkStatus();
-}
-
 // The first output is like the keys, or their rows, behind N tables; others have
 // a number for each table.
 absl::Status LikeKeysOfTables(InferenceContext* c) {
@@ -591,11 +577,7 @@ absl::Status InferChanges(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-// An operation on a table of keys, which is its first input.
-#define TFRS_ON_KEYS(name) \
-  REGISTER_OP("TfrsEmbedKeyTable" name).Input("table: resource").SetIsStateful()
-
-// An operation on the keys of several tables.
+// An operation on the keys of tables, which are its first inputs.
 #define TFRS_ON_TABLES(name)               \
   REGISTER_OP("TfrsEmbedKeyTables" name)   \
       .Attr("N: int >= 1")                 \
@@ -665,7 +647,7 @@ TFRS_CHANGES(TFRS_ON_TABLES("Commit")
                  .Input("rows: int64")
                  .Input("step: int64"));
 
-TFRS_ON_KEYS("Export")
+TFRS_ON_TABLES("Export")
     .Output("keys: int64")
     .Output("rows: int64")
     .Output("frequency: int64")
@@ -676,7 +658,7 @@ TFRS_ON_KEYS("Export")
       return absl::OkStatus();
     });
 
-TFRS_ON_KEYS("Replace")
+TFRS_ON_TABLES("Replace")
     .Input("keys: int64")
     .Input("frequency: int64")
     .Input("last_used: int64")
@@ -686,11 +668,11 @@ TFRS_ON_KEYS("Replace")
     .Output("version: int64")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-TFRS_ON_KEYS("Remove")
+TFRS_ON_TABLES("Remove")
     .Input("keys: int64")
     .Output("rows: int64")
     .Attr("evicted: bool")
-    .SetShapeFn(LikeKeys);
+    .SetShapeFn(LikeKeysOfTables);
 
 TFRS_ON_TABLES("Info")
     .Output("info: int64")
@@ -707,9 +689,9 @@ TFRS_KERNEL("TfrsEmbedKeyTablesCheck", CheckRowsOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesPublish", PublishKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesPlan", PlanKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesCommit", CommitKeysOp);
-TFRS_KERNEL("TfrsEmbedKeyTableExport", ExportKeysOp);
-TFRS_KERNEL("TfrsEmbedKeyTableReplace", ReplaceKeysOp);
-TFRS_KERNEL("TfrsEmbedKeyTableRemove", RemoveKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesExport", ExportKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesReplace", ReplaceKeysOp);
+TFRS_KERNEL("TfrsEmbedKeyTablesRemove", RemoveKeysOp);
 TFRS_KERNEL("TfrsEmbedKeyTablesInfo", KeyTableInfoOp);
 
 }  // namespace tfrs_embed
