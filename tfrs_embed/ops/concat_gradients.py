@@ -41,8 +41,8 @@ def find(gradients: Sequence[tf.Tensor]) -> ConcatGradients:
         Where they are. One that was not cut from a matrix, or in a way or from
         a column that isn't known when tracing, is a matrix of its own.
     """
-    stacked: dict[Any, tf.Tensor] = {}
-    found = [_place(gradient, stacked) for gradient in gradients]
+    known: dict[Any, Any] = {}
+    found = [_place(gradient, known) for gradient in gradients]
     numbers: dict[Any, int] = {}
     for matrix, _ in found:
         numbers.setdefault(matrix.ref(), len(numbers))
@@ -56,14 +56,13 @@ def find(gradients: Sequence[tf.Tensor]) -> ConcatGradients:
     )
 
 
-def _place(
-    gradient: tf.Tensor, stacked: dict[Any, tf.Tensor]
-) -> tuple[tf.Tensor, int]:
+def _place(gradient: tf.Tensor, known: dict[Any, Any]) -> tuple[tf.Tensor, int]:
     """The matrix that a gradient was cut from, or itself, and its column.
 
     Args:
         gradient: the gradient.
-        stacked: by the operations that cut them, matrices that were made here.
+        known: by the operations that cut gradients, the matrices that were made
+            here, or the parts' widths: hundreds may be cut by one.
     """
     source = _source(gradient)
     if source is None:
@@ -73,22 +72,28 @@ def _place(
         shape = op.inputs[0].shape
         if shape.rank != 3 or shape[2] is None:
             return gradient, 0
-        if op not in stacked:
+        if op not in known:
             width = op.get_attr("num") * shape[2]
-            stacked[op] = tf.reshape(op.inputs[0], [-1, width])
-        return stacked[op], part * shape[2]
+            known[op] = tf.reshape(op.inputs[0], [-1, width])
+        return known[op], part * shape[2]
     widths: list[int | None] = []
-    if op.type == "SplitV" and _constant(op.inputs[2]) == 1:
-        widths = _split_widths(op.inputs[1])
+    if op.type == "SplitV":
+        if op not in known:
+            by_column = _constant(op.inputs[2]) == 1
+            known[op] = _split_widths(op.inputs[1]) if by_column else []
+        widths = known[op]
     elif op.type == "Slice" and _is_offset(op.inputs[1].op):
         offset = op.inputs[1]
-        widths = [_width(shape) for shape in offset.op.inputs[1:]]
+        if offset.op not in known:
+            shapes = offset.op.inputs[1:]
+            known[offset.op] = [_width(shape) for shape in shapes]
+        widths = known[offset.op]
         part = offset.value_index
     before = [width for width in widths[:part] if width is not None]
     if not widths or len(before) < part:
         return gradient, 0
     # The matrix may itself be a part of a larger one.
-    matrix, first = _place(op.inputs[0], stacked)
+    matrix, first = _place(op.inputs[0], known)
     return matrix, first + sum(before)
 
 
