@@ -82,7 +82,7 @@ class NumpyRows(RowStore):
         rows = self._tables[table][PARAMETERS].array
         return tf.constant(len(rows), tf.int64)
 
-    def resize(self, table, rows):
+    def resize(self, rows):
         raise NotImplementedError("Tables of keys are kept in memory.")
 
     def drop(self):

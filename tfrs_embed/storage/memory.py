@@ -91,17 +91,20 @@ class MemoryRows(RowStore):
         )
         return shape[0]
 
-    def resize(self, table: str, rows: tf.Tensor) -> None:
-        slots = self._slots[table]
-        variables = self._variables[table]
-        [dim] = variables[PARAMETERS].shape[1:]
-        with tf.device(self.device):
-            _grow(
-                rows,
-                [variables[name].handle for name in slots],
-                tuple(slot.initial for slot in slots.values()),
-                tuple(slot.row(dim) for slot in slots.values()),
+    def resize(self, rows: Mapping[str, tf.Tensor]) -> None:
+        handles, slots = [], []
+        for table in rows:
+            variables = self._variables[table]
+            [dim] = variables[PARAMETERS].shape[1:]
+            slots.append(
+                tuple(
+                    (slot.initial, slot.row(dim))
+                    for slot in self._slots[table].values()
+                )
             )
+            handles.append([variables[n].handle for n in self._slots[table]])
+        with tf.device(self.device):
+            _grow_each(list(rows.values()), handles, tuple(slots))
 
     def drop(self) -> None:
         # An error's traceback may hold each of these.
@@ -110,24 +113,32 @@ class MemoryRows(RowStore):
         self._variables.clear()
 
 
-# A function, as it is called in several branches, and of handles: what holds
+# Of each of a table's variables, the initial value and the shape of a row.
+_Slots = tuple[tuple[float, tuple[int, ...]], ...]
+
+
+# Functions, as they are called in several branches, and of handles: what holds
 # variables would keep them alive in graphs that TensorFlow keeps.
 @tf.function(autograph=False)
-def _grow(
-    rows: tf.Tensor,
-    handles: list[tf.Tensor],
-    initial: tuple[float, ...],
-    row_shapes: tuple[tuple[int, ...], ...],
+def _grow_each(
+    rows: list[tf.Tensor],
+    handles: list[list[tf.Tensor]],
+    slots: tuple[_Slots, ...],
 ) -> None:
+    """Gives each table's variables as many rows at least; see `_grow`."""
+    for each in zip(rows, handles, slots, strict=True):
+        _grow(*each)
+
+
+@tf.function(autograph=False)
+def _grow(rows: tf.Tensor, handles: list[tf.Tensor], slots: _Slots) -> None:
     """Gives variables [n, ...] as many rows at least, and some to spare."""
     shape = tf.raw_ops.VariableShape(input=handles[0])
     here = tf.cast(shape[0], tf.int64)
 
     def grow() -> tf.Tensor:
         more = rows - here + rows // _SPARE_PART
-        for handle, value, row in zip(
-            handles, initial, row_shapes, strict=True
-        ):
+        for handle, (value, row) in zip(handles, slots, strict=True):
             before = tf.raw_ops.ReadVariableOp(
                 resource=handle, dtype=tf.float32
             )

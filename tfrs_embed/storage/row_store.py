@@ -123,15 +123,14 @@ class RowStore(abc.ABC):
         """The number of rows that a table has, a scalar int64."""
 
     @abc.abstractmethod
-    def resize(self, table: str, rows: tf.Tensor) -> None:
-        """Adds rows to a table of keys up to a number, with some to spare.
+    def resize(self, rows: Mapping[str, tf.Tensor]) -> None:
+        """Adds rows to tables of keys up to a number, with some to spare.
 
         They are zeros, and their slots the initial values. A table that has as
         many rows stays what it is.
 
         Args:
-            table: the table.
-            rows: scalar int64, the number of rows.
+            rows: each table's number of rows, a scalar int64.
         """
 
     @abc.abstractmethod

@@ -46,9 +46,10 @@ class KeyedShard:
         make_initial: key_values.Maker,
     ) -> None:
         self.owner = f"{owner}, table '{table.name}'"
+        self.table = table.name
         self._table = table
         self._world = world
-        self._store = store
+        self.store = store
         self.variables = store.variables(table.name)
         self._slots = slots
         self.make_initial = make_initial
@@ -62,8 +63,8 @@ class KeyedShard:
 
     def read(self, found: Found) -> tf.Tensor:
         """Reads keys' vectors, [n, dim]; see `KeyTables.check_vectors`."""
-        with tf.device(self._store.device):
-            vectors = self._store.read(self._table.name, PARAMETERS, found.rows)
+        with tf.device(self.store.device):
+            vectors = self.store.read(self._table.name, PARAMETERS, found.rows)
             return self.key_table.check_vectors(found, vectors)
 
     @property
@@ -92,8 +93,8 @@ class KeyedShard:
 
     def write(self, name: str, rows: tf.Tensor, values: tf.Tensor) -> None:
         """Sets rows, [n] int64, of the parameters or a slot."""
-        with tf.device(self._store.device):
-            self._store.write(self._table.name, name, rows, values)
+        with tf.device(self.store.device):
+            self.store.write(self._table.name, name, rows, values)
 
     def reset(self, rows: tf.Tensor, initial: tf.Tensor) -> None:
         """Gives rows initial values, and their slots theirs."""
@@ -101,13 +102,6 @@ class KeyedShard:
         for name, slot in self._slots.items():
             shape = [tf.size(rows), *slot.row(self.dim)]
             self.write(name, rows, tf.fill(shape, slot.initial))
-
-    def ensure_rows(self, rows: tf.Tensor) -> None:
-        """Gives the variables as many rows at least; a scalar int64."""
-        rules = self.rules
-        if rules.policy == "none" and rules.max_capacity == rules.capacity:
-            return  # Nothing makes room: there are all that there can be.
-        self._store.resize(self._table.name, rows)
 
     # Eagerly, of what users and checkpoints read and write.
 
@@ -125,9 +119,9 @@ class KeyedShard:
 
     def gather(self, name: str, rows: np.ndarray) -> tf.Tensor:
         """Rows of the parameters or a slot, in the host's memory."""
-        with tf.device(self._store.device):
+        with tf.device(self.store.device):
             numbers = tf.constant(rows, tf.int64)
-            found = self._store.read(self._table.name, name, numbers)
+            found = self.store.read(self._table.name, name, numbers)
         with tf.device("CPU:0"):
             return tf.identity(found)
 
@@ -149,7 +143,7 @@ class KeyedShard:
         rows, version = self.key_table.replace(
             keys, frequency, last_used, candidates
         )
-        self.ensure_rows(self.key_table.physical())
+        ensure_rows([self], [self.key_table.physical()])
         size = max(1, _BLOCK_ELEMENTS // self.dim)
         for start in range(0, len(keys), size):
             part = slice(start, start + size)
@@ -187,6 +181,20 @@ class KeyedShard:
                 values = self.gather(name, live.rows)
                 self.write(name, tf.constant(rows, tf.int64), values)
         self.key_table.publish(version)
+
+
+def ensure_rows(
+    shards: Sequence[KeyedShard], rows: Sequence[tf.Tensor]
+) -> None:
+    """Gives shards' variables as many rows at least, scalars int64."""
+    wanted: dict[RowStore, dict[str, tf.Tensor]] = {}
+    for shard, number in zip(shards, rows, strict=True):
+        rules = shard.rules
+        if rules.policy == "none" and rules.max_capacity == rules.capacity:
+            continue  # Nothing makes room: there are all that there can be.
+        wanted.setdefault(shard.store, {})[shard.table] = number
+    for store, of_store in wanted.items():
+        store.resize(of_store)
 
 
 class KeyedShards:

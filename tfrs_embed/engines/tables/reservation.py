@@ -17,7 +17,11 @@ import tensorflow as tf
 
 from tfrs_embed import graphs
 from tfrs_embed.engines.tables.key_table import GivenRows
-from tfrs_embed.engines.tables.keyed_shard import KeyedShard, KeyedShards
+from tfrs_embed.engines.tables.keyed_shard import (
+    KeyedShard,
+    KeyedShards,
+    ensure_rows,
+)
 from tfrs_embed.ops.checks import Checks, Consensus
 from tfrs_embed.ops.update import PARAMETERS
 
@@ -96,10 +100,7 @@ def reserve(
         made = []
         for request, new in zip(requests, given, strict=True):
             initial = request.tables.make_initial(new.new_keys, new.new_sizes)
-            for shard, physical, rows, values in _by_table(
-                request.tables, new, initial
-            ):
-                shard.ensure_rows(physical)
+            for shard, rows, values in _by_table(request.tables, new, initial):
                 shard.write(PARAMETERS, rows, values)
             made.append(initial)
         return made
@@ -158,10 +159,8 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
         for reservation, new, initial in zip(
             reservations, given, made, strict=True
         ):
-            for shard, physical, rows, values in _by_table(
-                reservation.request.tables, new, initial
-            ):
-                shard.ensure_rows(physical)
+            tables = reservation.request.tables
+            for shard, rows, values in _by_table(tables, new, initial):
                 shard.reset(rows, values)
         return []
 
@@ -174,12 +173,12 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
 
 def _by_table(
     tables: KeyedShards, new: GivenRows, initial: tf.Tensor
-) -> Iterator[tuple[KeyedShard, tf.Tensor, tf.Tensor, tf.Tensor]]:
-    """Yields each table's shard, the rows it needs, new rows and values."""
+) -> Iterator[tuple[KeyedShard, tf.Tensor, tf.Tensor]]:
+    """Yields each table's shard, new rows and values; makes room for them."""
     number = len(tables.shards)
+    ensure_rows(tables.shards, tf.unstack(new.physical, number))
     return zip(
         tables.shards,
-        tf.unstack(new.physical, number),
         _split(new.new_rows, new.new_sizes, number),
         _split(initial, new.new_sizes, number),
         strict=True,
