@@ -14,7 +14,7 @@ from tfrs_embed.checkpoint.names import in_saved_model
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.engines.norms import Factors
 from tfrs_embed.ops import backend, concat_gradients, rounding, xla
-from tfrs_embed.ops.bags import BaggedIds, id_dtype
+from tfrs_embed.ops.bags import BaggedIds, bags_of_rows, id_dtype
 from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions, TableUpdate
 from tfrs_embed.optimizers.rules import TableOptimizer
@@ -214,7 +214,7 @@ class Shard:
         if training:
             # They are sums of one row: exact, where the table's dtype is
             # wanted.
-            rows = self.lookup(names, _of_rows(ids), training, wanted)
+            rows = self.lookup(names, bags_of_rows(ids), training, wanted)
         else:
             rows = [
                 self._stores[name].read(name, PARAMETERS, each)
@@ -455,14 +455,3 @@ def distinct(
 ) -> list[TableOptimizer]:
     """The optimizers that train tables, each once."""
     return list({id(o): o for o in optimizers.values() if o}.values())
-
-
-def _of_rows(ids: Sequence[tf.Tensor]) -> list[BaggedIds]:
-    """Bags of one id each, of several tables, by a few operations for all."""
-    shapes = tf.shape_n(ids)
-    counts = tf.unstack(tf.concat(shapes, 0))
-    first = BaggedIds.of_rows(ids[0], None, counts[0])
-    return [
-        first._replace(ids=i, count=count, shape=shape)
-        for i, count, shape in zip(ids, counts, shapes, strict=True)
-    ]

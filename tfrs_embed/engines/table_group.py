@@ -10,7 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.ops.bags import BaggedIds, bag_of_id, num_rows
+from tfrs_embed.ops.bags import (
+    BaggedIds,
+    bag_of_id,
+    bags_of_rows,
+    num_rows,
+    split_by_bags,
+)
 from tfrs_embed.ops.update import GradientContributions
 
 #: More than a shard's rows of any table.
@@ -168,20 +174,20 @@ class TableGroup:
             Each table's, by its name.
         """
         by_table, table = self.split(rows)
-        places_by_table = (
-            [places]
-            if table is None
-            else tf.dynamic_partition(places, table, len(by_table))
-        )
-        # Tables share what the shape of the gradients is found by.
-        whole = BaggedIds.of_rows(rows, places, tf.shape(gradients)[0])
+        if table is None:
+            count = tf.shape(gradients)[0]
+            bags, mine = [BaggedIds.of_rows(rows, places, count)], [gradients]
+        else:
+            # Each table has its own gradients: what updates it takes time for
+            # all that it is given, and there may be hundreds.
+            bags = bags_of_rows(by_table)
+            order = tf.dynamic_partition(places, table, len(by_table))
+            mine = split_by_bags(
+                tf.gather(gradients, tf.concat(order, 0)), bags
+            )
         return {
-            t.name: GradientContributions(
-                [whole._replace(ids=r, bag_ids=p)], [gradients], single=True
-            )
-            for t, r, p in zip(
-                self.tables, by_table, places_by_table, strict=True
-            )
+            t.name: GradientContributions([b], [g], single=True)
+            for t, b, g in zip(self.tables, bags, mine, strict=True)
         }
 
 

@@ -288,6 +288,17 @@ def num_rows(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return shapes if rank == 1 else shapes[::rank]
 
 
+def bags_of_rows(ids: Sequence[tf.Tensor]) -> list[BaggedIds]:
+    """Bags of one id each, of several tables, by a few operations for all."""
+    shapes = tf.shape_n(ids)
+    counts = tf.unstack(tf.concat(shapes, 0))
+    first = BaggedIds.of_rows(ids[0], None, counts[0])
+    return [
+        first._replace(ids=i, count=count, shape=shape)
+        for i, count, shape in zip(ids, counts, shapes, strict=True)
+    ]
+
+
 def split_by_bags(
     values: tf.Tensor, bags: Sequence[BaggedIds]
 ) -> list[tf.Tensor]:
