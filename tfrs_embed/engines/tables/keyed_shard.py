@@ -53,6 +53,8 @@ class KeyedShard:
         self.variables = store.variables(table.name)
         self._slots = slots
         self.make_initial = make_initial
+        assert table.keys is not None
+        self.is_unsigned = table.keys.dtype == tf.uint64
         self.rules = key_rules(table, world)
         self.key_table = KeyTable(self.rules)
 
@@ -67,29 +69,18 @@ class KeyedShard:
             vectors = self.store.read(self._table.name, PARAMETERS, found.rows)
             return self.key_table.check_vectors(found, vectors)
 
-    @property
-    def has_fingerprints(self) -> bool:
-        """Whether keys are of strings."""
-        return self._key_dtype == tf.string
-
-    @property
-    def is_unsigned(self) -> bool:
-        """Whether keys are of uint64."""
-        return self._key_dtype == tf.uint64
-
-    @property
-    def _key_dtype(self) -> tf.DType:
-        return self._table.keys.dtype  # type: ignore[union-attr]
-
-    @property
-    def remedy(self) -> str:
-        """What makes room for more keys."""
+    def without_row(self) -> str:
+        """Says of a key that it has no row, and what would make room."""
+        keys = self._table.keys
+        assert keys is not None
+        fingerprint = "the fingerprint of " * (keys.dtype == tf.string)
         more = "More rows make"
-        if isinstance(self._table.keys, KeysOfShards):
+        if isinstance(keys, KeysOfShards):
             more = f"A larger {KeysOfShards.ROWS} makes"
+        text = f" is {fingerprint}a key without one. "
         if self._world == 1:
-            return f"{more} room."
-        return f"Other shards may have free rows. {more} room on all."
+            return f"{text}{more} room."
+        return f"{text}Other shards may have free rows. {more} room on all."
 
     def write(self, name: str, rows: tf.Tensor, values: tf.Tensor) -> None:
         """Sets rows, [n] int64, of the parameters or a slot."""
@@ -231,17 +222,9 @@ class KeyedShards:
         """
         if counts is None:
             counts = tf.ones_like(keys)
-        ends = []
-        for shard in self.shards:
-            of = (
-                "the fingerprint of a key"
-                if shard.has_fingerprints
-                else "a key"
-            )
-            ends.append(f" is {of} without one. {shard.remedy}")
         return _NO_ROOM(
             tf.constant([shard.owner for shard in self.shards]),
-            tf.constant(ends),
+            tf.constant([shard.without_row() for shard in self.shards]),
             tf.constant([shard.is_unsigned for shard in self.shards]),
             self.key_tables.info(),
             lacking,
