@@ -249,8 +249,8 @@ def write_checkpoint(
     for table in contents.tables:
         place = _parts(table.layer)
         if table.of_keras:
-            rows = _Rows(table.path, table.columns[PARAMETERS], progress)
-            root.add((*place, "embeddings"), _leaf(rows))
+            variable = _plain(table.columns[PARAMETERS], progress)
+            root.add((*place, "embeddings"), variable)
             left += [
                 f"{slot} of '{table.path}', which a table with a name of its "
                 f"own has: --table {table.path}=NAME"
@@ -363,6 +363,17 @@ class _Node(Trackable):
 def _counter(value: int) -> tf.Variable:
     with tf.device("CPU:0"):
         return tf.Variable(value, dtype=tf.int64, trainable=False)
+
+
+def _plain(column: Column, progress: Callable[[int], None]) -> tf.Variable:
+    """A Keras layer's variable, which is restored as any other is."""
+    with tf.device("CPU:0"):
+        variable = tf.Variable(tf.zeros(column.shape, column.dtype))
+        for start, size in blocks(column.shape, column.dtype):
+            rows = tf.cast(column.read(start, size), column.dtype)
+            variable[start : start + size].assign(rows)
+            progress(column.nbytes_of(size))
+    return variable
 
 
 def _leaf(saved: Saved) -> Trackable:
