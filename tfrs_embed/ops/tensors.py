@@ -39,6 +39,11 @@ def to_tensor(
                 value = tf.nest.map_structure(
                     lambda v: tf.cast(v, tf.int64), value
                 )
+            if ragged:
+                return tf.RaggedTensor.from_row_lengths(
+                    tf.concat([tf.stack(row) for row in value if len(row)], 0),
+                    [len(row) for row in value],
+                )
             return tf.convert_to_tensor(value)
         if ragged or (ragged is None and _is_ragged(value)):
             return _rows(value, dtype)
