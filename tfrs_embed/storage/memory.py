@@ -103,8 +103,12 @@ class MemoryRows(RowStore):
                 )
             )
             handles.append([variables[n].handle for n in self._slots[table]])
+        given = [*rows.values()], handles, tuple(slots)
         with tf.device(self.device):
-            _grow_each(list(rows.values()), handles, tuple(slots))
+            if len(rows) == 1:  # A call in a call takes time.
+                _grow(*(each[0] for each in given))
+            else:
+                _grow_each(*given)
 
     def drop(self) -> None:
         # An error's traceback may hold each of these.
