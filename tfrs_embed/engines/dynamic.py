@@ -14,6 +14,7 @@ from tfrs_embed.distribution import replicas
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
+from tfrs_embed.engines.table_group import TableGroup, by_kind
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.key_rules import TRASH, rows_at_first
 from tfrs_embed.engines.tables.key_table import Found
@@ -26,12 +27,7 @@ from tfrs_embed.engines.tables.reservation import (
 )
 from tfrs_embed.ops import concat_gradients
 from tfrs_embed.ops import lookup as lookup_ops
-from tfrs_embed.ops.bags import (
-    BaggedIds,
-    bag_of_id,
-    num_rows,
-    split_by_bags,
-)
+from tfrs_embed.ops.bags import BaggedIds, split_by_bags
 from tfrs_embed.ops.rounding import widen
 from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.optimizers.rules import TableOptimizer
@@ -42,34 +38,21 @@ class _Group(NamedTuple):
     """Tables of one width whose keys are worked on together.
 
     Attributes:
+        group: the tables, and the places of their features.
         tables: their rows.
-        places: the places of their features among the engine's.
-        of_feature: the number of each of these features' table.
         trained: whether they are.
     """
 
+    group: TableGroup
     tables: KeyedShards
-    places: list[int]
-    of_feature: list[int]
     trained: bool
-
-    def keys(
-        self, bags: Sequence[BaggedIds]
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """The keys of the group's features, and the table of each."""
-        ids = [bags[i].ids for i in self.places]
-        keys = ids[0] if len(ids) == 1 else tf.concat(ids, 0)
-        if len(self.tables.shards) == 1:
-            return keys, None
-        splits = tf.cumsum(tf.concat([[0], num_rows(ids)], 0))
-        return keys, tf.gather(self.of_feature, bag_of_id(splits))
 
     def split(
         self, rows: tf.Tensor, bags: Sequence[BaggedIds]
     ) -> dict[int, tf.Tensor]:
         """The rows of each feature's ids, by the feature's place."""
-        parts = split_by_bags(rows, [bags[i] for i in self.places])
-        return dict(zip(self.places, parts, strict=True))
+        parts = split_by_bags(rows, self.group.select(bags))
+        return dict(zip(self.group.features, parts, strict=True))
 
 
 class _Residuals(NamedTuple):
@@ -146,23 +129,20 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
 
     def _make_groups(self, shards: Mapping[str, KeyedShard]) -> list[_Group]:
         """Groups the tables that are alike in width, and in being trained."""
-        alike: dict[Any, list[str]] = {}
-        for name, shard in shards.items():
-            trained = self.optimizers[name] is not None
-            alike.setdefault((shard.dim, trained), []).append(name)
-        groups = []
-        for (_, trained), names in alike.items():
-            tables = [f.table.name for f in self.features]
-            places = [i for i, table in enumerate(tables) if table in names]
-            groups.append(
-                _Group(
-                    KeyedShards([shards[name] for name in names]),
-                    places,
-                    [names.index(tables[i]) for i in places],
-                    trained,
-                )
+        return [
+            _Group(
+                group,
+                KeyedShards([shards[t.name] for t in group.tables]),
+                self.optimizers[group.tables[0].name] is not None,
             )
-        return groups
+            for group in by_kind(
+                lambda t: (t.dim, self.optimizers[t.name] is not None),
+                [state.spec for state in self.states.values()],
+                self.features,
+                world=1,
+                keyed=True,
+            )
+        ]
 
     def lookup(
         self,
@@ -175,7 +155,8 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         step = tf.convert_to_tensor(self.step) + 1
         found, trained, requests = [], [], []
         for group in self._groups:
-            keys, table_of = group.keys(bags)
+            keys = group.group.keys(bags)
+            table_of = group.group.table_of(bags)
             if training and group.trained:
                 trained.append(group)
                 requests.append(
@@ -243,10 +224,8 @@ class DynamicEngine(EngineOfKeys, OneDeviceEngine):
         """Looks up features by vectors that are checked one by one."""
         activations: list[Any] = [None] * len(bags)
         for group, there in found:
-            parts = group.split(there.rows, bags)
-            for (i, rows), table in zip(
-                parts.items(), group.of_feature, strict=True
-            ):
+            for i, rows in group.split(there.rows, bags).items():
+                table = group.group.tables.index(self.features[i].table)
                 version = there.versions[table : table + 1]
                 vectors = group.tables.shards[table].read(
                     Found(rows, None, version)

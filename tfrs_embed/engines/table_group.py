@@ -61,6 +61,7 @@ class TableGroup:
         self._world = world
         self._all_features = tuple(features)
         self._first_shards = dict(first_shards or {})
+        self._keyed = keyed
         self.told_apart = len(tables) if keyed else 1
         # The first row of each table, by its name.
         self._first_rows: dict[str, int] = {}
@@ -96,7 +97,7 @@ class TableGroup:
             the rows of all tables, of shard k % world.
         """
         ids = [tf.cast(bags[i].ids, tf.int64) for i in self.features]
-        if self.told_apart > 1:
+        if self._keyed:
             return ids[0] if len(ids) == 1 else tf.concat(ids, 0)
         tables = [self._all_features[i].table.name for i in self.features]
         turns = [self._first_shards.get(table, 0) for table in tables]
