@@ -148,7 +148,12 @@ def main():
         ids = {k: tf.constant(rng.integers(0, ROWS, BATCH)) for k in layers}
         print(f"step {i} loss {float(train(ids)):.5f}", flush=True)
         done.assign(i + 1)
-        if i == args.fault_step:
+        if i == args.fault_step and args.fault.endswith("stops in a save"):
+            # The other asks for its part of the last sum while it is in the
+            # step: no worker stops before both have left it.
+            (args.folder / f"stepped-{worker}").touch()
+            while len(list(args.folder.glob("stepped-*"))) < 2:
+                time.sleep(0.01)
             stop(f"worker {worker} stops in a save")
         checkpoint.save(str(mine / "step"))
     print("done", flush=True)
