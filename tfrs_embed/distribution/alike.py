@@ -14,8 +14,10 @@ import tensorflow as tf
 
 from tfrs_embed.distribution.replicas import BUCKETS, Replicas
 
-# Of a text, this many characters reach the other replicas.
+# Of a text, this many bytes reach the other replicas.
 _LENGTH = 1024
+# Each byte as a text; that which texts are padded with is none.
+_BYTES = [b"", *(bytes([i]) for i in range(1, 256))]
 
 
 class Facts(NamedTuple):
@@ -41,20 +43,24 @@ def gather_texts(
     Args:
         replicas: the replicas.
         replica: the local one that calls.
-        texts: its texts, of which `_LENGTH` characters are sent.
+        texts: its texts, of which `_LENGTH` bytes are sent.
         channel: the collective's channel.
 
     Returns:
         [world, texts] strings, by rank.
     """
     # Collectives carry numbers only.
-    codes = tf.strings.unicode_decode(tf.stack(texts), "UTF-8")
-    codes = codes.to_tensor(shape=[len(texts), _LENGTH])
+    sent = tf.io.decode_raw(tf.stack(texts), tf.uint8, fixed_length=_LENGTH)
     bucket = min(len(texts), BUCKETS - 1)
-    sent = tf.cast(codes, tf.float32)
-    found = replicas.gather(replica, sent, channel, bucket)
-    encoded = tf.strings.unicode_encode(tf.cast(found, tf.int32), "UTF-8")
-    found = tf.strings.regex_replace(encoded, r"\x00+$", "")
+    found = replicas.gather(
+        replica, tf.cast(sent, tf.float32), channel, bucket
+    )
+    codes = tf.cast(found, tf.int32)
+    found = tf.strings.reduce_join(tf.gather(_BYTES, codes), -1)
+    # The last character may have lost bytes.
+    found = tf.strings.unicode_transcode(
+        found, "UTF-8", "UTF-8", errors="ignore"
+    )
     return tf.reshape(found, [replicas.world, len(texts)])
 
 

@@ -75,11 +75,16 @@ class Compiled(Stock):
     ) -> list[tf.Tensor]:
         if not bags:
             return []
-        return self._module.tfrs_embed_combine(
+        dim = rows.shape[1]
+        found: list[tf.Tensor] = self._module.tfrs_embed_combine(
             rows=rows,
-            dims=[rows.shape[1]] * len(bags),
+            dims=[dim] * len(bags),
             **describe(index, bags, [0] * len(bags)),
         )
+        for vectors, b in zip(found, bags, strict=True):
+            if b.static_shape.rank == 1:
+                vectors.set_shape([*b.static_shape, dim])
+        return found
 
     def sum_gradients_by_row(
         self,

@@ -43,7 +43,7 @@ class Row(Joined):
         """Which ids are in their features' tables, [n] bool."""
         if len(self.parts) == 1:
             return valid(self.parts[0], self.sizes[0])
-        ids = self.all()
+        ids = self.values
         sizes = tf.constant(self.sizes, ids.dtype)
         return (ids >= 0) & (ids < tf.gather(sizes, self.feature_of_row()))
 
@@ -62,7 +62,7 @@ class Row(Joined):
         return message(
             self.name(feature),
             ": id ",
-            first(self.all(), wrong),
+            first(self.values, wrong),
             ends[0] if len(ends) == 1 else tf.gather(ends, feature),
         )
 
@@ -79,7 +79,7 @@ def require(
     row = Row(features, ids)
     checks = Checks()
     checks.require(row.valid(), row.message)
-    [guarded] = checks.guard([row.all()])
+    [guarded] = checks.guard([row.values])
     if len(ids) == 1:
         return [guarded]
-    return tf.split(guarded, row.lengths(), num=len(ids))
+    return tf.split(guarded, row.lengths, num=len(ids))

@@ -61,7 +61,7 @@ def sparse_order(
         given: features and their ids.
     """
     joined = Joined([f for f, _ in given], [ids.indices for _, ids in given])
-    indices, feature = joined.all(), joined.feature_of_row()
+    indices, feature = joined.values, joined.feature_of_row()
     sizes = [ids.dense_shape for _, ids in given]
     size = sizes[0] if len(given) == 1 else tf.gather(tf.stack(sizes), feature)
     row, column = indices[:, 0], indices[:, 1]
@@ -177,11 +177,11 @@ def _equal(
     """
     features, names, of_ids, of_weights = zip(*given, strict=True)
     expected, actual = Joined(features, of_ids), Joined(features, of_weights)
-    wanted, found = expected.all(), actual.all()
+    wanted, found = expected.values, actual.values
     # Cut to one length, so that the comparison itself can't fail.
     length = tf.minimum(tf.shape(wanted)[0], tf.shape(found)[0])
     differ = tf.not_equal(wanted[:length], found[:length])
-    lengths_differ = tf.not_equal(expected.lengths(), actual.lengths())
+    lengths_differ = tf.not_equal(expected.lengths, actual.lengths)
 
     def text() -> tf.Tensor:
         # Behind a feature of another length all of them seem to differ.

@@ -22,6 +22,8 @@ class Joined:
 
     Attributes:
         parts: these.
+        values: all values, [sum of n, ...].
+        lengths: the length of each feature's part, [features] int32.
     """
 
     def __init__(
@@ -29,28 +31,21 @@ class Joined:
     ) -> None:
         self.parts = parts
         self._names = [str(feature) for feature in features]
-
-    def all(self) -> tf.Tensor:
-        """All values, [sum of n, ...]."""
-        return (
-            self.parts[0] if len(self.parts) == 1 else tf.concat(self.parts, 0)
-        )
-
-    def lengths(self) -> tf.Tensor:
-        """The length of each feature's part, [features] int32."""
-        return num_rows(self.parts)
+        # Here, as each of the parts would be one more input of a branch that
+        # makes an error's text of them.
+        self.values = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+        self.lengths = num_rows(parts)
 
     def feature_of_row(self) -> tf.Tensor:
         """The number of each value's feature, [sum of n] int32."""
         if len(self.parts) == 1:
             return tf.zeros(tf.shape(self.parts[0])[:1], tf.int32)
-        return bag_of_id(tf.concat([[0], tf.cumsum(self.lengths())], 0))
+        return bag_of_id(tf.concat([[0], tf.cumsum(self.lengths)], 0))
 
     def part(self, number: tf.Tensor) -> tf.Tensor:
         """The values of the feature of that number, [n, ...]."""
-        lengths = self.lengths()
-        begin = tf.cumsum(lengths, exclusive=True)[number]
-        return self.all()[begin : begin + lengths[number]]
+        begin = tf.cumsum(self.lengths, exclusive=True)[number]
+        return self.values[begin : begin + self.lengths[number]]
 
     def name(self, number: tf.Tensor) -> tf.Tensor | str:
         """The name of the feature of that number."""
