@@ -157,7 +157,7 @@ class TableConfig:
             initializer = kerases.default().initializers.get(initializer)
             object.__setattr__(self, "initializer", initializer)
         _check_initializer(initializer, where)
-        conversion.find(self.optimizer, where)
+        conversion.convert(self.optimizer, where)
         hot_rows = as_hot_rows(self.hot_rows, self.vocabulary_size, where)
         object.__setattr__(self, "hot_rows", hot_rows)
         if self.keys is not None:

@@ -303,7 +303,7 @@ def test_a_rule_that_tpus_dont_have_is_an_error(strategy, hardware):
         tpu = None
 
     rate = LearningRate.of(0.5, "Own")
-    own = rules.TableOptimizer(Own(), lambda: rate, None)
+    own = rules.TableOptimizer(Own(), rate, None)
     table = tfrs_embed.TableConfig("t", 8, 4, optimizer=own)
     with (
         strategy.scope(),

@@ -180,5 +180,8 @@ def convert_optimizers(
         if given is None:
             given, where = optimizer, f"{layer}'s optimizer"
         converted = conversion.convert(given, where, keras)
+        if converted is not None:
+            # Makes the rate's variable: the layer may be built in a replica.
+            _ = converted.rate.given
         result.update({table.name: converted for table in group})
     return result

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import re
+import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import tensorflow as tf
 
 from tfrs_embed import kerases
-from tfrs_embed.optimizers.declared import Regularized
+from tfrs_embed.optimizers.declared import OptimizerName, Regularized
 from tfrs_embed.optimizers.learning_rate import (
     LearningRate,
-    check_given,
     check_rate,
     restored,
     stored,
@@ -54,22 +53,6 @@ _OF_KERAS["AdamW"] = [Adam]
 def convert(
     optimizer: Any, where: str, keras: Any = None
 ) -> TableOptimizer | None:
-    """Returns what `find` does, with its learning rate made.
-
-    Raises:
-        ValueError: as `find`, or a Keras optimizer's rate is negative or not
-            finite.
-        TypeError: as `find`.
-    """
-    found = find(optimizer, where, keras)
-    if found is not None:
-        _ = found.rate
-    return found
-
-
-def find(
-    optimizer: Any, where: str, keras: Any = None
-) -> TableOptimizer | None:
     """Turns whatever a user may give into a table optimizer; makes no variable.
 
     Args:
@@ -86,20 +69,20 @@ def find(
         The table optimizer, or None for None.
 
     Raises:
-        ValueError: a setting that the update rules can't honour exactly, or an
-            unknown name.
+        ValueError: a setting that the update rules can't honour exactly, an
+            unknown name, or a rate that is negative or not finite.
         TypeError: another kind of object.
     """
     if optimizer is None or isinstance(optimizer, TableOptimizer):
         return optimizer
     if isinstance(optimizer, Mapping):
         made = _from_mapping(optimizer, where, keras or kerases.default())
-        return find(made, where, keras)
+        return convert(made, where, keras)
     source = optimizer
     if isinstance(optimizer, str):
         optimizer = _by_name(optimizer, where)
     if isinstance(optimizer, Regularized):
-        found = find(optimizer.optimizer, where, keras)
+        found = convert(optimizer.optimizer, where, keras)
         assert found is not None
         options = found.options.joined(optimizer.options, where)
         return dataclasses.replace(found, source=source, options=options)
@@ -114,7 +97,7 @@ def find(
     if own is not None and own is (keras or own):
         scaling = own.mixed_precision.LossScaleOptimizer
         if isinstance(optimizer, scaling):
-            return find(optimizer.inner_optimizer, where, keras)
+            return convert(optimizer.inner_optimizer, where, keras)
         kind = type(optimizer).__name__
         if kind in _OF_KERAS and type(optimizer) in _keras_classes(own, kind):
             return _from_keras(optimizer, kind, where)
@@ -138,13 +121,14 @@ _KERAS_NAMES = {kerases.TF_KERAS: "tf_keras", kerases.KERAS_3: "Keras 3"}
 
 
 def _by_name(name: str, where: str) -> Any:
-    kinds = {_snake(kind.__name__): kind for kind in _OF_CLASS}
-    if name.lower() not in kinds:
+    known = get_args(OptimizerName)
+    if name.lower() not in known:
         raise ValueError(
             f"{where}: unknown optimizer {name!r}; known names are "
-            f"{sorted(kinds)}."
+            f"{sorted(known)}."
         )
-    return kinds[name.lower()]()
+    kinds = {kind.__name__.lower(): kind for kind in _OF_CLASS}
+    return kinds[name.lower().replace("_", "")]()
 
 
 def _one_of(names: Sequence[str]) -> str:
@@ -181,10 +165,9 @@ def _from_class(optimizer: Any, where: str, source: Any) -> TableOptimizer:
     summed = getattr(optimizer, "use_gradient_accumulation", True)
     if not summed and not isinstance(rule, SGD):
         _refuse(where, "use_gradient_accumulation", summed)
-    check_given(optimizer.learning_rate, where)
     return TableOptimizer(
         rule,
-        lambda: LearningRate.of(optimizer.learning_rate, where),
+        LearningRate.of(optimizer.learning_rate, where),
         source,
         UpdateOptions.of(where, clipvalue=_clipvalue(optimizer)),
     )
@@ -322,12 +305,10 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
         of_keras,
         {names[k]: value for k, value in settings.items() if k in names},
     )
+    rate = rate_of_keras(optimizer, where)
     factor = rule.keras_factor()
-
-    def rate() -> LearningRate:
-        made = rate_of_keras(optimizer, where)
-        return made if factor is None else made.times(*factor)
-
+    if factor is not None:
+        rate = rate.times(*factor)
     return TableOptimizer(rule, rate, optimizer, options)
 
 
@@ -355,18 +336,22 @@ def rate_of_keras(optimizer: Any, where: str) -> LearningRate:
     Raises:
         ValueError: the rate is negative or not finite.
     """
-    if _is_legacy(optimizer):
-        # Makes plain numbers variables now, before a traced function could
-        # take them for constants.
+    legacy = _is_legacy(optimizer)
+
+    def given() -> Any:
+        if not legacy:
+            return kerases.variable(optimizer._learning_rate)
+        # It makes variables of plain numbers, which a traced function would
+        # take for constants.
         with tf.init_scope():
             optimizer._create_hypers()
-        rate = LearningRate(lambda: optimizer._hyper["learning_rate"])
-    else:
-        rate = LearningRate(lambda: kerases.variable(optimizer._learning_rate))
-    if rate.variable is not None:
-        with tf.init_scope():
-            check_rate(float(rate.variable.numpy()), where)
-    decay = float(optimizer.get_config().get("decay") or 0.0)
+        return optimizer._hyper["learning_rate"]
+
+    config = optimizer.get_config()
+    if isinstance(number := config.get("learning_rate"), numbers.Real):
+        check_rate(float(number), where)
+    rate = LearningRate(given)
+    decay = float(config.get("decay") or 0.0)
     if not decay:
         return rate
     return rate.times(
@@ -490,9 +475,3 @@ def _refuse(where: str, setting: str, value: Any) -> None:
         f"{where}: {setting}={value!r} can't be honoured by a table's update "
         "rule; leave it at its default."
     )
-
-
-def _snake(name: str) -> str:
-    if name.isupper():
-        return name.lower()
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from tfrs_embed import kerases
 from tfrs_embed.arguments import number
-from tfrs_embed.optimizers import learning_rate as rates
+from tfrs_embed.optimizers.learning_rate import (
+    LearningRate,
+    restored,
+    stored,
+)
 from tfrs_embed.optimizers.options import NO_OPTIONS, Limits, UpdateOptions
 
 #: The names of optimizers with their defaults: those of
@@ -104,54 +107,8 @@ class Regularized:
         return getattr(self.optimizer, "learning_rate", None)
 
 
-class Declared:
-    """A rate, and settings that are numbers of at least 0; Keras stores it."""
-
-    learning_rate: Any
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    def __post_init__(self) -> None:
-        """Checks the fields, and makes the settings Python's."""
-        name = type(self).__name__
-        for field in dataclasses.fields(self):
-            given = getattr(self, field.name)
-            if field.name == "learning_rate":
-                rates.check_given(given, name)
-            else:
-                value = number(given, f"{name}: {field.name}", positive=False)
-                object.__setattr__(self, field.name, value)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments to make an equal one, JSON-able.
-
-        Returns:
-            The arguments by name; a schedule as its Keras stores it.
-
-        Raises:
-            ValueError: the learning rate is a callable or a variable.
-        """
-        rate = rates.stored(self.learning_rate, type(self).__name__)
-        return {**vars(self), "learning_rate": rate}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Makes one of what `get_config` returned.
-
-        Args:
-            config: the arguments by name.
-
-        Returns:
-            The optimizer.
-        """
-        arguments = copy.deepcopy(dict(config))
-        arguments["learning_rate"] = rates.restored(
-            arguments["learning_rate"], kerases.default()
-        )
-        return cls(**arguments)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class RowWiseAdagrad(Declared):
+class RowWiseAdagrad:
     """Adagrad with one accumulator for each row of a table.
 
     A table's slot is `accumulators`, [vocabulary_size] float32: of a table of
@@ -200,10 +157,41 @@ class RowWiseAdagrad(Declared):
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        """Checks the fields, and makes the settings Python's."""
+        name = type(self).__name__
+        LearningRate.of(self.learning_rate, name)
+        for setting in ("initial_accumulator_value", "epsilon"):
+            given = getattr(self, setting)
+            value = number(given, f"{name}: {setting}", positive=False)
+            object.__setattr__(self, setting, value)
         if self.initial_accumulator_value == self.epsilon == 0:
             raise ValueError(
-                "RowWiseAdagrad: initial_accumulator_value and epsilon are "
-                "both 0, and a gradient of zeros would give 0 / 0: one of them "
-                "must be more."
+                f"{name}: initial_accumulator_value and epsilon are both 0, "
+                "and a gradient of zeros would give 0 / 0: one of them must be "
+                "more."
             )
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments to make an equal one, JSON-able.
+
+        Returns:
+            The arguments by name; a schedule as its Keras stores it.
+
+        Raises:
+            ValueError: the learning rate is a callable or a variable.
+        """
+        rate = stored(self.learning_rate, type(self).__name__)
+        return {**vars(self), "learning_rate": rate}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """Makes one of what `get_config` returned.
+
+        Args:
+            config: the arguments by name.
+
+        Returns:
+            The optimizer.
+        """
+        rate = restored(config["learning_rate"], kerases.default())
+        return cls(**{**config, "learning_rate": rate})

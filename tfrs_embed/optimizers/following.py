@@ -81,49 +81,36 @@ class FollowLearningRate(kerases.Hooks):
         # One that scales the loss leaves rates and steps to the one inside.
         self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         self._rate = rate_of_keras(self._optimizer, "The optimizer")
-        trained = [
-            (f"Layer '{layer.name}', table '{table}'", optimizer)
+        trained = {
+            optimizer: f"Layer '{layer.name}', table '{table}'"
             for layer in self._model._flatten_layers()
             # Of a layer around an engine.
             for table, optimizer in getattr(
                 getattr(layer, "engine", None), "optimizers", {}
             ).items()
             if optimizer is not None
-        ]
+        }
         if not trained:
             raise ValueError(
                 f"Model '{self._model.name}' has no layer with tables that an "
                 "optimizer trains."
             )
-        found = {
-            id(optimizer): optimizer
-            for where, optimizer in trained
-            if not self._follows(where, optimizer)
-        }
-        self._optimizers = list(found.values())
-
-    def _follows(self, where: str, optimizer: TableOptimizer) -> bool:
-        """Whether a table has the rate of the model's optimizer anyway.
-
-        Raises:
-            ValueError: its rate can't be set.
-        """
-        assert self._rate is not None
-        if optimizer.rate.given is self._rate.given:
-            if self._factor != 1:
+        self._optimizers = []
+        for optimizer, where in trained.items():
+            if optimizer.rate.given is not self._rate.given:
+                if optimizer.rate.variable is None:
+                    raise ValueError(
+                        f"{where}: a schedule or a callable computes its "
+                        "learning rate, so FollowLearningRate can't set it. "
+                        "Give the table's optimizer a number."
+                    )
+                self._optimizers.append(optimizer)
+            elif self._factor != 1:
                 raise ValueError(
                     f"{where}: it has the learning rate of the model's "
                     f"optimizer itself, which can't be {self._factor} times "
                     "itself. Give the table an optimizer of its own."
                 )
-            return True
-        if optimizer.rate.variable is None:
-            raise ValueError(
-                f"{where}: a schedule or a callable computes its learning "
-                "rate, so FollowLearningRate can't set it. Give the table's "
-                "optimizer a number."
-            )
-        return False
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Sets the tables' rates.

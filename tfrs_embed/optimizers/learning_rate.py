@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,7 +22,7 @@ class LearningRate:
 
     Args:
         given: returns what the rate is read from: a variable, a schedule or a
-            callable.
+            callable. Its first call may make the variable.
         owned: whether nothing else reads or assigns what it is read from.
         factors: what it is multiplied by, functions of the number of updates
             made so far, each with a formula that says what it is.
@@ -40,6 +42,8 @@ class LearningRate:
     def of(cls, value: Any, where: str) -> LearningRate:
         """Makes a learning rate of whatever a user may give for one.
 
+        No variable is made until the rate is read or assigned.
+
         Args:
             value: a number, which becomes an assignable variable; a
                 `tf.Variable`, or Keras 3's; a Keras `LearningRateSchedule`,
@@ -54,12 +58,16 @@ class LearningRate:
         value = kerases.variable(value)
         if isinstance(value, tf.Variable) or callable(value):
             return cls(lambda: value)
-        rate = _number(value, where)
-        with tf.init_scope():
-            variable = UnmirroredVariable(
-                rate, dtype=tf.float32, trainable=False, name="learning_rate"
-            )
-        return cls(lambda: variable, owned=True)
+        if isinstance(value, tf.Tensor) and tf.executing_eagerly():
+            value = value.numpy()
+        try:
+            rate = check_rate(value, where)
+        except TypeError:
+            raise TypeError(
+                f"{where}: learning_rate must be a number, a variable, a Keras "
+                f"LearningRateSchedule or a callable, got {value!r}."
+            ) from None
+        return cls(functools.cache(lambda: _variable(rate)), owned=True)
 
     def times(self, factor: Factor, formula: str) -> LearningRate:
         """Returns this rate times `factor(step)`; assigning it sets this."""
@@ -139,34 +147,18 @@ def stored(rate: Any, name: str) -> Any:
 
 
 def restored(rate: Any, keras: Any) -> Any:
-    """Returns the rate that `stored` was given; `keras` makes schedules.
-
-    Keras writes into what it reads.
-    """
+    """Returns the rate that `stored` was given; `keras` makes schedules."""
     if isinstance(rate, Mapping):
-        return keras.optimizers.schedules.deserialize(rate)
+        # Keras writes into what it reads.
+        return keras.optimizers.schedules.deserialize(copy.deepcopy(rate))
     return rate
 
 
-def check_given(value: Any, where: str) -> None:
-    """Raises what `LearningRate.of` would, and makes no variable."""
-    value = kerases.variable(value)
-    # A schedule is a callable.
-    if not isinstance(value, tf.Variable) and not callable(value):
-        _number(value, where)
-
-
-def _number(value: Any, where: str) -> float:
-    """A rate that is given as a number, checked."""
-    if isinstance(value, tf.Tensor) and tf.executing_eagerly():
-        value = value.numpy()
-    try:
-        return check_rate(value, where)
-    except TypeError:
-        raise TypeError(
-            f"{where}: learning_rate must be a number, a variable, a Keras "
-            f"LearningRateSchedule or a callable, got {value!r}."
-        ) from None
+def _variable(rate: float) -> tf.Variable:
+    with tf.init_scope():
+        return UnmirroredVariable(
+            rate, dtype=tf.float32, trainable=False, name="learning_rate"
+        )
 
 
 def check_rate(rate: Any, where: str) -> float:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -524,23 +523,18 @@ class TableOptimizer:
 
     Attributes:
         rule: the update rule.
-        make_rate: makes the learning rate.
+        rate: the learning rate.
         source: what the user gave.
         options: what is done to gradients and rows before the rule.
     """
 
     rule: UpdateRule
-    make_rate: Callable[[], LearningRate]
+    rate: LearningRate
     source: Any
     options: UpdateOptions = NO_OPTIONS
 
     def __post_init__(self) -> None:
         self._step: Callable[[], Any] = lambda: 0
-
-    @functools.cached_property
-    def rate(self) -> LearningRate:
-        """The learning rate; the first access may make a variable."""
-        return self.make_rate()
 
     @property
     def needs_whole_rows(self) -> str | None:

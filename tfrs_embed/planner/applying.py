@@ -40,7 +40,7 @@ def whole_rows(table: TableSpec, optimizer: Any) -> str | None:
 
 def _optimizer(table: TableSpec, optimizer: Any) -> TableOptimizer | None:
     own = table.optimizer if table.optimizer is not None else optimizer
-    return conversion.find(own, f"Table '{table.name}'")
+    return conversion.convert(own, f"Table '{table.name}'")
 
 
 def rule_name(rule: UpdateRule | None) -> str:
