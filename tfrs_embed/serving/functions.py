@@ -74,7 +74,9 @@ def served_functions(
                 f"specs, got {function!r}."
             )
         labels = _labels(function, len(arguments))
-        functions[name] = ServedFunction(name, function, arguments, labels)
+        functions[name] = ServedFunction(
+            name, function, arguments, labels, bare=len(arguments) == 1
+        )
     return functions
 
 
@@ -116,8 +118,8 @@ def _default(model: Any, input_signature: Any) -> ServedFunction:
         call,
         [input_signature, *arguments.values()],
         [first, *names],
-        getattr(model, "output_names", None),
-        bare=1,
+        bare=True,
+        output_names=getattr(model, "output_names", None),
         given=about,
     )
 

@@ -36,9 +36,9 @@ class ServedFunction:
         arguments: for each argument a nesting of specs: `tf.TensorSpec`,
             `tf.RaggedTensorSpec`, `tf.SparseTensorSpec`.
         labels: what to call the arguments.
+        bare: whether inputs in the first argument, a dict, are called by its
+            keys alone.
         output_names: what to call outputs that are no dict's.
-        bare: of how many arguments, the first, the inputs are called by the
-            keys alone where they are dicts. None: of a single one.
         given: what errors say first if the function can't be called with the
             specs; None: nothing.
 
@@ -56,8 +56,8 @@ class ServedFunction:
         function: Callable[..., Any],
         arguments: Sequence[Any],
         labels: Sequence[str],
+        bare: bool,
         output_names: Sequence[str] | None = None,
-        bare: int | None = None,
         given: str | None = None,
     ) -> None:
         self._name = name
@@ -66,29 +66,25 @@ class ServedFunction:
         self._labels = labels
         self._output_names = output_names
         self._given = given
-        if bare is None:
-            bare = 1 if len(self._arguments) == 1 else 0
         with _explained(given):
             leaves = [
                 leaf
                 for i, (argument, label) in enumerate(
                     zip(self._arguments, labels, strict=True)
                 )
-                for leaf in _named(argument, label, i < bare)
+                for leaf in _named(argument, label, bare and i == 0)
             ]
             specs = _named_parts(name, "input", leaves)
         parameters = _parameters(specs)
         # In the order of the arguments' components.
         self._tensors = {
-            parameter: tf.TensorSpec(
-                specs[part].shape, specs[part].dtype, parameter
-            )
-            for part, parameter in parameters.items()
+            parameter: tf.TensorSpec(spec.shape, spec.dtype, parameter)
+            for parameter, spec in zip(parameters, specs.values(), strict=True)
         }
         self.renamed = {
-            parameter: part
-            for part, parameter in parameters.items()
-            if parameter != part
+            parameter: name
+            for parameter, name in zip(parameters, specs, strict=True)
+            if parameter != name
         }
 
     @property
@@ -164,9 +160,10 @@ def _named(
     """The leaves of a nesting, each with a name of its place in it."""
     for path, leaf in nest.flatten_with_tuple_paths(structure):
         keys = any(isinstance(part, str) for part in path)
+        given = isinstance(leaf, tf.TypeSpec) and getattr(leaf, "name", None)
         words = [str(part) for part in path]
-        if not keys and isinstance(leaf, tf.TypeSpec) and _name_of(leaf):
-            words = [_name_of(leaf)]
+        if given and not keys:
+            words = [given]
         elif not (keys and alone):
             words = [label, *words]
         yield _word("_".join(words)), leaf
@@ -205,35 +202,24 @@ def _named_parts(
     return found
 
 
-def _parameters(names: Iterable[str]) -> dict[str, str]:
-    """An argument for each name that TensorFlow's functions may have.
+def _parameters(specs: Mapping[str, Any]) -> list[str]:
+    """For each input's name an argument that TensorFlow's functions may have.
 
     It is the name itself where possible. Two arguments differ in more than
     their case: otherwise TensorFlow's graphs could not tell them apart.
     """
-    names = list(names)
-    lower = {name.lower() for name in names}
+    lower = {name.lower() for name in specs}
     others = (f"input_{i}" for i in itertools.count())
-    parameters: dict[str, str] = {}
+    parameters: list[str] = []
     taken: set[str] = set()
-    for name in names:
-        parameter = name
-        if not _may_be_parameter(name) or name.lower() in taken:
-            parameter = next(each for each in others if each not in lower)
-        parameters[name] = parameter
-        taken.add(parameter.lower())
+    for name in specs:
+        letters = re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name)
+        reserved = name == "self" or keyword.iskeyword(name)
+        if not letters or reserved or name.lower() in taken:
+            name = next(each for each in others if each not in lower)
+        parameters.append(name)
+        taken.add(name.lower())
     return parameters
-
-
-def _may_be_parameter(name: str) -> bool:
-    """Whether TensorFlow's functions may have an argument of that name."""
-    letters = re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name)
-    return bool(letters) and not keyword.iskeyword(name) and name != "self"
-
-
-def _name_of(spec: Any) -> str:
-    """The name that a spec was given, if it has one."""
-    return getattr(spec, "name", None) or ""
 
 
 def _parts(signature: str, kind: str, name: str, value: Any) -> dict[str, Any]:
