@@ -52,9 +52,7 @@ def gather_texts(
     # Collectives carry numbers only.
     sent = tf.io.decode_raw(tf.stack(texts), tf.uint8, fixed_length=_LENGTH)
     bucket = min(len(texts), BUCKETS - 1)
-    found = replicas.gather(
-        replica, tf.cast(sent, tf.float32), channel, bucket
-    )
+    found = replicas.gather(replica, tf.cast(sent, tf.float32), channel, bucket)
     codes = tf.cast(found, tf.int32)
     found = tf.strings.reduce_join(tf.gather(_BYTES, codes), -1)
     # The last character may have lost bytes.
