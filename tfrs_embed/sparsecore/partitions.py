@@ -82,62 +82,31 @@ def sort(
     Returns:
         The partitions.
     """
+    rows = np.concatenate([f.rows for f in features])
+    cols = np.concatenate([f.cols for f in features]).view(np.uint32)
     _, tables = np.unique(np.asarray(col_offsets), return_inverse=True)
-    per_core = samples // topology.sparse_cores
-    starts = np.arange(topology.sparse_cores + 1, dtype=np.int32) * per_core
-    # A feature's ids of one SparseCore lie together.
-    bounds = np.stack([np.searchsorted(f.rows, starts) for f in features], 1)
-    # One SparseCore at a time, as its ids stay in a processor's cache.
-    sorted_ids = []
-    for sc, (first, end) in enumerate(itertools.pairwise(bounds)):
-        parts = [slice(*p) for p in zip(first, end, strict=True)]
-        pairs = list(zip(features, parts, strict=True))
-        sorted_ids.append(
-            _sort(
-                np.concatenate([f.rows[part] for f, part in pairs])
-                - starts[sc],
-                np.concatenate([f.cols[part] for f, part in pairs]),
-                # All features have gains, or none.
-                np.concatenate([f.gains[part] for f, part in pairs])  # type: ignore[index]
-                if features[0].gains is not None
-                else None,
-                np.repeat(tables, end - first),
-                topology.shards,
-            )
-        )
-    rows, cols, gains, ids, unique_ids = zip(*sorted_ids, strict=True)
-    return Partitions(
-        np.concatenate(rows),
-        np.concatenate(cols),
-        None if gains[0] is None else np.concatenate(gains),
-        np.stack(ids),
-        np.stack(unique_ids),
-    )
-
-
-def _sort(
-    rows: Ints,
-    cols: Ints,
-    gains: Floats | None,
-    tables: NDArray[np.intp],
-    shards: int,
-) -> Partitions:
-    """Sorts the ids of one SparseCore, with the number of each id's table."""
+    tables = np.repeat(tables, [f.rows.size for f in features])
+    per_core = np.int32(samples // topology.sparse_cores)
+    cores = rows // per_core  # Faster than `np.divmod`.
+    rows -= cores * per_core
     # Everything that decides the order, and the place an id came from, in one
     # integer: numpy sorts these several times faster than it sorts places by
-    # keys. From the top: shard, table, row of the shard, place.
+    # keys. From the top: SparseCore, shard, table, row of the shard, place.
+    shards = topology.shards
     shard_bits = (shards - 1).bit_length()
     row_bits = 32 - shard_bits
     table_bits = int(tables.max(initial=0)).bit_length()
-    place_bits = max(rows.size - 1, 0).bit_length()
     shard_shift = np.uint64(table_bits + row_bits)
-    unsigned = cols.view(np.uint32)
-    key = (unsigned & np.uint32(shards - 1)).astype(np.uint64)
+    key = cores.astype(np.uint64) << np.uint64(shard_bits)
+    key |= cols & np.uint32(shards - 1)
     key <<= shard_shift
-    key |= unsigned >> np.uint32(shard_bits)
+    key |= cols >> np.uint32(shard_bits)
     if table_bits:
         key |= tables.astype(np.uint64) << np.uint64(row_bits)
-    if table_bits + 32 + place_bits <= 64:
+    partitions = topology.sparse_cores * shards
+    place_bits = max(rows.size - 1, 0).bit_length()
+    key_bits = (partitions - 1).bit_length() + table_bits + row_bits
+    if key_bits + place_bits <= 64:
         key <<= np.uint64(place_bits)
         key |= np.arange(rows.size, dtype=np.uint64)
         key.sort()
@@ -147,9 +116,11 @@ def _sort(
         place = np.argsort(key, kind="stable")
         key = key[place]
     rows = rows[place]
-    if gains is not None:
-        gains = gains[place]
-    bounds = np.arange(shards + 1, dtype=np.uint64) << shard_shift
+    gains = None
+    if features[0].gains is not None:
+        # All features have gains, or none.
+        gains = np.concatenate([f.gains for f in features])[place]
+    bounds = np.arange(partitions + 1, dtype=np.uint64) << shard_shift
     ends = np.searchsorted(key, bounds)
     first = np.ones(rows.size, np.bool_)
     np.not_equal(key[1:], key[:-1], out=first[1:])
@@ -163,8 +134,11 @@ def _sort(
             gains = merge_gains(gains, kept)
     # A shard's row has its sign, if the col had one.
     owned = key.astype(np.uint32) << np.uint32(shard_bits)
-    cols = owned.view(np.int32) >> np.int32(shard_bits)
-    return Partitions(rows, cols, gains, ids, unique_ids)
+    own_cols = owned.view(np.int32) >> np.int32(shard_bits)
+    shape = (topology.sparse_cores, shards)
+    return Partitions(
+        rows, own_cols, gains, ids.reshape(shape), unique_ids.reshape(shape)
+    )
 
 
 def _count(
