@@ -140,7 +140,7 @@ def test_the_limits_hold_the_batches_and_no_less_does():
         layout = Layout(config, None, topology, sparse_core_config(**given))
         return buffers.preprocess(layout, ids)
 
-    assert fill()["a_b"].ids_unpadded_size > 0
+    assert fill()["a_b"].sample_ids.size > 0
     for field in ("max_ids_per_table", "max_unique_ids_per_table"):
         less = {"a_b": getattr(found, field)["a_b"] - 1}
         with pytest.raises(ValueError, match="ids per sparse core"):

@@ -103,25 +103,22 @@ def random_ids(rng, samples, rows, spoil=False):
 
 
 def kernel_buffers(layout, inputs, weights):
-    return cut(tensorflow_host.preprocess(layout, inputs, weights).values())
+    return cut(tensorflow_host.preprocess(layout, inputs, weights))
 
 
 def numpy_buffers(layout, inputs, weights):
     checks = Checks()
     ids = emulated_host.by_sample(layout, inputs, weights, checks)
-    filled = fill_buffers(layout, ids, 1, checks).values()
-    return cut(
-        (*csr[:4], pointers, size, csr.num_minibatches_per_physical_sparse_core)
-        for csr, pointers, size in filled
-    )
+    return cut(fill_buffers(layout, ids, 1, checks))
 
 
-def cut(chips):
+def cut(filled):
     """Stacks' buffers up to their unpadded sizes; beyond TF has garbage."""
     flat = []
-    for chip in chips:
-        pointers, size = int(chip[4]), int(chip[5])
-        flat += [chip[0][:pointers], *[a[:size] for a in chip[1:4]], *chip[4:]]
+    for csr, pointers, size in filled.values():
+        flat += [csr.row_pointers[: int(pointers)]]
+        flat += [buffer[: int(size)] for buffer in csr[1:4]]
+        flat += [pointers, size, csr.num_minibatches_per_physical_sparse_core]
     return flat
 
 

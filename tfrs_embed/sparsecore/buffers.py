@@ -24,25 +24,19 @@ class ChipBuffers(NamedTuple):
 
     The partitions lie one after another, SparseCore by SparseCore and shard by
     shard, each padded to a multiple of 8. TensorFlow's arrays have a static
-    size; their contents beyond the unpadded sizes are undefined.
+    size, in which these are the beginning, and the rest is undefined.
 
     Attributes:
         row_pointers: int32, where each partition ends.
         sample_ids: int32, see `Partitions.rows`.
         token_ids: int32, see `Partitions.cols`.
         gains: float32.
-        row_pointers_unpadded_size: scalar int32.
-        ids_unpadded_size: scalar int32.
-        num_minibatches_per_physical_sparse_core: scalar int32, always 1.
     """
 
     row_pointers: Ints
     sample_ids: Ints
     token_ids: Ints
     gains: Floats
-    row_pointers_unpadded_size: np.int32
-    ids_unpadded_size: np.int32
-    num_minibatches_per_physical_sparse_core: np.int32
 
 
 def preprocess(layout: Layout, ids: Sequence[Ids]) -> dict[str, ChipBuffers]:
@@ -55,8 +49,7 @@ def preprocess(layout: Layout, ids: Sequence[Ids]) -> dict[str, ChipBuffers]:
         ids: each feature's ids on this chip, in the layout's order.
 
     Returns:
-        The buffers of each stack, by its name; cut at their unpadded sizes, as
-        TensorFlow's static ones are mostly room for more ids.
+        The buffers of each stack, by its name.
 
     Raises:
         ValueError: a limit or the capacity is exceeded, or the capacity is no
@@ -145,9 +138,6 @@ def _wrap(
         buffer(parts.rows),
         buffer(parts.cols),
         buffer(parts.gains),
-        np.int32(pointers.size),
-        np.int32(size),
-        np.int32(1),
     )
 
 

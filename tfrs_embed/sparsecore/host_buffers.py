@@ -7,6 +7,7 @@ chip or for all of them. Their buffers follow each other.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,22 +63,21 @@ def _split(
 def _fill(layout: Layout, chips: int, *arrays: np.ndarray) -> list[np.ndarray]:
     """The chips' buffers, and an error's text; "" if there is no error."""
     # What chips do not fill stays zero.
-    specs = buffer_specs(layout, chips).values()
-    result = [_zeros(spec) for of_stack in specs for spec in of_stack]
+    result = {
+        name: [_zeros(spec) for spec in specs]
+        for name, specs in buffer_specs(layout, chips).items()
+    }
+    text = ""
     try:
-        filled = [
-            preprocess(layout, ids) for ids in _split(layout, chips, arrays)
-        ]
+        for chip, ids in enumerate(_split(layout, chips, arrays)):
+            for name, buffers in preprocess(layout, ids).items():
+                parts: list[Any] = [*buffers]
+                parts += [buffers.row_pointers.size, buffers.sample_ids.size]
+                for whole, part in zip(result[name], parts, strict=True):
+                    whole.reshape(chips, -1)[chip, : np.size(part)] = part
     except ValueError as error:
-        return [*result, np.array(str(error), object)]
-    by_chip = [
-        [part for name in layout.stacks for part in chip[name]]
-        for chip in filled
-    ]
-    for whole, parts in zip(result, zip(*by_chip, strict=True), strict=True):
-        for row, part in zip(whole.reshape(chips, -1), parts, strict=True):
-            row[: np.size(part)] = part
-    return [*result, np.array("", object)]
+        text = str(error)
+    return [*itertools.chain(*result.values()), np.array(text, object)]
 
 
 def _zeros(spec: tf.TensorSpec) -> np.ndarray:
@@ -93,7 +93,10 @@ def _zeros(spec: tf.TensorSpec) -> np.ndarray:
 
 
 def buffer_specs(layout: Layout, chips: int) -> dict[str, list[tf.TensorSpec]]:
-    """Returns the fields of `ChipBuffers` for chips, by stack."""
+    """Returns the fields of `ChipBuffers` for chips, by stack.
+
+    Behind them are the sizes of the row pointers and of the ids in them.
+    """
     topology, config = layout.topology, layout.config
     pointers = _MAX_MINIBATCHES * topology.sparse_cores
     pointers *= padded_sizes(topology.shards)
@@ -106,7 +109,7 @@ def buffer_specs(layout: Layout, chips: int) -> dict[str, list[tf.TensorSpec]]:
             tf.TensorSpec([chips * capacity], tf.int32),
             tf.TensorSpec([chips * capacity], tf.int32),
             tf.TensorSpec([chips * capacity], tf.float32),
-            *[tf.TensorSpec(of_chip, tf.int32)] * 3,
+            *[tf.TensorSpec(of_chip, tf.int32)] * 2,
         ]
     return specs
 
@@ -146,9 +149,8 @@ def fill_buffers(
     fields = iter(within.guard(tensors))
     result: Enqueued = {}
     for name, stack in layout.stacks.items():
-        *of_ids, pointers_size, ids_size, minibatches = (
-            next(fields) for _ in specs[name]
-        )
+        *of_ids, pointers_size, ids_size = (next(fields) for _ in specs[name])
+        minibatches = tf.ones(ids_size.shape, tf.int32)  # One of each chip.
         buffers = PartitionedCsrFormatTensor(
             *of_ids, stack.samples, minibatches
         )
@@ -171,21 +173,19 @@ def needed_limits(
         sends to a shard, scalar int32.
     """
 
-    def most(*arrays: np.ndarray) -> list[np.ndarray]:
+    def most(*arrays: np.ndarray) -> np.ndarray:
         (of_chip,) = _split(layout, 1, arrays)
         stacks = partition(layout, of_chip, with_gains=False).values()
-        return [
-            np.array([s.ids.max() for s in stacks], np.int32),
-            np.array([s.unique_ids.max() for s in stacks], np.int32),
-        ]
+        counts = [(s.ids.max(), s.unique_ids.max()) for s in stacks]
+        return np.array(counts, np.int32).T
 
     numbers = tf.numpy_function(
-        most, _to_tensors(ids, checks), [tf.int32] * 2, stateful=False
+        most, _to_tensors(ids, checks), tf.int32, stateful=False
     )
-    for number in numbers:
-        number.set_shape([len(layout.stacks)])
     most_ids, most_unique_ids = (
-        dict(zip(layout.stacks, tf.unstack(number), strict=True))
-        for number in numbers
+        dict(zip(layout.stacks, tf.unstack(each), strict=True))
+        for each in tf.unstack(
+            tf.ensure_shape(numbers, [2, len(layout.stacks)])
+        )
     )
     return most_ids, most_unique_ids

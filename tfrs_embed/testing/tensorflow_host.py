@@ -10,13 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.sparsecore.buffers import ChipBuffers
+from tfrs_embed.sparsecore.host_buffers import Enqueued
 from tfrs_embed.sparsecore.layout import Layout
 
 
 def preprocess(
     layout: Layout, inputs: Sequence[Any], weights: Sequence[Any]
-) -> dict[str, ChipBuffers]:
+) -> Enqueued:
     """Fills one chip's buffers with `TPUEmbeddingV2._preprocess_features`.
 
     Args:
@@ -25,10 +25,11 @@ def preprocess(
         weights: each feature's weights of the same kind, float32; or None.
 
     Returns:
-        The buffers of each stack, by its name, in static sizes; tensors.
+        By stack, the buffers, the unpadded size of their row pointers and that
+        of their ids.
     """
     topology, stacking = layout.topology, layout.stacking
-    filled = _Preprocessing(layout)._preprocess_features(
+    return _Preprocessing(layout)._preprocess_features(
         num_replicas_in_sync=topology.chips,
         max_ids_per_chip_per_sample=layout.config.max_ids_per_chip_per_sample,
         max_minibatches_per_sc=64,
@@ -42,18 +43,6 @@ def preprocess(
         flat_inputs=inputs,
         flat_weights=weights,
     )
-    return {
-        name: ChipBuffers(
-            csr.row_pointers,
-            csr.sorted_sample_ids,
-            csr.sorted_token_ids,
-            csr.sorted_gains,
-            pointers,
-            size,
-            csr.num_minibatches_per_physical_sparse_core,
-        )
-        for name, (csr, pointers, size) in filled.items()
-    }
 
 
 class _Preprocessing(tf.tpu.experimental.embedding.TPUEmbeddingV2):
