@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.sparsecore.stacking import Stacking
+from tfrs_embed.sparsecore.stacking import Groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,5 +36,5 @@ class EngineOptions:
     device: str | None = None
     batch_size: int | None = None
     sparse_core_config: Any = None
-    stacking: Stacking | None = None
+    stacking: Groups | None = None
     communication_dtype: str = "float32"

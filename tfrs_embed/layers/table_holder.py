@@ -43,7 +43,7 @@ from tfrs_embed.monitoring.reports import StatisticsReport
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.placement import Assignment, Placement, ShardingType
 from tfrs_embed.planner.applying import with_plan
-from tfrs_embed.sparsecore.stacking import Stacking
+from tfrs_embed.sparsecore import stacking as stackings
 from tfrs_embed.strategies import is_tpu
 
 
@@ -103,9 +103,11 @@ class TableHolder(Layer):
         converted = convert_optimizers(
             spec.tables, arguments.optimizer, type(self).__name__, self._keras
         )
-        stacking = Stacking.of(arguments.given.get("table_stacking", "auto"))
+        stacking = stackings.read(arguments.given.get("table_stacking", "auto"))
         if stacking is not None:
-            converted = stacking.check(spec.tables, converted)
+            converted = stackings.unite_optimizers(
+                stacking, spec.tables, converted
+            )
         optimizers = {t.name: converted[t.name] for t in large}
         self.supports_masking = any(
             f.max_sequence_length for f in spec.features
@@ -152,7 +154,7 @@ class TableHolder(Layer):
         self,
         assigned: Mapping[str, Assignment],
         optimizers: dict[str, TableOptimizer | None],
-        stacking: Stacking | None,
+        stacking: stackings.Groups | None,
     ) -> Engine:
         """Makes the engine for all tables that no Keras layer holds."""
         arguments, strategy = self._arguments, self._strategy

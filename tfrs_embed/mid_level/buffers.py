@@ -24,8 +24,8 @@ def enqueued(layout: Layout, value: Any) -> Preserved:
         ValueError: it is something else, or another layout's.
     """
     source = "dequeue takes what enqueue returned"
-    buffers = {}
-    for name, entry in _by_stack(layout, value, source).items():
+    buffers = _by_stack(layout, value, source)
+    for name, entry in buffers.items():
         if not isinstance(entry, (tuple, list)) or len(entry) != 3:
             raise ValueError(
                 f"{source}: for stack '{name}' a tuple of 3, got "

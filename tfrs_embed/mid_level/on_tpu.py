@@ -23,12 +23,8 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
 
     TF's checkpoints find the class by its name, which must begin as TF's does.
 
-    Args:
-        feature_config: see `TPUEmbeddingV2`.
-        optimizer: see `TPUEmbeddingV2`; every table needs one.
-        pipeline_execution_with_tensor_core: see `TPUEmbeddingV2`.
-        sparse_core_embedding_config: see `TPUEmbeddingV2`.
-        topology: None, or the strategy's.
+    It takes the arguments of `TPUEmbeddingV2`; every table needs an optimizer,
+    and `topology` is None or the strategy's.
 
     Raises:
         ValueError, TypeError, NotImplementedError: see `TPUEmbeddingV2`.

@@ -275,14 +275,12 @@ def unstack(
     Returns:
         By table, its parameters and slots, [vocabulary_size, dim] each.
     """
-    tables: dict[str, dict[str, tf.Tensor]] = {}
-    for stack, of_stack in variables.items():
-        for table in setup.layout.stacks[stack].tables:
-            spec = setup.tables[table.name]
-            where = setup.layout.stacking.table_to_layout[table.name]
-            rows = flat_rows(where, np.arange(spec.vocabulary_size))
-            tables[table.name] = {
-                key: tf.gather(value, rows)[:, : spec.dim]
-                for key, value in of_stack.items()
-            }
+    tables = {}
+    for name, spec in setup.tables.items():
+        where = setup.layout.stacking.table_to_layout[name]
+        rows = flat_rows(where, np.arange(spec.vocabulary_size))
+        tables[name] = {
+            key: tf.gather(value, rows)[:, : spec.dim]
+            for key, value in variables[where.stacked_table_name].items()
+        }
     return tables

@@ -139,9 +139,8 @@ class Layout:
             for name, members in stacking.stacked_table_to_tables.items()
         }
         self.stack_of = {
-            table.name: name
-            for name, stack in self.stacks.items()
-            for table in stack.tables
+            name: where.stacked_table_name
+            for name, where in stacking.table_to_layout.items()
         }
         self.features = []
         for path, feature in flat:

@@ -167,27 +167,17 @@ def _tables_of(feature_config: Any) -> list[Any]:
     return list({id(f.table): f.table for f in features}.values())
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rate:
-    """A variable as a callable that gives it.
-
-    TF hashes optimizers when it stacks tables, and variables have no hash.
-    """
-
-    variable: Any  # A reference, which can be hashed and compared.
-
-    def __call__(self) -> Any:
-        return self.variable.deref()
-
-
 def _hashable(optimizer: Any) -> Any:
-    rate = getattr(optimizer, "learning_rate", None)
-    if not isinstance(optimizer, _Optimizer) or not isinstance(
-        rate, tf.Variable
-    ):
-        return optimizer
-    optimizer = copy.copy(optimizer)
-    optimizer.learning_rate = _Rate(rate.ref())
+    """An optimizer whose learning rate is no variable.
+
+    TF hashes optimizers when it stacks tables. Variables have no hash, and
+    their methods have one: that of the object.
+    """
+    if isinstance(optimizer, _Optimizer):
+        rate = optimizer.learning_rate
+        if isinstance(rate, tf.Variable):
+            optimizer = copy.copy(optimizer)
+            optimizer.learning_rate = rate.read_value
     return optimizer
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,116 +12,100 @@ from tfrs_embed.optimizers.rules import TableOptimizer
 _WIDTH = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Stacking:
-    """Tables by their names, in the groups that are to become stacks.
+#: The names of each stack's tables. A table in none is a stack of its own.
+Groups = tuple[tuple[str, ...], ...]
 
-    Attributes:
-        groups: the names of each stack's tables. A table that is in no group
-            is a stack of its own.
+
+def read(table_stacking: Any) -> Groups | None:
+    """Reads a layer's argument.
+
+    Args:
+        table_stacking: "auto"; None, for no stacking; a list of the names of
+            tables to stack; or a list of such lists.
+
+    Returns:
+        The groups; None for "auto", which leaves them to TensorFlow.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: a table is named twice.
     """
+    if table_stacking is None:
+        return ()
+    if isinstance(table_stacking, str):
+        if table_stacking == "auto":
+            return None
+        raise ValueError(
+            "table_stacking must be 'auto', None, a list of table names or "
+            f"a list of such lists, got {table_stacking!r}."
+        )
+    groups = _lists(table_stacking)
+    named = [name for group in groups for name in group]
+    for name in named:
+        if named.count(name) > 1:
+            raise ValueError(f"table_stacking names the table '{name}' twice.")
+    return groups
 
-    groups: tuple[tuple[str, ...], ...]
 
-    @classmethod
-    def of(cls, table_stacking: Any) -> Stacking | None:
-        """Reads a layer's argument.
+def unite_optimizers(
+    groups: Groups,
+    tables: Sequence[TableSpec],
+    optimizers: Mapping[str, TableOptimizer | None],
+) -> dict[str, TableOptimizer | None]:
+    """Checks that the groups can be stacks, on SparseCores or elsewhere.
 
-        Args:
-            table_stacking: "auto"; None, for no stacking; a list of the names
-                of tables to stack; or a list of such lists.
+    Args:
+        groups: the groups.
+        tables: the layer's tables.
+        optimizers: their optimizers by name.
 
-        Returns:
-            The groups; None for "auto", which leaves them to TensorFlow.
+    Returns:
+        The optimizers, those of each group as one.
 
-        Raises:
-            TypeError: it is something else.
-            ValueError: a table is named twice.
-        """
-        if table_stacking is None:
-            return cls(())
-        if isinstance(table_stacking, str):
-            if table_stacking == "auto":
-                return None
+    Raises:
+        ValueError: there is no such table, or a group's tables differ in their
+            padded widths or optimizers, or one of them demands another place.
+    """
+    by_name = {table.name: table for table in tables}
+    united = dict(optimizers)
+    for group in groups:
+        unknown = [name for name in group if name not in by_name]
+        if unknown:
             raise ValueError(
-                "table_stacking must be 'auto', None, a list of table names or "
-                f"a list of such lists, got {table_stacking!r}."
+                f"table_stacking names the tables {unknown}, which the "
+                f"layer doesn't have; its tables are {list(by_name)}."
             )
-        groups = _lists(table_stacking)
-        named = [name for group in groups for name in group]
-        for name in named:
-            if named.count(name) > 1:
+        first, *others = (by_name[name] for name in group)
+        for table in (first, *others):
+            if table.placement not in ("auto", "sparsecore"):
                 raise ValueError(
-                    f"table_stacking names the table '{name}' twice."
+                    f"Table '{table.name}': placement="
+                    f"'{table.placement}', but table_stacking names it, "
+                    "and only SparseCores hold stacks."
                 )
-        return cls(groups)
-
-    def check(
-        self,
-        tables: Sequence[TableSpec],
-        optimizers: Mapping[str, TableOptimizer | None],
-    ) -> dict[str, TableOptimizer | None]:
-        """Checks that the groups can be stacks, on SparseCores or elsewhere.
-
-        Args:
-            tables: the layer's tables.
-            optimizers: their optimizers by name.
-
-        Returns:
-            The optimizers, those of each group as one.
-
-        Raises:
-            ValueError: there is no such table, or a group's tables differ in
-                their padded widths or optimizers, or one of them demands
-                another place.
-        """
-        by_name = {table.name: table for table in tables}
-        united = dict(optimizers)
-        for group in self.groups:
-            unknown = [name for name in group if name not in by_name]
-            if unknown:
+        for table in others:
+            both = f"Tables '{first.name}' and '{table.name}' can't be"
+            if _padded(table.dim) != _padded(first.dim):
                 raise ValueError(
-                    f"table_stacking names the tables {unknown}, which the "
-                    f"layer doesn't have; its tables are {list(by_name)}."
+                    f"{both} stacked: their rows are {first.dim} and "
+                    f"{table.dim} wide, padded to {_padded(first.dim)} "
+                    f"and {_padded(table.dim)}."
                 )
-            first, *others = (by_name[name] for name in group)
-            for table in (first, *others):
-                if table.placement not in ("auto", "sparsecore"):
-                    raise ValueError(
-                        f"Table '{table.name}': placement="
-                        f"'{table.placement}', but table_stacking names it, "
-                        "and only SparseCores hold stacks."
-                    )
-            for table in others:
-                both = f"Tables '{first.name}' and '{table.name}' can't be"
-                if _padded(table.dim) != _padded(first.dim):
-                    raise ValueError(
-                        f"{both} stacked: their rows are {first.dim} and "
-                        f"{table.dim} wide, padded to {_padded(first.dim)} "
-                        f"and {_padded(table.dim)}."
-                    )
-                mine, its = optimizers[table.name], optimizers[first.name]
-                if mine is its:
-                    continue
-                if mine is None or its is None or not mine.may_become(its):
-                    raise ValueError(
-                        f"{both} stacked: they are trained by {its} and "
-                        f"{mine}, which differ, or whose learning rates could "
-                        "be changed one without the other. Give both tables "
-                        "one object, or the name of one."
-                    )
-                united[table.name] = its
-        return united
-
-    def group_of(self, table: str) -> Any:
-        """The properties that tables of one group share."""
-        for group in self.groups:
-            if table in group:
-                return group
-        return table
+            mine, its = optimizers[table.name], optimizers[first.name]
+            if mine is its:
+                continue
+            if mine is None or its is None or not mine.may_become(its):
+                raise ValueError(
+                    f"{both} stacked: they are trained by {its} and "
+                    f"{mine}, which differ, or whose learning rates could "
+                    "be changed one without the other. Give both tables "
+                    "one object, or the name of one."
+                )
+            united[table.name] = its
+    return united
 
 
-def _lists(value: Any) -> tuple[tuple[str, ...], ...]:
+def _lists(value: Any) -> Groups:
     """The groups of a list of names, or of a list of such lists."""
     entries = list(value) if isinstance(value, (list, tuple)) else [value]
     if entries and all(isinstance(entry, str) for entry in entries):

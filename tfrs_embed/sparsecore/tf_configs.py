@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from tfrs_embed._tensorflow import tpu_embedding_v2_utils
 from tfrs_embed.configs import FeatureConfig, FeatureSpec, by_optimizer
 from tfrs_embed.optimizers.conversion import convert, require_tpu, to_tpu
 from tfrs_embed.optimizers.rules import SGD, TableOptimizer
-from tfrs_embed.sparsecore.stacking import Stacking
+from tfrs_embed.sparsecore.stacking import Groups
 
 _tpu = tf.tpu.experimental.embedding
 
@@ -67,7 +68,7 @@ def _zeros(
 def layer_optimizers(
     optimizers: Mapping[str, TableOptimizer | None],
     rate: Callable[[TableOptimizer], Any],
-    stacking: Stacking | None = None,
+    stacking: Groups | None = None,
 ) -> dict[str, Any]:
     """Returns TF's optimizers of a layer's tables, by the tables' names.
 
@@ -76,28 +77,30 @@ def layer_optimizers(
     Args:
         optimizers: each table's optimizer by its name.
         rate: called for the learning rate at each update.
-        stacking: which tables may be stacked; None: all of one optimizer.
+        stacking: the tables that may be stacked; None: all of one optimizer.
     """
-
-    def to_tf(optimizer: TableOptimizer | None, where: str) -> Any:
-        # An untrained table's gradients are never sent; TF wants an optimizer.
-        if optimizer is None:
-            return to_tpu(SGD(), 0.0, where)
-        # Tables of two optimizers must not become one stack, not even if these
-        # are equal now. TensorFlow compares callables by identity.
-        return to_tpu(
-            optimizer.rule,
-            lambda: rate(optimizer),
-            where,
-            optimizer.options.clipvalue,
-        )
-
     made: dict[Any, Any] = {}
     of_table = {}
     for name, optimizer in optimizers.items():
-        key = (id(optimizer), stacking and stacking.group_of(name))
+        group: Any = None
+        if stacking is not None:
+            group = next((each for each in stacking if name in each), name)
+        key = (id(optimizer), group)
         if key not in made:
-            made[key] = to_tf(optimizer, f"Table '{name}'")
+            # An untrained table's gradients are never sent, but TF wants an
+            # optimizer. Tables of two optimizers must not become one stack, not
+            # even if these are equal now: TF compares partials by identity.
+            where = f"Table '{name}'"
+            made[key] = (
+                to_tpu(SGD(), 0.0, where)
+                if optimizer is None
+                else to_tpu(
+                    optimizer.rule,
+                    functools.partial(rate, optimizer),
+                    where,
+                    optimizer.options.clipvalue,
+                )
+            )
         of_table[name] = made[key]
     return of_table
 
@@ -136,19 +139,14 @@ def untrained_optimizers(
     tables = {feature.table.name: feature.table for feature in features}
     of_table: dict[str, Any] = {}
     for group in by_optimizer(tables.values(), optimizer):
-        given = optimizer if group[0].optimizer is None else group[0].optimizer
-        made = _untrained(given, f"Table '{group[0].name}'")
-        of_table |= {table.name: made for table in group}
+        given, where = group[0].optimizer, f"Table '{group[0].name}'"
+        given = optimizer if given is None else given
+        if not isinstance(given, tpu_embedding_v2_utils._Optimizer):
+            converted = convert(given, where)
+            if converted is not None:
+                require_tpu(converted, where)
+                # TF does not stack tables whose learning rates are different
+                # callables, and each optimizer gets its own when it trains.
+                given = to_tpu(converted.rule, lambda: 0.0, where)
+        of_table |= dict.fromkeys([table.name for table in group], given)
     return of_table
-
-
-def _untrained(given: Any, where: str) -> Any:
-    if isinstance(given, tpu_embedding_v2_utils._Optimizer):
-        return given
-    converted = convert(given, where)
-    if converted is None:
-        return None
-    # TF does not stack tables whose learning rates are different callables,
-    # and each optimizer gets its own when it trains.
-    require_tpu(converted, where)
-    return to_tpu(converted.rule, lambda: 0.0, where)

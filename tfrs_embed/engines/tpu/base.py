@@ -23,7 +23,7 @@ from tfrs_embed.ops.samples import as_ragged
 from tfrs_embed.optimizers.conversion import require_tpu
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore import tf_configs
-from tfrs_embed.sparsecore.stacking import Stacking
+from tfrs_embed.sparsecore.stacking import Groups
 from tfrs_embed.strategies import on_host
 
 
@@ -119,7 +119,11 @@ class TPUEngine(Engine, FixedBatches):
             return
         self._require_samples()
         with tf.init_scope():
-            self._build()
+            for table, variables in self._build().items():
+                # Only now, with their values: a checkpoint that was read
+                # before restores them.
+                for key, variable in variables.items():
+                    self.states[table].add(key, variable)
             # Every replica reads it in its program, and all count alike.
             self._step = tf.Variable(
                 tf.constant(0, tf.int64),
@@ -147,10 +151,15 @@ class TPUEngine(Engine, FixedBatches):
                 )
 
     @abc.abstractmethod
-    def _build(self) -> None:
-        """Makes TensorFlow's object, and puts its variables into states."""
+    def _build(self) -> dict[str, dict[str, Any]]:
+        """Makes TensorFlow's object, and the tables' initial rows.
 
-    def _feature_configs(self, stacking: Stacking | None = None) -> list[Any]:
+        Returns:
+            The variables by the table's name, then by "parameters" or the
+            slot's name.
+        """
+
+    def _feature_configs(self, stacking: Groups | None = None) -> list[Any]:
         """The features as TensorFlow's classes take them."""
         return tf_configs.feature_configs(
             self.features,
@@ -188,15 +197,13 @@ class TPUEngine(Engine, FixedBatches):
         Outside of strategy.run it reads the tables where they are kept.
         """
         if not strategies.in_replica(self._strategy):
-            rows = [
-                self._read(feature.table.name, each.ids)
-                for feature, each in zip(self.features, bags, strict=True)
-            ]
             return [
-                lookup_ops.combine(r, None, each)
-                for r, each in zip(rows, bags, strict=True)
+                lookup_ops.combine(
+                    self._read(feature.table.name, each.ids), None, each
+                )
+                for feature, each in zip(self.features, bags, strict=True)
             ], None
-        self._require_room(bags)
+        self._require_room([each.static_count for each in bags])
         vectors, residuals, valid = self._lookup(bags, training)
         cut = [_cut(v, b) for v, b in zip(vectors, bags, strict=True)]
         return cut, (residuals, valid)
@@ -216,12 +223,15 @@ class TPUEngine(Engine, FixedBatches):
             that does not exist if the ids are bad.
         """
 
-    def _require_room(self, bags: Sequence[BaggedIds]) -> None:
-        """Requires that no feature has more samples than were built for."""
-        for feature, each, samples in zip(
-            self.features, bags, self._samples, strict=True
+    def _require_room(self, counts: Sequence[int | None]) -> None:
+        """Requires that no feature has more samples than were built for.
+
+        Args:
+            counts: each feature's samples in a replica's batch.
+        """
+        for feature, count, samples in zip(
+            self.features, counts, self._samples, strict=True
         ):
-            count = each.static_count
             assert samples is not None and count is not None
             if count > samples:
                 raise ValueError(

@@ -32,7 +32,7 @@ class EmbeddingCoreEngine(TPUEngine):
 
     _options = ("clipvalue",)
 
-    def _build(self) -> None:
+    def _build(self) -> dict[str, dict[str, Any]]:
         self._calls = itertools.count()
         self._embedding = _Embedding(
             self._feature_configs(), None, self._pipelined
@@ -47,7 +47,7 @@ class EmbeddingCoreEngine(TPUEngine):
                 "layer, and another one has them already. Put the features of "
                 "all into one layer."
             ) from error
-        tables = {
+        tables: dict[str, dict[str, Any]] = {
             name: {
                 key: _HostTable(
                     f"{name}/{key}",
@@ -64,10 +64,7 @@ class EmbeddingCoreEngine(TPUEngine):
             for start, block in self._initial_blocks(self.states[name].spec):
                 made[PARAMETERS].write_rows(start, block)
         self._embedding._load_variables()
-        # Only now: a checkpoint that was read before restores them.
-        for name, made in tables.items():
-            for key, whole in made.items():
-                self.states[name].add(key, whole)
+        return tables
 
     def _read(self, name: str, ids: tf.Tensor) -> tf.Tensor:
         if not tf.executing_eagerly():

@@ -31,19 +31,16 @@ class ReplicatedEngine(TPUEngine):
 
     _options = ("clipvalue",)
 
-    def _build(self) -> None:
+    def _build(self) -> dict[str, dict[str, Any]]:
         with tf.variable_creator_scope(_equal_on_all_replicas):
             self._embedding = _Tables(self._feature_configs(), None)
             self._embedding.build()
-        for table in self._embedding.embedding_tables:
-            state = self.states[table.name]
-            made = self._embedding._variables[table.name]
+        made: dict[str, dict[str, Any]] = self._embedding._variables
+        for name, state in self.states.items():
             blocks = [block for _, block in self._initial_blocks(state.spec)]
             if blocks:
-                made[PARAMETERS].assign(tf.concat(blocks, 0))
-            # Only now: a checkpoint that was read before restores them.
-            for key, variable in made.items():
-                state.add(key, variable)
+                made[name][PARAMETERS].assign(tf.concat(blocks, 0))
+        return made
 
     def _read(self, name: str, ids: tf.Tensor) -> tf.Tensor:
         return tf.gather(self.states[name].table, ids)

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
@@ -15,13 +14,11 @@ from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.samples import as_ragged
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.host_kernels import require_kernels
 from tfrs_embed.sparsecore.layout import Layout, flat_rows
-from tfrs_embed.sparsecore.limits.loads import Loads
+from tfrs_embed.sparsecore.limits.loads import Loads, of_chips
 from tfrs_embed.sparsecore.setup import check_layout
 from tfrs_embed.sparsecore.topology import of_strategy
 from tfrs_embed.sparsecore.tpu_embedding import TPUEmbeddingV2InLoops
@@ -47,7 +44,6 @@ class SparseCoreEngine(TPUEngine):
         require_kernels(options.strategy)
         self._config = options.sparse_core_config
         self._stacking = options.stacking
-        self._loads: Loads | None = None
         self._topology = of_strategy(options.strategy)
 
     @functools.cached_property
@@ -61,30 +57,31 @@ class SparseCoreEngine(TPUEngine):
         self._check_stacks(layout)
         return layout
 
+    @functools.cached_property
+    def _loads(self) -> Loads:
+        """The loads of the batches that `raise_limits` was given."""
+        return Loads(self._layout)
+
     def raise_limits(self, bags: Sequence[BaggedIds]) -> None:
         """See the base class.
 
         Functions that were traced before keep the limits that they have.
 
         Raises:
-            ValueError: the number of a feature's samples is not known.
+            ValueError: the number of a feature's samples is not known, or
+                there are more.
         """
         self._require_samples()
-        layout = self._layout
-        self._loads = self._loads or Loads(layout)
         chips = self._topology.chips
-        rows = [as_ragged(each, each.count)[0] for each in bags]
-        for chip in range(chips):
-            self._loads.add(
-                [
-                    _of_chip(of_feature, chip, chips, feature.samples)
-                    for of_feature, feature in zip(
-                        rows, layout.features, strict=True
-                    )
-                ]
-            )
+        self._require_room([-(-int(each.count) // chips) for each in bags])
+        by_feature = [
+            of_chips(each, feature.samples, chips)
+            for each, feature in zip(bags, self._layout.features, strict=True)
+        ]
+        for of_chip in zip(*by_feature, strict=True):
+            self._loads.add(of_chip)
         if self._embedding is not None:
-            config = self._with_limits(layout)
+            config = self._with_limits()
             self._embedding.max_ids_per_chip_per_sample = (
                 config.max_ids_per_chip_per_sample
             )
@@ -95,19 +92,20 @@ class SparseCoreEngine(TPUEngine):
                 config.max_unique_ids_per_table
             )
 
-    def _build(self) -> None:
+    def _build(self) -> dict[str, dict[str, Any]]:
         self._embedding = TPUEmbeddingV2InLoops(
             self._feature_configs(self._stacking),
             None,
             self._pipelined,
-            self._with_limits(self._layout),
+            self._with_limits(),
         )
         self._embedding.build()
         layouts = self._embedding.embedding_layouts
+        made: dict[str, dict[str, Any]] = {}
         for name, state in self.states.items():
             table = state.spec
             stack = layouts[name].stacked_table_name
-            made = {
+            made[name] = {
                 key: ShardedVariable(
                     f"{name}/{key}",
                     (table.vocabulary_size, table.dim),
@@ -117,14 +115,12 @@ class SparseCoreEngine(TPUEngine):
                 for key, variable in self._embedding.variables[stack].items()
             }
             for start, block in self._initial_blocks(table):
-                made[PARAMETERS].write_rows(start, block)
-            # Only now: a checkpoint that was read before restores them.
-            for key, whole in made.items():
-                state.add(key, whole)
+                made[name][PARAMETERS].write_rows(start, block)
+        return made
 
     def _check_stacks(self, layout: Layout) -> None:
         """Checks that the tables that were to be stacked are."""
-        for group in self._stacking.groups if self._stacking else ():
+        for group in self._stacking or ():
             stacks = {
                 n: layout.stack_of[n] for n in group if n in layout.stack_of
             }
@@ -136,30 +132,35 @@ class SparseCoreEngine(TPUEngine):
                     "or stacking is disabled by sparse_core_embedding_config."
                 )
 
-    def _with_limits(self, layout: Layout) -> Any:
+    def _with_limits(self) -> Any:
         """Adds the tables' own limits for stacks that there are none for.
 
         What was measured raises them.
         """
-        config, limits = layout.config, {}
-        measured = None if self._loads is None else self._loads.config()
+        layout, measured = self._layout, self._loads.config()
+        config = layout.config
+        limits: dict[str, dict[str, int]] = {}
         for field, own in (
             ("max_ids_per_table", "max_ids_per_partition"),
             ("max_unique_ids_per_table", "max_unique_ids_per_partition"),
         ):
-            given, seen = getattr(config, field), getattr(measured, field, {})
-            limits[field] = {
-                name: max(
+            given = getattr(config, field) or {}
+            limits[field] = {}
+            for name, stack in layout.stacks.items():
+                least = given.get(name) or max(
                     getattr(self.states[table.name].spec, own)
                     for table in stack.tables
                 )
-                for name, stack in layout.stacks.items()
-            } | (given or {})
-            for name, most in seen.items():
-                limits[field][name] = max(limits[field][name], most)
-        field = "max_ids_per_chip_per_sample"
-        limits[field] = max(getattr(config, field), getattr(measured, field, 0))
-        return dataclasses.replace(config, **limits)
+                most = getattr(measured, field)[name]
+                limits[field][name] = max(least, most)
+        return dataclasses.replace(
+            config,
+            **limits,
+            max_ids_per_chip_per_sample=max(
+                config.max_ids_per_chip_per_sample,
+                measured.max_ids_per_chip_per_sample,
+            ),
+        )
 
     def _padded(self) -> list[int]:
         # TensorFlow drops the samples beyond a multiple of the SparseCores.
@@ -169,15 +170,12 @@ class SparseCoreEngine(TPUEngine):
     def _read(self, name: str, ids: tf.Tensor) -> tf.Tensor:
         layout = self._embedding.embedding_layouts[name]
         stack = self._embedding.variables[layout.stacked_table_name]
-        chips = stack[PARAMETERS].values
-        rows = flat_rows(layout, tf.cast(ids, tf.int64))
-        per_chip = chips[0].shape[0]
-        chip = tf.cast(rows // per_chip, tf.int32)
-        places = tf.dynamic_partition(tf.range(tf.size(ids)), chip, len(chips))
-        own = tf.dynamic_partition(rows % per_chip, chip, len(chips))
-        found = [tf.gather(v, r) for v, r in zip(chips, own, strict=True)]
-        dim = self.states[name].spec.dim
-        return tf.dynamic_stitch(places, found)[:, :dim]
+        rows = tf.compat.v1.nn.embedding_lookup(
+            list(stack[PARAMETERS].values),
+            flat_rows(layout, tf.cast(ids, tf.int64)),
+            "div",  # Chip by chip.
+        )
+        return rows[:, : self.states[name].spec.dim]
 
     def _lookup(
         self, bags: Sequence[BaggedIds], training: bool
@@ -214,12 +212,3 @@ def _parts(
         part = Part(range(first, rows, shards), offset=offset)
         parts.append((part, stack.values[chip]))
     return parts
-
-
-def _of_chip(rows: tf.RaggedTensor, chip: int, chips: int, samples: int) -> Ids:
-    """A chip's part of a global batch, padded to its samples."""
-    share = -(-int(rows.nrows()) // chips)
-    mine = rows[chip * share : (chip + 1) * share]
-    splits = mine.row_splits.numpy()
-    padding = samples + 1 - len(splits)
-    return Ids(np.pad(splits, (0, padding), "edge"), mine.values.numpy())

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.inputs import lookup_bags, to_bags
 from tfrs_embed.ops.tensors import to_tensor
-from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.tf_configs import declares_samples
 
 
@@ -43,35 +41,6 @@ def read(
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(f"{where}: {error.message}") from error
     return lookup_bags(features, bags)
-
-
-def to_ids(
-    feature: FeatureSpec, bags: BaggedIds, samples: int, where: str
-) -> Ids:
-    """Returns a lookup's bags as ids that host ops take.
-
-    Args:
-        feature: the lookup, named in errors.
-        bags: its bags.
-        samples: the number of samples that there is room for.
-        where: which batch it is, for errors.
-
-    Returns:
-        The ids, without weights.
-
-    Raises:
-        ValueError: there are more samples.
-    """
-    count = int(bags.count)
-    if count > samples:
-        raise ValueError(
-            f"{where}: {feature}: {count} samples, but the first batch has "
-            f"room for {samples}; begin with the largest."
-        )
-    splits = np.arange(samples + 1)
-    if bags.bag_size != 1 or count != samples:
-        splits = np.searchsorted(bags.bag_of_id().numpy(), splits)
-    return Ids(splits.astype(np.int32), bags.ids.numpy().astype(np.int32))
 
 
 def _to_tensor(feature: FeatureSpec, given: Any) -> Any:

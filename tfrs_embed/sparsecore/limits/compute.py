@@ -15,7 +15,7 @@ from tfrs_embed.configs import parse
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.sparsecore.buffers import padded_sizes
 from tfrs_embed.sparsecore.limits import batches as batches_lib
-from tfrs_embed.sparsecore.limits.loads import Loads, StackLoads
+from tfrs_embed.sparsecore.limits.loads import Loads, StackLoads, of_chips
 from tfrs_embed.sparsecore.limits.report import (
     LimitsReport,
     StackLoad,
@@ -169,18 +169,21 @@ def compute_limits(
         show=progress,
     ) as task:
         for number, bags in enumerate(task.count(stream)):
-            ids = [
-                batches_lib.to_ids(
-                    lookups[i], bags[i], layout.samples, f"batch {number}"
-                )
-                for i, layout in zip(
-                    setup.order, setup.layout.features, strict=True
-                )
-            ]
+            ids = []
+            for i, feature in zip(
+                setup.order, setup.layout.features, strict=True
+            ):
+                lookup, count = lookups[i], int(bags[i].count)
+                if count > feature.samples:
+                    raise ValueError(
+                        f"batch {number}: {lookup}: {count} samples, but the "
+                        f"first batch has room for {feature.samples}; begin "
+                        "with the largest."
+                    )
+                ids += of_chips(bags[i], feature.samples)
+                ids_of[lookup.table.name] += ids[-1].values.size
+                seen[lookup.table.name][ids[-1].values] = True
             loads.add(ids)
-            for feature, given in zip(setup.features, ids, strict=True):
-                ids_of[feature.table.name] += given.values.size
-                seen[feature.table.name][given.values] = True
     if number < 0:
         raise ValueError(_NO_BATCHES)
     config = loads.config(safety)

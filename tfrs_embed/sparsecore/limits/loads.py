@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.sparsecore.buffers import padded_sizes
 from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.layout import Layout
@@ -95,3 +96,30 @@ class Loads:
             },
             max_ids_per_chip_per_sample=step * math.ceil(per_sample / step),
         )
+
+
+def of_chips(bags: BaggedIds, samples: int, chips: int = 1) -> list[Ids]:
+    """Splits a lookup's bags over chips, as ids without weights.
+
+    Args:
+        bags: the bags of a global batch, at most `samples` for each chip.
+        samples: a chip's samples; what it has less is padded.
+        chips: the number of chips.
+    """
+    count = int(bags.count)
+    starts = np.arange(count + 1)
+    if bags.bag_size != 1:
+        starts = np.searchsorted(bags.bag_of_id().numpy(), starts)
+    values = bags.ids.numpy().astype(np.int32)
+    share = -(-count // chips)
+    ids = []
+    for chip in range(chips):
+        first, last = chip * share, min((chip + 1) * share, count)
+        splits = starts[np.minimum(first + np.arange(samples + 1), last)]
+        ids.append(
+            Ids(
+                (splits - splits[0]).astype(np.int32),
+                values[splits[0] : splits[-1]],
+            )
+        )
+    return ids
