@@ -9,6 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
+#: What tells `tf.function` not to copy a function into the graphs that call it.
+#: TensorFlow optimizes each copy by itself, which may take seconds.
+NOT_INLINED = {"experimental_attributes": {"_noinline": True}}
+
 
 class TracedOnce:
     """A function in a graph of its own, traced in its first call.
@@ -19,18 +23,22 @@ class TracedOnce:
     Args:
         function: takes tensors.
         *signature: their specs.
+        **options: those of `tf.function`.
     """
 
-    def __init__(self, function: Callable[..., Any], *signature: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Any], *signature: Any, **options: Any
+    ) -> None:
         self._function = function
         self._signature = signature
+        self._options = options
         self._concrete: Any = None
 
     def __call__(self, *tensors: tf.Tensor) -> Any:
         """Calls the function."""
         if self._concrete is None:
             self._concrete = tf.function(
-                self._function, autograph=False
+                self._function, autograph=False, **self._options
             ).get_concrete_function(*self._signature)
         return self._concrete(*tensors)
 

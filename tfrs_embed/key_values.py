@@ -251,6 +251,7 @@ _DRAW = {
         tf.TensorSpec([None], tf.float32),
         tf.TensorSpec([], tf.int32),
         tf.TensorSpec([None], tf.int64),
+        **graphs.NOT_INLINED,
     )
     for kind in ("uniform", "normal", "truncated_normal")
 }

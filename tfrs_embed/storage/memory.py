@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from tfrs_embed import graphs
 from tfrs_embed.kernels import handle_packs
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
@@ -123,7 +124,7 @@ _Slots = tuple[tuple[float, tuple[int, ...]], ...]
 
 # Functions, as they are called in several branches, and of handles: what holds
 # variables would keep them alive in graphs that TensorFlow keeps.
-@tf.function(autograph=False)
+@tf.function(autograph=False, **graphs.NOT_INLINED)
 def _grow_each(
     rows: list[tf.Tensor],
     handles: list[list[tf.Tensor]],
@@ -134,7 +135,7 @@ def _grow_each(
         _grow(*each)
 
 
-@tf.function(autograph=False)
+@tf.function(autograph=False, **graphs.NOT_INLINED)
 def _grow(rows: tf.Tensor, handles: list[tf.Tensor], slots: _Slots) -> None:
     """Gives variables [n, ...] as many rows at least, and some to spare."""
     shape = tf.raw_ops.VariableShape(input=handles[0])
