@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -74,10 +74,12 @@ class BundleWriter:
         self._parts: list[str] = []
         self._error: tf.errors.OpError | None = None
 
-    def add(self, name: str, value: tf.Tensor, slice_: str = "") -> None:
+    def add(self, name: str, value: Any, slice_: str = "") -> None:
         """Adds a whole tensor, or the slice that TensorFlow calls so."""
         if self._error is not None:
             return
+        with tf.device("CPU:0"):
+            value = tf.convert_to_tensor(value)
         self._names.append(name)
         self._slices.append(slice_)
         self._tensors.append(value)
@@ -185,8 +187,6 @@ class BundleReader:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self._index = Index(prefix)
-        # Names in the files, by those that `rename` gave.
-        self._names: Mapping[str, str] = {}
         #: Each tensor's shape, by name.
         self.shapes = self._index.shapes
         #: Each tensor's dtype, by name.
@@ -197,23 +197,6 @@ class BundleReader:
         self.progress: Callable[[int], None] | None = None
         # Of tensors of which a piece is large, by name.
         self._large: dict[str, list[Piece]] = {}
-
-    def rename(self, names: Mapping[str, str]) -> None:
-        """Gives tensors other names than the files have.
-
-        Args:
-            names: the names in the files by the new ones.
-        """
-        new = {old: name for name, old in names.items()}
-        self._names = names
-        self.shapes, self.dtypes = (
-            {new.get(name, name): each for name, each in of_all.items()}
-            for of_all in (self._index.shapes, self._index.dtypes)
-        )
-
-    def name_in_files(self, name: str) -> str:
-        """The name that a tensor has in the files."""
-        return self._names.get(name, name)
 
     def read(self, name: str) -> tf.Tensor:
         """Returns a whole tensor."""
@@ -243,7 +226,7 @@ class BundleReader:
 
     def pieces(self, name: str) -> list[Piece]:
         """Returns a tensor's pieces in the data files; see `Index.pieces`."""
-        return self._index.pieces(self.name_in_files(name))
+        return self._index.pieces(name)
 
     def _large_pieces(self, name: str) -> list[Piece]:
         """The pieces of a tensor that was saved in large ones; else empty."""
@@ -263,9 +246,9 @@ class BundleReader:
             with tf.device("CPU:0"):
                 [value] = tf.raw_ops.RestoreV2(
                     prefix=self.prefix,
-                    tensor_names=[self.name_in_files(name)],
+                    tensor_names=[name],
                     shape_and_slices=[slice_],
-                    dtypes=[self.dtypes[name]],
+                    dtypes=[self._index.dtypes[name]],
                 )
         except tf.errors.OpError as error:
             raise type(error)(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import google_crc32c
 import tensorflow as tf
@@ -25,9 +24,6 @@ _VARINT_BYTES = 10
 # The limits of TensorFlow's shapes.
 _MOST_DIMS = 254
 _MOST = 2**63 - 1
-
-# In place of a slice's length, where it has all of a dimension.
-_ALL = -1
 
 
 class Index:
@@ -132,14 +128,21 @@ class Index:
             return [self._piece(name, proto)]
         if len(pieces) != len(proto.slices):
             raise self._damaged(f"a slice of '{name}' is missing")
-        # Sorted as their keys are.
-        slices = sorted(map(_extents, proto.slices))
+        # By dimension a slice's beginning and its length, -1 if it has all.
+        # They are sorted as their keys are.
+        slices = sorted(
+            [
+                (e.start, e.length if e.HasField("length") else -1)
+                for e in s.extent
+            ]
+            for s in proto.slices
+        )
         for extents, piece in zip(slices, pieces, strict=True):
             shape = []
             for (start, length), size in zip(
                 extents, self.shapes[name], strict=True
             ):
-                if (start, length) == (0, _ALL):
+                if (start, length) == (0, -1):
                     length = size
                 if not 0 <= start <= start + length <= size:
                     raise self._damaged(f"a slice of '{name}' is outside of it")
@@ -212,17 +215,12 @@ class Index:
     def _entries(self) -> Iterator[tuple[bytes, bytes]]:
         if self._data[-8:] != _MAGIC or len(self._data) < _FOOTER:
             raise self._damaged("it does not end as an index does")
+        # Where the block of blocks is, behind the place of an empty one.
         footer = len(self._data) - _FOOTER
-        _, at = self._handle(self._data, footer)
-        (offset, size), _ = self._handle(self._data, at)
+        _, _, offset, size, _ = _numbers(4, self._data, footer)
         for _, value in self._block(offset, size):
-            (offset, size), _ = self._handle(value, 0)
+            offset, size, _ = _numbers(2, value, 0)
             yield from self._block(offset, size)
-
-    def _handle(self, data: bytes, at: int) -> tuple[tuple[int, int], int]:
-        offset, at = _varint(data, at)
-        size, at = _varint(data, at)
-        return (offset, size), at
 
     def _block(self, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
         end = offset + size
@@ -242,9 +240,7 @@ class Index:
             raise self._damaged("a block is too short")
         at, key = 0, b""
         while at < end:
-            shared, at = _varint(block, at)
-            others, at = _varint(block, at)
-            length, at = _varint(block, at)
+            shared, others, length, at = _numbers(3, block, at)
             if shared > len(key) or at + others + length > end:
                 raise self._damaged("an entry does not fit into its block")
             key = key[:shared] + block[at : at + others]
@@ -264,22 +260,19 @@ def _length(file: str) -> int:
         return -1
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for i in range(_VARINT_BYTES):
-        byte = data[at + i]
-        value |= (byte & 0x7F) << 7 * i
-        if byte < 0x80:
-            return value, at + i + 1
-    raise ValueError("a number is too long")
-
-
-def _extents(slice_: Any) -> list[tuple[int, int]]:
-    """By dimension, a slice's beginning and its length, or `_ALL`."""
-    return [
-        (e.start, e.length if e.HasField("length") else _ALL)
-        for e in slice_.extent
-    ]
+def _numbers(count: int, data: bytes, at: int) -> list[int]:
+    """Reads numbers of 7 bits a byte; returns them, and where they end."""
+    numbers = [0] * count
+    for place in range(count):
+        for i in range(_VARINT_BYTES):
+            byte = data[at]
+            at += 1
+            numbers[place] |= (byte & 0x7F) << 7 * i
+            if byte < 0x80:
+                break
+        else:
+            raise ValueError("a number is too long")
+    return [*numbers, at]
 
 
 def _tensor_of(key: bytes) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfrs_embed._tensorflow import Trackable
 from tfrs_embed.checkpoint.bundle import BundleReader
@@ -44,8 +43,7 @@ class SavedRate(Trackable, Saved):
     def save(self, key: str, session: Session) -> None:
         value = self.value()
         if value is not None:
-            with tf.device("CPU:0"):
-                session.writer().add(key, tf.constant(value))
+            session.writer().add(key, value)
 
     def check(self, key: str, reader: BundleReader) -> None:
         where = f"'{self.name}' can't be restored from '{reader.prefix}'"

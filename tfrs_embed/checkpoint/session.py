@@ -154,20 +154,18 @@ class _Shared:
         """Returns the texts of all workers."""
         key = f"{self._key}/{name}"
         key_value_store.send(f"{key}/{self._me}", text)
-        return [
-            self._receive(f"{key}/{worker}", worker)
-            for worker in range(self._replicas.workers)
-        ]
-
-    def _receive(self, key: str, worker: int) -> str:
         try:
-            return key_value_store.receive(
-                self._replicas, key, worker, TIMEOUT_S
-            )
-        except TimeoutError:
+            return [
+                key_value_store.receive(
+                    self._replicas, f"{key}/{worker}", worker, TIMEOUT_S
+                )
+                for worker in range(self._replicas.workers)
+            ]
+        except key_value_store.Late as late:
             raise RuntimeError(
-                f"Worker {worker} has not saved within {TIMEOUT_S} s of this "
-                "one. All workers must save a sharded table at the same time."
+                f"Worker {late.worker} has not saved within {TIMEOUT_S} s of "
+                "this one. All workers must save a sharded table at the same "
+                "time."
             ) from None
 
 

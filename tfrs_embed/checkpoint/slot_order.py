@@ -63,9 +63,7 @@ class SavedOrder(Trackable, Saved):
     def save(self, key: str, session: Session) -> None:
         # The first is the number of iterations.
         if len(self._optimizer.variables) > 1:
-            with tf.device("CPU:0"):
-                places = tf.constant(json.dumps(self.places))
-            session.writer().add(key, places)
+            session.writer().add(key, json.dumps(self.places))
 
     def check(self, key: str, reader: BundleReader) -> None:
         there = json.loads(reader.read(key).numpy())

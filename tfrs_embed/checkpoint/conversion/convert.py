@@ -416,8 +416,7 @@ class _Rate(_Imported):
         self._rate = rate
 
     def save(self, key: str, session: Session) -> None:
-        with tf.device("CPU:0"):
-            session.writer().add(key, tf.constant(self._rate))
+        session.writer().add(key, self._rate)
 
 
 def _save(

@@ -131,7 +131,8 @@ class KerasSlots:
 
     def _legacy_slots(self, path: str) -> Iterator[tuple[str, str, str]]:
         """Of tf_keras's legacy optimizers, which are beside the variable."""
-        in_file = self._reader.name_in_files(path + VALUE).removesuffix(VALUE)
+        key = path + VALUE
+        in_file = self._objects.renamed.get(key, key).removesuffix(VALUE)
         beside = in_file + _OPTIMIZER_SLOT
         for other in self._variables:
             if other.startswith(beside):

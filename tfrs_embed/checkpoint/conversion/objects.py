@@ -18,6 +18,7 @@ from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.conversion import places
 from tfrs_embed.checkpoint.conversion.contents import Column, Other
 from tfrs_embed.checkpoint.conversion.places import Nodes
+from tfrs_embed.checkpoint.stored import Piece
 from tfrs_embed.ops.update import PARAMETERS
 
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -30,6 +31,34 @@ Variables = Mapping[str, tuple[list[int], tf.DType]]
 def unescape(part: str) -> str:
     """The object's name that a part of a key stands for."""
     return re.sub(r"\.([.S])", lambda m: "/" if m[1] == "S" else ".", part)
+
+
+class RenamingReader(BundleReader):
+    """Reads tensors by other names than the files have for them."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(prefix)
+        # Names in the files, by those that `rename` gave.
+        self._names: Mapping[str, str] = {}
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Gives tensors other names.
+
+        Args:
+            names: the names in the files by the new ones.
+        """
+        new = {old: name for name, old in names.items()}
+        self._names = names
+        self.shapes, self.dtypes = (
+            {new.get(name, name): each for name, each in of_all.items()}
+            for of_all in (self.shapes, self.dtypes)
+        )
+
+    def pieces(self, name: str) -> list[Piece]:
+        return super().pieces(self._names.get(name, name))
+
+    def _read(self, name: str, slice_: str) -> tf.Tensor:
+        return super()._read(self._names.get(name, name), slice_)
 
 
 class Objects:
@@ -46,7 +75,7 @@ class Objects:
         paths: the objects' paths, by number.
     """
 
-    def __init__(self, reader: BundleReader) -> None:
+    def __init__(self, reader: RenamingReader) -> None:
         graph = trackable_object_graph_pb2.TrackableObjectGraph()
         if GRAPH in reader.shapes:
             parse(graph, reader, GRAPH)
@@ -66,13 +95,14 @@ class Objects:
             for attribute in node.attributes
             if attribute.checkpoint_key.endswith(VALUE)
         }
-        names: dict[str, str] = {}
+        #: The names in the files of those that have others in the reader.
+        self.renamed: dict[str, str] = {}
         for number, path in places.of_tables(self.nodes, self.paths):
             key, name = keys.get(number, ""), path + VALUE
             if key in reader.shapes and name not in reader.shapes:
-                names.setdefault(name, key)
-        reader.rename(names)
-        renamed = {key: name for name, key in names.items()}
+                self.renamed.setdefault(name, key)
+        reader.rename(self.renamed)
+        renamed = {key: name for name, key in self.renamed.items()}
         #: By key, what a variable was called in Python.
         self.full_names: Mapping[str, str] = {
             renamed.get(

@@ -9,7 +9,6 @@ import os
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import names
-from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.conversion import (
     exported,
     keras_files,
@@ -23,6 +22,7 @@ from tfrs_embed.checkpoint.conversion import (
 from tfrs_embed.checkpoint.conversion.contents import Contents
 from tfrs_embed.checkpoint.conversion.objects import (
     Objects,
+    RenamingReader,
     others,
     variables,
 )
@@ -65,7 +65,7 @@ def read(path: str, dim: int | None = None) -> Contents:
 
 
 def _read(path: str, prefix: str) -> Contents:
-    reader = BundleReader(prefix)
+    reader = RenamingReader(prefix)
     objects = Objects(reader)
     contents = exported.read(path, reader, objects)
     if contents is not None:
