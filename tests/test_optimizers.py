@@ -161,7 +161,7 @@ FORMS = {
     **{
         f"{name}_momentum": (
             lambda m=module: m.SGD(0.3, momentum=0.8, nesterov=True),
-            rules.Momentum(0.8, use_nesterov=True),
+            rules.Momentum(0.8, nesterov=True),
             0.3,
         )
         for name, module in MODULES.items()
@@ -543,13 +543,10 @@ KERAS = {
     "ftrl_scheduled": lambda m: m.Ftrl(SCHEDULE, beta=0.4),
 }
 OF_KERAS = {
-    f"{name}_case": (kind.keras, named)
+    f"{name}_case": (kind.keras, settings)
     for name, (rule, settings) in CASES.items()
     if (kind := getattr(rules, rule)).keras is not None
-    and {
-        *(named := {kind.keras_names.get(k, k): v for k, v in settings.items()})
-    }
-    <= {*inspect.signature(getattr(new, kind.keras)).parameters}
+    and {*settings} <= {*inspect.signature(getattr(new, kind.keras)).parameters}
 }
 ORIGINALS = {
     **{

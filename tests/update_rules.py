@@ -105,10 +105,10 @@ def _ftrl(
     ) / denominator
 
 
-def _momentum(table, i, g, rate, momentum=0.0, use_nesterov=False):
+def _momentum(table, i, g, rate, momentum=0.0, nesterov=False):
     m = table.slots["momenta"]
     m[i] = momentum * m[i] - rate * g
-    table.rows[i] += momentum * m[i] - rate * g if use_nesterov else m[i]
+    table.rows[i] += momentum * m[i] - rate * g if nesterov else m[i]
 
 
 def _rmsprop(table, i, g, rate, rho=0.9, epsilon=1e-7):
@@ -182,7 +182,7 @@ RULES = {
         {"momenta": 0.0},
         {
             "momentum": {"momentum": 0.8},
-            "momentum_nesterov": {"momentum": 0.8, "use_nesterov": True},
+            "momentum_nesterov": {"momentum": 0.8, "nesterov": True},
         },
     ),
     "RMSprop": Rule(

@@ -65,10 +65,9 @@ def optimizer_of(rule, settings):
     if own is not None:
         return own(RATE, **settings)
     # As Keras stores it: each layer makes an optimizer of its own.
-    named = {kind.keras_names.get(k, k): v for k, v in settings.items()}
     # Of what doesn't say this, tf_keras makes a legacy optimizer.
     new = {"is_legacy_optimizer": False} if NUMBER == 2 else {}
-    config = {"learning_rate": RATE, **new, **named}
+    config = {"learning_rate": RATE, **new, **settings}
     return {"class_name": kind.keras, "config": config}
 
 

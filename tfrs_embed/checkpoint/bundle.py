@@ -67,9 +67,8 @@ class BundleWriter:
     ) -> None:
         self._prefix = prefix
         self._progress = progress
-        self._names: list[str] = []
-        self._slices: list[str] = []
-        self._tensors: list[tf.Tensor] = []
+        # Names, slices and tensors.
+        self._pending: list[tuple[str, str, tf.Tensor]] = []
         self._bytes = 0
         self._parts: list[str] = []
         self._error: tf.errors.OpError | None = None
@@ -80,9 +79,7 @@ class BundleWriter:
             return
         with tf.device("CPU:0"):
             value = tf.convert_to_tensor(value)
-        self._names.append(name)
-        self._slices.append(slice_)
-        self._tensors.append(value)
+        self._pending.append((name, slice_, value))
         self._bytes += value.shape.num_elements() * value.dtype.size
         if self._bytes >= PART_BYTES:
             self.flush()
@@ -135,16 +132,17 @@ class BundleWriter:
 
     def flush(self) -> None:
         """Writes what has been added."""
-        if not self._names:
+        if not self._pending:
             return
+        names, slices, tensors = zip(*self._pending, strict=True)
         part = f"{self._prefix}-{len(self._parts)}"
         try:
             with tf.device("CPU:0"):
                 tf.raw_ops.SaveV2(
                     prefix=part,
-                    tensor_names=self._names,
-                    shape_and_slices=self._slices,
-                    tensors=self._tensors,
+                    tensor_names=names,
+                    shape_and_slices=slices,
+                    tensors=tensors,
                 )
         except tf.errors.OpError as error:
             self.fail(error)
@@ -152,8 +150,7 @@ class BundleWriter:
             if self._progress is not None:
                 self._progress(self._bytes)
         self._parts.append(part)
-        self._names, self._slices, self._tensors = [], [], []
-        self._bytes = 0
+        self._pending, self._bytes = [], 0
 
     def fail(self, error: tf.errors.OpError) -> None:
         """Has `finish` raise an error, unless there was one before."""

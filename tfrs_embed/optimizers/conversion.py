@@ -280,10 +280,8 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
     config = optimizer.get_config()
     asked = _keras_asked(optimizer, config, _KERAS_FOREIGN)
     for of_keras in _OF_KERAS[kind]:
-        # The rule's fields by their names in Keras.
         fields = [field.name for field in dataclasses.fields(of_keras)]
-        names = {of_keras.keras_names.get(name, name): name for name in fields}
-        refused = [setting for setting in asked if setting not in names]
+        refused = [setting for setting in asked if setting not in fields]
         if not refused:
             break
     else:
@@ -301,14 +299,8 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
         _refuse(where, "gradient_transformers", transformers)
 
     settings = of_keras.settings_of_keras(config, legacy, where)
-    rule = _make(
-        of_keras,
-        {names[k]: value for k, value in settings.items() if k in names},
-    )
-    rate = rate_of_keras(optimizer, where)
-    factor = rule.keras_factor()
-    if factor is not None:
-        rate = rate.times(*factor)
+    rule = _make(of_keras, {k: settings[k] for k in fields if k in settings})
+    rate = rule.keras_rate(rate_of_keras(optimizer, where))
     return TableOptimizer(rule, rate, optimizer, options)
 
 

@@ -56,7 +56,7 @@ class UpdateRule(abc.ABC):
     """How a row and its slots change, given the row's gradient.
 
     A rule's fields have defaults, and the names that TensorFlow's optimizer of
-    the rule has for them.
+    the rule has for them, or Keras's where TensorFlow has none.
 
     Attributes:
         tpu: TensorFlow's optimizer, with the same formula and defaults; None:
@@ -68,18 +68,12 @@ class UpdateRule(abc.ABC):
         keras: the class in `tf_keras.optimizers` and its `legacy` that changes
             rows as the rule does; None: there isn't one. Of rules of one class
             the last has the most settings.
-        keras_names: fields' names in Keras, where these are others.
-        keras_slots: the slots of Keras's optimizers, and the rule's names of
-            them: of tf_keras's, new and legacy, and of Keras 3's, which are
-            attributes.
     """
 
     tpu: ClassVar[type | None] = None
     declared: ClassVar[type | None] = None
     loop: ClassVar[int | None] = None
     keras: ClassVar[str | None] = None
-    keras_names: ClassVar[Mapping[str, str]] = {}
-    keras_slots: ClassVar[Mapping[str, str]] = {}
 
     @property
     def name(self) -> str:
@@ -125,7 +119,7 @@ class UpdateRule(abc.ABC):
     ) -> Mapping[str, Any]:
         """The settings with which the rule is a Keras optimizer.
 
-        They are by Keras's names; those left out have the rule's defaults.
+        Fields that are left out have their defaults; other names are ignored.
 
         Args:
             config: the optimizer's settings by Keras's names.
@@ -137,14 +131,9 @@ class UpdateRule(abc.ABC):
         """
         return config
 
-    def keras_factor(
-        self,
-    ) -> tuple[Callable[[tf.Tensor], tf.Tensor], str] | None:
-        """Keras's own factor on the rate at each step, and what it is called.
-
-        None: Keras takes the rate as it is.
-        """
-        return None
+    def keras_rate(self, rate: LearningRate) -> LearningRate:
+        """The rate with which the rule is a Keras optimizer of a rate."""
+        return rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,10 +166,6 @@ class Adagrad(UpdateRule):
     tpu = _tpu.Adagrad
     loop = 2
     keras = "Adagrad"
-    keras_slots: ClassVar = {
-        "accumulator": "accumulators",
-        "_accumulators": "accumulators",
-    }
 
     def slots(self) -> dict[str, Slot]:
         return {"accumulators": Slot(self.initial_accumulator_value)}
@@ -310,12 +295,6 @@ class Adam(UpdateRule):
     tpu = _tpu.Adam
     loop = 4
     keras = "Adam"
-    keras_slots: ClassVar = {
-        "m": "momenta",
-        "v": "velocities",
-        "_momentums": "momenta",
-        "_velocities": "velocities",
-    }
 
     def slots(self) -> dict[str, Slot]:
         return {"momenta": Slot(0.0), "velocities": Slot(0.0)}
@@ -351,8 +330,8 @@ class Adam(UpdateRule):
     ) -> Mapping[str, Any]:
         return {**config, "sum_inside_sqrt": False}
 
-    def keras_factor(self) -> tuple[Callable[[tf.Tensor], tf.Tensor], str]:
-        return self._bias_correction, "Adam's bias correction"
+    def keras_rate(self, rate: LearningRate) -> LearningRate:
+        return rate.times(self._bias_correction, "Adam's bias correction")
 
     def _bias_correction(self, step: tf.Tensor) -> tf.Tensor:
         """The paper's section 2: sqrt(1 - beta_2^t) / (1 - beta_1^t)."""
@@ -384,12 +363,6 @@ class FTRL(UpdateRule):
     tpu = _tpu.FTRL
     loop = 5
     keras = "Ftrl"
-    keras_slots: ClassVar = {
-        "accumulator": "accumulators",
-        "linear": "linears",
-        "_accumulators": "accumulators",
-        "_linears": "linears",
-    }
 
     def slots(self) -> dict[str, Slot]:
         return {
@@ -432,18 +405,14 @@ class Momentum(UpdateRule):
 
     Sutskever et al. 2013, "On the importance of initialization and momentum in
     deep learning": m = momentum m - rate g;
-    w += momentum m - rate g if use_nesterov else m.
+    w += momentum m - rate g if nesterov else m.
     """
 
     momentum: float = 0.0
-    use_nesterov: bool = False
+    nesterov: bool = False
 
     loop = 6
     keras = "SGD"
-    keras_names: ClassVar = {"use_nesterov": "nesterov"}
-    keras_slots: ClassVar = dict.fromkeys(
-        ("m", "momentum", "momentums"), "momenta"
-    )
 
     def slots(self) -> dict[str, Slot]:
         return {"momenta": Slot(0.0)}
@@ -452,11 +421,11 @@ class Momentum(UpdateRule):
         self, rate: tf.Tensor, g: tf.Tensor, w: tf.Tensor, slots: Slots
     ) -> tuple[tf.Tensor, Slots]:
         m = self.momentum * slots["momenta"] - rate * g
-        step = self.momentum * m - rate * g if self.use_nesterov else m
+        step = self.momentum * m - rate * g if self.nesterov else m
         return w + step, {"momenta": m}
 
     def loop_settings(self) -> list[float]:
-        return [self.momentum, float(self.use_nesterov)]
+        return [self.momentum, float(self.nesterov)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -473,9 +442,6 @@ class RMSprop(UpdateRule):
 
     loop = 7
     keras = "RMSprop"
-    keras_slots: ClassVar = dict.fromkeys(
-        ("velocity", "rms", "_velocities"), "velocities"
-    )
 
     def slots(self) -> dict[str, Slot]:
         return {"velocities": Slot(0.0)}

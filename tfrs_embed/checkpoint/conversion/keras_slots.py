@@ -11,12 +11,15 @@ from tfrs_embed.checkpoint.conversion.objects import (
     Objects,
     Variables,
 )
-from tfrs_embed.optimizers.rules import RULES
 
-#: The slots of the optimizers of either Keras, and their names here. Keras 3's
-#: are lists, in the order of the variables that an optimizer trains.
+#: The slots of the optimizers of either Keras, tf_keras's new and legacy, and
+#: rules' names of them. Keras 3's are lists, in the order of the variables that
+#: an optimizer trains.
 KERAS_SLOTS = {
-    slot: own for rule in RULES for slot, own in rule.keras_slots.items()
+    **dict.fromkeys(("accumulator", "_accumulators"), "accumulators"),
+    **dict.fromkeys(("linear", "_linears"), "linears"),
+    **dict.fromkeys(("m", "momentum", "momentums", "_momentums"), "momenta"),
+    **dict.fromkeys(("v", "velocity", "rms", "_velocities"), "velocities"),
 }
 _OPTIMIZER_SLOT = "/.OPTIMIZER_SLOT/"
 _TRAINED, _ITERATIONS = "_trainable_variables", "_iterations"
