@@ -238,8 +238,6 @@ class Replicas:
         Raises:
             NotImplementedError: it runs where collectives would hang.
         """
-        if self.world == 1:
-            return 0
         context = tf.distribute.get_replica_context()
         if context is None or context.strategy is not self._strategy():
             return None
@@ -272,9 +270,7 @@ class Replicas:
         Args:
             what: what is about to run collectives.
         """
-        if self.world > 1 and any(
-            "Cond" in type(g).__name__ for g in _graphs_of_replica()
-        ):
+        if any("Cond" in type(g).__name__ for g in _graphs_of_replica()):
             warnings.warn(
                 f"{what} is called inside a tf.cond. All replicas must take "
                 "the same branch: one that doesn't leaves the others waiting "
@@ -342,8 +338,6 @@ class Replicas:
         self, replica: int, values: tf.Tensor, channel: int, merge: str
     ) -> tf.Tensor:
         """All replicas' values as one, by TensorFlow's `merge_op`."""
-        if self.world == 1:
-            return values
         return self._launch(
             tf.raw_ops.CollectiveReduceV2,
             replica,
@@ -383,8 +377,6 @@ class Replicas:
         bucket: Any,
     ) -> tf.Tensor:
         """Launches a collective that moves values, and changes none."""
-        if self.world == 1:
-            return values
         number = values.shape.num_elements()
         sent = tf.size(values, tf.int64) if number is None else number
         if op is tf.raw_ops.CollectiveAllToAllV2:

@@ -21,7 +21,7 @@ from tfrs_embed.distribution.exchange_kind import first_stage
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops import backend
-from tfrs_embed.ops.bags import BaggedIds, bag_of_id
+from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.messages import Route
 
 #: The size of the groups of the first stage; None: `first_stage` says it.
@@ -167,16 +167,6 @@ class RowExchange:
     ) -> Received:
         """Sends a group's keys; see `send_keys`."""
         world, tables = routed.counts.shape
-        if world == 1:
-            size = tf.size(routed.row)
-            place, zero = tf.range(size), tf.constant(0)
-            table_of = None
-            if tables > 1:
-                ends = tf.cumsum(tf.cast(routed.counts[0], tf.int32))
-                table_of = bag_of_id(tf.concat([[0], ends], 0))
-            return Received(
-                routed.row, place, place, size, size, zero, table_of
-            )
         capacity, bucket = bucket_of(longest)
         operations = backend.of(self._replicas.devices[replica], training)
         message, position = operations.write_keys(routed, capacity)
@@ -235,22 +225,20 @@ class RowExchange:
         kind: int,
     ) -> tf.Tensor:
         """Sends what belongs to a group's keys; see `send`."""
-        world = self._replicas.world
         if kind == GRADIENTS:
             values = self._wire.encode(values)
-        if world > 1:
-            if kind == COUNTS:
-                place = asked.position[:, None]
-                values = tf.scatter_nd(place, values, [asked.num_rows])
-            width = values.shape[1:].as_list()
-            sent = self._replicas.all_to_all(
-                replica,
-                tf.reshape(values, [world, asked.capacity, *width]),
-                self._channels[group] + kind,
-                asked.bucket,
-            )
-            values = tf.reshape(sent, [-1, *width])
-        return self._wire.decode(values) if kind == GRADIENTS else values
+        elif kind == COUNTS:
+            place = asked.position[:, None]
+            values = tf.scatter_nd(place, values, [asked.num_rows])
+        width = values.shape[1:].as_list()
+        sent = self._replicas.all_to_all(
+            replica,
+            tf.reshape(values, [self._replicas.world, asked.capacity, *width]),
+            self._channels[group] + kind,
+            asked.bucket,
+        )
+        sent = tf.reshape(sent, [-1, *width])
+        return self._wire.decode(sent) if kind == GRADIENTS else sent
 
 
 class TwoStages(RowExchange):

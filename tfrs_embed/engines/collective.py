@@ -84,9 +84,7 @@ class CollectiveEngine(Engine, Pipelined, Together):
         self._replicas = replicas.of(options.strategy)
         self.local_replicas = self._replicas.local
         self._norms = Norms(optimizers)
-        # One replica sends nothing, and rounds nothing.
-        alone = self._replicas.world == 1
-        self._wire = Wire() if alone else Wire(options.communication_dtype)
+        self._wire = Wire(options.communication_dtype)
         self._shards: list[Shard] = []
         self._step: Any = None
         # What the workers have compared that they do.
@@ -130,14 +128,8 @@ class CollectiveEngine(Engine, Pipelined, Together):
             with allocation.of_table(share, self._shards[0].device):
                 self._fill(table)
             self._expose(state)
-        self._step = (
-            self._shards[0].step
-            if self._replicas.world == 1
-            else CompositeStep(
-                [s.step for s in self._shards],
-                self._strategy,
-                self.drop_deferred,
-            )
+        self._step = CompositeStep(
+            [s.step for s in self._shards], self._strategy, self.drop_deferred
         )
         self._follow_step()
         for shard in self._shards:
@@ -155,9 +147,6 @@ class CollectiveEngine(Engine, Pipelined, Together):
     @contextlib.contextmanager
     def _counting(self, replica: int) -> Iterator[None]:
         """Adds what a local replica sends meanwhile to its counters."""
-        if self._replicas.world == 1:
-            yield
-            return
         with self._replicas.counting(replica) as sent:
             yield
         added = sent.total()
@@ -228,10 +217,6 @@ class CollectiveEngine(Engine, Pipelined, Together):
                 (part, shard.variables[table.name][key])
                 for part, shard in self._held(parts)
             ]
-            if self._replicas.world == 1:
-                [(_, variable)] = held
-                state.add(key, variable)
-                continue
             options: dict[str, Any] = {
                 "replicas": self._replicas,
                 "parts": parts,
@@ -270,16 +255,16 @@ class CollectiveEngine(Engine, Pipelined, Together):
         return self._step
 
     @property
-    def together(self) -> Together | None:
-        return self if self._replicas.world > 1 else None
+    def together(self) -> Together:
+        return self
 
     @property
     def has_whole_tables(self) -> bool:
-        return self._replicas.world == 1
+        return False
 
     def consensus(self, training: bool = False) -> ReplicaConsensus | None:
         replica = self._replicas.current(self._name)
-        if replica is None or self._replicas.world == 1:
+        if replica is None:
             return None
         self._traffic[replica].assign_add([1, 0, 0, 0])
         return self._consensus_on(
@@ -313,7 +298,7 @@ class CollectiveEngine(Engine, Pipelined, Together):
     ) -> ReplicaConsensus | None:
         """The replicas that decide together on an action, if any do."""
         replica = self._replicas.current(self._name)
-        if replica is None or self._replicas.world == 1:
+        if replica is None:
             return None
         self._compare(action)
         return ReplicaConsensus(

@@ -11,7 +11,7 @@ after the other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -28,20 +28,6 @@ from tfrs_embed.ops.update import GradientContributions
 
 # The collective channels of a group: its keys' and its gradients'.
 _CHANNELS = 2
-
-
-class _Rows(NamedTuple):
-    """The gradients of some rows of a group's tables.
-
-    Attributes:
-        rows: [n] int64.
-        places: [n] int32, ascending, the places of their gradients.
-        gradients: [m, dim] float32.
-    """
-
-    rows: tf.Tensor
-    places: tf.Tensor
-    gradients: tf.Tensor
 
 
 class DataParallelEngine(CollectiveEngine):
@@ -134,38 +120,27 @@ class DataParallelEngine(CollectiveEngine):
             self._sum_here(replica, group, residuals.bags, gradients)
             for group in self._groups
         ]
-        if not sums or self._replicas.world == 1:
-            return self._as_contributions(
-                [_Rows(r, tf.range(tf.size(r)), g) for r, g in sums]
-            )
+        if not sums:
+            return {}
         longest = self._replicas.max(
             replica,
             tf.stack([tf.size(rows, tf.int64) for rows, _ in sums]),
             self._sizes_channel,
         )
-        return self._as_contributions(
-            [
-                self._gather_all(replica, channel, longest[i], *of_group)
-                for i, (channel, of_group) in enumerate(
-                    zip(self._channels, sums, strict=True)
-                )
-            ]
-        )
+        contributions = {}
+        for i, (group, of_group) in enumerate(
+            zip(self._groups, sums, strict=True)
+        ):
+            of_all = self._gather_all(
+                replica, self._channels[i], longest[i], *of_group
+            )
+            contributions.update(group.contributions(*of_all))
+        return contributions
 
     def _total(self, replica: int, values: tf.Tensor) -> tf.Tensor:
         # All have all rows. Sums of many terms may differ in their last bits
         # between machines, and copies must not.
         return self._replicas.max(replica, values, self._norms_channel)
-
-    def _as_contributions(
-        self, of_groups: Sequence[_Rows]
-    ) -> dict[str, GradientContributions]:
-        contributions = {}
-        for group, (rows, places, gradients) in zip(
-            self._groups, of_groups, strict=True
-        ):
-            contributions.update(group.contributions(rows, places, gradients))
-        return contributions
 
     def _sum_here(
         self,
@@ -197,7 +172,7 @@ class DataParallelEngine(CollectiveEngine):
         longest: tf.Tensor,
         rows: tf.Tensor,
         gradients: tf.Tensor,
-    ) -> _Rows:
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Gathers the rows' gradients of all replicas.
 
         Args:
@@ -209,6 +184,8 @@ class DataParallelEngine(CollectiveEngine):
 
         Returns:
             Those of all replicas, rank after rank; without kernels their sums.
+            The rows, [n] int64; [n] int32, ascending, the places of their
+            gradients; and these, [m, dim] float32.
         """
         capacity, bucket = bucket_of(longest)
         padding = [0, capacity - tf.size(rows)]
@@ -224,9 +201,8 @@ class DataParallelEngine(CollectiveEngine):
         # whatever the number of threads: all copies stay equal.
         if backend.of(self._shards[replica].device, training=True).compiled:
             places = tf.where(rows >= 0)[:, 0]
-            return _Rows(
-                tf.gather(rows, places), tf.cast(places, tf.int32), gradients
-            )
+            rows = tf.gather(rows, places)
+            return rows, tf.cast(places, tf.int32), gradients
         # One rank after the other, none of which has a row twice: nothing is
         # left to chance, as GPUs leave the order of a segment sum's terms. The
         # first sum is that of the padding's zeros.
@@ -239,7 +215,7 @@ class DataParallelEngine(CollectiveEngine):
             tf.split(index[1:], world), tf.split(gradients, world), strict=True
         ):
             total = tf.tensor_scatter_nd_add(total, mine[:, None], sent)
-        return _Rows(unique[1:], tf.range(tf.size(unique) - 1), total[1:])
+        return unique[1:], tf.range(tf.size(unique) - 1), total[1:]
 
     def _taker(self, block: tf.Tensor, channel: int, bucket: int) -> TracedOnce:
         """A function of a block like this: returns that of rank 0's worker."""

@@ -84,8 +84,6 @@ class KeyedLookup(RowLookup):
     def _ids(self, replica: int, quotients: tf.Tensor) -> tf.Tensor:
         """The ids that were sent to a shard, from their keys' quotients."""
         world, rank = self._replicas.world, self._replicas.ranks[replica]
-        if world == 1:
-            return quotients
         return key_shards.keys_of(quotients * world + rank, world)
 
     def look_up(

@@ -122,9 +122,7 @@ class HotRows:
         self._groups: dict[int, _Group] = {}
         names = {t.name for t in tables}
         for table in tables:
-            if world == 1 or not isinstance(table.hot_rows, tuple):
-                continue
-            if table.hot_rows:
+            if isinstance(table.hot_rows, tuple) and table.hot_rows:
                 first = first_ranks[table.name]
                 hot = _hot_table(table, first, world, names)
                 names.add(hot.copies.name)
