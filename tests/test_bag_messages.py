@@ -74,12 +74,12 @@ def test_each_owner_reads_what_all_sources_wrote(
     sent, sizes = [], []
     for source in range(WORLD):
         bags = [b for b, _ in made[source]]
-        heads = bag_messages.Heads(PIECES, bags)
-        words = bag_messages.write(PIECES, bags, heads)
+        written = bag_messages.write(PIECES, bags)
+        words = written.words
         of_rank = [
             int(
                 tf.reduce_sum(
-                    heads.sizes.numpy()[[p.rank == r for p in PIECES]]
+                    written.sizes.numpy()[[p.rank == r for p in PIECES]]
                 )
             )
             for r in range(WORLD)

@@ -22,7 +22,7 @@ SIZE = 2
 def two_stages(strategy, monkeypatch):
     if strategy.num_replicas_in_sync <= SIZE:
         pytest.skip("one group")
-    monkeypatch.setattr(row_exchange, "GROUP_SIZE", SIZE)
+    monkeypatch.setattr(row_exchange, "first_stage", lambda *_: SIZE)
 
 
 @pytest.mark.parametrize("engine", ["sharded", "dynamic_sharded"])

@@ -18,9 +18,7 @@ from tfrs_embed.distribution.alike import Facts, agreed_max
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.distribution.wire import Wire
-from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.ops.stock import Stock
 
 # The collective channels of an exchange, one for each kind of message.
 _SIZES, _BAGS, _VECTORS, _GRADIENTS = range(4)
@@ -101,11 +99,11 @@ class BagExchange:
                 other features.
         """
         used = sorted({p.feature for p in self.pieces})
-        heads = bag_messages.Heads(self.pieces, bags)
-        floats = heads.counts * tf.constant(
+        written = bag_messages.write(self.pieces, bags)
+        floats = written.counts * tf.constant(
             [p.width // self.unit for p in self.pieces]
         )
-        words_to = self._by_rank(heads.sizes)
+        words_to = self._by_rank(written.sizes)
         longest = agreed_max(
             self._replicas,
             replica,
@@ -130,23 +128,16 @@ class BagExchange:
         )
         words, number = bucket_of(longest[0])
         capacity, bucket = bucket_of(longest[1])
-        values = bag_messages.write(self.pieces, bags, heads)
-        operations = self._operations(replica, training)
-        message = operations.pad_runs(values, words_to, words)
+        operations = self._replicas.operations(replica, training)
+        message = operations.pad_runs(written.words, words_to, words)
         message = self._replicas.all_to_all(
             replica, message, self._channel + _BAGS, number
         )
         received, counts = bag_messages.read(
             operations, self.here(replica), bags, message, words
         )
-        self._count_least(replica, bags, heads.sizes, floats)
-        return BagsReceived(
-            received,
-            counts,
-            floats,
-            capacity,
-            bucket,
-        )
+        self._count_least(replica, bags, written.sizes, floats)
+        return BagsReceived(received, counts, floats, capacity, bucket)
 
     def _by_rank(self, sizes: tf.Tensor) -> tf.Tensor:
         """Sums sizes of pieces, [pieces] int32, by rank: [world] int32."""
@@ -175,7 +166,7 @@ class BagExchange:
             float32. Its own pieces' are rounded as the others' are.
         """
         world = self._replicas.world
-        operations = self._operations(replica, training)
+        operations = self._replicas.operations(replica, training)
         units = self._units(replica, received)
         values = self._in_units(vectors)
         if len(vectors) > 1:
@@ -226,7 +217,7 @@ class BagExchange:
             Of each piece that this replica holds, those of all replicas' bags,
             [count, width].
         """
-        operations = self._operations(replica, training=True)
+        operations = self._replicas.operations(replica, training=True)
         message = operations.pad_runs(
             self._in_units(gradients),
             self._by_rank(received.floats),
@@ -276,10 +267,6 @@ class BagExchange:
             least=4 * words + number * units,
             unique=tf.add_n([tf.size(b.ids, tf.int64) for b in bags]),
         )
-
-    def _operations(self, replica: int, training: bool) -> Stock:
-        """The operations where a local replica is."""
-        return backend.of(self._replicas.devices[replica], training)
 
     def _units(self, replica: int, received: BagsReceived) -> tf.Tensor:
         """The units that each replica's vectors take, [pieces here, world]."""

@@ -16,7 +16,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.ops.bags import BaggedIds, map_bag_sizes, num_rows
+from tfrs_embed.ops.bags import (
+    BaggedIds,
+    map_bag_sizes,
+    num_rows,
+    of_one_dtype,
+)
 from tfrs_embed.ops.stock import Stock
 
 #: The words of a head: whether there are the bags' lengths, how many bags and
@@ -42,55 +47,39 @@ class Piece(NamedTuple):
     wide: bool
 
 
-class Heads:
-    """What the messages of pieces begin with, and how long they are.
-
-    Args:
-        pieces: the pieces of all features on all replicas.
-        bags: each feature's bags.
+class Written(NamedTuple):
+    """Messages of pieces.
 
     Attributes:
-        words: [pieces * HEAD] float32, the heads, piece after piece.
-        counts: [pieces] int32, the bags of each one.
+        words: [n] float32, the messages, rank after rank.
+        counts: [pieces] int32, the bags of each piece.
         sizes: [pieces] int32, the words of each one's message with its head.
     """
 
-    def __init__(
-        self, pieces: Sequence[Piece], bags: Sequence[BaggedIds]
-    ) -> None:
-        used = sorted({p.feature for p in pieces})
-        wide = {p.feature for p in pieces if p.wide}
-        # Of features first: a feature may have several pieces.
-        has_lengths = tf.constant([int(not bags[i].even) for i in used])
-        counts = tf.stack([bags[i].count for i in used])
-        numbers = num_rows([bags[i].ids for i in used])
-        of_id = [1 + (i in wide) + (bags[i].weights is not None) for i in used]
-        sizes = HEAD + has_lengths * counts + numbers * tf.constant(of_id)
-        heads = [has_lengths, counts, numbers, tf.zeros_like(counts)]
-        of_piece = tf.constant([used.index(p.feature) for p in pieces])
-        self.counts = tf.gather(counts, of_piece)
-        self.sizes = tf.gather(sizes, of_piece)
-        self.words = tf.bitcast(
-            tf.reshape(tf.gather(tf.stack(heads, 1), of_piece), [-1]),
-            tf.float32,
-        )
+    words: tf.Tensor
+    counts: tf.Tensor
+    sizes: tf.Tensor
 
 
-def write(
-    pieces: Sequence[Piece], bags: Sequence[BaggedIds], heads: Heads
-) -> tf.Tensor:
+def write(pieces: Sequence[Piece], bags: Sequence[BaggedIds]) -> Written:
     """Writes messages.
 
     Args:
         pieces: the pieces of all features on all replicas, by rank.
         bags: each feature's bags.
-        heads: theirs.
-
-    Returns:
-        [n] float32 words, rank after rank.
     """
-    used = {p.feature: bags[p.feature] for p in pieces}
     wide = {p.feature for p in pieces if p.wide}
+    used = {p.feature: bags[p.feature] for p in pieces}
+    # Of features first: a feature may have several pieces.
+    has_lengths = tf.constant([int(not b.even) for b in used.values()])
+    counts = tf.stack([b.count for b in used.values()])
+    numbers = num_rows([b.ids for b in used.values()])
+    of_id = [1 + (i in wide) + (b.weights is not None) for i, b in used.items()]
+    sizes = HEAD + has_lengths * counts + numbers * tf.constant(of_id)
+    heads = tf.stack([has_lengths, counts, numbers, tf.zeros_like(counts)], 1)
+    places = {feature: place for place, feature in enumerate(used)}
+    of_piece = tf.constant([places[p.feature] for p in pieces])
+    heads = tf.reshape(tf.gather(heads, of_piece), [-1])
     ids = {i: b.ids for i, b in used.items()}
     parts = [
         _lengths_as_words(used),
@@ -105,15 +94,22 @@ def write(
     of_rank: dict[int, list[int]] = {}
     for piece in pieces:
         of_rank.setdefault(piece.rank, []).append(piece.feature)
-    values = []
+    words = []
     for head, features in zip(
-        tf.split(heads.words, [HEAD * len(each) for each in of_rank.values()]),
+        tf.split(
+            tf.bitcast(heads, tf.float32),
+            [HEAD * len(each) for each in of_rank.values()],
+        ),
         of_rank.values(),
         strict=True,
     ):
-        values.append(head)
-        values += [part[i] for part in parts for i in features if i in part]
-    return tf.concat(values, 0)
+        words.append(head)
+        words += [part[i] for part in parts for i in features if i in part]
+    return Written(
+        tf.concat(words, 0),
+        tf.gather(counts, of_piece),
+        tf.gather(sizes, of_piece),
+    )
 
 
 def read(
@@ -147,11 +143,11 @@ def read(
     narrow = [i for i in places if not mine[i].wide]
     wide = [i for i in places if mine[i].wide]
     weighted = [i for i in places if bags[mine[i].feature].weights is not None]
-    of_narrow, of_wide, of_weights = (
+    ids_of = [
         tf.gather(numbers, tf.constant(part, tf.int32))
         for part in (narrow, wide, weighted)
-    )
-    sizes = [has_lengths * counts, of_narrow, 2 * of_wide, of_weights]
+    ]
+    sizes = [has_lengths * counts, ids_of[0], 2 * ids_of[1], ids_of[2]]
     # As `write` has them.
     starts = tf.cumsum(tf.concat(sizes, 0), 0, exclusive=True)
     starts += tf.range(world) * words + HEAD * len(mine)
@@ -162,20 +158,16 @@ def read(
     splits = operations.read_splits(
         flat, starts[0], has_lengths, counts, numbers
     )
-    ids = {}
-    for i, each in zip(
-        narrow, _words(operations, flat, starts[1], sizes[1]), strict=True
-    ):
-        ids[i] = tf.bitcast(each, tf.int32)
-    for i, each in zip(
-        wide, _words(operations, flat, starts[2], sizes[2]), strict=True
-    ):
-        ids[i] = tf.bitcast(tf.reshape(each, [-1, 2]), tf.int64)
-    weights = dict(
-        zip(
-            weighted, _words(operations, flat, starts[3], sizes[3]), strict=True
-        )
+    of_narrow, of_wide, of_weights = (
+        _words(operations, flat, start, size)
+        for start, size in zip(starts[1:], sizes[1:], strict=True)
     )
+    ids = {}
+    for i, each in zip(narrow, of_narrow, strict=True):
+        ids[i] = tf.bitcast(each, tf.int32)
+    for i, each in zip(wide, of_wide, strict=True):
+        ids[i] = tf.bitcast(tf.reshape(each, [-1, 2]), tf.int64)
+    weights = dict(zip(weighted, of_weights, strict=True))
     totals = tf.reduce_sum(counts, 1)
     found = [
         BaggedIds(
@@ -222,21 +214,13 @@ def _ids_as_words(
     ids: dict[int, tf.Tensor], wide: bool
 ) -> dict[int, tf.Tensor]:
     """Features' ids as float32 words, one for each, or two if wide."""
-    found = {
-        i: tf.bitcast(each, tf.float32)
-        for i, each in ids.items()
-        if each.dtype == tf.int32 and not wide
-    }
-    rest = {i: each for i, each in ids.items() if i not in found}
-    if not rest:
-        return found
-    words = 2 if wide else 1
-    joined = tf.concat([tf.cast(each, tf.int64) for each in rest.values()], 0)
-    joined = joined if wide else tf.cast(joined, tf.int32)
-    sizes = tf.stack([words * tf.size(each) for each in rest.values()])
-    flat = tf.reshape(tf.bitcast(joined, tf.float32), [-1])
-    found.update(zip(rest, tf.split(flat, sizes), strict=True))
-    return found
+    if not ids:
+        return {}
+    given = of_one_dtype([*ids.values()])
+    joined = tf.cast(tf.concat(given, 0), tf.int64 if wide else tf.int32)
+    words = tf.reshape(tf.bitcast(joined, tf.float32), [-1])
+    sizes = num_rows(given) * (2 if wide else 1)
+    return dict(zip(ids, tf.split(words, sizes, num=len(ids)), strict=True))
 
 
 def _words(

@@ -54,10 +54,6 @@ class ReplicaConsensus(Consensus):
         number: the layer's number, as layers may have one name.
         doing: says what the layer does, for errors.
         prepare: begins the lookup that is decided on; None: there is none.
-
-    Attributes:
-        begun: what the lookup goes on with, once it is decided; None: it has
-            not begun.
     """
 
     def __init__(

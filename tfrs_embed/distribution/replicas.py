@@ -21,6 +21,8 @@ import tensorflow as tf
 from tfrs_embed._tensorflow import cross_device_ops
 from tfrs_embed.distribution.traffic import Sent
 from tfrs_embed.graphs import TracedOnce
+from tfrs_embed.ops import backend
+from tfrs_embed.ops.stock import Stock
 
 # TensorFlow numbers its own collectives upwards from 100, one per step and
 # collective; ours have keys of their own.
@@ -95,6 +97,10 @@ class Replicas:
         self.verdict_channel = self.allocate(1)
         #: What each local replica sends, while `counting`.
         self.sent = [Sent() for _ in self._launchers]
+
+    def operations(self, replica: int, training: bool) -> Stock:
+        """The operations where a local replica is; see `backend.of`."""
+        return backend.of(self.devices[replica], training)
 
     @property
     def workers(self) -> int:

@@ -20,12 +20,9 @@ import tensorflow as tf
 from tfrs_embed.distribution.exchange_kind import first_stage
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.distribution.wire import Wire
-from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.messages import Route
 
-#: The size of the groups of the first stage; None: `first_stage` says it.
-GROUP_SIZE: int | None = None
 #: The kinds of messages of an exchange, each of which has a channel.
 KEYS, ROWS, GRADIENTS, COUNTS = range(4)
 
@@ -45,8 +42,7 @@ class Received(NamedTuple):
             have keys that only differ by it; that of padding is 0.
         keyed: of tables that give rows to keys, the rows that were found, or
             that a training step has reserved, for those asked for.
-        collected: what a first stage of the exchange has collected, if there
-            are two.
+        collected: `Collected`, if the exchange has two stages.
     """
 
     rows: tf.Tensor
@@ -57,7 +53,7 @@ class Received(NamedTuple):
     bucket: tf.Tensor
     table_of: tf.Tensor | None = None
     keyed: Any = None
-    collected: Collected | None = None
+    collected: Any = None
 
 
 class Collected(NamedTuple):
@@ -113,7 +109,7 @@ class RowExchange:
         tables: int = 1,
     ) -> Route:
         """Finds where keys are sent first, as `messages.route` does."""
-        operations = backend.of(self._replicas.devices[replica], training)
+        operations = self._replicas.operations(replica, training)
         return operations.route(keys, self._replicas.world, table_of, tables)
 
     def sizes(self, routes: Mapping[int, Route]) -> list[tf.Tensor]:
@@ -152,42 +148,33 @@ class RowExchange:
         Returns:
             What the others asked of this replica.
         """
-        return {
-            i: self._send_keys(replica, i, routed, longest[i], training)
-            for i, routed in routes.items()
-        }
-
-    def _send_keys(
-        self,
-        replica: int,
-        group: int,
-        routed: Route,
-        longest: tf.Tensor,
-        training: bool,
-    ) -> Received:
-        """Sends a group's keys; see `send_keys`."""
-        world, tables = routed.counts.shape
-        capacity, bucket = bucket_of(longest)
-        operations = backend.of(self._replicas.devices[replica], training)
-        message, position = operations.write_keys(routed, capacity)
-        message = self._replicas.all_to_all(
-            replica, message, self._channels[group] + KEYS, bucket
-        )
-        rows, table_of, places = operations.read_keys(message, capacity, tables)
-        dim, wire = self._groups[group]
-        mine = tf.reduce_sum(routed.counts[self._replicas.ranks[replica]])
-        moved = tf.reduce_sum(routed.counts) - mine
-        size = 8 + (wire.size + self._wire.size) * dim
-        self._replicas.sent[replica].add(least=size * moved)
-        return Received(
-            rows,
-            places,
-            position,
-            world * capacity,
-            capacity,
-            bucket,
-            table_of if tables > 1 else None,
-        )
+        operations = self._replicas.operations(replica, training)
+        found = {}
+        for i, routed in routes.items():
+            world, tables = routed.counts.shape
+            capacity, bucket = bucket_of(longest[i])
+            message, position = operations.write_keys(routed, capacity)
+            message = self._replicas.all_to_all(
+                replica, message, self._channels[i] + KEYS, bucket
+            )
+            rows, table_of, places = operations.read_keys(
+                message, capacity, tables
+            )
+            dim, wire = self._groups[i]
+            mine = tf.reduce_sum(routed.counts[self._replicas.ranks[replica]])
+            moved = tf.reduce_sum(routed.counts) - mine
+            size = 8 + (wire.size + self._wire.size) * dim
+            self._replicas.sent[replica].add(least=size * moved)
+            found[i] = Received(
+                rows,
+                places,
+                position,
+                world * capacity,
+                capacity,
+                bucket,
+                table_of if tables > 1 else None,
+            )
+        return found
 
     def send(
         self,
@@ -211,34 +198,25 @@ class RowExchange:
                 how often each unique key occurred, [u] int64, to its shard, and
                 returns the counts of the rows asked for; padding is 0.
         """
-        return {
-            i: self._send(replica, i, asked, values[i], kind)
-            for i, asked in received.items()
-        }
-
-    def _send(
-        self,
-        replica: int,
-        group: int,
-        asked: Received,
-        values: tf.Tensor,
-        kind: int,
-    ) -> tf.Tensor:
-        """Sends what belongs to a group's keys; see `send`."""
-        if kind == GRADIENTS:
-            values = self._wire.encode(values)
-        elif kind == COUNTS:
-            place = asked.position[:, None]
-            values = tf.scatter_nd(place, values, [asked.num_rows])
-        width = values.shape[1:].as_list()
-        sent = self._replicas.all_to_all(
-            replica,
-            tf.reshape(values, [self._replicas.world, asked.capacity, *width]),
-            self._channels[group] + kind,
-            asked.bucket,
-        )
-        sent = tf.reshape(sent, [-1, *width])
-        return self._wire.decode(sent) if kind == GRADIENTS else sent
+        found = {}
+        for i, asked in received.items():
+            given = values[i]
+            if kind == GRADIENTS:
+                given = self._wire.encode(given)
+            elif kind == COUNTS:
+                place = asked.position[:, None]
+                given = tf.scatter_nd(place, given, [asked.num_rows])
+            width = given.shape[1:].as_list()
+            shape = [self._replicas.world, asked.capacity, *width]
+            sent = self._replicas.all_to_all(
+                replica,
+                tf.reshape(given, shape),
+                self._channels[i] + kind,
+                asked.bucket,
+            )
+            sent = tf.reshape(sent, [-1, *width])
+            found[i] = self._wire.decode(sent) if kind == GRADIENTS else sent
+        return found
 
 
 class TwoStages(RowExchange):
@@ -316,7 +294,9 @@ class TwoStages(RowExchange):
         values: Mapping[int, tf.Tensor],
         kind: int,
     ) -> dict[int, tf.Tensor]:
-        firsts, routes, seconds = _stages(received)
+        stages = {i: each.collected for i, each in received.items()}
+        firsts = {i: stage.first for i, stage in stages.items()}
+        seconds = {i: stage.second for i, stage in stages.items()}
         if kind == ROWS:
             found = self._second.send(replica, seconds, values, kind)
             answers = {}
@@ -324,16 +304,16 @@ class TwoStages(RowExchange):
                 # Where nothing was asked for, any row will do.
                 place = tf.scatter_nd(
                     first.places[:, None],
-                    tf.gather(seconds[i].position, routes[i].index),
+                    tf.gather(seconds[i].position, stages[i].route.index),
                     [first.num_rows],
                 )
                 answers[i] = tf.gather(found[i], place)
             return super().send(replica, firsts, answers, kind)
         found = super().send(replica, firsts, values, kind)
-        operations = backend.of(self._replicas.devices[replica], training=True)
+        operations = self._replicas.operations(replica, training=True)
         sums = {}
         for i, first in firsts.items():
-            route, second = routes[i], seconds[i]
+            _, route, second = stages[i]
             if kind == COUNTS:
                 sums[i] = tf.math.unsorted_segment_sum(
                     tf.gather(found[i], first.places),
@@ -366,21 +346,7 @@ def make(
         groups: those of tables; see `RowExchange`.
         wire: what gradients are sent as.
     """
-    size = GROUP_SIZE
-    if size is None:
-        size = first_stage(replicas.world, replicas.on_host)
+    size = first_stage(replicas.world, replicas.on_host)
     if size > 1:
         return TwoStages(replicas, groups, size, wire)
     return RowExchange(replicas, groups, wire)
-
-
-def _stages(
-    received: Mapping[int, Received],
-) -> tuple[dict[int, Received], dict[int, Route], dict[int, Received]]:
-    """The first stage, its keys made unique, and the second, by group."""
-    stages: Any = {}, {}, {}
-    for i, each in received.items():
-        assert each.collected is not None, "the exchange has one stage"
-        for stage, value in zip(stages, each.collected, strict=True):
-            stage[i] = value
-    return stages

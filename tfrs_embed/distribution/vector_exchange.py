@@ -17,9 +17,9 @@ from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.distribution.alike import Facts
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
 from tfrs_embed.distribution.wire import Wire
-from tfrs_embed.ops import backend, bag_matrix
+from tfrs_embed.ops import bag_matrix
 from tfrs_embed.ops.bag_matrix import BagColumns
-from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.bags import BaggedIds, concat
 
 # The collective channels of an exchange, one for each kind of message.
 _BAGS, _VECTORS, _GRADIENTS = range(3)
@@ -122,7 +122,7 @@ class VectorExchange:
             sum(c.width for c in columns),
             _BAGS,
         )
-        operations = backend.of(self._replicas.devices[replica], training)
+        operations = self._replicas.operations(replica, training)
         found = operations.ids_of_shard(
             matrix,
             columns,
@@ -159,7 +159,7 @@ class VectorExchange:
         dims = [v.shape[1] for v in vectors]
         width = sum(dims)
         capacity, bucket = bucket_of(tf.cast(rows, tf.int64) * width)
-        message = self._wire.encode(_beside(vectors))
+        message = self._wire.encode(concat(vectors, 1))
         message = tf.reshape(message, [world, rows * width])
         message = tf.pad(message, [[0, 0], [0, capacity - rows * width]])
         message = self._replicas.all_to_all(
@@ -197,7 +197,7 @@ class VectorExchange:
         padded = [tf.pad(g, [[0, rows - tf.shape(g)[0]], [0, 0]]) for g in mine]
         matrix = self._gather(
             replica,
-            self._wire.encode(_beside(padded)),
+            self._wire.encode(concat(padded, 1)),
             rows,
             sum(dims),
             _GRADIENTS,
@@ -262,8 +262,3 @@ class VectorExchange:
             self._features[feature].table.vocabulary_size > tf.int32.max,
             bags.weights is not None,
         )
-
-
-def _beside(matrices: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Matrices beside each other."""
-    return matrices[0] if len(matrices) == 1 else tf.concat(matrices, 1)

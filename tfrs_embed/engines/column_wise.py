@@ -22,7 +22,7 @@ from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.tables.sharded import Part
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import rounding
-from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.bags import BaggedIds, concat
 from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.optimizers.rules import TableOptimizer
@@ -120,11 +120,12 @@ class ColumnWiseEngine(CollectiveEngine):
         }
         activations = [
             b.scaled(
-                _beside(
+                concat(
                     [
                         by_piece[i, rank]
                         for rank in self._of_table[f.table.name].ranks
-                    ]
+                    ],
+                    1,
                 )
             )
             for i, (f, b) in enumerate(zip(self.features, bags, strict=True))
@@ -164,7 +165,7 @@ class ColumnWiseEngine(CollectiveEngine):
         self.apply_deferred()
         by_rank = dict(zip(self._replicas.ranks, self._shards, strict=True))
         return [
-            _beside(
+            concat(
                 [
                     lookup_ops.combine(
                         widen(
@@ -174,12 +175,8 @@ class ColumnWiseEngine(CollectiveEngine):
                         b,
                     )
                     for rank in self._of_table[feature.table.name].ranks
-                ]
+                ],
+                1,
             )
             for feature, b in zip(self.features, bags, strict=True)
         ]
-
-
-def _beside(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Columns beside each other."""
-    return parts[0] if len(parts) == 1 else tf.concat(parts, 1)

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfrs_embed.distribution import hot_rows
 from tfrs_embed.distribution.hot_rows import HotKeys
+from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.distribution.row_exchange import (
     GRADIENTS,
     ROWS,
@@ -25,7 +26,6 @@ from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.engines.hot_rows import HotRows
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup
-from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds, split_by_bags
 from tfrs_embed.ops.messages import Route
 from tfrs_embed.ops.update import GradientContributions
@@ -222,7 +222,7 @@ class RowOutput:
         exchange: the exchange of the groups of tables.
         hot: the hot rows of their tables.
         lookup: reads copies of hot rows.
-        devices: those of the local replicas.
+        replicas: the replicas.
         wire: what gradients are sent as.
     """
 
@@ -231,13 +231,13 @@ class RowOutput:
         exchange: RowExchange,
         hot: HotRows,
         lookup: RowLookup,
-        devices: Sequence[str | None],
+        replicas: Replicas,
         wire: Wire,
     ) -> None:
         self._exchange = exchange
         self._hot = hot
         self._lookup = lookup
-        self._devices = devices
+        self._replicas = replicas
         self._wire = wire
 
     def send(
@@ -261,7 +261,7 @@ class RowOutput:
             `asked` with its `positions`, and features' vectors by the features'
             places.
         """
-        operations = backend.of(self._devices[replica], training)
+        operations = self._replicas.operations(replica, training)
         answers = self._exchange.send(replica, asked.received, rows, ROWS)
         activations: dict[int, tf.Tensor] = {}
         positions = {}
@@ -328,7 +328,7 @@ class RowOutput:
             The gradients of the rows that the replica was asked for, float32;
             and the contributions to copies of hot rows, those of all replicas.
         """
-        operations = backend.of(self._devices[replica], training=True)
+        operations = self._replicas.operations(replica, training=True)
         sums, of_copies = {}, {}
         for i, group in asked.groups.items():
             hot = asked.hot.get(i)

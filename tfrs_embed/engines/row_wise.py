@@ -130,7 +130,7 @@ class RowWiseEngine(CollectiveEngine):
             self._row_exchange,
             self._hot_rows,
             self._lookup_of_rows,
-            self._replicas.devices,
+            self._replicas,
             self._wire,
         )
         super()._build()

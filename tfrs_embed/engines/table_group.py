@@ -14,6 +14,7 @@ from tfrs_embed.ops.bags import (
     BaggedIds,
     bag_of_id,
     bags_of_rows,
+    concat,
     num_rows,
     split_by_bags,
 )
@@ -98,7 +99,7 @@ class TableGroup:
         """
         ids = [tf.cast(bags[i].ids, tf.int64) for i in self.features]
         if self._keyed:
-            return ids[0] if len(ids) == 1 else tf.concat(ids, 0)
+            return concat(ids)
         tables = [self._all_features[i].table.name for i in self.features]
         turns = [self._first_shards.get(table, 0) for table in tables]
         firsts = [self._world * self._first_rows[table] for table in tables]

@@ -31,37 +31,24 @@ def record(build: Path, content: Path, replaced: Collection[Path] = ()) -> None:
     Raises:
         OSError: the list can't be written.
     """
-    listed = _list_of(build)
-    if listed is None:
+    if not build.parent.as_posix().endswith(f"/{_FOLDER}"):
         return
-    gone = {f"{_FOLDER}/{path.name}" for path in [build, *replaced]}
-    lines = [
-        line
-        for line in listed.read_text("utf-8").splitlines()
-        if _path_in(line) not in gone
-    ]
-    data = content.read_bytes()
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
-    checksum = digest.decode().rstrip("=")
-    lines.append(f"{_FOLDER}/{build.name},sha256={checksum},{len(data)}")
-    # At once, and in a new file: installers may share the old one with others.
-    copy = listed.with_name(f"{listed.name}.{os.getpid()}")
-    copy.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    shutil.copymode(listed, copy)
-    copy.replace(listed)
-
-
-def _list_of(build: Path) -> Path | None:
-    """The list of files of the package that a build is put into."""
-    if build.parent.as_posix().endswith(f"/{_FOLDER}"):
-        installed = build.parents[2]
-        for listed in installed.glob("tfrs_embed-*.dist-info/RECORD"):
-            lines = listed.read_text("utf-8").splitlines()
-            if any(_path_in(line) == f"{_FOLDER}/build.py" for line in lines):
-                return listed
-    return None
-
-
-def _path_in(line: str) -> str:
-    """The file of a line: of the list's three columns the first."""
-    return next((row[0] for row in csv.reader([line]) if row), "")
+    for listed in build.parents[2].glob("tfrs_embed-*.dist-info/RECORD"):
+        rows = list(csv.reader(listed.read_text("utf-8").splitlines()))
+        files = {row[0] for row in rows if row}
+        if f"{_FOLDER}/build.py" not in files:
+            continue
+        gone = {f"{_FOLDER}/{path.name}" for path in [build, *replaced]}
+        data = content.read_bytes()
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
+        checksum = digest.decode().rstrip("=")
+        added = [f"{_FOLDER}/{build.name}", f"sha256={checksum}", len(data)]
+        # At once, and in a new file: installers may share the old one with
+        # others.
+        copy = listed.with_name(f"{listed.name}.{os.getpid()}")
+        with copy.open("w", encoding="utf-8", newline="") as file:
+            kept = [row for row in rows if row and row[0] not in gone]
+            csv.writer(file, lineterminator="\n").writerows([*kept, added])
+        shutil.copymode(listed, copy)
+        copy.replace(listed)
+        return

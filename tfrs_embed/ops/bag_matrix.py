@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.bags import BaggedIds, concat
 
 # The id of bags that a feature has not, as others have more. Both halves of one
 # of 64 bits are this, too.
@@ -69,7 +69,7 @@ def pack(
             assert b.weights is not None
             weights = tf.reshape(b.weights, [-1, c.bag_size])
             parts.append(tf.pad(weights, padding))
-    return parts[0] if len(parts) == 1 else tf.concat(parts, 1)
+    return concat(parts, 1)
 
 
 def ids_of_shard(

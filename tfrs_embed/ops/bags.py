@@ -310,6 +310,11 @@ def split_by_bags(
     return split
 
 
+def concat(tensors: Sequence[tf.Tensor], axis: int = 0) -> tf.Tensor:
+    """Tensors as one along an axis; a single one as it is."""
+    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis)
+
+
 def of_one_dtype(ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Ids of several features, int32 or int64, in the widest dtype of them."""
     if any(i.dtype == tf.int64 for i in ids):

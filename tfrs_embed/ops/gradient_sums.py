@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.ops.bags import BaggedIds, Constants, number_evenly
+from tfrs_embed.ops.bags import BaggedIds, Constants, concat, number_evenly
 
 # Up to this width a product with a sparse matrix was the fastest sum of rows,
 # two to ten times as fast as others at 8 and 16.
@@ -57,7 +57,7 @@ def _sum(
         each = per_id(gradients, bags)
         return tf.math.unsorted_segment_sum(each, index, num_rows)
     constants = Constants()
-    gradient = _concat(
+    gradient = concat(
         [b.scaled(g, constants) for g, b in zip(gradients, bags, strict=True)]
     )
     bag = _number(bags, tf.size(index))
@@ -73,7 +73,7 @@ def _sum(
         )
     weights = tf.ones(tf.shape(index), gradient.dtype)
     if weighted:
-        weights = _concat(
+        weights = concat(
             [
                 tf.ones(tf.shape(b.ids), gradient.dtype)
                 if b.weights is None
@@ -109,7 +109,7 @@ def per_id(
         if b.weights is not None:
             gradient *= tf.cast(b.weights, gradient.dtype)[:, None]
         parts.append(gradient)
-    return _concat(parts)
+    return concat(parts)
 
 
 def _number(bags: Sequence[BaggedIds], ids: tf.Tensor) -> tf.Tensor:
@@ -127,7 +127,7 @@ def _number(bags: Sequence[BaggedIds], ids: tf.Tensor) -> tf.Tensor:
     for b in bags:
         numbers.append(b.bag_of_id() + first)
         first += b.count
-    return _concat(numbers)
+    return concat(numbers)
 
 
 def _pairs(low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
@@ -138,7 +138,3 @@ def _pairs(low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
         tf.cast(high, tf.int64), tf.constant(32, tf.int64)
     )
     return tf.bitcast(both, tf.int32)
-
-
-def _concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.ops.bags import bag_of_id, num_rows
+from tfrs_embed.ops.bags import bag_of_id, concat, num_rows
 
 
 class Joined:
@@ -33,7 +33,7 @@ class Joined:
         self._names = [str(feature) for feature in features]
         # Here, as each of the parts would be one more input of a branch that
         # makes an error's text of them.
-        self.values = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+        self.values = concat(parts)
         self.lengths = num_rows(parts)
 
     def feature_of_row(self) -> tf.Tensor:

@@ -15,7 +15,7 @@ from tfrs_embed.ops import (
 )
 from tfrs_embed.ops import lookup as lookups
 from tfrs_embed.ops import update as updates_of
-from tfrs_embed.ops.bags import of_one_dtype
+from tfrs_embed.ops.bags import concat, of_one_dtype
 from tfrs_embed.ops.update import (
     GradientContributions,
     TableUpdate,
@@ -65,8 +65,7 @@ class Stock:
             summed gradients, [rows, dim] float32.
         """
         bags, gradients, _ = contributions
-        ids = of_one_dtype([b.ids for b in bags])
-        ids = ids[0] if len(ids) == 1 else tf.concat(ids, 0)
+        ids = concat(of_one_dtype([b.ids for b in bags]))
         unique, index = tf.unique(ids)
         size = tf.size(unique)
         return unique, self.sum_gradients_by_row(gradients, bags, index, size)
