@@ -55,9 +55,6 @@ _SILENT = "CoordinationService/Heartbeat"
 _watching = False
 # How long this process last stood still, and when it went on.
 _stood_s, _went_on = 0.0, 0.0
-# When this process last looked at the clock, and its processor time then.
-_looked, _used = 0.0, 0.0
-_looking = threading.Lock()
 
 
 def watch(replicas: Replicas) -> None:
@@ -66,11 +63,10 @@ def watch(replicas: Replicas) -> None:
     Args:
         replicas: the workers' replicas.
     """
-    global _watching, _looked, _used
+    global _watching
     if not _watching:
         tasks = [replicas.task(w) for w in range(replicas.workers)]
         atexit.register(_end, replicas.worker, tasks)
-        _looked, _used = time.monotonic(), time.process_time()
         threading.Thread(
             target=_watch_clock, args=[heartbeats.timeout()], daemon=True
         ).start()
@@ -79,21 +75,16 @@ def watch(replicas: Replicas) -> None:
 
 def _watch_clock(timeout: float) -> None:
     """Notes when the process has stood still for so long that it is missed."""
+    global _stood_s, _went_on
+    overdue = max(_OVERDUE * timeout, _ASKED_S)
+    looked, used = time.monotonic(), time.process_time()
     while True:
         time.sleep(_LOOK_S)
-        _look(timeout)
-
-
-def _look(timeout: float) -> None:
-    """Looks at the clock once; see `_watch_clock`."""
-    global _stood_s, _went_on, _looked, _used
-    with _looking:
-        now, used = time.monotonic(), time.process_time()
-        passed = now - _looked
-        overdue = passed > max(_OVERDUE * timeout, _ASKED_S)
-        if overdue and used - _used < _IDLE * passed:
-            _stood_s, _went_on = passed, now
-        _looked, _used = now, used
+        before, used_before = looked, used
+        looked, used = time.monotonic(), time.process_time()
+        passed = looked - before
+        if passed > overdue and used - used_before < _IDLE * passed:
+            _stood_s, _went_on = passed, looked
 
 
 def _has_stood_still() -> bool:
@@ -106,7 +97,7 @@ def _end(me: int, tasks: list[str]) -> None:
     error = getattr(sys, "last_value", None)
     if isinstance(error, _ERRORS):
         # The main thread may have failed before the other has looked.
-        _look(heartbeats.timeout())
+        time.sleep(2 * _LOOK_S)
         _tell(me, tasks, silent=me != 0 and _SILENT in str(error))
 
 

@@ -119,7 +119,6 @@ class VectorExchange:
             replica,
             bag_matrix.pack([bags[i] for i in mine], columns, rows),
             rows,
-            sum(c.width for c in columns),
             _BAGS,
         )
         operations = self._replicas.operations(replica, training)
@@ -195,13 +194,8 @@ class VectorExchange:
         mine = [bags[i].scaled(gradients[i]) for i in received.features]
         dims = [g.shape[1] for g in mine]
         padded = [tf.pad(g, [[0, rows - tf.shape(g)[0]], [0, 0]]) for g in mine]
-        matrix = self._gather(
-            replica,
-            self._wire.encode(concat(padded, 1)),
-            rows,
-            sum(dims),
-            _GRADIENTS,
-        )
+        matrix = self._wire.encode(concat(padded, 1))
+        matrix = self._gather(replica, matrix, rows, _GRADIENTS)
         matrix = self._wire.decode(matrix)
         # As columns of one matrix, which kernels read without a copy.
         return tf.split(matrix, dims, 1) if len(dims) > 1 else [matrix]
@@ -228,7 +222,6 @@ class VectorExchange:
         replica: int,
         matrix: tf.Tensor,
         rows: tf.Tensor,
-        width: int,
         channel: int,
     ) -> tf.Tensor:
         """Gathers the replicas' matrices, one below the other.
@@ -237,13 +230,12 @@ class VectorExchange:
             replica: the local replica that calls.
             matrix: [rows, width], float32 or what a wire has encoded.
             rows: scalar int32, the same on all replicas.
-            width: the matrix's width.
             channel: the collective's channel, of this exchange's.
 
         Returns:
             [world * rows, width].
         """
-        world = self._replicas.world
+        world, width = self._replicas.world, matrix.shape[1]
         # A channel's shapes follow from the bucket alone, whatever the features
         # of a call.
         capacity, bucket = bucket_of(tf.cast(rows, tf.int64) * width)

@@ -42,68 +42,68 @@ def together(replicas: Replicas, action: str) -> Iterator[None]:
     if replicas.workers == 1:
         yield
         return
-    wait = _Wait(replicas, action)
+    ended = threading.Event()
+    prefix = f"tfrs_embed/{replicas.group}/wait/{replicas.count('waits')}"
     # The service that has the store may not answer: only this thread waits.
-    threading.Thread(target=wait.watch, daemon=True).start()
+    threading.Thread(
+        target=_watch, args=[replicas, action, prefix, ended], daemon=True
+    ).start()
     try:
         yield
     finally:
-        wait.ended.set()
+        ended.set()
 
 
-class _Wait:
-    """A wait for other workers; the arguments are those of `together`."""
+def _watch(
+    replicas: Replicas, action: str, prefix: str, ended: threading.Event
+) -> None:
+    """Reports a wait that takes long.
 
-    def __init__(self, replicas: Replicas, action: str) -> None:
-        self.ended = threading.Event()
-        self._replicas = replicas
-        self._action = action
-        number = replicas.count("waits")
-        self._prefix = f"tfrs_embed/{replicas.group}/wait/{number}"
-
-    def watch(self) -> None:
-        """Reports the wait if it takes long."""
-        first = _ANNOUNCED_AFTER * AFTER_S
-        if self.ended.wait(first):
-            return
-        # Where the service has ended, what waits fails and says why.
-        with contextlib.suppress(tf.errors.OpError):
-            mine = f"{self._prefix}/{self._replicas.worker}"
-            key_value_store.send(mine, self._action)
-            if not self.ended.wait(AFTER_S - first):
-                self._report()
-            self.ended.wait()
-            key_value_store.remove(mine)
-
-    def _report(self) -> None:
-        found = list(self._causes())
-        if found:
+    Args:
+        replicas: the workers' replicas.
+        action: what all workers do.
+        prefix: what the workers' texts about this wait are left under.
+        ended: set when the wait has ended.
+    """
+    first = _ANNOUNCED_AFTER * AFTER_S
+    if ended.wait(first):
+        return
+    # Where the service has ended, what waits fails and says why.
+    with contextlib.suppress(tf.errors.OpError):
+        mine = f"{prefix}/{replicas.worker}"
+        key_value_store.send(mine, action)
+        causes = []
+        if not ended.wait(AFTER_S - first):
+            causes = list(_causes(replicas, action, prefix))
+        if causes:
             logging.warning(
                 "Worker %d has waited for %g s to %s, which all workers must "
                 "do together: %s. The usual cause is a call in one worker "
                 "alone, such as `if chief: ...`, or in another order.",
-                self._replicas.worker,
+                replicas.worker,
                 AFTER_S,
-                self._action,
-                "; ".join(found),
+                action,
+                "; ".join(causes),
             )
+        ended.wait()
+        key_value_store.remove(mine)
 
-    def _causes(self) -> Iterator[str]:
-        """Yields what is known of each worker that this one waits for."""
-        if not key_value_store.has_timeouts():
-            yield "another one has not come to it"
-            return
-        for worker in range(self._replicas.workers):
-            if worker == self._replicas.worker:
-                continue
-            name = f"worker {worker} ({self._replicas.task(worker)})"
-            key = f"{self._prefix}/{worker}"
-            try:
-                text = key_value_store.receive(
-                    self._replicas, key, worker, _ANSWER_S
-                )
-            except key_value_store.Late:
-                yield f"{name} has not come to it"
-                continue
-            if text != self._action:
-                yield f"{name} waits to {text}"
+
+def _causes(replicas: Replicas, action: str, prefix: str) -> Iterator[str]:
+    """Yields what is known of each worker that this one waits for."""
+    if not key_value_store.has_timeouts():
+        yield "another one has not come to it"
+        return
+    for worker in range(replicas.workers):
+        if worker == replicas.worker:
+            continue
+        name = f"worker {worker} ({replicas.task(worker)})"
+        try:
+            text = key_value_store.receive(
+                replicas, f"{prefix}/{worker}", worker, _ANSWER_S
+            )
+        except key_value_store.Late:
+            yield f"{name} has not come to it"
+            continue
+        if text != action:
+            yield f"{name} waits to {text}"

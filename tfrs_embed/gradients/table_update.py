@@ -142,12 +142,10 @@ class TableUpdate:
         # What a pass calls while it runs has gradients that are scaled alike.
         scales = [p.scaled_by(self._name) for p in running]
         scaled_by = next((s for s in scales[::-1] if s is not None), None)
-        if scaled_by is None:
-            self._engine.apply_gradients(residuals, gradients)
-            return tf.zeros_like(trigger)
-        finite = _unscale(gradients, kerases.loss_scale(scaled_by))
-        if kerases.adapts_scale(scaled_by):
-            return self._apply_if(finite, residuals, gradients, trigger)
+        if scaled_by is not None:
+            finite = _unscale(gradients, kerases.loss_scale(scaled_by))
+            if kerases.adapts_scale(scaled_by):
+                return self._apply_if(finite, residuals, gradients, trigger)
         self._engine.apply_gradients(residuals, gradients)
         return tf.zeros_like(trigger)
 

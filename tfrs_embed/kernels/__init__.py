@@ -146,14 +146,15 @@ def _load() -> tuple[Status, Any]:
     path = files.find()
     reason = _why_none(path)
     if reason is not None:
-        return _without(reason)
+        return Status(False, reason), None
     assert path is not None, "Without one there is a reason."
     try:
         module = tf.load_op_library(str(path))
         with tf.init_scope():  # The first caller may be tracing a function.
             loops = module.tfrs_embed_loops().numpy().decode()
     except (tf.errors.OpError, AttributeError) as error:
-        return _without(f"No kernels: {path} does not load: {error}")
+        reason = f"No kernels: {path} does not load: {error}"
+        return Status(False, reason), None
     origin = "wheel" if path.parent == files.FROM_WHEEL else "compiled"
     came = "came with the wheel" if origin == "wheel" else "compiled here"
     reason = f"Kernels in use: {path} ({loops}; {came})."
@@ -187,7 +188,3 @@ def _why_none(path: Path | None) -> str | None:
     if path is not None:
         return None
     return f"No kernels: {_why_none_fit()}; run {_BUILD}."
-
-
-def _without(reason: str) -> tuple[Status, Any]:
-    return Status(False, reason), None

@@ -410,20 +410,22 @@ def _unpack(
 ) -> tuple[list[tf.Tensor], list[BaggedIds]]:
     """Tables' handles, and bags like the given ones."""
     rest = iter(inputs[num_tables:])
-    fields: dict[str, list[Any]] = {}
-    for name in _FIELDS:
-        fields[name] = [
-            None if getattr(b, name) is None else next(rest) for b in bags
-        ]
+    fields = [
+        [None if getattr(b, name) is None else next(rest) for b in bags]
+        for name in _FIELDS
+    ]
     counts = tf.unstack(next(rest), num=len(bags))
-    unpacked = []
-    for i, b in enumerate(bags):
-        given = {name: values[i] for name, values in fields.items()}
-        grouping = given.pop("grouping")
-        if b.splits is None:
-            given["bag_ids"] = grouping
-        else:
-            # Bags' numbers of the outer graph would be one more input.
-            given.update(splits=grouping, bag_ids=None)
-        unpacked.append(b._replace(count=counts[i], **given))
-    return list(inputs[:num_tables]), unpacked
+    return list(inputs[:num_tables]), [
+        b._replace(
+            ids=ids,
+            # Of the outer graph they would be one more input.
+            bag_ids=grouping if b.splits is None else None,
+            splits=None if b.splits is None else grouping,
+            weights=weights,
+            scale=scale,
+            count=count,
+        )
+        for b, ids, grouping, weights, scale, count in zip(
+            bags, *fields, counts, strict=True
+        )
+    ]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import tensorflow as tf
 
 from tfrs_embed import hashing as hashings
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.hashing import Hash, Multiplex, QuotientRemainder
+from tfrs_embed.hashing import Hash, QuotientRemainder
 from tfrs_embed.ops.checks import Checks, first, message
 from tfrs_embed.ops.id_range import valid
 from tfrs_embed.ops.parsed_ids import ParsedIds
@@ -98,42 +97,35 @@ def rows(
     """
     hashing, size = feature.hashing, feature.table.vocabulary_size
     assert hashing is not None
-    bucket: Any = None
+    text = ids
     if hashings.takes_any_id(hashing):
         refuse_in_xla(
             f"{feature}: hashes, which TensorFlow computes of strings,"
         )
         text = ids if ids.dtype == tf.string else tf.strings.as_string(ids)
-        bucket = functools.partial(_bucket, text)
-    if isinstance(hashing, Hash):
-        made = [bucket(hashing.buckets or size, hashing.salt)]
-    elif isinstance(hashing, Multiplex):
-        salts: Any = hashing.salts
-        made = [bucket(hashing.buckets or size, salt) for salt in salts]
+
+    def bucket(buckets: int, salt: Any) -> tf.Tensor:
+        if salt is None:
+            return tf.strings.to_hash_bucket_fast(text, buckets)
+        return tf.strings.to_hash_bucket_strong(text, buckets, key=list(salt))
+
+    if isinstance(hashing, QuotientRemainder):
+        collisions = hashings.num_collisions(hashing, size)
+        category = (
+            bucket(hashing.num_categories, hashing.salt)
+            if hashing.hashed
+            else tf.cast(ids, tf.int64)
+        )
+        made = [category % collisions, collisions + category // collisions]
     else:
-        made = _quotient_remainder(hashing, size, ids, bucket)
+        salts: Any = (
+            [hashing.salt] if isinstance(hashing, Hash) else hashing.salts
+        )
+        made = [bucket(hashing.buckets or size, salt) for salt in salts]
     if absent is None:
         return made
     nothing = tf.constant(-1, tf.int64)
     return [tf.where(absent, nothing, each) for each in made]
-
-
-def _bucket(text: tf.Tensor, buckets: int, salt: Any) -> tf.Tensor:
-    if salt is None:
-        return tf.strings.to_hash_bucket_fast(text, buckets)
-    return tf.strings.to_hash_bucket_strong(text, buckets, key=list(salt))
-
-
-def _quotient_remainder(
-    hashing: QuotientRemainder, size: int, ids: tf.Tensor, bucket: Any
-) -> list[tf.Tensor]:
-    collisions = hashings.num_collisions(hashing, size)
-    category = (
-        bucket(hashing.num_categories, hashing.salt)
-        if hashing.hashed
-        else tf.cast(ids, tf.int64)
-    )
-    return [category % collisions, collisions + category // collisions]
 
 
 def padding(feature: FeatureSpec, ids: tf.Tensor) -> tf.Tensor | None:
