@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -62,7 +61,12 @@ def _scales_of_splits(
             and each.bag_size != 1
             and not each.may_be_absent
         ]
-        scale = functools.partial(_scale_of_sizes, combiner)
+
+        def scale(sizes: tf.Tensor, combiner: str = combiner) -> tf.Tensor:
+            # Some sizes are of no bag.
+            total = tf.cast(tf.maximum(sizes, 0), tf.float32)
+            return _inverse(combiner, total)
+
         for group in [places] if together else [[i] for i in places]:
             splits: list[Any] = [parsed[i].splits for i in group]
             for i, scales in zip(
@@ -194,11 +198,6 @@ def _scale(
         else tf.math.unsorted_segment_sum(terms, bag, count)
     )
     return _inverse(combiner, total)
-
-
-def _scale_of_sizes(combiner: str, sizes: tf.Tensor) -> tf.Tensor:
-    """The factor of bags of so many ids of weight 1."""
-    return _inverse(combiner, tf.cast(tf.maximum(sizes, 0), tf.float32))
 
 
 def _inverse(combiner: str, total: tf.Tensor) -> tf.Tensor:

@@ -54,22 +54,7 @@ def to_bags(
         NotImplementedError: ragged or sparse ids, or a consensus, inside XLA.
     """
     checks = Checks(consensus)
-    parsed = _parse(features, ids, weights, invalid_ids, checks, input_shapes)
-    layouts = Layouts()
-    validate(parsed, invalid_ids, checks, training, layouts)
-    return group(parsed, layouts)
-
-
-def _parse(
-    features: Sequence[FeatureSpec],
-    ids: Sequence[Any],
-    weights: Sequence[Any],
-    invalid_ids: str,
-    checks: Checks,
-    input_shapes: Sequence[InputShape | None] | None,
-) -> list[ParsedIds]:
-    """The ids of each feature's `bagged` features; see `to_bags`."""
-    parsed = []
+    parsed: list[ParsedIds] = []
     shapes = input_shapes or [None] * len(features)
     for feature, feature_ids, feature_weights, input_shape in zip(
         features, ids, weights, shapes, strict=True
@@ -82,7 +67,9 @@ def _parse(
         # Every key is one.
         each.may_be_absent = invalid_ids == "zero" and each.is_number
         parsed += hashed_rows.parts(each, invalid_ids, checks)
-    return parsed
+    layouts = Layouts()
+    validate(parsed, invalid_ids, checks, training, layouts)
+    return group(parsed, layouts)
 
 
 def lookup_bags(
