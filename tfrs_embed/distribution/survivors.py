@@ -87,11 +87,6 @@ def _watch_clock(timeout: float) -> None:
             _stood_s, _went_on = passed, looked
 
 
-def _has_stood_still() -> bool:
-    """Whether that may be why the others are gone."""
-    return _stood_s > 0 and time.monotonic() - _went_on < _NOTICED_S
-
-
 def _end(me: int, tasks: list[str]) -> None:
     # The exception that ends the program, if one does.
     error = getattr(sys, "last_value", None)
@@ -112,7 +107,8 @@ def _tell(me: int, tasks: list[str], silent: bool) -> None:
     others = {w: task for w, task in enumerate(tasks) if w != me}
     gone = {w: task for w, task in others.items() if not is_there(task)}
     names = " and ".join(f"worker {w} ({task})" for w, task in gone.items())
-    if _has_stood_still():
+    # It may be why the others are gone.
+    if _stood_s > 0 and time.monotonic() - _went_on < _NOTICED_S:
         text = (
             f"Worker {me} ends because it stood still for {_stood_s:.0f} s: a "
             "worker that sends no heartbeat for "

@@ -151,7 +151,7 @@ class Layouts(Constants):
 
     def __init__(self) -> None:
         super().__init__()
-        self._scales: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
+        self._scales: dict[Any, tf.Tensor] = {}
 
     def layout(self, shape: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """A shape, [rank] int32, and the number of its bags, a scalar.
@@ -170,14 +170,12 @@ class Layouts(Constants):
         self, count: tf.Tensor, bag_size: int, combiner: str
     ) -> tf.Tensor:
         """The scales, [count] float32, of bags of so many ids of weight 1."""
-        key = (id(count), bag_size, combiner)
+        key = (count.ref(), bag_size, combiner)
         if key not in self._scales or not self.shared:
             total = np.float32(bag_size)
             total = np.sqrt(total) if combiner == "sqrtn" else total
-            scale = tf.fill([count], np.float32(1.0) / total)
-            # With its count, whose identity is then no other tensor's.
-            self._scales[key] = count, scale
-        return self._scales[key][1]
+            self._scales[key] = tf.fill([count], np.float32(1.0) / total)
+        return self._scales[key]
 
 
 def _scale(

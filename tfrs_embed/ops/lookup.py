@@ -147,7 +147,7 @@ def reshape_output(
         constants: those of several features' outputs; None: it needs its own.
     """
     shape = bags.static_shape + tf.TensorShape([dim])
-    if vectors.shape.rank == shape.rank and _as_known(vectors.shape, shape):
+    if shape.rank is not None and vectors.shape.is_subtype_of(shape):
         return vectors
     if shape.is_fully_defined():
         # XLA needs a static shape.
@@ -156,11 +156,3 @@ def reshape_output(
     if shape.rank != 2:
         vectors = tf.reshape(vectors, tf.concat([bags.shape, [dim]], 0))
     return tf.ensure_shape(vectors, shape)
-
-
-def _as_known(shape: tf.TensorShape, wanted: tf.TensorShape) -> bool:
-    """Whether a shape has all the sizes that are known of another."""
-    return all(
-        w is None or s == w
-        for s, w in zip(shape.as_list(), wanted.as_list(), strict=True)
-    )
