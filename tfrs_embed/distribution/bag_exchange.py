@@ -136,7 +136,18 @@ class BagExchange:
         received, counts = bag_messages.read(
             operations, self.here(replica), bags, message, words
         )
-        self._count_least(replica, bags, written.sizes, floats)
+        # What this replica needs without padding: the pieces that it holds need
+        # no message.
+        rank = self._replicas.ranks[replica]
+        remote = tf.constant([int(p.rank != rank) for p in self.pieces])
+        asked, units = (
+            tf.cast(tf.reduce_sum(remote * n), tf.int64)
+            for n in (written.sizes, floats)
+        )
+        self._replicas.sent[replica].add(
+            least=4 * asked + 2 * self._wire.size * self.unit * units,
+            unique=tf.add_n([tf.size(b.ids, tf.int64) for b in bags]),
+        )
         return BagsReceived(received, counts, floats, capacity, bucket)
 
     def _by_rank(self, sizes: tf.Tensor) -> tf.Tensor:
@@ -239,34 +250,6 @@ class BagExchange:
             _of_width(part, piece.width)
             for part, piece in zip(parts, mine, strict=True)
         ]
-
-    def _count_least(
-        self,
-        replica: int,
-        bags: Sequence[BaggedIds],
-        sizes: tf.Tensor,
-        floats: tf.Tensor,
-    ) -> None:
-        """Counts ids, and what a step needs for them without padding.
-
-        Args:
-            replica: the local replica that calls.
-            bags: each feature's bags.
-            sizes: [pieces] int32, the words that it asks with for each piece.
-            floats: see `BagsReceived`.
-        """
-        # The pieces that this replica holds need no message.
-        rank = self._replicas.ranks[replica]
-        remote = tf.constant([int(p.rank != rank) for p in self.pieces])
-        number = 2 * self._wire.size * self.unit
-        words, units = (
-            tf.cast(tf.reduce_sum(remote * n), tf.int64)
-            for n in (sizes, floats)
-        )
-        self._replicas.sent[replica].add(
-            least=4 * words + number * units,
-            unique=tf.add_n([tf.size(b.ids, tf.int64) for b in bags]),
-        )
 
     def _units(self, replica: int, received: BagsReceived) -> tf.Tensor:
         """The units that each replica's vectors take, [pieces here, world]."""

@@ -128,7 +128,14 @@ class VectorExchange:
             world,
             [(rank - self._first_ranks[t.name]) % world for t in tables],
         )
-        self._count_least(replica, mine, bags, columns)
+        for i, of_feature in zip(mine, columns, strict=True):
+            # What a step needs for its ids without padding.
+            numbers = self._wire.size * world * self._features[i].table.dim
+            size = 4 * of_feature.width + numbers
+            self._replicas.sent[replica].add(
+                least=size * tf.cast(bags[i].count, tf.int64),
+                unique=tf.size(bags[i].ids, tf.int64),
+            )
         return VectorsReceived([*mine], found, rows)
 
     def send_vectors(
@@ -199,23 +206,6 @@ class VectorExchange:
         matrix = self._wire.decode(matrix)
         # As columns of one matrix, which kernels read without a copy.
         return tf.split(matrix, dims, 1) if len(dims) > 1 else [matrix]
-
-    def _count_least(
-        self,
-        replica: int,
-        mine: Sequence[int],
-        bags: Sequence[BaggedIds],
-        columns: Sequence[BagColumns],
-    ) -> None:
-        """Counts ids, and what a step needs for them without padding."""
-        world, element = self._replicas.world, self._wire.size
-        for i, of_feature in zip(mine, columns, strict=True):
-            numbers = element * world * self._features[i].table.dim
-            size = 4 * of_feature.width + numbers
-            self._replicas.sent[replica].add(
-                least=size * tf.cast(bags[i].count, tf.int64),
-                unique=tf.size(bags[i].ids, tf.int64),
-            )
 
     def _gather(
         self,
