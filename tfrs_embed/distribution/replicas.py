@@ -80,19 +80,16 @@ class Replicas:
         self._strategy = weakref.ref(strategy)
         self._ranks: list[int] | None = None
         self._ids_by_rank: list[int] = list(range(self.world))
-        self._launchers = [None] if self.world == 1 else _launchers(strategy)
-        self.local = len(self._launchers)
+        # One replica has no collectives.
+        self._launchers = [] if self.world == 1 else _launchers(strategy)
+        self.local = max(1, len(self._launchers))
         # Of each local replica: its group's key, and the ranks of this group in
         # TensorFlow's order, which on GPUs follows their interconnect.
         self._group_keys: list[int] = [
-            0 if launcher is None else launcher._group_key
-            for launcher in self._launchers
+            each._group_key for each in self._launchers
         ]
         self._orders = [list(range(self.world))] * self.local
-        self.devices: list[str | None] = [
-            None if launcher is None else launcher._device
-            for launcher in self._launchers
-        ]
+        self.devices: list[str] = [each._device for each in self._launchers]
         #: The channel of all verdicts.
         self.verdict_channel = self.allocate(1)
         #: What each local replica sends, while `counting`.
@@ -408,7 +405,7 @@ class Replicas:
         bucket: Any = 0,
         **attributes: Any,
     ) -> tf.Tensor:
-        launcher: Any = self._launchers[replica]
+        launcher = self._launchers[replica]
         self.sent[replica].add(1)
         key = (
             _FIRST_INSTANCE_KEY + channel * BUCKETS + tf.cast(bucket, tf.int32)

@@ -43,9 +43,7 @@ def as_int64(where: Any, dtype: tf.DType, ids: Any, checks: Checks) -> Any:
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(convert(ids.flat_values))
     if isinstance(ids, tf.SparseTensor):
-        converted = tf.SparseTensor(
-            ids.indices, convert(ids.values), ids.dense_shape
-        )
+        converted = ids.with_values(convert(ids.values))
         converted.set_shape(ids.shape)
         return converted
     if not tf.is_tensor(ids):
