@@ -113,20 +113,20 @@ def _fail(
     first, *more = facts
     texts = gather_texts(replicas, replica, first.values, channel)
     differs = tf.cast(tf.not_equal(texts, texts[:1]), tf.int32)
+    begins = [f"{first.rule}{n}: the replica of rank 0 " for n in first.names]
 
     def fail() -> tf.Tensor:
         place = tf.argmax(tf.reduce_max(differs, 0))
-        rank = tf.argmax(differs[:, place])
+        rank = tf.argmax(tf.gather(differs, place, axis=1))
+        of_ranks = tf.gather(texts, place, axis=1)
         text = tf.strings.join(
             [
-                first.rule,
-                tf.gather([*first.names], place),
-                ": the replica of rank 0 ",
-                texts[0, place],
+                tf.gather(begins, place),
+                of_ranks[0],
                 ", that of rank ",
                 tf.strings.as_string(rank),
                 " ",
-                texts[rank, place],
+                tf.gather(of_ranks, rank),
                 ".",
             ]
         )

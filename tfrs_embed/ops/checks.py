@@ -224,18 +224,14 @@ class Checks:
 
         def fail() -> list[tf.Tensor]:
             texts = [text() for _, text in self._checks]
-            good = [tf.reduce_all(each) for each in oks]
-            if consensus is None:
-                text = tf.boolean_mask(tf.stack(texts), ~tf.stack(good))[0]
-            else:
+            bad = [~tf.reduce_all(each) for each in self._oks()]
+            if consensus is not None:
                 # Where all of this replica's hold the text is another's.
-                bad = tf.boolean_mask(
-                    tf.stack([*texts, ""]),
-                    tf.concat([~tf.stack(good[: len(texts)]), [True]], 0)
-                    if texts
-                    else [True],
-                )
-                text = consensus.text(bad[0])
+                texts.append("")
+                bad.append(True)
+            text = tf.gather(texts, tf.argmax(tf.cast(bad, tf.int32)))
+            if consensus is not None:
+                text = consensus.text(text)
             failed = tf.debugging.Assert(False, [text])
             with tf.control_dependencies([failed]):
                 kinds = {(t.shape.rank, t.dtype) for t in tensors}

@@ -217,7 +217,8 @@ def scatter_update(
         variable: [vocabulary_size, dim] or [vocabulary_size]: a variable, or
             what a store has in its place.
         ids: [rows], unique, or equal ones with equal rows.
-        rows: [rows, dim] or [rows].
+        rows: [rows, dim] or [rows]; or a scalar, where the variable has a
+            handle.
     """
     if not hasattr(variable, "handle"):
         variable.scatter_update(tf.IndexedSlices(rows, ids))

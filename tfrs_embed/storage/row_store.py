@@ -107,7 +107,7 @@ class RowStore(abc.ABC):
             table: the table.
             name: "parameters" or a slot's.
             rows: [n] int32 or int64, unique, or equal ones with equal values.
-            values: [n, dim] or [n] of the rows' dtype.
+            values: [n, dim] or [n] of the rows' dtype; or a scalar, for all.
         """
 
     @abc.abstractmethod

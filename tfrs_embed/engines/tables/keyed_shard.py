@@ -91,8 +91,7 @@ class KeyedShard:
         """Gives rows initial values, and their slots theirs."""
         self.write(PARAMETERS, rows, initial)
         for name, slot in self._slots.items():
-            shape = [tf.size(rows), *slot.row(self.dim)]
-            self.write(name, rows, tf.fill(shape, slot.initial))
+            self.write(name, rows, tf.constant(slot.initial))
 
     # Eagerly, of what users and checkpoints read and write.
 
