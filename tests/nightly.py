@@ -7,6 +7,9 @@ import os
 #: for lists of what to run.
 ALL = bool(os.environ.get("TFRS_EMBED_NIGHTLY"))
 
+#: The seconds that one process's tests may take.
+TIMEOUT_S = 7200 if ALL else 1800
+
 
 def by_day(expression: str | None, nightly: str | None = None) -> str | None:
     """What to run of a file: one of pytest's expressions, or None, for all.

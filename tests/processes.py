@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import tfrs_embed
+from nightly import TIMEOUT_S
 from tfrs_embed.testing import LocalCluster
 
 TESTS = pathlib.Path(__file__).parent
@@ -50,13 +51,13 @@ def run(tests, strategy, **env):
             env={**os.environ, **env},
             capture_output=True,
             text=True,
-            timeout=1800,
+            timeout=TIMEOUT_S,
         )
         assert done.returncode == 0, done.stdout[-5000:]
         return
     # Workers wait for one that has failed.
     with LocalCluster([*command, "-x"], int(count), env) as cluster:
-        codes = cluster.wait(1800)
+        codes = cluster.wait(TIMEOUT_S)
         output = "\n".join(cluster.output(i)[-5000:] for i in range(len(codes)))
         assert codes == [0] * len(codes), output
 
