@@ -199,40 +199,30 @@ def assign(
 
     Raises:
         ValueError: a table asks for a place that the strategy doesn't have, or
-            the TPU doesn't have the embedding hardware.
+            for rows that aren't float32 in a place that has no others; or the
+            TPU doesn't have the embedding hardware.
         NotImplementedError: the strategy has no engine for such tables.
     """
     tpu = _tpu_engine(strategy, embedding_feature)
     assigned = {}
     for table in spec.tables:
-        chosen = _assign(table, size_threshold, strategy, tpu)
-        if chosen.sharding is ShardingType.KERAS and not keras_trains:
-            chosen = _replicate(table, strategy, chosen.reason)
-        assigned[table.name] = chosen
-    return assigned
-
-
-def require_dtypes(
-    spec: EmbeddingSpec, assigned: Mapping[str, Assignment]
-) -> None:
-    """Requires that tables of other dtypes than float32 can be where they are.
-
-    Keras layers' tables can't: the model's optimizer trains those, and rounds
-    to the nearest. Nor can those on TPUs.
-
-    Raises:
-        ValueError: one of them is such a table.
-    """
-    for table in spec.tables:
-        sharding, reason = assigned[table.name]
+        sharding, reason = _assign(table, size_threshold, strategy, tpu)
+        if sharding is ShardingType.KERAS and not keras_trains:
+            sharding = ShardingType.DATA_PARALLEL
+            if tpu is not None:
+                sharding = ShardingType.TPU_REPLICATED
+            sharding, reason = _engine(table, strategy, sharding, reason)
         if sharding in _ON_TPUS.values():
             require_float32(table, f"on TPUs ({sharding.value})")
         if sharding is ShardingType.KERAS:
+            # That optimizer would round to the nearest.
             require_float32(
                 table,
                 f"in a Keras layer ({reason}), which the model's optimizer "
                 "trains; a lower size_threshold gives the table to an engine",
             )
+        assigned[table.name] = Assignment(sharding, reason)
+    return assigned
 
 
 def _tpu_engine(
@@ -260,9 +250,8 @@ def _assign(
     strategy: tf.distribute.Strategy,
     tpu: ShardingType | None,
 ) -> Assignment:
-    replicas = strategy.num_replicas_in_sync
     if table.keys is not None:
-        if is_tpu(strategy):
+        if tpu is not None:
             raise NotImplementedError(
                 f"Table '{table.name}' has DynamicKeys, and tables on TPUs "
                 "have a row for each number of a vocabulary: train it on CPUs "
@@ -270,17 +259,18 @@ def _assign(
             )
         reason = f"its keys are {table.keys.dtype.name}"
         sharding = ShardingType.DYNAMIC_SHARDED
-        return _shard(table, strategy, sharding, reason)
+        return _engine(table, strategy, sharding, reason)
     reason = f"placement='{table.placement}'"
     if table.placement == "sparsecore":
         if tpu is not ShardingType.SPARSE_CORE:
             raise _unavailable(table, strategy)
-        return Assignment(tpu, f"{reason}, {replicas} replicas")
+        return _engine(table, strategy, tpu, reason)
     if table.placement in _SPREAD:
-        if is_tpu(strategy) or (replicas > 1 and not can_shard(strategy)):
-            raise _unavailable(table, strategy)
+        alone = strategy.num_replicas_in_sync == 1
         # One configuration is for a cluster and for a laptop.
-        return _shard(table, strategy, _SPREAD[table.placement], reason)
+        if tpu is not None or not (alone or can_shard(strategy)):
+            raise _unavailable(table, strategy)
+        return _engine(table, strategy, _SPREAD[table.placement], reason)
     if table.placement in ("replicated", "default_device"):
         return Assignment(ShardingType.KERAS, reason)
     if size_threshold is None:
@@ -289,20 +279,8 @@ def _assign(
     if table.vocabulary_size <= size_threshold:
         return Assignment(ShardingType.KERAS, f"rows <= {threshold}")
     reason = f"rows > {threshold}"
-    if tpu is not None:
-        return Assignment(tpu, f"{reason}, {replicas} replicas")
     keras = "; size_threshold=None keeps all tables in Keras layers"
-    return _shard(table, strategy, ShardingType.ROW_WISE, reason, keras)
-
-
-def _replicate(
-    table: TableSpec, strategy: tf.distribute.Strategy, reason: str
-) -> Assignment:
-    """An engine for a small table: with a copy on each of several replicas."""
-    if is_tpu(strategy):
-        replicas = f"{strategy.num_replicas_in_sync} replicas"
-        return Assignment(ShardingType.TPU_REPLICATED, f"{reason}, {replicas}")
-    return _shard(table, strategy, ShardingType.DATA_PARALLEL, reason)
+    return _engine(table, strategy, tpu or ShardingType.ROW_WISE, reason, keras)
 
 
 def _unavailable(
@@ -314,7 +292,7 @@ def _unavailable(
     )
 
 
-def _shard(
+def _engine(
     table: TableSpec,
     strategy: tf.distribute.Strategy,
     sharding: ShardingType,
@@ -325,8 +303,8 @@ def _shard(
 
     Args:
         table: the table.
-        strategy: the strategy, not a TPUStrategy.
-        sharding: the engine for several replicas.
+        strategy: the strategy.
+        sharding: the engine for several replicas, or for TPUs.
         reason: why the table needs an engine.
         instead: what else could be done, for the error.
 
@@ -334,7 +312,7 @@ def _shard(
         NotImplementedError: the strategy has no engine for several replicas.
     """
     replicas = strategy.num_replicas_in_sync
-    if can_shard(strategy):
+    if is_tpu(strategy) or can_shard(strategy):
         reason = f"{reason}, {replicas} replicas"
         if sharding is ShardingType.ROW_WISE and isinstance(
             table.hot_rows, tuple

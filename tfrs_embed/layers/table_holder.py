@@ -51,9 +51,6 @@ class TableHolder(Layer):
     """Holds a configuration's tables, in engines and in Keras layers.
 
     A layer made of it says where each table goes, with `_place`.
-
-    Args:
-        **kwargs: those of every Keras layer.
     """
 
     #: The argument that is the feature configuration, if there is one.
@@ -91,7 +88,6 @@ class TableHolder(Layer):
             arguments.given.get("embedding_feature"),
             self._KERAS_TRAINS,
         )
-        placement.require_dtypes(spec, assigned)
         self._spec = spec
         self._arguments = arguments
         large = [
@@ -203,7 +199,7 @@ class TableHolder(Layer):
         """Creates the tables' variables if they aren't there yet."""
         if self._has_tables:
             return
-        if is_tpu(self._strategy) and strategies.in_replica(self._strategy):
+        if strategies.in_tpu_replica():
             # Once for all replicas, and where their variables are made.
             tf.distribute.get_replica_context().merge_call(
                 lambda _: self._make_tables()
