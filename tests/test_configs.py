@@ -408,7 +408,7 @@ def test_a_nesting_is_the_same_after_a_round_trip(as_json):
     if as_json:
         config = json.loads(json.dumps(config))
     other = PartialTPUEmbedding.from_config(config)
-    outputs = other(layer._spec.structure.pack([IDS] * 6))
+    outputs = other(layer._spec.structure.pack(dict.fromkeys(range(6), IDS)))
     assert list(outputs) == [("pair", 0), ("list", 0), ("pair", 1)]
     assert type(outputs["pair", 0]) is Pair
     [sides] = outputs["list", 0]

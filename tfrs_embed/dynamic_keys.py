@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.arguments import integer, integer_or_none, named_fields
+from tfrs_embed.arguments import choice, integer, integer_or_none, named_fields
 
 #: The dtypes that keys may have.
 KEY_DTYPES = (
@@ -32,7 +32,7 @@ KEY_DTYPES = (
 #: Candidates per row, unless `candidates` says how many there may be.
 CANDIDATES_PER_ROW = 4
 
-_WHEN_FULL = ("evict", "grow", "error")
+_WHEN_FULL = ("evict", "grow", "error", None)
 
 
 @named_fields
@@ -179,7 +179,8 @@ class DynamicKeys:
     max_rows: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", _key_dtype(self.dtype))
+        dtype = as_key_dtype(self.dtype, "DynamicKeys: dtype")
+        object.__setattr__(self, "dtype", dtype)
         if not isinstance(
             self.admission,
             (FrequencyAdmission, ProbabilisticAdmission, type(None)),
@@ -208,32 +209,21 @@ class DynamicKeys:
 
     def _check_eviction(self) -> None:
         """Checks the eviction rule, and what it means for full tables."""
-        eviction = self.eviction
-        if isinstance(eviction, str):
-            lower = eviction.lower()
-            if lower not in ("lru", "lfu"):
-                raise ValueError(
-                    "DynamicKeys: eviction must be 'lru', 'lfu', a TimeToLive, "
-                    f"a function or None, got {eviction!r}."
-                )
-            object.__setattr__(self, "eviction", lower)
-        elif not (
-            eviction is None
-            or isinstance(eviction, TimeToLive)
-            or (callable(eviction) and not isinstance(eviction, type))
-        ):
-            raise TypeError(
+        given = self.eviction
+        rule = given.lower() if isinstance(given, str) else given
+        is_function = callable(rule) and not isinstance(rule, type)
+        is_rule = rule in ("lru", "lfu", None) or isinstance(rule, TimeToLive)
+        if not (is_rule or is_function):
+            kind = ValueError if isinstance(rule, str) else TypeError
+            raise kind(
                 "DynamicKeys: eviction must be 'lru', 'lfu', a TimeToLive, a "
-                f"function or None, got {eviction!r}."
+                f"function or None, got {given!r}."
             )
+        object.__setattr__(self, "eviction", rule)
+        choice(self.when_full, _WHEN_FULL, "DynamicKeys: when_full")
         if self.when_full is None:
             default = "evict" if self.evicts_in_steps else "error"
             object.__setattr__(self, "when_full", default)
-        if self.when_full not in _WHEN_FULL:
-            raise ValueError(
-                f"DynamicKeys: when_full must be one of {list(_WHEN_FULL)} or "
-                f"None, got {self.when_full!r}."
-            )
         if self.when_full == "evict" and not self.evicts_in_steps:
             rule = "None" if self.eviction is None else "a function"
             raise ValueError(
@@ -274,14 +264,15 @@ def are_counted(keys: DynamicKeys) -> bool:
     )
 
 
-def _key_dtype(value: Any) -> tf.DType:
+def as_key_dtype(
+    value: Any, what: str, allowed: Sequence[tf.DType] = KEY_DTYPES
+) -> tf.DType:
+    """Returns a dtype that keys may have; raises a ValueError for others."""
     try:
         dtype = tf.as_dtype(value)
     except TypeError:
         dtype = None
-    if dtype not in KEY_DTYPES:
-        raise ValueError(
-            "DynamicKeys: dtype must be an integer dtype or tf.string, got "
-            f"{value!r}."
-        )
+    if dtype not in allowed:
+        names = [each.name for each in allowed]
+        raise ValueError(f"{what} must be one of {names}, got {value!r}.")
     return dtype

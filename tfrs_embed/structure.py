@@ -12,7 +12,7 @@ show whole structures where a user needs the one key that is wrong.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -143,23 +143,17 @@ class Structure:
         visit(self.template, value, "")
         return flat
 
-    def pack(
-        self, leaves: Sequence[Any], present: Sequence[bool] | None = None
-    ) -> Any:
+    def pack(self, leaves: Mapping[int, Any]) -> Any:
         """Returns the nesting with `leaves` in their places.
 
         Args:
-            leaves: the leaves, in this structure's order.
-            present: which leaves there are; dicts have no keys for the others,
-                lists and tuples None. None: all.
-
-        Returns:
-            The nesting.
+            leaves: the leaves by their positions. Dicts have no keys for those
+                that are left out, lists and tuples None.
         """
 
         def there(template: Any) -> bool:
             if isinstance(template, int):
-                return present is None or present[template]
+                return template in leaves
             if isinstance(template, dict):
                 template = template.values()
             return any(there(child) for child in template)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfrs_embed import configs
 from tfrs_embed.arguments import flag, integer, named
 from tfrs_embed.distribution import handshake
-from tfrs_embed.dynamic_keys import KeysOfShards
+from tfrs_embed.dynamic_keys import KeysOfShards, as_key_dtype
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.layers import errors
@@ -157,7 +157,7 @@ class All2AllDenseEmbedding(TableLayer):
             dim = integer(embedding_vec_size, "embedding_vec_size")
             slots = integer(slot_num, "slot_num")
             keys_of_slot = integer(nnz_per_slot, "nnz_per_slot")
-            dtype = _key_dtype(key_dtype)
+            dtype = as_key_dtype(key_dtype, "key_dtype", KEY_DTYPES)
             rules = {
                 "admission": admission,
                 "eviction": eviction,
@@ -263,7 +263,7 @@ class All2AllDenseEmbedding(TableLayer):
         return {**facts, "": {**facts[""], **own}}
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
-        return change(inputs, self._arguments.given["key_dtype"], False)
+        return change(inputs, "keys", self._arguments.given["key_dtype"], False)
 
     @property
     def table_optimizer(self) -> TableOptimizer | None:
@@ -314,17 +314,3 @@ class All2AllDenseEmbedding(TableLayer):
             )
         self._ensure_tables()
         return self.table
-
-
-def _key_dtype(value: Any) -> tf.DType:
-    """A dtype that keys may have; raises a ValueError for others."""
-    try:
-        dtype = tf.as_dtype(value)
-    except TypeError:
-        dtype = None
-    if dtype not in KEY_DTYPES:
-        raise ValueError(
-            f"key_dtype must be one of {[d.name for d in KEY_DTYPES]}, got "
-            f"{value!r}."
-        )
-    return dtype

@@ -15,20 +15,16 @@ import tensorflow as tf
 from tfrs_embed import arguments
 from tfrs_embed.layers import errors, other_keras
 
-#: Changes the ids of a feature. It is also given the dtype that ids have, and
-#: whether they are ragged; None: that is not known.
-ChangeIds = Callable[[Any, tf.DType, bool | None], Any]
+#: Changes the ids of a feature. It is also given what errors call these, the
+#: dtype that ids have, and whether they are ragged; None: that is not known.
+ChangeIds = Callable[[Any, str, tf.DType, bool | None], Any]
 
 # The arguments that Keras takes out of a call, and that most calls have.
 _OF_CALLS = ("training", "mask", "weights")
 
 
 class Layer:
-    """The body of a layer.
-
-    Args:
-        **kwargs: those of every Keras layer.
-    """
+    """The body of a layer."""
 
     # What a front brings, besides the methods below.
     #: Its Keras's package.
@@ -87,25 +83,25 @@ class Layer:
                 inputs = self._map_ids(_as_ids, inputs)
                 args = args[:1]
                 kwargs.pop("weights", None)
-            inputs = self._prepare(inputs, bool(kwargs.get("partial", False)))
+            inputs = self._prepare(inputs)
             if args:
                 args = (inputs, *args[1:])
             else:
                 kwargs["inputs"] = inputs
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
-    def _prepare(self, inputs: Any, partial: bool) -> Any:
-        """What Keras is given for inputs, which lack features if `partial`."""
+    def _prepare(self, inputs: Any) -> Any:
+        """What Keras is given for inputs."""
         return inputs
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         """A call's inputs, in which the ids of each feature are changed."""
         return tf.nest.map_structure(
-            lambda ids: change(ids, tf.int64, False), inputs
+            lambda ids: change(ids, "ids", tf.int64, False), inputs
         )
 
 
-def _as_ids(ids: Any, dtype: tf.DType, ragged: bool | None) -> Any:
+def _as_ids(ids: Any, _: str, dtype: tf.DType, ragged: bool | None) -> Any:
     """Makes ids of a placeholder of floats; other tensors stay as they are."""
     if not (isinstance(ids, tf.Tensor) and ids.dtype.is_floating):
         return ids

@@ -185,15 +185,11 @@ class DistributedEmbedding(TableLayer):
         )
         self._place(spec, arguments)
 
-    def _prepare(self, inputs: Any, partial: bool) -> Any:
+    def _prepare(self, inputs: Any) -> Any:
         # Keras would make a tensor of each number in a list.
         if _is_preprocessed(inputs):
             return inputs
-        ids, _ = self._flatten(inputs, None, partial)
-        given = [
-            i for i in range(len(ids)) if not partial or ids[i] is not None
-        ]
-        return self._pack(given, [ids[i] for i in given])
+        return self._map_ids(lambda ids, what, *_: to_tensor(ids, what), inputs)
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
         if not _is_preprocessed(inputs):
@@ -201,19 +197,6 @@ class DistributedEmbedding(TableLayer):
         # Without the weights, which are left out here.
         ids = super()._map_ids(change, inputs[_PREPROCESSED]["inputs"])
         return {_PREPROCESSED: {"inputs": ids}}
-
-    def build(self, input_shape: Any = None) -> None:
-        """Creates all tables, unless they wait for the size of a batch.
-
-        Args:
-            input_shape: the shapes of the inputs in their nesting, or None.
-
-        Raises:
-            ValueError: they are not the features' input_shape.
-        """
-        if input_shape is not None and not _is_preprocessed(input_shape):
-            self._check_shapes(input_shape)
-        super().build(input_shape)
 
     @tf.autograph.experimental.do_not_convert
     def preprocess(
@@ -249,8 +232,7 @@ class DistributedEmbedding(TableLayer):
             tf.errors.InvalidArgumentError: values that are wrong.
             RuntimeError: it is to measure a batch, and is traced.
         """
-        ids, flat_weights = self._flatten(inputs, weights, bool(partial))
-        given, called = self._select(ids, flat_weights, bool(partial))
+        called = self._read(inputs, weights, bool(partial))
         bags = self._to_bags(called, training=False)
         if training and self._arguments.given["update_stats"]:
             if not tf.executing_eagerly():
@@ -259,7 +241,7 @@ class DistributedEmbedding(TableLayer):
                     "measure batches in a tf.function or in tf.data's map: "
                     "call preprocess eagerly, or without training=True."
                 )
-            if len(given) < len(ids):
+            if len(called.places) < len(self._spec.features):
                 raise ValueError(
                     f"Layer '{self.name}' has update_stats set: a batch that "
                     "is measured has all features."
@@ -267,9 +249,9 @@ class DistributedEmbedding(TableLayer):
             engine: Any = self._engine
             if isinstance(engine, FixedBatches):
                 engine.raise_limits(lookup_bags(called.features, bags))
-        result = {"inputs": self._pack(given, called.ids)}
-        if any(w is not None for w in flat_weights):
-            result["weights"] = self._pack(given, called.weights)
+        result = {"inputs": self._pack(called, called.ids)}
+        if any(w is not None for w in called.weights):
+            result["weights"] = self._pack(called, called.weights)
         return {_PREPROCESSED: result}
 
     def get_embedding_tables(self) -> dict[str, tf.Tensor]:
@@ -311,13 +293,19 @@ class DistributedEmbedding(TableLayer):
         Raises:
             ValueError: they are not the features' input_shape.
         """
-        outputs: list[tf.TensorShape | None] = []
-        for feature, shape in zip(
-            self._spec.features, self._check_shapes(input_shapes), strict=True
-        ):
-            if shape is None:
-                outputs.append(None)
+        structure, features = self._spec.structure, self._spec.features
+        given = structure.flatten(input_shapes, "input_shapes", partial=True)
+        outputs = {}
+        for i, declared in enumerate(self._input_shapes(features)):
+            if given[i] is None:
                 continue
+            feature, shape = features[i], tf.TensorShape(given[i])
+            if shape.rank == 0:
+                raise ValueError(
+                    f"{feature}: ids of shape [], but they need a batch."
+                )
+            if declared is not None:
+                declared.check_static(feature, shape, rows=True)
             assert feature.output_shape is not None
             batch, *rest = feature.output_shape
             if batch is None and shape.rank and shape[0] is not None:
@@ -325,10 +313,8 @@ class DistributedEmbedding(TableLayer):
                 if feature.sequences is False and shape.rank == 2:
                     # Rows of ragged or sparse ids, several to a sample.
                     batch //= math.prod(d or 1 for d in rest)
-            outputs.append(tf.TensorShape([batch, *rest, feature.width]))
-        return self._spec.structure.pack(
-            outputs, [shape is not None for shape in outputs]
-        )
+            outputs[i] = tf.TensorShape([batch, *rest, feature.width])
+        return structure.pack(outputs)
 
     def _flatten(
         self, inputs: Any, weights: Any, partial: bool
@@ -369,27 +355,6 @@ class DistributedEmbedding(TableLayer):
                     (batch, *rest), self._arguments.given["strict_shapes"]
                 )
             shapes.append(shape)
-        return shapes
-
-    def _check_shapes(self, input_shapes: Any) -> list[tf.TensorShape | None]:
-        """Checks shapes without ids; returns each feature's, or None."""
-        # The ids say whether all are there.
-        flat = self._spec.structure.flatten(
-            input_shapes, "input_shapes", partial=True
-        )
-        shapes = [None if s is None else tf.TensorShape(s) for s in flat]
-        features = self._spec.features
-        for feature, shape, declared in zip(
-            features, shapes, self._input_shapes(features), strict=True
-        ):
-            if shape is None:
-                continue
-            if shape.rank == 0:
-                raise ValueError(
-                    f"{feature}: ids of shape [], but they need a batch."
-                )
-            if declared is not None:
-                declared.check_static(feature, shape, rows=True)
         return shapes
 
 

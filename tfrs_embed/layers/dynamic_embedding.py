@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfrs_embed import configs
 from tfrs_embed.arguments import as_int, named
 from tfrs_embed.distribution.key_shards import shards_of
-from tfrs_embed.dynamic_keys import DynamicKeys
+from tfrs_embed.dynamic_keys import DynamicKeys, as_key_dtype
 from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.table_arguments import TableArguments, check_integer
@@ -111,16 +111,15 @@ class DynamicEmbedding(TableLayer):
         super().__init__(**kwargs)
         keras = self._keras
         with errors.of_layer(self.name):
-            given, own = _read(initial_vocabulary)
+            vocabulary, dtype = _read(initial_vocabulary, key_dtype)
             keys = DynamicKeys(
-                key_dtype or own,
+                dtype,
                 admission,
                 eviction_policy,
                 when_full,
                 candidates,
                 max_rows,
             )
-            vocabulary = _convert(given, own, keys.dtype)
             rows = check_integer(input_dim, "input_dim", 1)
             if rows is None:
                 world = self._strategy.num_replicas_in_sync
@@ -197,18 +196,22 @@ class DynamicEmbedding(TableLayer):
                     self.table.give_rows(self._vocabulary)
 
 
-def _read(vocabulary: Any) -> tuple[Any, tf.DType]:
+def _read(vocabulary: Any, key_dtype: Any) -> tuple[Any, tf.DType]:
     """Reads an initial vocabulary.
 
     Args:
         vocabulary: the keys as the layer is given them, or None.
+        key_dtype: the table's; None: that of the keys.
 
     Returns:
-        The keys, [n] objects: integers, or strings as bytes; and their dtype.
+        The keys, [n] numbers of the table's dtype, or strings as bytes; and the
+        dtype.
 
     Raises:
-        ValueError: they have another shape, or one is there twice or empty.
-        TypeError: they are no keys.
+        ValueError: they have another shape, or one is there twice or empty, or
+            the dtype doesn't have it.
+        TypeError: they are no keys, or strings for a table of integers, or
+            conversely.
     """
     if hasattr(vocabulary, "numpy"):
         vocabulary = vocabulary.numpy()
@@ -230,42 +233,28 @@ def _read(vocabulary: Any) -> tuple[Any, tf.DType]:
         )
     if is_text:
         keys[:] = [tf.compat.as_bytes(key) for key in keys]
-        dtype = tf.string
+        own = tf.string
     else:
-        dtype = tf.as_dtype(getattr(vocabulary, "dtype", tf.int64))
+        own = tf.as_dtype(getattr(vocabulary, "dtype", tf.int64))
+    dtype = as_key_dtype(key_dtype or own, "key_dtype")
     if b"" in keys.tolist():
         raise ValueError(
             "initial_vocabulary has an empty string, which is no key."
         )
     if len(set(keys.tolist())) < len(keys):
         raise ValueError("initial_vocabulary has keys twice.")
-    return keys, dtype
-
-
-def _convert(keys: Any, own: tf.DType, dtype: tf.DType) -> Any:
-    """Brings the keys of an initial vocabulary to a table's dtype.
-
-    Args:
-        keys: the keys, [n] objects.
-        own: their dtype.
-        dtype: the table's.
-
-    Raises:
-        TypeError: that is integers, and they are strings, or conversely.
-        ValueError: it doesn't have all of them.
-    """
     if not len(keys):
-        return keys
-    if (own == tf.string) != (dtype == tf.string):
+        return keys, dtype
+    if is_text != (dtype == tf.string):
         raise TypeError(
             f"initial_vocabulary is of {own.name}, and key_dtype is "
             f"{dtype.name}."
         )
-    if dtype == tf.string:
-        return keys
+    if is_text:
+        return keys, dtype
     for key in min(keys), max(keys):
         if not dtype.min <= key <= dtype.max:
             raise ValueError(
                 f"initial_vocabulary has {key}, which is no {dtype.name}."
             )
-    return keys.astype(dtype.as_numpy_dtype)
+    return keys.astype(dtype.as_numpy_dtype), dtype

@@ -24,17 +24,11 @@ from tfrs_embed.ops.lookup import combine, reshape_output
 from tfrs_embed.ops.tpu_inputs import require_given, require_known
 from tfrs_embed.serving import tables as served_tables
 from tfrs_embed.serving.tables import ServedTables
-from tfrs_embed.strategies import is_tpu, on_host
+from tfrs_embed.strategies import on_host
 
 
 class TableLayer(TableHolder):
-    """Holds a configuration's tables and looks its features up.
-
-    A layer made of it says where each table goes, with `_place`.
-
-    Args:
-        **kwargs: those of every Keras layer.
-    """
+    """Holds a configuration's tables and looks its features up."""
 
     if TYPE_CHECKING:
         # To a type checker Keras's own is Any.
@@ -49,13 +43,15 @@ class TableLayer(TableHolder):
             """Looks the features up; see the class."""
 
     def _map_ids(self, change: ChangeIds, inputs: Any) -> Any:
-        features, structure = self._spec.features, self._spec.structure
-        given = structure.flatten(inputs, "inputs", partial=True)
-        changed = [
-            None if ids is None else change(ids, _dtype(f), self._is_ragged(i))
-            for i, (f, ids) in enumerate(zip(features, given, strict=True))
-        ]
-        return structure.pack(changed, [ids is not None for ids in given])
+        structure, changed = self._spec.structure, {}
+        for i, ids in enumerate(structure.flatten(inputs, "inputs", True)):
+            if ids is not None:
+                feature = self._spec.features[i]
+                keys = feature.table.keys
+                dtype = tf.int64 if keys is None else keys.dtype
+                ragged = self._is_ragged(i)
+                changed[i] = change(ids, f"{feature}: ids", dtype, ragged)
+        return structure.pack(changed)
 
     def _flatten(
         self, inputs: Any, weights: Any, partial: bool
@@ -83,12 +79,10 @@ class TableLayer(TableHolder):
         partial: bool = False,
     ) -> Any:
         """Looks the features up; see the class."""
-        partial = bool(partial)
-        ids, flat_weights = self._flatten(inputs, weights, partial)
+        called = self._read(inputs, weights, bool(partial))
         strategies.check(self.name, self._strategy)
-        given, called = self._select(ids, flat_weights, partial)
         features = called.features
-        self._note_kinds({i: ids[i] for i in given})
+        self._note_kinds(dict(zip(called.places, called.ids, strict=True)))
         served = served_tables.current()
         if served is None:
             bags, found = self._look_up(called, training)
@@ -101,7 +95,7 @@ class TableLayer(TableHolder):
             if mask is not None:
                 # Keras passes it on to the next layers.
                 output._keras_mask = mask
-        return self._pack(given, outputs)
+        return self._pack(called, outputs)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Which positions of sequences hold an id.
@@ -119,26 +113,19 @@ class TableLayer(TableHolder):
         """
         if not self.supports_masking:
             return None
-        ids, no_weights = self._flatten(inputs, None, partial=True)
-        given, called = self._select(ids, no_weights, partial=True)
+        called = self._read(inputs, None, partial=True)
         bags = self._to_bags(called, training=False)
-        return self._pack(given, _masks(called.features, bags))
+        return self._pack(called, _masks(called.features, bags))
 
-    def _pack(self, places: Sequence[int], values: Sequence[Any]) -> Any:
-        """The nesting of values of some features, by the features' places."""
-        by_place = dict(zip(places, values, strict=True))
-        every = range(len(self._spec.features))
+    def _pack(self, inputs: _Inputs, values: Sequence[Any]) -> Any:
+        """The nesting of values of the features that a call has."""
         return self._spec.structure.pack(
-            [by_place.get(i) for i in every], [i in by_place for i in every]
+            dict(zip(inputs.places, values, strict=True))
         )
 
-    def _select(
-        self, ids: Sequence[Any], weights: Sequence[Any], partial: bool
-    ) -> tuple[list[int], _Inputs]:
-        """The features that a call has: their places and inputs.
-
-        Checks that the others may be left out; see `call`.
-        """
+    def _read(self, inputs: Any, weights: Any, partial: bool) -> _Inputs:
+        """The features that a call has; checks that others may be left out."""
+        ids, weights = self._flatten(inputs, weights, partial)
         features = self._spec.features
         given = [
             i for i in range(len(ids)) if not partial or ids[i] is not None
@@ -165,7 +152,8 @@ class TableLayer(TableHolder):
                 )
                 if isinstance(engine, FixedBatches):
                     engine.require_all(there)
-        return given, _Inputs(
+        return _Inputs(
+            given,
             [features[i] for i in given],
             [ids[i] for i in given],
             [weights[i] for i in given],
@@ -265,9 +253,7 @@ class TableLayer(TableHolder):
     ) -> list[BaggedIds]:
         """Checks ids and weights where the layer is called; see `_look_up`."""
         features, ids, weights = inputs.features, inputs.ids, inputs.weights
-        in_tpu = is_tpu(self._strategy) and strategies.in_replica(
-            self._strategy
-        )
+        in_tpu = strategies.in_tpu_replica()
         if in_tpu:
             for feature, *both in zip(features, ids, weights, strict=True):
                 hashed_features.require_for_tpu(feature, both[0])
@@ -307,11 +293,13 @@ class _Inputs:
     """What a call gives for the features that it has.
 
     Attributes:
+        places: the features' places among the layer's.
         features: the features.
         ids: each feature's ids.
         weights: each feature's weights, or None.
     """
 
+    places: Sequence[int]
     features: Sequence[FeatureSpec]
     ids: Sequence[Any]
     weights: Sequence[Any]
@@ -320,9 +308,3 @@ class _Inputs:
     def lookups(self) -> list[FeatureSpec]:
         """The features' lookups, one feature after the other."""
         return [each for feature in self.features for each in feature.lookups]
-
-
-def _dtype(feature: FeatureSpec) -> tf.DType:
-    """A dtype of ids that the feature takes."""
-    keys = feature.table.keys
-    return tf.int64 if keys is None else keys.dtype

@@ -111,7 +111,7 @@ def make_setup(
     """
     require_sparse_core_api()
     feature_config, spec = _read(feature_config, optimizer)
-    order = tuple(nest.flatten(spec.structure.pack(range(len(spec.features)))))
+    order = tuple(nest.flatten(spec.structure.template))
     for feature in spec.features:
         _check_feature(feature, topology)
     rules = {t.name: _rule(t) for t in _tables_of(feature_config)}
