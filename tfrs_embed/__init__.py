@@ -109,24 +109,16 @@ __all__ = [
     "types",
 ]
 
-# Imported when they are first asked for, as a program of Keras 3 has no use for
-# tf_keras.
-_OF_TF_KERAS = (
-    "All2AllDenseEmbedding",
-    "DistributedEmbedding",
-    "DynamicEmbedding",
-    "Embedding",
-    "PartialTPUEmbedding",
-)
-
 
 def __getattr__(name: str) -> Any:
     """The layers of tf_keras, and the module with those of Keras 3."""
     if name == "keras3":
         return importlib.import_module("tfrs_embed.keras3")
-    if name in _OF_TF_KERAS:
-        module = importlib.import_module("tfrs_embed.keras2")
-        globals().update({each: getattr(module, each) for each in _OF_TF_KERAS})
+    if name in __all__:
+        # Imported when one is first asked for, as a program of Keras 3 has no
+        # use for tf_keras.
+        keras2 = importlib.import_module("tfrs_embed.keras2")
+        globals().update({n: getattr(keras2, n) for n in keras2.__all__})
         return globals()[name]
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
@@ -546,15 +545,12 @@ def _table_spec(config: Any, index: int, keras: Any, owner: str) -> TableSpec:
         )
     values = {f.name: getattr(own, f.name) for f in dataclasses.fields(own)}
     dim = values.pop("embedding_dim")
-    initializer = _own_copy(own.initializer)
-    if initializer is None:
+    values["initializer"] = _own_copy(own.initializer)
+    if own.initializer is None:
+        # TF's configs always have one.
         kinds = keras.initializers
-        initializer = (
-            kinds.VarianceScaling(mode="fan_out")
-            if own is config
-            else kinds.TruncatedNormal(stddev=1 / math.sqrt(dim))
-        )
-    values |= {"initializer": initializer, "optimizer": config.optimizer}
+        values["initializer"] = kinds.VarianceScaling(mode="fan_out")
+    values["optimizer"] = config.optimizer
     return TableSpec(dim=dim, source=config, owner=owner, **values)
 
 

@@ -84,7 +84,7 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
         size = max(1, BLOCK_ELEMENTS // table.dim)
         for first in range(0, table.vocabulary_size, size):
             block = (min(size, table.vocabulary_size - first), table.dim)
-            rows = _checked(table, make(first, block), first, block)
+            rows = checked(table, make(first, block), block, first)
             yield first, _rounded(table, rows, first)
             # The caller has put the rows where they are to be.
             task.advance(_bytes_of_rows(table, block[0]))
@@ -131,7 +131,7 @@ def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:
             partition_offset=(first, 0),
         )
     with tf.device("CPU:0"):
-        whole = _checked(table, _call(initializer, shape), 0, shape)
+        whole = checked(table, _call(initializer, shape), shape)
 
     def cut(first: int, block: _Shape) -> tf.Tensor:
         with tf.device("CPU:0"):
@@ -238,14 +238,14 @@ def _call(initializer: Any, shape: _Shape, **partition: Any) -> Any:
     return initializer(shape, **partition)
 
 
-def _checked(
-    table: TableSpec, rows: Any, first: int, shape: _Shape
+def checked(
+    table: TableSpec, rows: Any, shape: Sequence[int | None], first: int = 0
 ) -> tf.Tensor:
-    """Returns rows as a tensor, if they are float32 of the shape."""
+    """Returns rows as a tensor; raises unless they are float32 of the shape."""
     rows = tf.convert_to_tensor(rows)
-    if tuple(rows.shape) != shape or rows.dtype != tf.float32:
+    if not rows.shape.is_compatible_with(shape) or rows.dtype != tf.float32:
         part = ""
-        if shape[0] < table.vocabulary_size:
+        if shape[0] is not None and shape[0] < table.vocabulary_size:
             part = f", for its rows {first} to {first + shape[0] - 1}"
         raise ValueError(
             f"Table '{table.name}': its initializer returned "

@@ -28,6 +28,7 @@ from tfrs_embed.optimizers.conversion import DECLARED
 __all__ = [
     "All2AllDenseEmbedding",
     "DistributedEmbedding",
+    "DynamicEmbedding",
     "Embedding",
     "PartialTPUEmbedding",
 ]
@@ -103,7 +104,7 @@ class DistributedEmbedding(  # noqa: D101
 
 
 @_register
-class DynamicEmbedding(dynamic_embedding.DynamicEmbedding, _Layer):
+class DynamicEmbedding(dynamic_embedding.DynamicEmbedding, _Layer):  # noqa: D101
     __doc__ = dynamic_embedding.DynamicEmbedding.__doc__
 
 

@@ -113,18 +113,12 @@ class Hooks:
     _supports_tf_logs = True
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(("on_", "set_")):
+        if name.startswith(("on_", "set_", "_implements_")):
             return _nothing
         raise AttributeError(name)
 
     def _implements_train_batch_hooks(self) -> bool:
         return True
-
-    def _implements_test_batch_hooks(self) -> bool:
-        return False
-
-    def _implements_predict_batch_hooks(self) -> bool:
-        return False
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

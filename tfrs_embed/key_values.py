@@ -26,6 +26,7 @@ from tfrs_embed import graphs
 from tfrs_embed.configs import TableSpec
 from tfrs_embed.initial_values import (
     calls_as,
+    checked,
     constant_of,
     fan_of,
     parameters,
@@ -163,15 +164,8 @@ def _draw_rows(
 def _called(table: TableSpec, keys: tf.Tensor) -> tf.Tensor:
     """Rows that a callable made of keys."""
     shape = tf.stack([tf.size(keys), table.dim])
-    rows = tf.convert_to_tensor(table.initializer(shape, keys=keys))
-    if rows.dtype != tf.float32 or not rows.shape.is_compatible_with(
-        [keys.shape[0], table.dim]
-    ):
-        raise ValueError(
-            f"Table '{table.name}': its initializer returned "
-            f"{rows.dtype.name} of shape {rows.shape}, not float32 of shape "
-            f"{[keys.shape[0], table.dim]}."
-        )
+    rows = table.initializer(shape, keys=keys)
+    rows = checked(table, rows, [keys.shape[0], table.dim])
     return tf.ensure_shape(rows, [None, table.dim])
 
 
