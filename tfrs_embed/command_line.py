@@ -58,17 +58,9 @@ def add_command(
 
 
 def fail(error: object, status: int = FAILED) -> int:
-    """Says in one line on stderr why a command ends.
+    """Says in one line on stderr why a command ends, and returns the status.
 
-    Args:
-        error: the reason.
-        status: the exit status.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        BrokenPipeError: that is the reason, and there is no more to say.
+    A BrokenPipeError is raised again: there is no more to say.
     """
     if isinstance(error, BrokenPipeError):
         raise error

@@ -324,9 +324,7 @@ def by_optimizer(
 ) -> list[list[TableSpec]]:
     """Groups tables that were given one optimizer; equal names are not one.
 
-    Args:
-        tables: the tables.
-        optimizer: that of tables that have none of their own.
+    `optimizer` is that of tables that have none of their own.
     """
     groups: dict[int, list[TableSpec]] = {}
     for table in tables:

@@ -65,9 +65,6 @@ def seed_of(table: TableSpec) -> int:
 def maker(table: TableSpec) -> Maker:
     """Returns what makes the initial rows of a table's keys.
 
-    Args:
-        table: the table.
-
     Raises:
         ValueError: its initializer's rows can't be made one by one. These can:
             TF's and Keras's zeros, ones, constants of one number, uniform,

@@ -306,10 +306,8 @@ def _engine(
         strategy: the strategy.
         sharding: the engine for several replicas, or for TPUs.
         reason: why the table needs an engine.
-        instead: what else could be done, for the error.
-
-    Raises:
-        NotImplementedError: the strategy has no engine for several replicas.
+        instead: what else could be done, for the NotImplementedError under a
+            strategy that has no engine for several replicas.
     """
     replicas = strategy.num_replicas_in_sync
     if is_tpu(strategy) or can_shard(strategy):

@@ -13,15 +13,7 @@ from tfrs_embed._tensorflow import control_flow_util, tpu_replication
 
 
 def check(name: str, strategy: tf.distribute.Strategy) -> None:
-    """Checks that a layer is called under the strategy it was made under.
-
-    Args:
-        name: the layer's name.
-        strategy: the strategy it was made under.
-
-    Raises:
-        RuntimeError: another strategy is in effect.
-    """
+    """Raises a RuntimeError under another strategy than a layer's own."""
     if not tf.distribute.has_strategy():
         return
     current = tf.distribute.get_strategy()
@@ -49,14 +41,9 @@ def in_replica(strategy: tf.distribute.Strategy) -> bool:
 
 
 def on_host(function: Callable[..., Any], *args: Any) -> Any:
-    """Runs a function on the host of a replica's TPU.
+    """Calls a function on the host of a replica's TPU.
 
-    Args:
-        function: what to run.
-        *args: its arguments.
-
-    Returns:
-        What it returns. Outside of a TPUStrategy's replica it is just called.
+    Outside of a TPUStrategy's replica it is just called.
     """
     if tf.executing_eagerly() or tf.distribute.in_cross_replica_context():
         return function(*args)
@@ -126,13 +113,9 @@ def in_xla() -> bool:
 
 
 def refuse_in_xla(what: str) -> None:
-    """Raises inside XLA, and does nothing elsewhere.
+    """Raises a NotImplementedError where XLA will compile what is traced.
 
-    Args:
-        what: the feature that XLA can't have, in the plural.
-
-    Raises:
-        NotImplementedError: XLA will compile what is being traced.
+    `what` is the feature that XLA can't have, in the plural.
     """
     if in_xla():
         raise NotImplementedError(
@@ -175,11 +158,7 @@ def has_sparse_core_api() -> bool:
 
 
 def require_sparse_core_api() -> None:
-    """Checks that this TensorFlow can lay tables out on SparseCores.
-
-    Raises:
-        RuntimeError: it can't.
-    """
+    """Raises a RuntimeError unless `has_sparse_core_api`."""
     if not has_sparse_core_api():
         raise RuntimeError(
             f"{NO_SPARSE_CORES}, which has "

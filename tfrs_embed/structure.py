@@ -32,18 +32,10 @@ class Structure:
     def of(
         cls, value: Any, is_leaf: Callable[[Any], bool]
     ) -> tuple[Structure, list[Any]]:
-        """Splits `value` into its structure and its leaves.
-
-        Args:
-            value: the nesting.
-            is_leaf: tells a leaf; anything that is neither a leaf nor a dict,
-                list or tuple is an error.
-
-        Returns:
-            The structure and the leaves in order.
+        """Splits a nesting into its structure and its leaves in order.
 
         Raises:
-            TypeError: something in the nesting is not a leaf.
+            TypeError: something is neither a leaf nor a dict, list or tuple.
         """
         leaves: list[Any] = []
         paths: list[str] = []

@@ -21,17 +21,7 @@ def make_variable(
     shape: Any = None,
     kind: type = UnmirroredVariable,
 ) -> tf.Variable:
-    """Makes a variable of this device alone.
-
-    Args:
-        value: the initial value.
-        name: the variable's name.
-        shape: its shape, if not the value's.
-        kind: its class.
-
-    Returns:
-        The variable. No strategy mirrors it.
-    """
+    """Makes a variable of this device alone: no strategy mirrors it."""
     # Keras wants to see that it was made in the strategy's scope all the same.
     strategy = (
         tf.distribute.get_strategy() if tf.distribute.has_strategy() else None

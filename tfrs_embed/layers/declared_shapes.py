@@ -12,12 +12,7 @@ from tfrs_embed.configs import FeatureConfig, FeatureSpec
 def with_output_shape(feature: FeatureSpec, replicas: int) -> FeatureSpec:
     """Gives a feature an output_shape, so that dense ids are combined.
 
-    Args:
-        feature: the feature.
-        replicas: the number of replicas that divide a batch.
-
-    Returns:
-        The feature, with its batch on one replica.
+    Its batch_size becomes that of one of the replicas.
 
     Raises:
         ValueError: the declared shapes contradict each other, or the batch

@@ -197,21 +197,11 @@ class DynamicEmbedding(TableLayer):
 
 
 def _read(vocabulary: Any, key_dtype: Any) -> tuple[Any, tf.DType]:
-    """Reads an initial vocabulary.
-
-    Args:
-        vocabulary: the keys as the layer is given them, or None.
-        key_dtype: the table's; None: that of the keys.
+    """Checks an initial vocabulary.
 
     Returns:
         The keys, [n] numbers of the table's dtype, or strings as bytes; and the
-        dtype.
-
-    Raises:
-        ValueError: they have another shape, or one is there twice or empty, or
-            the dtype doesn't have it.
-        TypeError: they are no keys, or strings for a table of integers, or
-            conversely.
+        dtype: `key_dtype`, or that of the keys for None.
     """
     if hasattr(vocabulary, "numpy"):
         vocabulary = vocabulary.numpy()

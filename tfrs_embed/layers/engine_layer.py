@@ -41,9 +41,6 @@ class EngineLayer(Layer):
     Args:
         engine: the engine.
         **kwargs: `name`, `dtype`, `trainable`, as in every Keras layer.
-
-    Attributes:
-        engine: the engine.
     """
 
     def __init__(self, engine: Engine, **kwargs: Any) -> None:

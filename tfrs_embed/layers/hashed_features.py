@@ -39,15 +39,10 @@ def compose(
 
 
 def require_for_tpu(feature: FeatureSpec, ids: Any) -> None:
-    """Requires ids that a TPU's program can be given.
+    """Raises a ValueError for ids that a TPU's program can't be given.
 
-    Args:
-        feature: the feature.
-        ids: its ids, in a TPU's program.
-
-    Raises:
-        ValueError: their number is not known, where each is looked up alone; or
-            they are strings, and the host may not take these.
+    Their number is not known, where each is looked up alone; or they are
+    strings, and the host may not take these.
     """
     strings = getattr(ids, "dtype", None) == tf.string
     if strings and not tf.config.get_soft_device_placement():

@@ -37,12 +37,7 @@ def build(layer: Embedding, table: TableSpec) -> None:
 def lookup(
     table: Any, bags: BaggedIds, strategy: tf.distribute.Strategy | None
 ) -> tf.Tensor:
-    """Looks up in a small table.
-
-    Args:
-        table: the table, [vocabulary_size, dim], a variable or a tensor.
-        bags: the ids.
-        strategy: the strategy that the table was made under, or None.
+    """Looks bags up in a variable or a tensor, [vocabulary_size, dim].
 
     Returns:
         [count, dim] float32, or float64 if the table is.

@@ -162,17 +162,10 @@ def check_integer(
 def convert_optimizers(
     tables: Sequence[TableSpec], optimizer: Any, layer: str, keras: Any
 ) -> dict[str, TableOptimizer | None]:
-    """Converts each table's optimizer: its own, else the layer's.
+    """Converts each table's optimizer: its own, else that of the layer.
 
-    Args:
-        tables: the tables.
-        optimizer: the layer's, in any form that `convert` takes.
-        layer: the layer's class, for errors.
-        keras: its Keras.
-
-    Returns:
-        The optimizers by table name. Tables that were given one object share
-        what becomes of it.
+    Tables that were given one object share what becomes of it. `layer` is the
+    layer's class, for errors.
     """
     result = {}
     for group in by_optimizer(tables, optimizer):

@@ -513,11 +513,7 @@ class TableHolder(Layer):
         }
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Creates all tables.
-
-        Args:
-            config: what `get_build_config` returned.
-        """
+        """Creates all tables, for what `get_build_config` returned."""
         ragged = config.get("ragged")
         self._ragged = None if ragged is None else set(ragged)
         with tf.name_scope(in_graphs(self.name)):  # As in a call.

@@ -13,20 +13,10 @@ from tfrs_embed.configs import TableSpec
 def check_values(
     given: Mapping[str, Any], tables: Sequence[TableSpec], layer: str
 ) -> dict[str, tf.Tensor]:
-    """Checks the values that `load_tables` takes.
-
-    Args:
-        given: the values by table name.
-        tables: the layer's tables.
-        layer: the layer's name, for errors.
+    """Checks the values that `load_tables` takes, and raises as it does.
 
     Returns:
         Each table's values, [vocabulary_size, dim] numbers on the host.
-
-    Raises:
-        TypeError: something is no numbers.
-        ValueError: there is no such table, or it has another shape, or a Keras
-            layer has none yet.
     """
     specs = {table.name: table for table in tables}
     values = {}
