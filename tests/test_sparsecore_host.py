@@ -167,10 +167,7 @@ def test_more_ids_than_one_integer_has_room_for_are_sorted_as_well():
     tables, ids = 1 << 17, 1 << 17
     cols = rng.integers(0, 100, ids).astype(np.int32)
     rows = np.arange(ids, dtype=np.int32)
-    features = [
-        coo.Coo(rows[i : i + 1], cols[i : i + 1], None) for i in range(ids)
-    ]
-    got = partitions.sort(features, range(tables), ids, Topology.of((2, 1)))
+    got = partitions.sort(rows, cols, None, np.arange(tables), shards=2)
     order = np.lexsort((np.arange(ids), cols >> 1, np.arange(ids), cols & 1))
     np.testing.assert_array_equal(got.rows, order)
 

@@ -32,24 +32,9 @@ class Ids(NamedTuple):
     weights: Any = None
 
 
-class Coo(NamedTuple):
-    """Ids as (row, col, gain), in ascending order of their samples.
-
-    Attributes:
-        rows: [n] int32, the sample's place among the chip's of the stack, which
-            lie SparseCore by SparseCore.
-        cols: [n] int32, the row of the stacked table.
-        gains: [n] float32, or None where only ids are counted.
-    """
-
-    rows: Ints
-    cols: Ints
-    gains: Floats | None
-
-
 def convert(
     layout: Layout, feature: FeatureLayout, ids: Ids, with_gains: bool
-) -> Coo:
+) -> tuple[Ints, Ints, Floats | None]:
     """Turns a feature's ids into (row, col, gain).
 
     Args:
@@ -59,7 +44,10 @@ def convert(
         with_gains: False leaves the gains out, and the weights unread.
 
     Returns:
-        The ids, neighbours of equal sample and id merged.
+        Of the ids, in the order of their samples, neighbours of equal sample
+        and id merged: the rows, [n] int32, the samples' places among the chip's
+        of the stack, which lie SparseCore by SparseCore; the cols, [n] int32;
+        and the gains, [n] float32 or None.
     """
     num_sc = layout.topology.sparse_cores
     of_core = np.arange(feature.samples // num_sc, dtype=np.int32)
@@ -79,9 +67,10 @@ def convert(
         again = (values[1:] == values[:-1]) & (samples[1:] == samples[:-1])
         if again.any():
             kept = np.concatenate([[True], ~again])
-            values, samples = values[kept], samples[kept]
             if gains is not None:
                 gains = merge_gains(gains, kept)
+            places = np.flatnonzero(kept)  # Faster than the mask.
+            values, samples = values[places], samples[places]
     combiner = feature.config.table.combiner
     if gains is not None and combiner != "sum":
         gains *= _scales(ids.weights, lengths, combiner)[samples]
@@ -90,7 +79,7 @@ def convert(
     cols &= mask
     cols += values & ~mask
     cols += np.int32(feature.col_offset)
-    return Coo(rows[samples], cols, gains)
+    return rows[samples], cols, gains
 
 
 def _scales(
@@ -116,7 +105,7 @@ def _scales(
 
 def merge_gains(gains: Floats, kept: NDArray[np.bool_]) -> Floats:
     """Adds the gains that are not kept, in order, to the kept one before."""
-    merged = gains[kept]
+    merged = gains[np.flatnonzero(kept)]
     again = np.flatnonzero(~kept)
     # Of `again[i]`, i + 1 of the places up to it are not kept.
     np.add.at(merged, again - np.arange(again.size) - 1, gains[again])

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfrs_embed.sparsecore.coo import (
-    Coo,
-    Floats,
-    Ids,
-    Ints,
-    convert,
-    merge_gains,
-)
+from tfrs_embed.sparsecore.coo import Floats, Ids, Ints, convert, merge_gains
 from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.sparsecore.topology import Topology
 
@@ -52,61 +45,86 @@ def partition(
     Returns:
         The partitions of each stack, by its name.
     """
-    coos: dict[str, list[Coo]] = {name: [] for name in layout.stacks}
-    offsets: dict[str, list[int]] = {name: [] for name in layout.stacks}
+    features: dict[str, list[Any]] = {name: [] for name in layout.stacks}
     for feature, given in zip(layout.features, ids, strict=True):
-        coos[feature.stack].append(convert(layout, feature, given, with_gains))
-        offsets[feature.stack].append(feature.col_offset)
+        coo = convert(layout, feature, given, with_gains)
+        features[feature.stack].append((feature.col_offset, *coo))
     return {
-        name: sort(features, offsets[name], stack.samples, layout.topology)
-        for (name, stack), features in zip(
-            layout.stacks.items(), coos.values(), strict=True
-        )
+        name: _sort_stack(features[name], stack.samples, layout.topology)
+        for name, stack in layout.stacks.items()
     }
 
 
-def sort(
-    features: Sequence[Coo],
-    col_offsets: Sequence[int],
+def _sort_stack(
+    features: Sequence[tuple[int, Ints, Ints, Floats | None]],
     samples: int,
     topology: Topology,
 ) -> Partitions:
     """Sorts a stack's ids on a chip.
 
     Args:
-        features: the stack's features.
-        col_offsets: where each feature's table begins in the stack.
+        features: where each feature's table begins in the stack; and the rows,
+            cols and gains of its ids.
         samples: the stack's samples on the chip.
         topology: the slice.
-
-    Returns:
-        The partitions.
     """
-    rows = np.concatenate([f.rows for f in features])
-    cols = np.concatenate([f.cols for f in features]).view(np.uint32)
-    _, tables = np.unique(np.asarray(col_offsets), return_inverse=True)
-    tables = np.repeat(tables, [f.rows.size for f in features])
-    per_core = np.int32(samples // topology.sparse_cores)
-    cores = rows // per_core  # Faster than `np.divmod`.
-    rows -= cores * per_core
+    offsets, rows, cols, gains = zip(*features, strict=True)
+    _, tables = np.unique(offsets, return_inverse=True)
+    per_core = samples // topology.sparse_cores
+    starts = np.arange(topology.sparse_cores + 1, dtype=np.int32) * per_core
+    # A feature's ids of one SparseCore lie together.
+    bounds = np.stack([np.searchsorted(each, starts) for each in rows], 1)
+    # One SparseCore at a time, as its ids stay in a processor's cache.
+    sorted_ids = []
+    for sc, (first, end) in enumerate(itertools.pairwise(bounds)):
+        parts = [slice(*p) for p in zip(first, end, strict=True)]
+        sorted_ids.append(
+            sort(
+                _join(rows, parts) - starts[sc],
+                _join(cols, parts),
+                None if gains[0] is None else _join(gains, parts),
+                np.repeat(tables, end - first),
+                topology.shards,
+            )
+        )
+    rows, cols, gains, ids, unique_ids = zip(*sorted_ids, strict=True)
+    return Partitions(
+        np.concatenate(rows),
+        np.concatenate(cols),
+        None if gains[0] is None else np.concatenate(gains),
+        np.stack(ids),
+        np.stack(unique_ids),
+    )
+
+
+def _join(arrays: Sequence[NDArray], parts: Sequence[slice]) -> NDArray:
+    pairs = zip(arrays, parts, strict=True)
+    return np.concatenate([array[part] for array, part in pairs])
+
+
+def sort(
+    rows: Ints,
+    cols: Ints,
+    gains: Floats | None,
+    tables: NDArray[np.intp],
+    shards: int,
+) -> Partitions:
+    """Sorts the ids of one SparseCore, with the number of each id's table."""
     # Everything that decides the order, and the place an id came from, in one
     # integer: numpy sorts these several times faster than it sorts places by
-    # keys. From the top: SparseCore, shard, table, row of the shard, place.
-    shards = topology.shards
+    # keys. From the top: shard, table, row of the shard, place.
     shard_bits = (shards - 1).bit_length()
     row_bits = 32 - shard_bits
     table_bits = int(tables.max(initial=0)).bit_length()
+    place_bits = max(rows.size - 1, 0).bit_length()
     shard_shift = np.uint64(table_bits + row_bits)
-    key = cores.astype(np.uint64) << np.uint64(shard_bits)
-    key |= cols & np.uint32(shards - 1)
+    unsigned = cols.view(np.uint32)
+    key = (unsigned & np.uint32(shards - 1)).astype(np.uint64)
     key <<= shard_shift
-    key |= cols >> np.uint32(shard_bits)
+    key |= unsigned >> np.uint32(shard_bits)
     if table_bits:
         key |= tables.astype(np.uint64) << np.uint64(row_bits)
-    partitions = topology.sparse_cores * shards
-    place_bits = max(rows.size - 1, 0).bit_length()
-    key_bits = (partitions - 1).bit_length() + table_bits + row_bits
-    if key_bits + place_bits <= 64:
+    if table_bits + 32 + place_bits <= 64:
         key <<= np.uint64(place_bits)
         key |= np.arange(rows.size, dtype=np.uint64)
         key.sort()
@@ -116,11 +134,9 @@ def sort(
         place = np.argsort(key, kind="stable")
         key = key[place]
     rows = rows[place]
-    gains = None
-    if features[0].gains is not None:
-        # All features have gains, or none.
-        gains = np.concatenate([f.gains for f in features])[place]
-    bounds = np.arange(partitions + 1, dtype=np.uint64) << shard_shift
+    if gains is not None:
+        gains = gains[place]
+    bounds = np.arange(shards + 1, dtype=np.uint64) << shard_shift
     ends = np.searchsorted(key, bounds)
     first = np.ones(rows.size, np.bool_)
     np.not_equal(key[1:], key[:-1], out=first[1:])
@@ -134,11 +150,8 @@ def sort(
             gains = merge_gains(gains, kept)
     # A shard's row has its sign, if the col had one.
     owned = key.astype(np.uint32) << np.uint32(shard_bits)
-    own_cols = owned.view(np.int32) >> np.int32(shard_bits)
-    shape = (topology.sparse_cores, shards)
-    return Partitions(
-        rows, own_cols, gains, ids.reshape(shape), unique_ids.reshape(shape)
-    )
+    cols = owned.view(np.int32) >> np.int32(shard_bits)
+    return Partitions(rows, cols, gains, ids, unique_ids)
 
 
 def _count(
