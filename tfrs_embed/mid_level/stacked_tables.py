@@ -97,9 +97,30 @@ class StackedTables(AutoTrackable):
             for slot, begins in (rule.slots() if rule else {}).items()
         }
         made[PARAMETERS] = self._make_variable(
-            name, tf.constant(initial_rows(self._setup, name))
+            name, tf.constant(self._initial_rows(name))
         )
         return made
+
+    def _initial_rows(self, stack: str) -> np.ndarray:
+        """Makes a stack's initial rows from its tables' initializers.
+
+        An initializer with a parameter `shard_info` is called for each chip, as
+        TF calls it, with a table's padded shape. Others give the table's own
+        rows, as every engine draws them. Padding is zero.
+        """
+        of_stack = self._layout.stacks[stack]
+        result = np.zeros((of_stack.rows, of_stack.dim), np.float32)
+        for table in of_stack.tables:
+            spec = self._setup.tables[table.name]
+            where = self.embedding_layouts[table.name]
+            blocks: Iterable[tuple[int, Any]] = initial_blocks(spec)
+            if "shard_info" in parameters(spec.initializer):
+                topology = self._layout.topology
+                blocks = [(0, _rows_of_shards(topology, spec, where))]
+            for first, block in blocks:
+                rows = np.arange(first, first + block.shape[0])
+                result[flat_rows(where, rows), : spec.dim] = block
+        return result
 
     def _make_variable(self, name: str, value: tf.Tensor) -> tf.Variable:
         variable = tf.Variable(value, trainable=False, name=name)
@@ -202,38 +223,6 @@ class StackedTables(AutoTrackable):
 
     def _checkpoint_adapter(self, path: str) -> None:
         checkpoints.check_layouts(path, self.embedding_layouts)
-
-
-def initial_rows(setup: Setup, stack: str) -> np.ndarray:
-    """Makes a stack's initial rows from its tables' initializers.
-
-    An initializer with a parameter `shard_info` is called for each chip, as TF
-    calls it, with a table's padded shape. Others give the table's own rows, as
-    every engine draws them. Padding is zero.
-
-    Args:
-        setup: the configuration.
-        stack: the stack's name.
-
-    Returns:
-        The rows, [rows, dim] float32.
-
-    Raises:
-        ValueError: an initializer returned something else.
-    """
-    layout = setup.layout
-    of_stack = layout.stacks[stack]
-    result = np.zeros((of_stack.rows, of_stack.dim), np.float32)
-    for table in of_stack.tables:
-        spec = setup.tables[table.name]
-        where = layout.stacking.table_to_layout[table.name]
-        blocks: Iterable[tuple[int, Any]] = initial_blocks(spec)
-        if "shard_info" in parameters(spec.initializer):
-            blocks = [(0, _rows_of_shards(layout.topology, spec, where))]
-        for first, block in blocks:
-            rows = np.arange(first, first + block.shape[0])
-            result[flat_rows(where, rows), : spec.dim] = block
-    return result
 
 
 def _rows_of_shards(

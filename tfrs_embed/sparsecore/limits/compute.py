@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfrs_embed import progress as tasks
-from tfrs_embed.configs import parse
+from tfrs_embed.configs import FeatureSpec, parse
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.inputs import lookup_bags, to_bags
+from tfrs_embed.ops.tensors import to_tensor
 from tfrs_embed.sparsecore.buffers import padded_sizes
-from tfrs_embed.sparsecore.limits import batches as batches_lib
 from tfrs_embed.sparsecore.limits.loads import Loads, StackLoads, of_chips
 from tfrs_embed.sparsecore.limits.report import (
     LimitsReport,
@@ -119,15 +121,11 @@ def compute_limits(
         else feature
         for feature in (spec.features[place] for place in places)
     ]
-
-    def parsed() -> Iterator[list[BaggedIds]]:
-        for number, batch in enumerate(batches):
-            leaves = spec.structure.flatten(batch, f"batch {number}")
-            yield batches_lib.read(
-                features, [leaves[place] for place in places], f"batch {number}"
-            )
-
-    stream: Iterator[list[BaggedIds]] = parsed()
+    leaves = (
+        spec.structure.flatten(batch, f"batch {number}")
+        for number, batch in enumerate(batches)
+    )
+    stream = _parse(features, ([each[i] for i in places] for each in leaves))
     lookups = [each for feature in features for each in feature.lookups]
     samples: list[int | None] = [None] * len(lookups)
     if not all(map(declares_samples, lookups)):
@@ -208,6 +206,37 @@ def compute_limits(
     return config, LimitsReport(
         topology.name, number + 1, tuple(tables), tuple(stacks)
     )
+
+
+def _parse(
+    features: Sequence[FeatureSpec], batches: Iterable[Sequence[Any]]
+) -> Iterator[list[BaggedIds]]:
+    """Yields the bags of each batch's lookups, made as a layer makes them."""
+    for number, given in enumerate(batches):
+        where = f"batch {number}"
+        try:
+            ids = map(_to_tensor, features, given)
+            bags = to_bags(features, list(ids), [None] * len(features))
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{where}: {error}") from error
+        except tf.errors.InvalidArgumentError as error:
+            raise ValueError(f"{where}: {error.message}") from error
+        yield lookup_bags(features, bags)
+
+
+def _to_tensor(feature: FeatureSpec, given: Any) -> Any:
+    if isinstance(given, tf.compat.v1.SparseTensorValue):
+        return tf.SparseTensor.from_value(given)
+    if isinstance(given, tf.compat.v1.ragged.RaggedTensorValue):
+        return tf.RaggedTensor.from_row_splits(given.values, given.row_splits)
+    given = to_tensor(given, f"{feature}: ids")
+    if isinstance(given, tf.Tensor) and declares_samples(feature):
+        # One id a sample may come in any shape, as TensorFlow takes them.
+        here = tf.TensorShape(given.shape)
+        wanted = tf.TensorShape(feature.output_shape)
+        if here != wanted and here.num_elements() == wanted.num_elements():
+            return tf.reshape(given, wanted)
+    return given
 
 
 def _stack_load(
