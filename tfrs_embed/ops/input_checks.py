@@ -213,20 +213,6 @@ def _rows(where: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.where(where)[:, 0], tf.int32)
 
 
-def check_rank_2(
-    feature: FeatureSpec, shape: tf.TensorShape, what: str, layout: str
-) -> None:
-    """Checks the rank of ragged or sparse ids.
-
-    Raises:
-        ValueError: it isn't 2.
-    """
-    if shape.rank != 2:
-        raise ValueError(
-            f"{feature}: {what} must have rank 2, {layout}, got shape {shape}."
-        )
-
-
 def check_ids_dtype(feature: FeatureSpec, dtype: tf.DType) -> None:
     """Checks that ids are integers, or strings that are hashed.
 

@@ -17,7 +17,6 @@ from tfrs_embed.ops.bags import Constants, Validity, bag_of_id
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.input_checks import (
     check_ids_dtype,
-    check_rank_2,
     require_output_shape,
     sparse_order,
     weights_like,
@@ -109,19 +108,17 @@ def parse_ids(
         refuse_in_xla(f"{feature}: tables with DynamicKeys")
         ids = as_int64(feature, feature.table.keys.dtype, ids, checks)
     ids = to_tensor(ids, f"{feature}: ids")
-    if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+    in_rows = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
+    if in_rows:
         refuse_in_xla(f"{feature}: ragged and sparse ids")
-    if isinstance(ids, tf.RaggedTensor):
-        return _parse_ragged(feature, ids, weights, checks)
-    if isinstance(ids, tf.SparseTensor):
-        return _parse_sparse(feature, ids, weights, checks)
-    return _parse_dense(feature, ids, weights, checks)
+    check_ids_dtype(feature, ids.dtype)
+    parse = _parse_rows if in_rows else _parse_dense
+    return parse(feature, ids, weights, checks)
 
 
 def _parse_dense(
     feature: FeatureSpec, ids: Any, weights: Any, checks: Checks
 ) -> ParsedIds:
-    check_ids_dtype(feature, ids.dtype)
     weights = weights_like(feature, ids, weights, checks)
     static = ids.shape
     fixed = static.is_fully_defined()
@@ -184,46 +181,39 @@ def _parse_sequence(
     return parsed
 
 
-def _parse_ragged(
+def _parse_rows(
     feature: FeatureSpec,
-    ids: tf.RaggedTensor,
+    ids: tf.RaggedTensor | tf.SparseTensor,
     weights: Any,
     checks: Checks,
 ) -> ParsedIds:
-    check_ids_dtype(feature, ids.dtype)
-    check_rank_2(feature, ids.shape, "ragged ids", "[batch, None]")
+    ragged = isinstance(ids, tf.RaggedTensor)
+    if ids.shape.rank != 2:
+        kind, layout = ("ragged", None) if ragged else ("sparse", "columns")
+        raise ValueError(
+            f"{feature}: {kind} ids must have rank 2, [batch, {layout}], got "
+            f"shape {ids.shape}."
+        )
+    rows, row, column, splits = ids.shape[0], None, None, None
+    if ragged:
+        splits = tf.cast(ids.row_splits, tf.int32)
+        rows = tf.size(splits) - 1 if rows is None else rows
+    else:
+        row, column = tf.unstack(ids.indices, num=2, axis=1)
+        row, column = tf.cast(row, tf.int32), tf.cast(column, tf.int32)
+        if rows is None:
+            rows, _ = tf.unstack(tf.cast(ids.dense_shape, tf.int32), num=2)
+        checks.require_together(sparse_order, None, (feature, ids))
     values = weights_like(feature, ids, weights, checks)
-    splits = tf.cast(ids.row_splits, tf.int32)
     return _by_rows(
         feature,
         checks,
         ids.values,
         values,
-        tf.size(splits) - 1 if ids.shape[0] is None else ids.shape[0],
+        rows,
+        row=row,
+        column=column,
         splits=splits,
-    )
-
-
-def _parse_sparse(
-    feature: FeatureSpec,
-    ids: tf.SparseTensor,
-    weights: Any,
-    checks: Checks,
-) -> ParsedIds:
-    check_ids_dtype(feature, ids.dtype)
-    check_rank_2(feature, ids.shape, "sparse ids", "[batch, columns]")
-    row, column = tf.unstack(ids.indices, num=2, axis=1)
-    rows, _ = tf.unstack(ids.dense_shape, num=2)
-    checks.require_together(sparse_order, None, (feature, ids))
-    values = weights_like(feature, ids, weights, checks)
-    return _by_rows(
-        feature,
-        checks,
-        ids.values,
-        values,
-        tf.cast(rows, tf.int32) if ids.shape[0] is None else ids.shape[0],
-        row=tf.cast(row, tf.int32),
-        column=tf.cast(column, tf.int32),
     )
 
 
