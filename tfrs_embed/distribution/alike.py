@@ -91,8 +91,6 @@ def agreed_max(
     longest = replicas.max(
         replica, tf.concat([tf.stack(sizes), both], 0), channel
     )
-    if replicas.world == 1:
-        return longest[:-2]
     # An assertion outside of a branch would wait for those of other replicas,
     # which wait for this one.
     return tf.cond(

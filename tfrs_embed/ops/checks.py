@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed import strategies
-from tfrs_embed.ops.bags import num_rows
+from tfrs_embed.ops.bags import concat, num_rows
 
 #: Whether something holds, and a function that words the error if it doesn't;
 #: see `Checks.require`.
@@ -55,7 +55,7 @@ class Consensus(abc.ABC):
         begun: what was begun by `prepare`, once it is prepared; None: nothing.
     """
 
-    begun: Any = None
+    begun: Any
 
     @abc.abstractmethod
     def holds(self, ok: tf.Tensor) -> tf.Tensor:
@@ -65,6 +65,7 @@ class Consensus(abc.ABC):
     def text(self, text: tf.Tensor) -> tf.Tensor:
         """The replicas' texts, scalar strings: the first not empty."""
 
+    @abc.abstractmethod
     def prepare(
         self,
         features: Sequence[Any],
@@ -84,11 +85,10 @@ class Consensus(abc.ABC):
         Returns:
             Tensors that `prepared` gets, guarded by all conditions.
         """
-        return []
 
+    @abc.abstractmethod
     def prepared(self, tensors: Sequence[tf.Tensor]) -> None:
         """Takes what `prepare` returned, once all conditions guard it."""
-        assert not tensors, "nothing was prepared"
 
 
 class Checks:
@@ -196,20 +196,14 @@ class Checks:
         joined = {i for places in groups for i in places}
         groups += [[i] for i in range(len(tensors)) if i not in joined]
         guarded = self._guard(
-            [
-                tf.concat([tensors[i] for i in places], 0)
-                if len(places) > 1
-                else tensors[places[0]]
-                for places in groups
-            ]
+            [concat([tensors[i] for i in places]) for places in groups]
         )
         found: dict[int, tf.Tensor] = {}
         for places, whole in zip(groups, guarded, strict=True):
-            if len(places) == 1:
-                found[places[0]] = whole
-                continue
-            lengths = num_rows([tensors[i] for i in places])
-            parts = tf.split(whole, lengths, num=len(places))
+            parts = [whole]
+            if len(places) > 1:
+                lengths = num_rows([tensors[i] for i in places])
+                parts = tf.split(whole, lengths, num=len(places))
             for i, part in zip(places, parts, strict=True):
                 part.set_shape(tensors[i].shape)
                 found[i] = part
