@@ -162,7 +162,7 @@ class BagExchange:
         received: BagsReceived,
         vectors: list[tf.Tensor],
         training: bool,
-    ) -> list[tf.Tensor]:
+    ) -> dict[tuple[int, int], tf.Tensor]:
         """Answers with vectors.
 
         Args:
@@ -173,8 +173,9 @@ class BagExchange:
             training: whether this is part of a training step.
 
         Returns:
-            Of each of `pieces`, those of this replica's bags, [count, width]
-            float32. Its own pieces' are rounded as the others' are.
+            By the feature and the rank of each piece, those of this replica's
+            bags, [count, width] float32. Its own pieces' are rounded as the
+            others' are.
         """
         world = self._replicas.world
         operations = self._replicas.operations(replica, training)
@@ -199,30 +200,32 @@ class BagExchange:
             ],
             0,
         )
-        number = len(self.pieces)
         order: list[int] = []
         for rank in range(world):
             order += [i for i, p in enumerate(self.pieces) if p.rank == rank]
-            order.append(number + rank)
+            order.append(len(self.pieces) + rank)
         parts = tf.split(
             tf.reshape(self._wire.decode(message), [-1, self.unit]),
             tf.gather(sizes, order),
         )
-        return [
-            _of_width(part, self.pieces[i].width)
-            for i, part in zip(order, parts, strict=True)
-            if i < number
-        ]
+        return {
+            (p.feature, p.rank): _of_width(parts[i + p.rank], p.width)
+            for i, p in enumerate(self.pieces)
+        }
 
     def send_gradients(
-        self, replica: int, received: BagsReceived, gradients: list[tf.Tensor]
+        self,
+        replica: int,
+        received: BagsReceived,
+        gradients: dict[tuple[int, int], tf.Tensor],
     ) -> list[tf.Tensor]:
         """Sends the gradients of vectors to where these came from.
 
         Args:
             replica: the local replica that calls.
             received: what `send_bags` returned.
-            gradients: of each of `pieces`, [count, width].
+            gradients: by the feature and the rank of each piece, [count,
+                width].
 
         Returns:
             Of each piece that this replica holds, those of all replicas' bags,
@@ -230,7 +233,7 @@ class BagExchange:
         """
         operations = self._replicas.operations(replica, training=True)
         message = operations.pad_runs(
-            self._in_units(gradients),
+            self._in_units([gradients[p.feature, p.rank] for p in self.pieces]),
             self._by_rank(received.floats),
             received.capacity,
         )

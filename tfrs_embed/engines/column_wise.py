@@ -113,18 +113,10 @@ class ColumnWiseEngine(CollectiveEngine):
         found = self._exchange.send_vectors(
             replica, received, vectors, training
         )
-        # They come in the order of the ranks, which need not be the columns'.
-        by_piece = {
-            (p.feature, p.rank): vector
-            for p, vector in zip(self._exchange.pieces, found, strict=True)
-        }
         activations = [
             b.scaled(
                 concat(
-                    [
-                        by_piece[i, rank]
-                        for rank in self._of_table[f.table.name].ranks
-                    ],
+                    [found[i, r] for r in self._of_table[f.table.name].ranks],
                     1,
                 )
             )
@@ -147,11 +139,7 @@ class ColumnWiseEngine(CollectiveEngine):
             parts = tf.split(b.scaled(gradient), len(ranks), 1)
             for rank, part in zip(ranks, parts, strict=True):
                 by_piece[i, rank] = part
-        got = self._exchange.send_gradients(
-            replica,
-            received,
-            [by_piece[p.feature, p.rank] for p in self._exchange.pieces],
-        )
+        got = self._exchange.send_gradients(replica, received, by_piece)
         contributions: dict[str, GradientContributions] = {}
         for piece, b, gradient in zip(
             self._exchange.here(replica), received.bags, got, strict=True

@@ -41,7 +41,9 @@ class HandlePack:
 
     def __init__(self, variables: Iterable[tf.Variable]) -> None:
         handles = [v.handle for v in variables]
-        if len(handles) < 2 or not all(map(_is_eager, handles)):
+        if len(handles) < 2 or not all(
+            isinstance(handle, EagerTensor) for handle in handles
+        ):
             return
         if "CPU" not in handles[0].device:
             return  # Where there are no kernels to give it to.
@@ -79,10 +81,6 @@ def arguments(
         within = pack.places[id(handle)] if pack else 0
         places.append(starts[id(tensor)] + within)
     return tensors, places
-
-
-def _is_eager(tensor: tf.Tensor) -> bool:
-    return isinstance(tensor, EagerTensor)
 
 
 @auto_control_deps.register_acd_resource_resolver
@@ -126,7 +124,7 @@ def _handles_in(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 def _outermost(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor that an argument stands for, outside of all functions."""
-    while not _is_eager(tensor):
+    while not isinstance(tensor, EagerTensor):
         captures = getattr(tensor.graph, "captures", ())
         outer = [outer for outer, inner in captures if inner is tensor]
         if not outer:
