@@ -69,7 +69,7 @@ def _of_optimizer(optimizer: TableOptimizer | None) -> Any:
     return {
         "rule": of(optimizer.rule),
         **of(optimizer.options.given()),
-        "learning_rate": of(rate.given),
+        "learning_rate": of(rate.given()),
         "learning_rate is multiplied by": rate.formulas,
     }
 

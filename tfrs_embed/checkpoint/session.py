@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -59,44 +60,16 @@ class Session:
         if replicas is None or replicas.workers == 1:
             return self._own
         if self._shared is None:
-            self._shared = _Shared(replicas, self._folder, self._progress)
+            self._shared = self._begin(replicas)
         return self._shared.writer
 
-    def finish(self) -> list[str]:
-        """Writes what is left; returns the parts of this checkpoint.
-
-        Raises:
-            tf.errors.OpError: not all could be written.
-            RuntimeError: another worker could not save, or its files are not to
-                be seen.
-        """
-        if self._shared is None:
-            return self._own.finish()
-        return self._shared.finish(self._own)
-
-
-class _Shared:
-    """The parts that all workers write into the chief's checkpoint.
-
-    Args:
-        replicas: the workers' replicas.
-        folder: this worker's folder of parts; the chief's is used.
-        progress: called with numbers of bytes that this worker wrote.
-    """
-
-    def __init__(
-        self,
-        replicas: Replicas,
-        folder: str,
-        progress: Callable[[int], None] | None,
-    ) -> None:
-        self._replicas = replicas
-        self._me = replicas.worker
-        number = replicas.count("saves")
+    def _begin(self, replicas: Replicas) -> _Shared:
+        """Tells all workers the folder of the chief's parts."""
+        number, me = replicas.count("saves"), replicas.worker
         prefix = f"tfrs_embed/{replicas.group}/save"
-        self._key = f"{prefix}/{number}"
+        key = f"{prefix}/{number}"
         with waits.together(replicas, "save sharded tables"):
-            folders = self._exchange("to", folder)
+            folders = _exchange(replicas, f"{key}/to", self._folder)
         for worker, theirs in enumerate(folders[1:], 1):
             # All raise it, as none may wait for another's rows.
             if theirs == folders[0]:
@@ -107,66 +80,78 @@ class _Shared:
                 )
         # All have read what the last save left, or they would not be here.
         for name in ("to", "done"):
-            key_value_store.remove(f"{prefix}/{number - 1}/{name}/{self._me}")
-        self.writer = BundleWriter(f"{folders[0]}/worker-{self._me}", progress)
+            key_value_store.remove(f"{prefix}/{number - 1}/{name}/{me}")
+        writer = BundleWriter(f"{folders[0]}/worker-{me}", self._progress)
+        return _Shared(replicas, key, writer)
 
-    def finish(self, own: BundleWriter) -> list[str]:
-        """Ends this worker's part, and waits for the others'.
+    def finish(self) -> list[str]:
+        """Writes what is left; returns the parts of this checkpoint.
 
-        If one could not save its part, all raise that.
-
-        Args:
-            own: writes what only this process knows.
-
-        Returns:
-            The parts of this process's checkpoint: those of all on the chief.
+        Those of tables of several workers are the chief's. Workers wait for
+        each other then, and if one could not save its part, all raise that.
 
         Raises:
-            As `Session.finish` does.
+            tf.errors.OpError: not all could be written.
+            RuntimeError: another worker could not save, or its files are not to
+                be seen.
         """
+        if self._shared is None:
+            return self._own.finish()
+        replicas, key, writer = self._shared
         parts: list[str] = []
         error: tf.errors.OpError | None = None
         done: list[str] | str
         try:
-            parts = own.finish()
-            done = self.writer.finish()
+            parts = self._own.finish()
+            done = writer.finish()
         except tf.errors.OpError as e:
             error, done = e, f"{type(e).__name__}: {message_of(e)}"
-        all_done = [
-            json.loads(text)
-            for text in self._exchange("done", json.dumps(done))
-        ]
+        texts = _exchange(replicas, f"{key}/done", json.dumps(done))
         if error is not None:
             raise error
+        all_done = [json.loads(text) for text in texts]
         for worker, theirs in enumerate(all_done):
             if isinstance(theirs, str):
                 raise RuntimeError(
                     f"Worker {worker} could not save its part: {theirs}"
                 )
-        if self._me != 0:
+        if replicas.worker != 0:
             return parts
         for worker, theirs in enumerate(all_done):
             check_seen(worker, theirs)
             parts = parts + theirs
         return parts
 
-    def _exchange(self, name: str, text: str) -> list[str]:
-        """Returns the texts of all workers."""
-        key = f"{self._key}/{name}"
-        key_value_store.send(f"{key}/{self._me}", text)
-        try:
-            return [
-                key_value_store.receive(
-                    self._replicas, f"{key}/{worker}", worker, TIMEOUT_S
-                )
-                for worker in range(self._replicas.workers)
-            ]
-        except key_value_store.Late as late:
-            raise RuntimeError(
-                f"Worker {late.worker} has not saved within {TIMEOUT_S} s of "
-                "this one. All workers must save a sharded table at the same "
-                "time."
-            ) from None
+
+class _Shared(NamedTuple):
+    """What all workers write into the chief's checkpoint.
+
+    Attributes:
+        replicas: the workers' replicas.
+        key: what workers' texts for each other are kept under.
+        writer: writes this worker's parts.
+    """
+
+    replicas: Replicas
+    key: str
+    writer: BundleWriter
+
+
+def _exchange(replicas: Replicas, key: str, text: str) -> list[str]:
+    """Returns the texts of all workers."""
+    key_value_store.send(f"{key}/{replicas.worker}", text)
+    try:
+        return [
+            key_value_store.receive(
+                replicas, f"{key}/{worker}", worker, TIMEOUT_S
+            )
+            for worker in range(replicas.workers)
+        ]
+    except key_value_store.Late as late:
+        raise RuntimeError(
+            f"Worker {late.worker} has not saved within {TIMEOUT_S} s of this "
+            "one. All workers must save a sharded table at the same time."
+        ) from None
 
 
 def _remove_parts(folder: str) -> None:

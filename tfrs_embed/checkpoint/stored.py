@@ -62,14 +62,12 @@ class Piece:
         """Returns the rows from `start` to `end`."""
         size = (end - start) * self.row_bytes
         with tf.io.gfile.GFile(self.file, "rb") as file:
-            # No room is made for what is not there.
-            there = file.size() >= self.offset + self.size
+            if file.size() < self.offset + self.size:
+                raise damaged(
+                    f"'{self.file}' is cut off: it ends within '{self.name}'"
+                )
             file.seek(self.offset + (start - self.start) * self.row_bytes)
-            data = file.read(size) if there else b""
-        if not there or len(data) != size:
-            raise damaged(
-                f"'{self.file}' is cut off: it ends within '{self.name}'"
-            )
+            data = file.read(size)
         if start == self.start:
             self._crc, self._next = 0, start
         if start == self._next:

@@ -175,6 +175,6 @@ def convert_optimizers(
         converted = conversion.convert(given, where, keras)
         if converted is not None:
             # Makes the rate's variable: the layer may be built in a replica.
-            _ = converted.rate.given
+            converted.rate.given()
         result.update({table.name: converted for table in group})
     return result

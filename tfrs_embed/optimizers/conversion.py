@@ -99,7 +99,9 @@ def convert(
         if isinstance(optimizer, scaling):
             return convert(optimizer.inner_optimizer, where, keras)
         kind = type(optimizer).__name__
-        if kind in _OF_KERAS and type(optimizer) in _keras_classes(own, kind):
+        modules = own.optimizers, getattr(own.optimizers, "legacy", None)
+        known = [getattr(module, kind, None) for module in modules]
+        if kind in _OF_KERAS and type(optimizer) in known:
             return _from_keras(optimizer, kind, where)
     wanted = (keras or own or kerases.default()).__name__
     given = type(optimizer)
@@ -259,26 +261,23 @@ _KERAS_EXCLUDED = (
 )
 
 
-def _keras_classes(keras: Any, kind: str) -> list[type]:
-    modules = [keras.optimizers]
-    if keras.__name__ == kerases.TF_KERAS:
-        # Those of Keras 3 only say that they are gone.
-        modules.append(keras.optimizers.legacy)
-    return [getattr(m, kind) for m in modules if hasattr(m, kind)]
-
-
 def _is_legacy(optimizer: Any) -> bool:
-    keras = kerases.of(optimizer)
-    return keras.__name__ == kerases.TF_KERAS and isinstance(
-        optimizer, keras.optimizers.legacy.Optimizer
-    )
+    """Whether a Keras's optimizer is of tf_keras's old kind."""
+    return hasattr(optimizer, "_hyper")
 
 
 def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
     where = f"{where}: Keras {kind}"
-    legacy = _is_legacy(optimizer)
     config = optimizer.get_config()
-    asked = _keras_asked(optimizer, config, _KERAS_FOREIGN)
+    # The settings that ask for something.
+    asked = {}
+    for name in (*_KERAS_FOREIGN, *_KERAS_OPTIONS):
+        value = config.get(name, getattr(optimizer, name, None))
+        # A method may happen to have that name.
+        if value is not None and not callable(value) and np.any(value):
+            asked[name] = value
+    given = {name: asked.pop(name) for name in _KERAS_OPTIONS if name in asked}
+    options = UpdateOptions.of(where, **given)
     for of_keras in _OF_KERAS[kind]:
         fields = [field.name for field in dataclasses.fields(of_keras)]
         refused = [setting for setting in asked if setting not in fields]
@@ -286,10 +285,6 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
             break
     else:
         _refuse(where, refused[0], asked[refused[0]])
-
-    options = UpdateOptions.of(
-        where, **_keras_asked(optimizer, config, _KERAS_OPTIONS)
-    )
     for excluded in _KERAS_EXCLUDED:
         value = getattr(optimizer, excluded, None)
         if value and options.weight_decay:
@@ -298,24 +293,10 @@ def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:
     if transformers:
         _refuse(where, "gradient_transformers", transformers)
 
-    settings = of_keras.settings_of_keras(config, legacy, where)
+    settings = of_keras.settings_of_keras(config, _is_legacy(optimizer), where)
     rule = _make(of_keras, {k: settings[k] for k in fields if k in settings})
     rate = rule.keras_rate(rate_of_keras(optimizer, where))
     return TableOptimizer(rule, rate, optimizer, options)
-
-
-def _keras_asked(
-    optimizer: Any, config: Mapping[str, Any], names: Sequence[str]
-) -> dict[str, Any]:
-    """The settings of a Keras optimizer, among some, that ask for something."""
-    asked = {}
-    for name in names:
-        value = config.get(name, getattr(optimizer, name, None))
-        if callable(value):  # A method that happens to have that name.
-            continue
-        if value is not None and np.any(value):
-            asked[name] = value
-    return asked
 
 
 def rate_of_keras(optimizer: Any, where: str) -> LearningRate:

@@ -97,7 +97,7 @@ class FollowLearningRate(kerases.Hooks):
             )
         self._optimizers = []
         for optimizer, where in trained.items():
-            if optimizer.rate.given is not self._rate.given:
+            if optimizer.rate.given() is not self._rate.given():
                 if optimizer.rate.variable is None:
                     raise ValueError(
                         f"{where}: a schedule or a callable computes its "

@@ -22,7 +22,8 @@ class LearningRate:
 
     Args:
         given: returns what the rate is read from: a variable, a schedule or a
-            callable. Its first call may make the variable.
+            callable. Its first call may make the variable. It is an attribute,
+            too.
         owned: whether nothing else reads or assigns what it is read from.
         factors: what it is multiplied by, functions of the number of updates
             made so far, each with a formula that says what it is.
@@ -35,7 +36,7 @@ class LearningRate:
         factors: tuple[tuple[Factor, str], ...] = (),
     ) -> None:
         self.owned = owned
-        self._given = given
+        self.given = given
         self._factors = factors
 
     @classmethod
@@ -72,12 +73,7 @@ class LearningRate:
     def times(self, factor: Factor, formula: str) -> LearningRate:
         """Returns this rate times `factor(step)`; assigning it sets this."""
         factors = (*self._factors, (factor, formula))
-        return LearningRate(self._given, self.owned, factors)
-
-    @property
-    def given(self) -> Any:
-        """The source of the rate: a variable, a schedule or a callable."""
-        return self._given()
+        return LearningRate(self.given, self.owned, factors)
 
     @property
     def formulas(self) -> list[str]:
@@ -90,7 +86,7 @@ class LearningRate:
 
         A SavedModel must contain it: the functions it holds read it.
         """
-        variable = self._given()
+        variable = self.given()
         return variable if isinstance(variable, tf.Variable) else None
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
@@ -102,7 +98,7 @@ class LearningRate:
 
     def base(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the rate before any factor: what was given or assigned."""
-        value = self._given()
+        value = self.given()
         value = value(step) if is_schedule(value) else call(value)
         return tf.cast(tf.convert_to_tensor(value), tf.float32)
 
