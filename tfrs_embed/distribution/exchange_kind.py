@@ -8,18 +8,6 @@ from collections.abc import Iterable
 ELEMENT_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def row_element(element: int, number: int) -> int:
-    """The bytes of a number of a row that is sent.
-
-    Rows of two bytes are sent as they are, others as gradients and vectors.
-
-    Args:
-        element: the bytes of a number of a gradient or vector that is sent.
-        number: the bytes of a number of the table's rows.
-    """
-    return min(element, number)
-
-
 def vectors_are_less(
     bag_size: int, dim: int, world: int, element: int = 4, number: int = 4
 ) -> bool:
@@ -34,10 +22,11 @@ def vectors_are_less(
         dim: the table's width.
         world: the number of replicas.
         element: the bytes of a number that is sent, of `ELEMENT_SIZES`.
-        number: the bytes of a number of the table's rows; see `row_element`.
+        number: the bytes of a number of the table's rows; those of two are
+            sent as they are.
     """
     by_vectors = world * (4 * bag_size + 2 * element * dim)
-    of_row = 8 + (row_element(element, number) + element) * dim
+    of_row = 8 + (min(element, number) + element) * dim
     by_rows = bag_size / 2 * of_row
     return world > 1 and bag_size > 1 and by_vectors <= by_rows
 

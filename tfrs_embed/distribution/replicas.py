@@ -282,14 +282,21 @@ class Replicas:
             )
 
     @contextlib.contextmanager
-    def counting(self, replica: int) -> Iterator[Sent]:
-        """Counts what a local replica sends meanwhile."""
-        sent = Sent(tf.compat.v1.get_default_graph())
-        self.sent[replica] = sent
+    def counting(self, replica: int, counters: tf.Variable) -> Iterator[None]:
+        """Counts what a local replica sends meanwhile.
+
+        Args:
+            replica: the local replica.
+            counters: [4] int64, the numbers of its `Traffic`.
+        """
+        sent = self.sent[replica] = Sent(tf.compat.v1.get_default_graph())
         try:
-            yield sent
+            yield
         finally:
             self.sent[replica] = Sent()
+        added = sent.total()
+        if added is not None:
+            counters.assign_add(added)
 
     def all_to_all(
         self,

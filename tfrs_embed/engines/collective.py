@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -143,15 +142,6 @@ class CollectiveEngine(Engine, Pipelined, Together):
             Traffic(*(int(n) for n in counters.numpy()))
             for counters in self._traffic
         ]
-
-    @contextlib.contextmanager
-    def _counting(self, replica: int) -> Iterator[None]:
-        """Adds what a local replica sends meanwhile to its counters."""
-        with self._replicas.counting(replica) as sent:
-            yield
-        added = sent.total()
-        if added is not None:
-            self._traffic[replica].assign_add(added)
 
     def _make_shard(self, rank: int, device: str | None) -> Shard:
         """Makes the shard of one of this process's replicas."""
@@ -336,7 +326,7 @@ class CollectiveEngine(Engine, Pipelined, Together):
         shard = self._shards[replica]
         if not training:
             shard.apply_deferred()
-        with self._counting(replica):
+        with self._replicas.counting(replica, self._traffic[replica]):
             activations, residuals = self._lookup(
                 replica, bags, training, dtype, begun
             )
@@ -392,9 +382,11 @@ class CollectiveEngine(Engine, Pipelined, Together):
         self._compare(_UPDATE)
         # No table is trained in a step that finds no room for another's keys.
         after = graphs.here(residuals.after if self.gives_rows else [])
-        with tf.control_dependencies(after), self._counting(residuals.replica):
+        replica = residuals.replica
+        counted = self._replicas.counting(replica, self._traffic[replica])
+        with tf.control_dependencies(after), counted:
             contributions = self._contributions(residuals, gradients)
-            shard = self._shards[residuals.replica]
+            shard = self._shards[replica]
             trained = {
                 name: of_table
                 for name, of_table in contributions.items()
@@ -403,9 +395,7 @@ class CollectiveEngine(Engine, Pipelined, Together):
             shard.update(
                 trained,
                 residuals.after,
-                self._norms.factors(
-                    functools.partial(self._total, residuals.replica)
-                ),
+                self._norms.factors(functools.partial(self._total, replica)),
             )
 
     def _total(self, replica: int, values: tf.Tensor) -> tf.Tensor:

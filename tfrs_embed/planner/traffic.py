@@ -20,7 +20,6 @@ import numpy as np
 from tfrs_embed.distribution.exchange_kind import (
     all_reduce_bytes,
     first_ranks,
-    row_element,
     vectors_are_less,
 )
 
@@ -112,7 +111,7 @@ def sent_bytes(
         number: the bytes of a number of the table's rows.
     """
     keys = KEY * (1 + capacity)
-    row = row_element(element, number)
+    row = min(element, number)  # Rows of two bytes are sent as they are.
     return peers * (keys + (row + element) * dim * capacity)
 
 
@@ -120,7 +119,7 @@ def least_bytes(
     remote_keys: float, dim: int, element: int = FLOAT, number: int = FLOAT
 ) -> float:
     """Bytes of one width for keys of other replicas, without any padding."""
-    return remote_keys * (KEY + (row_element(element, number) + element) * dim)
+    return remote_keys * (KEY + (min(element, number) + element) * dim)
 
 
 def bag_size(bags: int, ids: int, ragged: bool) -> int | None:
