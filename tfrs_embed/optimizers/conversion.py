@@ -314,10 +314,10 @@ def rate_of_keras(optimizer: Any, where: str) -> LearningRate:
     def given() -> Any:
         if not legacy:
             return kerases.variable(optimizer._learning_rate)
-        # It makes variables of plain numbers, which a traced function would
-        # take for constants.
-        with tf.init_scope():
-            optimizer._create_hypers()
+        if not optimizer._hypers_created:
+            # A traced function would take a plain number for a constant.
+            with tf.init_scope():
+                optimizer._create_hypers()
         return optimizer._hyper["learning_rate"]
 
     config = optimizer.get_config()
