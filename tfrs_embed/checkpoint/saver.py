@@ -33,16 +33,11 @@ def mark(variable: Any, saved: Saved) -> None:
         variable: the object that a checkpoint has.
         saved: saves and restores it.
     """
-    if not isinstance(variable, Saved):
-        setattr(variable, _ATTRIBUTE, saved)
-        _tell_exports(variable, saved)
-
-
-def _tell_exports(variable: Any, saved: Saved) -> None:
-    """Has a variable note that a SavedModel holds it.
-
-    Keras's `model.export` exports variables without their owners.
-    """
+    if isinstance(variable, Saved):
+        return
+    setattr(variable, _ATTRIBUTE, saved)
+    # Keras's `model.export` exports variables without their owners, which would
+    # say that a SavedModel holds them.
     children_of = variable._trackable_children
 
     def children(save_type: str = "checkpoint", **kwargs: Any) -> Any:
