@@ -34,11 +34,10 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
     def __init__(
         self,
         feature_config: Any,
-        optimizer: Any = None,
-        pipeline_execution_with_tensor_core: bool = False,
-        sparse_core_embedding_config: Any = None,
-        *,
-        topology: Any = None,
+        optimizer: Any,
+        pipelined: bool,
+        config: Any,
+        topology: Any,
     ) -> None:
         strategy = tf.distribute.get_strategy()
         require_kernels(strategy)
@@ -51,21 +50,14 @@ class TPUEmbeddingV2OnTPU(TPUEmbeddingV2InLoops):
                     f"{asked.sparse_cores} SparseCores, but the strategy has "
                     f"{found.name}; leave it out."
                 )
-        setup = make_setup(
-            feature_config, optimizer, found, sparse_core_embedding_config
-        )
+        setup = make_setup(feature_config, optimizer, found, config)
         for name, rule in setup.rules.items():
             if rule is None:
                 raise ValueError(
                     f"Stack '{name}': under a TPUStrategy every table needs an "
                     "optimizer."
                 )
-        super().__init__(
-            setup.feature_config,
-            optimizer,
-            pipeline_execution_with_tensor_core,
-            sparse_core_embedding_config,
-        )
+        super().__init__(setup.feature_config, optimizer, pipelined, config)
         # In plain classes, so that TF's checkpoints don't track it.
         self._setup = setup
 

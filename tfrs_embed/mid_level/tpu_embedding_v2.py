@@ -106,7 +106,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
                 optimizer,
                 pipeline_execution_with_tensor_core,
                 sparse_core_embedding_config,
-                topology=topology,
+                topology,
             )
         return super().__new__(cls)
 
@@ -282,11 +282,7 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         """
         return self.dequeue(self.enqueue(features, weights))
 
-    @_not_converted
-    def __call__(
-        self, features: Any, weights: Any = None
-    ) -> tuple[Any, buffers_lib.Preserved]:
-        return self.embedding_lookup(features, weights)
+    __call__ = embedding_lookup
 
     @_not_converted
     def apply_gradients(

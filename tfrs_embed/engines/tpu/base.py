@@ -117,7 +117,6 @@ class TPUEngine(Engine, FixedBatches):
         """
         if self._step is not None:
             return
-        self._require_samples()
         with tf.init_scope():
             for table, variables in self._build().items():
                 # Only now, with their values: a checkpoint that was read
@@ -132,23 +131,6 @@ class TPUEngine(Engine, FixedBatches):
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
         self._follow_step()
-
-    def _require_samples(self) -> None:
-        """Requires the number of each feature's samples to be known.
-
-        Raises:
-            ValueError: it isn't.
-        """
-        for feature, samples in zip(self.features, self._samples, strict=True):
-            if samples is None:
-                raise ValueError(
-                    f"{feature}: the number of its samples isn't known, and a "
-                    "TPU's tables are made for one. Give the feature an "
-                    "output_shape, or call the layer first: with ids of a "
-                    "static shape (tf.data's batch(..., drop_remainder=True)), "
-                    "or with the layer's batch_size or the feature's "
-                    "input_shape set."
-                )
 
     @abc.abstractmethod
     def _build(self) -> dict[str, dict[str, Any]]:
@@ -285,8 +267,24 @@ class TPUEngine(Engine, FixedBatches):
         return [r[0] for r in rows], [r[1] for r in rows]
 
     def _padded(self) -> list[int]:
-        """The number of samples of each feature, with padding."""
-        return [samples or 0 for samples in self._samples]
+        """The number of samples of each feature, with padding.
+
+        Raises:
+            ValueError: it isn't known.
+        """
+        padded = []
+        for feature, samples in zip(self.features, self._samples, strict=True):
+            if samples is None:
+                raise ValueError(
+                    f"{feature}: the number of its samples isn't known, and a "
+                    "TPU's tables are made for one. Give the feature an "
+                    "output_shape, or call the layer first: with ids of a "
+                    "static shape (tf.data's batch(..., drop_remainder=True)), "
+                    "or with the layer's batch_size or the feature's "
+                    "input_shape set."
+                )
+            padded.append(samples)
+        return padded
 
     @abc.abstractmethod
     def _apply_gradients(

@@ -47,8 +47,9 @@ class EmbeddingCoreEngine(TPUEngine):
                 "layer, and another one has them already. Put the features of "
                 "all into one layer."
             ) from error
-        tables: dict[str, dict[str, Any]] = {
-            name: {
+        made: dict[str, dict[str, Any]] = {}
+        for name, state in self.states.items():
+            made[name] = {
                 key: _HostTable(
                     f"{name}/{key}",
                     (state.spec.vocabulary_size, state.spec.dim),
@@ -58,13 +59,10 @@ class EmbeddingCoreEngine(TPUEngine):
                 )
                 for key, variable in self._embedding._variables[name].items()
             }
-            for name, state in self.states.items()
-        }
-        for name, made in tables.items():
-            for start, block in self._initial_blocks(self.states[name].spec):
-                made[PARAMETERS].write_rows(start, block)
+            for start, block in self._initial_blocks(state.spec):
+                made[name][PARAMETERS].write_rows(start, block)
         self._embedding._load_variables()
-        return tables
+        return made
 
     def _read(self, name: str, ids: tf.Tensor) -> tf.Tensor:
         if not tf.executing_eagerly():

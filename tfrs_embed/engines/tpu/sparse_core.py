@@ -54,7 +54,17 @@ class SparseCoreEngine(TPUEngine):
         features = self._feature_configs(self._stacking)
         layout = Layout(features, None, self._topology, self._config)
         check_layout(layout)
-        self._check_stacks(layout)
+        for group in self._stacking or ():
+            stacks = {
+                n: layout.stack_of[n] for n in group if n in layout.stack_of
+            }
+            if len(set(stacks.values())) > 1:
+                raise ValueError(
+                    f"{self._name}: table_stacking asks for one stack of the "
+                    f"tables {list(group)}, but TensorFlow puts them in "
+                    f"{stacks}: one would be larger than a SparseCore takes, "
+                    "or stacking is disabled by sparse_core_embedding_config."
+                )
         return layout
 
     @functools.cached_property
@@ -71,12 +81,11 @@ class SparseCoreEngine(TPUEngine):
             ValueError: the number of a feature's samples is not known, or
                 there are more.
         """
-        self._require_samples()
-        chips = self._topology.chips
+        features, chips = self._layout.features, self._topology.chips
         self._require_room([-(-int(each.count) // chips) for each in bags])
         by_feature = [
             of_chips(each, feature.samples, chips)
-            for each, feature in zip(bags, self._layout.features, strict=True)
+            for each, feature in zip(bags, features, strict=True)
         ]
         for of_chip in zip(*by_feature, strict=True):
             self._loads.add(of_chip)
@@ -117,20 +126,6 @@ class SparseCoreEngine(TPUEngine):
             for start, block in self._initial_blocks(table):
                 made[name][PARAMETERS].write_rows(start, block)
         return made
-
-    def _check_stacks(self, layout: Layout) -> None:
-        """Checks that the tables that were to be stacked are."""
-        for group in self._stacking or ():
-            stacks = {
-                n: layout.stack_of[n] for n in group if n in layout.stack_of
-            }
-            if len(set(stacks.values())) > 1:
-                raise ValueError(
-                    f"{self._name}: table_stacking asks for one stack of the "
-                    f"tables {list(group)}, but TensorFlow puts them in "
-                    f"{stacks}: one would be larger than a SparseCore takes, "
-                    "or stacking is disabled by sparse_core_embedding_config."
-                )
 
     def _with_limits(self) -> Any:
         """Adds the tables' own limits for stacks that there are none for.
