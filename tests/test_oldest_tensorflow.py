@@ -5,9 +5,8 @@ import tensorflow as tf
 
 import tfrs_embed
 from tfrs_embed import serialization
-from tfrs_embed.sparsecore import Topology, compute_limits
+from tfrs_embed.sparsecore import compute_limits
 from tfrs_embed.sparsecore.host_kernels import require_kernels
-from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.strategies import NO_SPARSE_CORES
 
 tpu = tf.tpu.experimental.embedding
@@ -29,13 +28,12 @@ def without_sparse_cores(monkeypatch):
     [
         lambda: tfrs_embed.TPUEmbeddingV2(feature(), topology=(1, 2)),
         lambda: compute_limits([], feature(), (1, 2), progress=False),
-        lambda: Layout(feature(), None, Topology.of((1, 2))),
         lambda: require_kernels(tf.distribute.get_strategy()),
         lambda: serialization.sparse_core_from_config(
             {"disable_table_stacking": True}
         ),
     ],
-    ids=["class", "limits", "layout", "engine", "stored_config"],
+    ids=["class", "limits", "engine", "stored_config"],
 )
 def test_sparse_cores_are_refused_by_name(without_sparse_cores, use):
     with pytest.raises(RuntimeError) as caught:

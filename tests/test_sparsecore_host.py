@@ -29,7 +29,6 @@ def layout(combiner="mean", topology=(1, 2), tables=1, **config):
     ]
     return Layout(
         features,
-        None,
         Topology.of(topology),
         sparse_core_config(**config),
     )

@@ -101,7 +101,7 @@ def test_limits_equal_those_counted_id_by_id(topology):
         "w": feature(77, 24, "a"),
         "v": feature(50, 8, "wide", dim=16),
     }
-    layout = Layout(config, None, Topology.of(topology))
+    layout = Layout(config, Topology.of(topology))
     want = {name: [0, 0, 0] for name in layout.stacks}
     batches = []
     for _ in range(5):
@@ -137,7 +137,7 @@ def test_the_limits_hold_the_batches_and_no_less_does():
     def fill(**changes):
         topology = Topology.of((2, 2))
         given = {**found.__dict__, **changes}
-        layout = Layout(config, None, topology, sparse_core_config(**given))
+        layout = Layout(config, topology, sparse_core_config(**given))
         return buffers.preprocess(layout, ids)
 
     assert fill()["a_b"].sample_ids.size > 0

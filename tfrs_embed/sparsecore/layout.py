@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfrs_embed._tensorflow import nest, tpu_embedding_v3
 from tfrs_embed.sparsecore.topology import Topology
-from tfrs_embed.strategies import require_sparse_core_api
 
 # TensorFlow 2.16 names none, and has no layout to limit.
 DEFAULT_LIMIT = getattr(
@@ -77,12 +76,8 @@ class Layout:
     Args:
         feature_config: nested `tf.tpu.experimental.embedding.FeatureConfig`s
             whose output_shape is known; left as it is.
-        optimizer: for tables that have none; it takes part in stacking.
         topology: the slice.
         config: a `SparseCoreEmbeddingConfig`, or None for TF's defaults.
-
-    Raises:
-        RuntimeError: TensorFlow 2.16, which has no such configuration.
 
     Attributes:
         topology: the slice.
@@ -94,13 +89,8 @@ class Layout:
     """
 
     def __init__(
-        self,
-        feature_config: Any,
-        optimizer: Any,
-        topology: Topology,
-        config: Any = None,
+        self, feature_config: Any, topology: Topology, config: Any = None
     ) -> None:
-        require_sparse_core_api()
         self.topology = topology
         if config is None:
             config = tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig()
@@ -110,9 +100,6 @@ class Layout:
             tpu_embedding_v3._clone_feature_config(feature_config)
         )
         tables = list({id(f.table): f.table for _, f in flat}.values())
-        for table in tables:
-            if table.optimizer is None:
-                table.optimizer = optimizer
         dims = {table.name: table.dim for table in tables}
         stacking = (
             tpu_embedding_v3._stack_tables_with_same_table_dim_and_optimizer(

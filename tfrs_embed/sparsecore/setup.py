@@ -123,7 +123,7 @@ def make_setup(
             "tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig, got "
             f"{type(config).__name__}."
         )
-    layout = Layout(feature_config, None, topology, config)
+    layout = Layout(feature_config, topology, config)
     check_layout(layout)
     return Setup(
         feature_config=feature_config,

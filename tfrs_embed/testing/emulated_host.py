@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed._tensorflow import tpu_embedding_v3
 from tfrs_embed.ops.checks import Checks, first, message
 from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.host_buffers import (
@@ -60,7 +61,6 @@ def preprocess(
     )
     layout = Layout(
         [feature for _, feature in flat_features],
-        None,
         Topology.of((num_replicas_in_sync, num_sc_per_chip)),
         config,
     )
@@ -78,9 +78,12 @@ def statistics(
     sparse_core_embedding_config: Any = None,
 ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
     """Counts a batch's limits: `TPUEmbeddingV2.compute_sparse_core_stats`."""
+    # Optimizers decide what is stacked.
+    feature_config = tpu_embedding_v3._clone_feature_config(feature_config)
+    for feature in tf.nest.flatten(feature_config):
+        feature.table.optimizer = feature.table.optimizer or optimizer
     layout = Layout(
         feature_config,
-        optimizer,
         Topology.of((num_tpu_chips, num_sc_per_chip)),
         sparse_core_embedding_config,
     )

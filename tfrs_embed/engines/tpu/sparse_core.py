@@ -52,7 +52,7 @@ class SparseCoreEngine(TPUEngine):
         # TensorFlow leaves out what its buffers have no room for, and limits
         # for stacks that it doesn't have.
         features = self._feature_configs(self._stacking)
-        layout = Layout(features, None, self._topology, self._config)
+        layout = Layout(features, self._topology, self._config)
         check_layout(layout)
         for group in self._stacking or ():
             stacks = {
