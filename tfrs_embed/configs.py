@@ -29,7 +29,6 @@ COMBINERS: tuple[str, ...] = get_args(Combiner)
 # The placements by which a table may be spread by row, or by key.
 _BY_ROW = ("auto", "row", "sharded")
 _MOST_SHOWN = 8
-ROUNDINGS: tuple[str, ...] = get_args(Rounding)
 #: The types that a table's rows may have.
 DTYPES: tuple[str, ...] = ("float32", "bfloat16", "float16")
 
@@ -127,7 +126,9 @@ class TableConfig:
         if self.keys is not None:
             fields["keys"] = self.keys
         if self.hot_rows != ():
-            fields["hot_rows"] = _describe_hot_rows(self.hot_rows)
+            hot: Any = self.hot_rows
+            few = isinstance(hot, int) or len(hot) <= _MOST_SHOWN
+            fields["hot_rows"] = hot if few else f"<{len(hot)} ids>"
         if self.dtype != "float32":
             fields |= {k: repr(getattr(self, k)) for k in ("dtype", "rounding")}
         settings = ", ".join(f"{k}={v}" for k, v in fields.items())
@@ -150,7 +151,7 @@ class TableConfig:
         choice(self.combiner, COMBINERS, f"{where}: combiner")
         choice(self.placement, get_args(TablePlace), f"{where}: placement")
         object.__setattr__(self, "dtype", _dtype_name(self.dtype, where))
-        choice(self.rounding, ROUNDINGS, f"{where}: rounding")
+        choice(self.rounding, get_args(Rounding), f"{where}: rounding")
         initializer = self.initializer
         if isinstance(initializer, (str, dict)):
             initializer = kerases.default().initializers.get(initializer)
@@ -639,13 +640,6 @@ def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:
             "copies a whole table."
         )
     return tuple(unique.tolist())
-
-
-def _describe_hot_rows(hot_rows: Any) -> str:
-    """A config's `hot_rows` in its representation: all of few ids."""
-    if isinstance(hot_rows, int) or len(hot_rows) <= _MOST_SHOWN:
-        return f"{hot_rows}"
-    return f"<{len(hot_rows)} ids>"
 
 
 def _dtype_name(dtype: Any, where: str) -> str:

@@ -351,13 +351,10 @@ def describe(
     optimizers: Mapping[str, TableOptimizer | None],
     communication_dtype: str = "float32",
 ) -> Placement:
-    """Describes where tables are.
+    """Describes where `assign` has put tables.
 
-    Args:
-        spec: the configuration.
-        assigned: what `assign` returned.
-        optimizers: the optimizers of tables that engines hold, by name.
-        communication_dtype: what is sent between replicas, if anything is.
+    The optimizers are those of tables that engines hold; `communication_dtype`
+    is what is sent between replicas, if anything is.
     """
     entries = []
     for table in spec.tables:

@@ -22,8 +22,8 @@ from tfrs_embed.gradients.lifetime import custom_gradient
 from tfrs_embed.gradients.table_update import Lookup, TableUpdate
 from tfrs_embed.initial_values import building
 from tfrs_embed.layers.base import Layer
-from tfrs_embed.ops.bags import BaggedIds, Constants
-from tfrs_embed.ops.lookup import reshape_output
+from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.ops.lookup import activations
 from tfrs_embed.optimizers import unreached
 
 
@@ -144,10 +144,10 @@ class EngineLayer(Layer):
             Each feature's activations in its output shape, in the layer's
             compute dtype.
         """
-        dtype = tf.as_dtype(self.compute_dtype)
+        dtype, features = tf.as_dtype(self.compute_dtype), self.engine.features
         if not self._is_variable(training):
             vectors, _ = self.engine.lookup(bags, False, dtype, begun)
-            return self._outputs(vectors, bags)
+            return activations(vectors, bags, features, dtype)
 
         lookup = Lookup()
         # A graph may stay when nothing else does: TensorFlow keeps those that
@@ -170,7 +170,7 @@ class EngineLayer(Layer):
                     lookup, residuals, gradients, trigger
                 )
 
-            return self._outputs(vectors, bags), backward
+            return activations(vectors, bags, features, dtype), backward
 
         outputs = look_up(kerases.variable(self.gradient_trigger))
         lookup.ended = True
@@ -187,20 +187,6 @@ class EngineLayer(Layer):
             and passes.updates_allowed()
             and (training is None or constant is None or bool(constant))
         )
-
-    def _outputs(
-        self, vectors: Sequence[tf.Tensor], bags: Sequence[BaggedIds]
-    ) -> list[tf.Tensor]:
-        constants = Constants()
-        return [
-            tf.cast(
-                reshape_output(vector, b, feature.table.dim, constants),
-                self.compute_dtype,
-            )
-            for vector, b, feature in zip(
-                vectors, bags, self.engine.features, strict=True
-            )
-        ]
 
     def _differentiate(self, *args: Any) -> tf.Tensor:
         """Differentiates a lookup; see `TableUpdate.differentiate`."""

@@ -14,7 +14,7 @@ from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.layers import keras_tables
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.inputs import first_bags
-from tfrs_embed.ops.lookup import reshape_output
+from tfrs_embed.ops.lookup import activations
 
 
 def compose(
@@ -75,8 +75,7 @@ def _compose(
         rows = tf.reshape(product, [-1, feature.table.dim])
         # Its ids are places among the products.
         vectors = keras_tables.lookup(rows, bags, strategy)
-        vectors = reshape_output(vectors, bags, feature.table.dim)
-        return tf.cast(vectors, product.dtype)
+        return activations([vectors], [bags], [feature], product.dtype)[0]
     if feature.width > feature.table.dim:
         return tf.concat(parts, -1)
     # A combiner of sums is the sum of combiners.

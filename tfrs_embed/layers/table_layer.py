@@ -20,7 +20,7 @@ from tfrs_embed.ops.bags import BaggedIds, position_mask
 from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import first_bags, lookup_bags, to_bags
-from tfrs_embed.ops.lookup import combine, reshape_output
+from tfrs_embed.ops.lookup import activations, combine
 from tfrs_embed.ops.tpu_inputs import require_given, require_known
 from tfrs_embed.serving import tables as served_tables
 from tfrs_embed.serving.tables import ServedTables
@@ -217,7 +217,9 @@ class TableLayer(TableHolder):
             if layer is not None:
                 table, b = kerases.variable(layer.embeddings), bags[id(lookup)]
                 vectors = keras_tables.lookup(table, b, self._strategy)
-                found[id(lookup)] = self._activations(vectors, b, lookup)
+                [found[id(lookup)]] = activations(
+                    [vectors], [b], [lookup], self.compute_dtype
+                )
         return all_bags, [found[id(lookup)] for lookup in inputs.lookups]
 
     def _look_up_served(
@@ -231,19 +233,14 @@ class TableLayer(TableHolder):
             )
         all_bags = self._to_bags(inputs, training=False)
         bags = lookup_bags(inputs.features, all_bags)
-        found = []
+        vectors = []
         for lookup, b in zip(inputs.lookups, bags, strict=True):
             state = self.tables[lookup.table.name]
-            vectors = combine(served.gather(self, state, b.ids), None, b)
-            found.append(self._activations(vectors, b, lookup))
-        return all_bags, found
-
-    def _activations(
-        self, vectors: tf.Tensor, bags: BaggedIds, feature: FeatureSpec
-    ) -> tf.Tensor:
-        """A lookup's vectors in its output shape and the compute dtype."""
-        output = reshape_output(vectors, bags, feature.table.dim)
-        return tf.cast(output, self.compute_dtype)
+            rows = served.gather(self, state, b.ids)
+            vectors.append(combine(rows, None, b))
+        return all_bags, activations(
+            vectors, bags, inputs.lookups, self.compute_dtype
+        )
 
     def _to_bags(
         self,

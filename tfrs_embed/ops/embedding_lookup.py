@@ -11,7 +11,7 @@ from tfrs_embed.configs import COMBINERS, FeatureSpec, TableSpec
 from tfrs_embed.gradients.lifetime import custom_gradient
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.inputs import to_bags
-from tfrs_embed.ops.lookup import combine, reshape_output
+from tfrs_embed.ops.lookup import activations, combine
 from tfrs_embed.types import Combiner
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -120,8 +120,7 @@ def embedding_lookup(
 
         return combine(rows, index, bags), backward
 
-    vectors = tf.cast(combined(rows), param.dtype)
-    return reshape_output(vectors, bags, param.shape[1])
+    return activations([combined(rows)], [bags], [feature], param.dtype)[0]
 
 
 def _sorted_unique(ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.gradients.lifetime import custom_gradient
 from tfrs_embed.ops import xla
 from tfrs_embed.ops.bags import BaggedIds, Constants
@@ -132,26 +133,31 @@ def gather_densely(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
     return gather(tf.convert_to_tensor(table))
 
 
-def reshape_output(
-    vectors: tf.Tensor,
-    bags: BaggedIds,
-    dim: int,
-    constants: Constants | None = None,
-) -> tf.Tensor:
-    """Returns vectors in the feature's output shape.
+def activations(
+    vectors: Sequence[tf.Tensor],
+    bags: Sequence[BaggedIds],
+    features: Sequence[FeatureSpec],
+    dtype: Any,
+) -> list[tf.Tensor]:
+    """Returns features' vectors in their output shapes, and in a dtype.
 
-    Args:
-        vectors: [count, dim], or of the output's shape already.
-        bags: the feature's bags.
-        dim: the table's width.
-        constants: those of several features' outputs; None: it needs its own.
+    Vectors are [count, dim], or of the output's shape already.
     """
+    constants = Constants()
+    return [
+        tf.cast(_in_shape(v, b, f.table.dim, constants), dtype)
+        for v, b, f in zip(vectors, bags, features, strict=True)
+    ]
+
+
+def _in_shape(
+    vectors: tf.Tensor, bags: BaggedIds, dim: int, constants: Constants
+) -> tf.Tensor:
     shape = bags.static_shape + tf.TensorShape([dim])
     if shape.rank is not None and vectors.shape.is_subtype_of(shape):
         return vectors
     if shape.is_fully_defined():
         # XLA needs a static shape.
-        constants = constants or Constants()
         return tf.reshape(vectors, constants.of(shape.as_list()))
     if shape.rank != 2:
         vectors = tf.reshape(vectors, tf.concat([bags.shape, [dim]], 0))
