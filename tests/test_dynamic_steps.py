@@ -15,6 +15,7 @@ from dynamic_layers import normal, train, truncated, uniform
 from fronts import keras, layers
 from helpers import assert_same, differentiate, state
 from tfrs_embed import DynamicKeys, FrequencyAdmission, kernels
+from tfrs_embed.distribution import replicas
 from tfrs_embed.engines.tables import key_table_numpy
 
 pytestmark = pytest.mark.usefixtures("both_implementations")
@@ -482,6 +483,13 @@ def test_both_implementations_are_tested(request):
     numpy = key_table_numpy.NumpyOperations
     found = isinstance(shard.key_table._operations, numpy)
     assert found == (kind == "tensorflow" or not kernels.status().loaded)
+
+
+def test_a_worker_may_have_tables_of_one_device_that_others_have_not():
+    # All workers number their collectives alike.
+    before = dict(replicas._numbers)
+    step(make(), ids())
+    assert replicas._numbers == before
 
 
 def test_a_deep_copy_shares_nothing():

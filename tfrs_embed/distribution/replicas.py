@@ -225,8 +225,10 @@ class Replicas:
         """Reserves instance keys for `channels` collectives; returns the first.
 
         No other strategy of the process gets them. All workers must ask in the
-        same order.
+        same order; a replica that is alone reserves none.
         """
+        if self.world == 1:
+            return 0
         first = _numbers["channels"]
         _numbers["channels"] += channels
         assert _FIRST_INSTANCE_KEY + _numbers["channels"] * BUCKETS < 2**31
