@@ -282,7 +282,12 @@ class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
         """
         return self.dequeue(self.enqueue(features, weights))
 
-    __call__ = embedding_lookup
+    # Not the same function: subclasses may override the lookup.
+    @_not_converted
+    def __call__(
+        self, features: Any, weights: Any = None
+    ) -> tuple[Any, buffers_lib.Preserved]:
+        return self.embedding_lookup(features, weights)
 
     @_not_converted
     def apply_gradients(
