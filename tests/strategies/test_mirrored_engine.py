@@ -417,13 +417,3 @@ def test_saved_model(strategy):
     found = loaded.serve(ids)
     for name, vectors in module.serve(ids).items():
         np.testing.assert_array_equal(found[name], vectors)
-
-
-def test_one_replica_needs_no_collectives():
-    alone = tf.distribute.get_strategy()
-    layer = make_layer("mirrored", alone)
-    reference = make_reference(layer)
-    assert layer.engine.has_whole_tables
-    assert layer.engine.together is None
-    train(trainer(alone, layer, mode="eager"), reference, alone, 2)
-    assert_tables(layer, reference)

@@ -243,15 +243,15 @@ class EngineLayer(Layer):
                 for state in self.engine.states.values()
                 for name, variable in state.variables.items()
             ]
+            for variable, value in found:
+                if isinstance(variable, KeyedVariable):
+                    variable.check_value(value)
         except ValueError as error:
             # Keras 3 tries again by other paths of the file, where there is
             # nothing, and shows the last error.
             if not self._refusal or "step" in store:
                 self._refusal = str(error)
             raise ValueError(self._refusal) from None
-        for variable, value in found:
-            if isinstance(variable, KeyedVariable):
-                variable.check_value(value)
         # A deferred update belongs to the tables that are being replaced.
         if isinstance(self.engine, Pipelined):
             self.engine.drop_deferred()
