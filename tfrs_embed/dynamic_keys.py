@@ -212,7 +212,9 @@ class DynamicKeys:
         given = self.eviction
         rule = given.lower() if isinstance(given, str) else given
         is_function = callable(rule) and not isinstance(rule, type)
-        is_rule = rule in ("lru", "lfu", None) or isinstance(rule, TimeToLive)
+        is_rule = rule is None or isinstance(rule, TimeToLive)
+        if isinstance(rule, str):
+            is_rule = rule in ("lru", "lfu")
         if not (is_rule or is_function):
             kind = ValueError if isinstance(rule, str) else TypeError
             raise kind(

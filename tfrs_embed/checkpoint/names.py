@@ -30,6 +30,11 @@ def unescape(name: str) -> str:
     return re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), name)
 
 
+def in_key(name: str) -> str:
+    """An object's name as a part of a checkpoint's key."""
+    return name.replace(".", "..").replace("/", ".S")
+
+
 def in_saved_model(name: str) -> str:
     """A table's name in a SavedModel, where Keras takes a dot for a path."""
     return escape(name, ".")

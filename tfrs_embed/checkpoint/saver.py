@@ -36,8 +36,8 @@ def mark(variable: Any, saved: Saved) -> None:
     if isinstance(variable, Saved):
         return
     setattr(variable, _ATTRIBUTE, saved)
-    # Keras's `model.export` exports variables without their owners, which would
-    # say that a SavedModel holds them.
+    # Keras's `model.export` writes variables without their owners, which tell
+    # `saved` elsewhere that a SavedModel is being written.
     children_of = variable._trackable_children
 
     def children(save_type: str = "checkpoint", **kwargs: Any) -> Any:

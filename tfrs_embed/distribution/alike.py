@@ -16,7 +16,7 @@ from tfrs_embed.distribution.replicas import BUCKETS, Replicas
 
 # Of a text, this many bytes reach the other replicas.
 _LENGTH = 1024
-# Each byte as a text; that which texts are padded with is none.
+# What each byte adds to a text; zeros pad it, and add nothing.
 _BYTES = [b"", *(bytes([i]) for i in range(1, 256))]
 
 

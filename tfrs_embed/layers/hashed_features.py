@@ -41,8 +41,8 @@ def compose(
 def require_for_tpu(feature: FeatureSpec, ids: Any) -> None:
     """Raises a ValueError for ids that a TPU's program can't be given.
 
-    Their number is not known, where each is looked up alone; or they are
-    strings, and the host may not take these.
+    These are ids of an unknown number, where each is looked up alone, and
+    strings, if the host may not take them.
     """
     strings = getattr(ids, "dtype", None) == tf.string
     if strings and not tf.config.get_soft_device_placement():

@@ -31,8 +31,8 @@ class Joined:
     ) -> None:
         self.parts = parts
         self._names = [str(feature) for feature in features]
-        # Here, as each of the parts would be one more input of a branch that
-        # makes an error's text of them.
+        # Joined outside of the branch that words an error: inside it, each part
+        # would be one more input of the branch.
         self.values = concat(parts)
         self.lengths = num_rows(parts)
 

@@ -263,7 +263,8 @@ _KERAS_EXCLUDED = (
 
 def _is_legacy(optimizer: Any) -> bool:
     """Whether a Keras's optimizer is of tf_keras's old kind."""
-    return hasattr(optimizer, "_hyper")
+    legacy = getattr(kerases.of(optimizer).optimizers, "legacy", None)
+    return isinstance(optimizer, getattr(legacy, "Optimizer", ()))
 
 
 def _from_keras(optimizer: Any, kind: str, where: str) -> TableOptimizer:

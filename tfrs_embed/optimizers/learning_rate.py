@@ -22,8 +22,8 @@ class LearningRate:
 
     Args:
         given: returns what the rate is read from: a variable, a schedule or a
-            callable. Its first call may make the variable. It is an attribute,
-            too.
+            callable. Its first call may make the variable. Also the attribute
+            `given`.
         owned: whether nothing else reads or assigns what it is read from.
         factors: what it is multiplied by, functions of the number of updates
             made so far, each with a formula that says what it is.

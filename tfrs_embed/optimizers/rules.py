@@ -132,7 +132,7 @@ class UpdateRule(abc.ABC):
         return config
 
     def keras_rate(self, rate: LearningRate) -> LearningRate:
-        """The rate with which the rule is a Keras optimizer of a rate."""
+        """The rate that makes the rule's updates those of Keras at `rate`."""
         return rate
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfrs_embed.checkpoint import bundle
+from tfrs_embed.checkpoint.names import in_key
 from tfrs_embed.checkpoint.rows import key_of
 from tfrs_embed.serving.tables import ServedTables
 
@@ -50,6 +51,5 @@ def save_tables(
 
 def _key(*path: str) -> str:
     """The checkpoint's key of a table's variable, by layer, table and name."""
-    # As TensorFlow escapes the path from the root of the SavedModel.
-    parts = [p.replace(".", "..").replace("/", ".S") for p in ("tables", *path)]
-    return key_of("/".join(parts))
+    # The path is from the root of the SavedModel.
+    return key_of("/".join(["tables", *map(in_key, path)]))

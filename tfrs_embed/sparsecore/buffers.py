@@ -24,7 +24,7 @@ class ChipBuffers(NamedTuple):
 
     The partitions lie one after another, SparseCore by SparseCore and shard by
     shard, each padded to a multiple of 8. TensorFlow's arrays have a static
-    size, in which these are the beginning, and the rest is undefined.
+    size: they begin with these, and the rest is undefined.
 
     Attributes:
         row_pointers: int32, where each partition ends.

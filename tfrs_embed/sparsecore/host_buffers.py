@@ -95,7 +95,7 @@ def _zeros(spec: tf.TensorSpec) -> np.ndarray:
 def buffer_specs(layout: Layout, chips: int) -> dict[str, list[tf.TensorSpec]]:
     """Returns the fields of `ChipBuffers` for chips, by stack.
 
-    Behind them are the sizes of the row pointers and of the ids in them.
+    After them come the unpadded sizes of the row pointers and of the ids.
     """
     topology, config = layout.topology, layout.config
     pointers = _MAX_MINIBATCHES * topology.sparse_cores

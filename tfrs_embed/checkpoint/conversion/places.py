@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator, Mapping, Sequence
 
+from tfrs_embed.checkpoint.names import in_key
 from tfrs_embed.ops.update import PARAMETERS
 
 #: Attributes of TFRS's layers, and of the mid-level API on SparseCores.
@@ -14,11 +15,6 @@ LAYOUTS = "_sparse_core_table_layouts"
 
 #: The children of each object, as numbers of objects by name.
 Nodes = Sequence[Mapping[str, int]]
-
-
-def escape(name: str) -> str:
-    """An object's name as a part of a key."""
-    return name.replace(".", "..").replace("/", ".S")
 
 
 def paths(nodes: Nodes) -> dict[int, str]:
@@ -33,7 +29,7 @@ def paths(nodes: Nodes) -> dict[int, str]:
         owner = waiting.popleft()
         for name, number in nodes[owner].items():
             if number not in found:
-                found[number] = _join(found[owner], escape(name))
+                found[number] = _join(found[owner], in_key(name))
                 waiting.append(number)
     return found
 
@@ -68,19 +64,19 @@ def _of_layer(nodes: Nodes, owner: int) -> Iterator[tuple[str, int]]:
     for holder in ("table", TPU_EMBEDDING):
         if holder in children:
             for name, number in nodes[children[holder]].items():
-                yield f"{holder}/{escape(name)}", number
+                yield f"{holder}/{in_key(name)}", number
     for holder in ("tables", KERAS_LAYERS):
         if holder in children:
             for table, of_table in nodes[children[holder]].items():
                 for name, number in nodes[of_table].items():
-                    yield f"{holder}/{escape(table)}/{escape(name)}", number
+                    yield f"{holder}/{in_key(table)}/{in_key(name)}", number
     # Of the mid-level API itself. Stacks have their layouts beside them.
     if "_variables" in children and LAYOUTS not in children:
         for table, of_table in nodes[children["_variables"]].items():
             if PARAMETERS in nodes[of_table]:
                 for name, number in nodes[of_table].items():
                     slot = "" if name == PARAMETERS else name
-                    name = escape("/".join(filter(None, (table, slot))))
+                    name = in_key("/".join(filter(None, (table, slot))))
                     yield f"{TPU_EMBEDDING}/{name}", number
 
 

@@ -32,8 +32,8 @@ from tfrs_embed.checkpoint.conversion.places import (
     KERAS_LAYERS,
     LAYOUTS,
     TPU_EMBEDDING,
-    escape,
 )
+from tfrs_embed.checkpoint.names import in_key
 from tfrs_embed.optimizers.rules import RULES
 from tfrs_embed.sparsecore.layout import flat_rows
 
@@ -81,7 +81,7 @@ class TfrsFinder(Finder):
         if len(parts) >= 2 and parts[-2] == TPU_EMBEDDING:
             owner = path[: -len(parts[-1])]
             table, _, slot = name.rpartition("/")
-            if slot in _SLOTS and owner + escape(table) in self._variables:
+            if slot in _SLOTS and owner + in_key(table) in self._variables:
                 return
         elif (
             len(parts) >= 3
@@ -129,10 +129,10 @@ class TfrsFinder(Finder):
 
     def _columns(self, owner: str, name: str) -> Iterator[tuple[str, str]]:
         """A table's or a stack's parameters and own slots, and their paths."""
-        if owner + escape(name) in self._variables:
-            yield "parameters", owner + escape(name)
+        if owner + in_key(name) in self._variables:
+            yield "parameters", owner + in_key(name)
         for slot in _SLOTS:
-            path = owner + escape(f"{name}/{slot}")
+            path = owner + in_key(f"{name}/{slot}")
             if path in self._variables:
                 yield slot, path
 

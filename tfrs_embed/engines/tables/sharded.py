@@ -20,6 +20,7 @@ from tfrs_embed.distribution import waits
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.tables.composite import CompositeTable
 from tfrs_embed.graphs import TracedOnce
+from tfrs_embed.ops.bags import concat
 
 #: Rows come from other workers in blocks of this many float32 numbers.
 BLOCK_ELEMENTS = 1 << 22
@@ -179,7 +180,7 @@ class ShardedVariable(CompositeTable):
                     of_columns = found.setdefault(part.columns, [])
                     of_columns.append((places, rows[first - at : end - at]))
             columns = [_in_order(each) for each in found.values()]
-            return columns[0] if len(columns) == 1 else tf.concat(columns, 1)
+            return concat(columns, 1)
 
     def _read_parts(
         self, start: int, size: int

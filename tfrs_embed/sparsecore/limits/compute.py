@@ -178,9 +178,10 @@ def compute_limits(
                         f"first batch has room for {feature.samples}; begin "
                         "with the largest."
                     )
-                ids += of_chips(bags[i], feature.samples)
-                ids_of[lookup.table.name] += ids[-1].values.size
-                seen[lookup.table.name][ids[-1].values] = True
+                [of_chip] = of_chips(bags[i], feature.samples)
+                ids.append(of_chip)
+                ids_of[lookup.table.name] += of_chip.values.size
+                seen[lookup.table.name][of_chip.values] = True
             loads.add(ids)
     if number < 0:
         raise ValueError(_NO_BATCHES)

@@ -103,7 +103,7 @@ def of_chips(bags: BaggedIds, samples: int, chips: int = 1) -> list[Ids]:
 
     Args:
         bags: the bags of a global batch, at most `samples` for each chip.
-        samples: a chip's samples; what it has less is padded.
+        samples: a chip's samples; a chip with fewer is padded.
         chips: the number of chips.
     """
     count = int(bags.count)
