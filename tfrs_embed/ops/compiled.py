@@ -76,15 +76,12 @@ class Compiled(Stock):
         if not bags:
             return []
         dim = rows.shape[1]
-        found: list[tf.Tensor] = self._module.tfrs_embed_combine(
+        return self._module.tfrs_embed_combine(
             rows=rows,
             dims=[dim] * len(bags),
+            shapes=[_shape_of_vectors(b, dim) for b in bags],
             **describe(index, bags, [0] * len(bags)),
         )
-        for vectors, b in zip(found, bags, strict=True):
-            if b.static_shape.rank == 1:
-                vectors.set_shape([*b.static_shape, dim])
-        return found
 
     def sum_gradients_by_row(
         self,

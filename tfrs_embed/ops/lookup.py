@@ -52,7 +52,8 @@ def combine_all(
         bags: each feature's bags.
 
     Returns:
-        Each feature's vectors, [count, dim] float32.
+        Each feature's vectors, float32: [count, dim], or in the shape that the
+        bags are laid out in.
     """
     rows = widen(rows)
     return [combine(rows, i, b) for i, b in zip(index, bags, strict=True)]

@@ -58,6 +58,15 @@ struct Tables {
 struct Vectors {
   tensorflow::DataType dtype = tensorflow::DT_FLOAT;
   std::vector<PartialTensorShape> shapes;
+
+  absl::Status ReadShapes(OpKernelConstruction* ctx, size_t features) {
+    TF_RETURN_IF_ERROR(ctx->GetAttr("shapes", &shapes));
+    if (!shapes.empty() && shapes.size() != features) {
+      return InvalidArgument("shapes must have an entry for each feature, or "
+                             "none.");
+    }
+    return absl::OkStatus();
+  }
 };
 
 // Allocates the features' vectors and describes the lookups that fill them.
@@ -128,12 +137,7 @@ class LookupOp : public OpKernel {
     OP_REQUIRES_OK(ctx, layout_.Read(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &vectors_.dtype));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("places", &places_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("shapes", &vectors_.shapes));
-    OP_REQUIRES(ctx,
-                vectors_.shapes.empty() ||
-                    vectors_.shapes.size() == layout_.table_of.size(),
-                InvalidArgument("shapes must have an entry for each feature, "
-                                "or none."));
+    OP_REQUIRES_OK(ctx, vectors_.ReadShapes(ctx, layout_.table_of.size()));
     OP_REQUIRES_OK(ctx, limits_.Read(ctx));
   }
 
@@ -162,6 +166,7 @@ class CombineOp : public OpKernel {
  public:
   explicit CombineOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, layout_.Read(ctx));
+    OP_REQUIRES_OK(ctx, vectors_.ReadShapes(ctx, layout_.table_of.size()));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -172,22 +177,34 @@ class CombineOp : public OpKernel {
     std::vector<Feature> features;
     OP_REQUIRES_OK(ctx, ReadFeatures(ctx, layout_, 1, &features));
     const std::vector<void*> values = {rows->data()};
-    OP_REQUIRES_OK(ctx,
-                   LookupFeatures(ctx, features, {values, shapes}, {}, {}));
+    OP_REQUIRES_OK(ctx, LookupFeatures(ctx, features, {values, shapes},
+                                       vectors_, {}));
   }
 
  private:
   FeatureLayout layout_;
+  Vectors vectors_;
 };
 
-absl::Status InferMatrices(InferenceContext* c) {
+// Infers the shapes that are given, or else [count, dim].
+absl::Status InferVectors(InferenceContext* c) {
   std::vector<int> dims;
   TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
-  if (dims.size() != static_cast<size_t>(c->num_outputs())) {
-    return InvalidArgument("dims must have an entry for each feature.");
+  std::vector<PartialTensorShape> shapes;
+  TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
+  const size_t features = c->num_outputs();
+  if (dims.size() != features ||
+      (!shapes.empty() && shapes.size() != features)) {
+    return InvalidArgument("dims must have an entry for each feature, and "
+                           "shapes, or none.");
   }
-  for (int f = 0; f < c->num_outputs(); ++f) {
-    c->set_output(f, c->Matrix(InferenceContext::kUnknownDim, dims[f]));
+  for (size_t f = 0; f < features; ++f) {
+    ShapeHandle shape = c->Matrix(InferenceContext::kUnknownDim, dims[f]);
+    if (!shapes.empty()) {
+      TF_RETURN_IF_ERROR(
+          c->MakeShapeFromPartialTensorShape(shapes[f], &shape));
+    }
+    c->set_output(f, shape);
   }
   return absl::OkStatus();
 }
@@ -204,28 +221,14 @@ TFRS_FEATURES(REGISTER_OP("TfrsEmbedLookup").Input("tables: N * resource"))
     .Attr("rows: list(int) = []")
     .Attr("names: list(string) = []")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      TF_RETURN_IF_ERROR(InferMatrices(c));
-      std::vector<PartialTensorShape> shapes;
-      TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
-      if (shapes.empty()) return absl::OkStatus();
-      if (shapes.size() != static_cast<size_t>(c->num_outputs())) {
-        return InvalidArgument("shapes must have an entry for each feature.");
-      }
-      for (int f = 0; f < c->num_outputs(); ++f) {
-        ShapeHandle shape;
-        TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shapes[f],
-                                                              &shape));
-        c->set_output(f, shape);
-      }
-      return absl::OkStatus();
-    });
+    .SetShapeFn(InferVectors);
 
 TFRS_FEATURES(REGISTER_OP("TfrsEmbedCombine").Input("rows: R"))
     .Output("vectors: M * float")
     .Attr("R: {float, bfloat16, half}")
     .Attr("dims: list(int)")
-    .SetShapeFn(InferMatrices);
+    .Attr("shapes: list(shape) = []")
+    .SetShapeFn(InferVectors);
 
 TFRS_KERNEL("TfrsEmbedLookup", LookupOp);
 TFRS_KERNEL("TfrsEmbedCombine", CombineOp);
