@@ -37,12 +37,14 @@ def make_strategy():
 
         chips, sparse_cores = COUNT.split("x")
         return EmulatedTPUStrategy((int(chips), int(sparse_cores)))
-    [cpu] = tf.config.list_physical_devices("CPU")
+    # "gpus:2": one GPU as two, each with some MiB of its memory.
+    name, memory = ("GPU", 2048) if KIND == "gpus" else ("CPU", None)
+    device = tf.config.list_physical_devices(name)[0]
     tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration()] * int(COUNT)
+        device, [tf.config.LogicalDeviceConfiguration(memory)] * int(COUNT)
     )
     return tf.distribute.MirroredStrategy(
-        [f"CPU:{i}" for i in range(int(COUNT))]
+        [f"{name}:{i}" for i in range(int(COUNT))]
     )
 
 

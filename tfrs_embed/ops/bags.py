@@ -238,6 +238,41 @@ def bag_of_id(
     )
 
 
+def sum_by_segment(
+    rows: tf.Tensor,
+    indices: tf.Tensor,
+    segment_ids: tf.Tensor,
+    num_segments: tf.Tensor,
+    constants: Constants,
+) -> tf.Tensor:
+    """Sums rows segment by segment, without a copy of each row.
+
+    Args:
+        rows: [m, dim] float32 or float64.
+        indices: [n] int32, the row of each term.
+        segment_ids: [n] int32, the segment of each term, ascending.
+        num_segments: scalar int32.
+        constants: those of the call.
+
+    Returns:
+        [num_segments, dim]; a segment without terms is zero.
+    """
+    # One more, which is cut off: on GPUs TensorFlow refuses to make none, as a
+    # replica whose batch is empty needs.
+    total = tf.raw_ops.SparseSegmentSumWithNumSegments(
+        data=rows,
+        indices=indices,
+        segment_ids=segment_ids,
+        num_segments=num_segments + constants.of(1),
+    )
+    return tf.raw_ops.StridedSlice(
+        input=total,
+        begin=constants.of([0]),
+        end=tf.expand_dims(num_segments, constants.of(0)),
+        strides=constants.of([1]),
+    )
+
+
 def map_bag_sizes(
     function: Callable[[tf.Tensor], tf.Tensor], splits: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:

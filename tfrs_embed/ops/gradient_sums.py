@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.ops.bags import BaggedIds, Constants, concat, number_evenly
+from tfrs_embed.ops.bags import (
+    BaggedIds,
+    Constants,
+    concat,
+    number_evenly,
+    sum_by_segment,
+)
 
 # Up to this width a product with a sparse matrix was the fastest sum of rows,
 # two to ten times as fast as others at 8 and 16.
@@ -65,11 +71,12 @@ def _sum(
         # Sorting the ids by row first takes less than SparseSegmentSumGrad
         # does with them unsorted.
         order = tf.argsort(index)
-        return tf.raw_ops.SparseSegmentSumWithNumSegments(
-            data=gradient,
-            indices=tf.gather(bag, order),
-            segment_ids=tf.gather(index, order),
-            num_segments=num_rows,
+        return sum_by_segment(
+            gradient,
+            tf.gather(bag, order),
+            tf.gather(index, order),
+            num_rows,
+            constants,
         )
     weights = tf.ones(tf.shape(index), gradient.dtype)
     if weighted:

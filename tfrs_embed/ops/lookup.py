@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfrs_embed.configs import FeatureSpec
 from tfrs_embed.gradients.lifetime import custom_gradient
 from tfrs_embed.ops import xla
-from tfrs_embed.ops.bags import BaggedIds, Constants
+from tfrs_embed.ops.bags import BaggedIds, Constants, sum_by_segment
 from tfrs_embed.ops.rounding import widen
 
 
@@ -102,11 +102,8 @@ def combine(
                 limit=tf.size(bags.ids),
                 delta=constants.of(1),
             )
-        rows = tf.raw_ops.SparseSegmentSumWithNumSegments(
-            data=rows,
-            indices=index,
-            segment_ids=bags.bag_of_id(),
-            num_segments=bags.count,
+        rows = sum_by_segment(
+            rows, index, bags.bag_of_id(), bags.count, constants
         )
     return bags.scaled(rows, constants)
 
