@@ -17,20 +17,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfrs_embed import (
     checkpoint,
     kerases,
     kernels,
-    monitoring,
+    lazy,
     optimizers,
     progress,
-    report,
-    serving,
-    sparsecore,
-    testing,
-    tpu_check,
     types,
 )
 from tfrs_embed.configs import FeatureConfig, TableConfig
@@ -43,28 +38,36 @@ from tfrs_embed.dynamic_keys import (
 )
 from tfrs_embed.gradients.passes import no_updates
 from tfrs_embed.hashing import Hash, Multiplex, QuotientRemainder
-from tfrs_embed.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
 from tfrs_embed.ops.embedding_lookup import embedding_lookup
 from tfrs_embed.placement import Placement, TablePlacement
-from tfrs_embed.planner import (
-    Hardware,
-    Plan,
-    PlanAlternative,
-    ReplicaPlan,
-    TablePlan,
-    hot_rows,
-    plan,
-)
 from tfrs_embed.version import __version__
 
 if TYPE_CHECKING:
     from tfrs_embed import keras3 as keras3
+    from tfrs_embed import (
+        monitoring,
+        report,
+        serving,
+        sparsecore,
+        testing,
+        tpu_check,
+    )
     from tfrs_embed.keras2 import (
         All2AllDenseEmbedding,
         DistributedEmbedding,
         DynamicEmbedding,
         Embedding,
         PartialTPUEmbedding,
+    )
+    from tfrs_embed.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
+    from tfrs_embed.planner import (
+        Hardware,
+        Plan,
+        PlanAlternative,
+        ReplicaPlan,
+        TablePlan,
+        hot_rows,
+        plan,
     )
 
 __all__ = [
@@ -110,21 +113,42 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """The layers of tf_keras, and the module with those of Keras 3."""
-    if name == "keras3":
-        return importlib.import_module("tfrs_embed.keras3")
-    if name in __all__:
-        # Imported when one is first asked for, as a program of Keras 3 has no
-        # use for tf_keras.
-        keras2 = importlib.import_module("tfrs_embed.keras2")
-        globals().update({n: getattr(keras2, n) for n in keras2.__all__})
-        return globals()[name]
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+__getattr__ = lazy.importer(
+    __name__,
+    {
+        # A program of Keras 3 has no use for tf_keras.
+        "tfrs_embed.keras2": (
+            "All2AllDenseEmbedding",
+            "DistributedEmbedding",
+            "DynamicEmbedding",
+            "Embedding",
+            "PartialTPUEmbedding",
+        ),
+        "tfrs_embed.mid_level.tpu_embedding_v2": ("TPUEmbeddingV2",),
+        "tfrs_embed.planner": (
+            "Hardware",
+            "Plan",
+            "PlanAlternative",
+            "ReplicaPlan",
+            "TablePlan",
+            "hot_rows",
+            "plan",
+        ),
+    },
+    submodules=(
+        "keras3",
+        "monitoring",
+        "report",
+        "serving",
+        "sparsecore",
+        "testing",
+        "tpu_check",
+    ),
+)
 
 
 def __dir__() -> list[str]:
-    """All public names, the layers of tf_keras among them."""
+    """All public names, those that are imported later among them."""
     return sorted({*globals(), *__all__, "keras3"})
 
 

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 
 from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.engines.column_wise import ColumnWiseEngine
 from tfrs_embed.engines.composite import CompositeEngine
-from tfrs_embed.engines.data_parallel import DataParallelEngine
-from tfrs_embed.engines.dynamic import DynamicEngine
-from tfrs_embed.engines.dynamic_sharded import DynamicShardedEngine
 from tfrs_embed.engines.engine import Engine
-from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.row_wise import RowWiseEngine
-from tfrs_embed.engines.tpu.embedding_cores import EmbeddingCoreEngine
-from tfrs_embed.engines.tpu.replicated import ReplicatedEngine
-from tfrs_embed.engines.tpu.sparse_core import SparseCoreEngine
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.placement import ShardingType
 
-# Takes features, the optimizers of their tables by name, and options.
-_ENGINES: dict[ShardingType, Callable[..., Engine]] = {
-    ShardingType.ONE_DEVICE: OneDeviceEngine,
-    ShardingType.ROW_WISE: RowWiseEngine,
-    ShardingType.COLUMN_WISE: ColumnWiseEngine,
-    ShardingType.DYNAMIC: DynamicEngine,
-    ShardingType.DYNAMIC_SHARDED: DynamicShardedEngine,
-    ShardingType.DATA_PARALLEL: DataParallelEngine,
-    ShardingType.SPARSE_CORE: SparseCoreEngine,
-    ShardingType.EMBEDDING_CORE: EmbeddingCoreEngine,
-    ShardingType.TPU_REPLICATED: ReplicatedEngine,
+# The module and the class of each type. A program imports those it uses: one
+# device needs no exchanges, and no other strategy SparseCores. A class takes
+# features, the optimizers of their tables by name, and options.
+_ENGINES = {
+    ShardingType.ONE_DEVICE: ("one_device", "OneDeviceEngine"),
+    ShardingType.ROW_WISE: ("row_wise", "RowWiseEngine"),
+    ShardingType.COLUMN_WISE: ("column_wise", "ColumnWiseEngine"),
+    ShardingType.DYNAMIC: ("dynamic", "DynamicEngine"),
+    ShardingType.DYNAMIC_SHARDED: ("dynamic_sharded", "DynamicShardedEngine"),
+    ShardingType.DATA_PARALLEL: ("data_parallel", "DataParallelEngine"),
+    ShardingType.SPARSE_CORE: ("tpu.sparse_core", "SparseCoreEngine"),
+    ShardingType.EMBEDDING_CORE: ("tpu.embedding_cores", "EmbeddingCoreEngine"),
+    ShardingType.TPU_REPLICATED: ("tpu.replicated", "ReplicatedEngine"),
 }
 
 
@@ -64,7 +58,7 @@ def make_engine(
     for feature in features:
         by_type.setdefault(sharding[feature.table.name], []).append(feature)
     engines = [
-        _ENGINES[each](
+        _engine_class(each)(
             its_features,
             {f.table.name: optimizers[f.table.name] for f in its_features},
             options,
@@ -74,3 +68,11 @@ def make_engine(
     if len(engines) == 1:
         return engines[0]
     return CompositeEngine(features, engines, options)
+
+
+def _engine_class(sharding: ShardingType) -> Callable[..., Engine]:
+    module, name = _ENGINES[sharding]
+    found: Callable[..., Engine] = getattr(
+        importlib.import_module(f"tfrs_embed.engines.{module}"), name
+    )
+    return found

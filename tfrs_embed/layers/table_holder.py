@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
@@ -38,13 +38,14 @@ from tfrs_embed.layers.table_arguments import (
     from_config,
 )
 from tfrs_embed.layers.table_values import check_values
-from tfrs_embed.monitoring.monitor import TableMonitor
-from tfrs_embed.monitoring.reports import StatisticsReport
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.placement import Assignment, Placement, ShardingType
 from tfrs_embed.planner.applying import with_plan
 from tfrs_embed.sparsecore import stacking as stackings
 from tfrs_embed.strategies import is_tpu
+
+if TYPE_CHECKING:
+    from tfrs_embed.monitoring.reports import StatisticsReport
 
 
 class TableHolder(Layer):
@@ -355,6 +356,9 @@ class TableHolder(Layer):
                 sample is below 1, or a batch is none of the layer's.
             TypeError: the sample or ids of a batch are of a wrong kind.
         """
+        # Training has no use for it.
+        from tfrs_embed.monitoring.monitor import TableMonitor
+
         self._make_tables_if_ready()
         return TableMonitor(self, sample=sample).measure(batches=batches)
 

@@ -7,15 +7,20 @@ best; `planning` puts them together, and `plans`
 is the result. `frequent` says which rows to copy.
 """
 
-from tfrs_embed.planner.frequent import hot_rows
-from tfrs_embed.planner.hardware import Hardware
-from tfrs_embed.planner.planning import plan
-from tfrs_embed.planner.plans import (
-    Plan,
-    PlanAlternative,
-    ReplicaPlan,
-    TablePlan,
-)
+from typing import TYPE_CHECKING
+
+from tfrs_embed import lazy
+
+if TYPE_CHECKING:
+    from tfrs_embed.planner.frequent import hot_rows
+    from tfrs_embed.planner.hardware import Hardware
+    from tfrs_embed.planner.planning import plan
+    from tfrs_embed.planner.plans import (
+        Plan,
+        PlanAlternative,
+        ReplicaPlan,
+        TablePlan,
+    )
 
 __all__ = [
     "Hardware",
@@ -26,3 +31,18 @@ __all__ = [
     "hot_rows",
     "plan",
 ]
+
+__getattr__ = lazy.importer(
+    __name__,
+    {
+        "tfrs_embed.planner.frequent": ("hot_rows",),
+        "tfrs_embed.planner.hardware": ("Hardware",),
+        "tfrs_embed.planner.planning": ("plan",),
+        "tfrs_embed.planner.plans": (
+            "Plan",
+            "PlanAlternative",
+            "ReplicaPlan",
+            "TablePlan",
+        ),
+    },
+)

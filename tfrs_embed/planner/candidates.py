@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 from tfrs_embed.distribution.exchange_kind import vectors_are_less
 from tfrs_embed.planner.traffic import FLOAT, id_words, piece_words
 from tfrs_embed.planner.usage import FeatureUsage, TableUsage
-
-#: Rows over all replicas, a table on one, columns over some, a copy on each.
-PlacementName = Literal["row", "table", "column", "replicated"]
-PLACEMENTS: tuple[str, ...] = get_args(PlacementName)
 
 # A narrower slice costs more for its ids than for its columns.
 _LEAST_WIDTH = 4

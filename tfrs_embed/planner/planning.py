@@ -19,10 +19,11 @@ from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
 from tfrs_embed.engines import column_slices
 from tfrs_embed.optimizers.rules import UpdateRule
 from tfrs_embed.planner.applying import rule_name, trained_by, whole_rows
-from tfrs_embed.planner.candidates import PLACEMENTS, Demand
+from tfrs_embed.planner.candidates import Demand
 from tfrs_embed.planner.hardware import Hardware, hardware
 from tfrs_embed.planner.inputs import table_usage
 from tfrs_embed.planner.plans import (
+    PLACEMENTS,
     Plan,
     PlanAlternative,
     ReplicaPlan,

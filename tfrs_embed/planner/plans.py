@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 from tfrs_embed import strict_json
 from tfrs_embed.arguments import choice, named_fields
 from tfrs_embed.configs import as_hot_rows
-from tfrs_embed.planner.candidates import PLACEMENTS, PlacementName
 from tfrs_embed.planner.hardware import Hardware
 from tfrs_embed.text_table import format_bytes, text_table
 from tfrs_embed.types import CommunicationDtype
+
+#: Rows over all replicas, a table on one, columns over some, a copy on each.
+PlacementName = Literal["row", "table", "column", "replicated"]
+PLACEMENTS: tuple[str, ...] = get_args(PlacementName)
 
 # Reports of more replicas than these have the least, the mean and the most.
 _MOST_REPLICAS = 16

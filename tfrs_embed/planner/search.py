@@ -19,15 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfrs_embed.planner.candidates import (
-    PLACEMENTS,
-    Candidate,
-    Demand,
-    candidates,
-)
+from tfrs_embed.planner.candidates import Candidate, Demand, candidates
 from tfrs_embed.planner.cost import move_time
 from tfrs_embed.planner.hardware import Hardware
 from tfrs_embed.planner.parts import Owners, Part
+from tfrs_embed.planner.plans import PLACEMENTS
 from tfrs_embed.planner.prediction import Model, Prediction
 from tfrs_embed.planner.traffic import Place
 

@@ -10,6 +10,18 @@ Example:
     >>> tfrs_embed.serving.export(model, "models/movies/1")
 """
 
-from tfrs_embed.serving.export import export
+from typing import TYPE_CHECKING
+
+from tfrs_embed import lazy
+
+if TYPE_CHECKING:
+    from tfrs_embed.serving.exporting import export
 
 __all__ = ["export"]
+
+__getattr__ = lazy.importer(
+    __name__,
+    {
+        "tfrs_embed.serving.exporting": ("export",),
+    },
+)

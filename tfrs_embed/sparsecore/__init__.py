@@ -5,13 +5,18 @@ Example:
     2
 """
 
-from tfrs_embed.sparsecore.limits.compute import compute_limits
-from tfrs_embed.sparsecore.limits.report import (
-    LimitsReport,
-    StackLoad,
-    TableLoad,
-)
-from tfrs_embed.sparsecore.topology import Topology
+from typing import TYPE_CHECKING
+
+from tfrs_embed import lazy
+
+if TYPE_CHECKING:
+    from tfrs_embed.sparsecore.limits.compute import compute_limits
+    from tfrs_embed.sparsecore.limits.report import (
+        LimitsReport,
+        StackLoad,
+        TableLoad,
+    )
+    from tfrs_embed.sparsecore.topology import Topology
 
 __all__ = [
     "LimitsReport",
@@ -20,3 +25,16 @@ __all__ = [
     "Topology",
     "compute_limits",
 ]
+
+__getattr__ = lazy.importer(
+    __name__,
+    {
+        "tfrs_embed.sparsecore.limits.compute": ("compute_limits",),
+        "tfrs_embed.sparsecore.limits.report": (
+            "LimitsReport",
+            "StackLoad",
+            "TableLoad",
+        ),
+        "tfrs_embed.sparsecore.topology": ("Topology",),
+    },
+)
