@@ -240,10 +240,14 @@ def test_mask_zero_and_combiner_exclude_each_other():
 
 
 def test_import_needs_nothing_but_tensorflow():
-    """No environment variable, and no tensorflow_recommenders."""
+    """No environment variable, no tensorflow_recommenders, and no tools."""
     code = (
         "import sys, tfrs_embed; "
         "assert 'tensorflow_recommenders' not in sys.modules; "
+        "ours = [m for m in sys.modules if m.startswith('tfrs_embed')]; "
+        "assert len(ours) <= 80, ours; "
+        "assert 'tfrs_embed.report' not in ours; "
+        "assert all(hasattr(tfrs_embed, n) for n in dir(tfrs_embed)); "
         "print(sorted(tfrs_embed.__all__))"
     )
     result = subprocess.run(
