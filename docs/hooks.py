@@ -153,12 +153,6 @@ class Docstrings(griffe.Extension):
 
     def on_package(self, *, pkg, loader, **kwargs):
         """Gives a Keras's layers the docstrings of their bodies."""
-        # Not the module of that name, from which Python imports it.
-        serving = pkg["serving"]
-        export = serving["export.export"]
-        serving.members["export"] = griffe.Alias(
-            "export", export, parent=serving
-        )
         for module in ("keras2", "keras3"):
             for layer in pkg[module].classes.values():
                 bodies = (b for b in layer.mro() if b.docstring is not None)
