@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfrs_embed
 from fronts import NUMBER, keras, layers
 from tfrs_embed import embedding_lookup
 
@@ -239,19 +240,38 @@ def test_mask_zero_and_combiner_exclude_each_other():
         layers.Embedding(3, 2, mask_zero=True, combiner="sum")
 
 
-def test_import_needs_nothing_but_tensorflow():
+# Imports the package, restores a table into a plain variable, which is an error,
+# and asks for all public names.
+IMPORT = """
+import sys, tensorflow as tf, tfrs_embed
+assert "tensorflow_recommenders" not in sys.modules
+ours = [m for m in sys.modules if m.startswith("tfrs_embed")]
+assert len(ours) <= 80, ours
+assert "tfrs_embed.report" not in ours
+checkpoint = tf.train.Checkpoint
+tables = checkpoint(table=checkpoint(parameters=tf.Variable(tf.zeros([10, 2]))))
+checkpoint = checkpoint(layer=checkpoint(tables=tables))
+try:
+    checkpoint.restore(sys.argv[1])
+except ValueError as error:
+    print(error)
+else:
+    raise AssertionError("A table was restored into a variable.")
+assert all(hasattr(tfrs_embed, name) for name in dir(tfrs_embed))
+print(sorted(tfrs_embed.__all__))
+"""
+
+
+def test_import_needs_nothing_but_tensorflow(tmp_path):
     """No environment variable, no tensorflow_recommenders, and no tools."""
-    code = (
-        "import sys, tfrs_embed; "
-        "assert 'tensorflow_recommenders' not in sys.modules; "
-        "ours = [m for m in sys.modules if m.startswith('tfrs_embed')]; "
-        "assert len(ours) <= 80, ours; "
-        "assert 'tfrs_embed.report' not in ours; "
-        "assert all(hasattr(tfrs_embed, n) for n in dir(tfrs_embed)); "
-        "print(sorted(tfrs_embed.__all__))"
+    layer = layers.DistributedEmbedding(
+        tfrs_embed.FeatureConfig("id", tfrs_embed.TableConfig("table", 10, 2)),
+        optimizer="adagrad",
     )
+    layer(tf.constant([1]))
+    path = tf.train.Checkpoint(layer=layer).save(tmp_path / "tables")
     result = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", IMPORT, path],
         env={"PYTHONPATH": ":".join(p for p in sys.path if p)},
         capture_output=True,
         text=True,

@@ -11,6 +11,9 @@ Example:
     ['layer/tables/movie/parameters/.ATTRIBUTES/VARIABLE_VALUE']
 """
 
+# Registered with TensorFlow before there are layers: a checkpoint's tables are
+# restored into tables, and into no other variable.
+from tfrs_embed.checkpoint import saver as saver
 from tfrs_embed.checkpoint.growth import growing_tables
 
 __all__ = ["growing_tables"]
