@@ -8,22 +8,17 @@ Example:
     >>> statistics = tfrs_embed.monitoring.TableStatistics("logs", every=1000)
 """
 
-from typing import TYPE_CHECKING
-
-from tfrs_embed import lazy
-
-if TYPE_CHECKING:
-    from tfrs_embed.monitoring.callback import TableStatistics
-    from tfrs_embed.monitoring.log import read_log, write_projector
-    from tfrs_embed.monitoring.lookups import lookup_statistics
-    from tfrs_embed.monitoring.monitor import TableMonitor
-    from tfrs_embed.monitoring.reports import (
-        KeyReport,
-        LookupReport,
-        ReplicaReport,
-        StatisticsReport,
-        TableReport,
-    )
+from tfrs_embed.monitoring.callback import TableStatistics
+from tfrs_embed.monitoring.log import read_log, write_projector
+from tfrs_embed.monitoring.lookups import lookup_statistics
+from tfrs_embed.monitoring.monitor import TableMonitor
+from tfrs_embed.monitoring.reports import (
+    KeyReport,
+    LookupReport,
+    ReplicaReport,
+    StatisticsReport,
+    TableReport,
+)
 
 __all__ = [
     "KeyReport",
@@ -37,23 +32,3 @@ __all__ = [
     "read_log",
     "write_projector",
 ]
-
-__getattr__ = lazy.importer(
-    __name__,
-    {
-        "tfrs_embed.monitoring.callback": ("TableStatistics",),
-        "tfrs_embed.monitoring.log": (
-            "read_log",
-            "write_projector",
-        ),
-        "tfrs_embed.monitoring.lookups": ("lookup_statistics",),
-        "tfrs_embed.monitoring.monitor": ("TableMonitor",),
-        "tfrs_embed.monitoring.reports": (
-            "KeyReport",
-            "LookupReport",
-            "ReplicaReport",
-            "StatisticsReport",
-            "TableReport",
-        ),
-    },
-)
