@@ -37,7 +37,7 @@ def make_strategy():
 
         chips, sparse_cores = COUNT.split("x")
         return EmulatedTPUStrategy((int(chips), int(sparse_cores)))
-    # "gpus:2": one GPU as two, each with some MiB of its memory.
+    # "gpus:2" cuts the first GPU into two, each with so many MiB of memory.
     name, memory = ("GPU", 2048) if KIND == "gpus" else ("CPU", None)
     device = tf.config.list_physical_devices(name)[0]
     tf.config.set_logical_device_configuration(

@@ -240,7 +240,7 @@ def test_mask_zero_and_combiner_exclude_each_other():
         layers.Embedding(3, 2, mask_zero=True, combiner="sum")
 
 
-# Imports the package, restores a table into a plain variable, which is an error,
+# Imports the package, restores a table into a plain variable, which must fail,
 # and asks for all public names.
 IMPORT = """
 import sys, tensorflow as tf, tfrs_embed

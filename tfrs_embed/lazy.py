@@ -21,12 +21,12 @@ def importer(
 
     Args:
         package: the package's `__name__`.
-        modules: the names that the package takes from other modules, by these.
-        submodules: modules of the package that are attributes of it.
+        modules: public names by the module that defines them.
+        submodules: public modules of the package.
 
     Returns:
-        A function that imports the module of a name, and returns what the name
-        is. It raises an AttributeError for any other name.
+        A function that imports the module of a public name and returns the
+        name's value. It raises an AttributeError for any other name.
     """
     module_of = {name: m for m, names in modules.items() for name in names}
     module_of |= {name: f"{package}.{name}" for name in submodules}

@@ -12,9 +12,9 @@ from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.placement import ShardingType
 
-# The module and the class of each type. A program imports those it uses: one
-# device needs no exchanges, and no other strategy SparseCores. A class takes
-# features, the optimizers of their tables by name, and options.
+# The module and the class of each type, imported when a table needs it: a
+# program without TPUs never imports SparseCores. A class takes features, the
+# optimizers of their tables by name, and options.
 _ENGINES = {
     ShardingType.ONE_DEVICE: ("one_device", "OneDeviceEngine"),
     ShardingType.ROW_WISE: ("row_wise", "RowWiseEngine"),

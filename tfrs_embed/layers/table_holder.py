@@ -356,7 +356,7 @@ class TableHolder(Layer):
                 sample is below 1, or a batch is none of the layer's.
             TypeError: the sample or ids of a batch are of a wrong kind.
         """
-        # Training has no use for it.
+        # Training doesn't need it.
         from tfrs_embed.monitoring.monitor import TableMonitor
 
         self._make_tables_if_ready()

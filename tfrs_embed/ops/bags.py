@@ -257,8 +257,8 @@ def sum_by_segment(
     Returns:
         [num_segments, dim]; a segment without terms is zero.
     """
-    # One more, which is cut off: on GPUs TensorFlow refuses to make none, as a
-    # replica whose batch is empty needs.
+    # One segment more, which is cut off: for no segments, as in an empty batch,
+    # TensorFlow's kernel for GPUs raises an error.
     total = tf.raw_ops.SparseSegmentSumWithNumSegments(
         data=rows,
         indices=indices,

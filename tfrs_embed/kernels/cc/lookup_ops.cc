@@ -59,6 +59,7 @@ struct Vectors {
   tensorflow::DataType dtype = tensorflow::DT_FLOAT;
   std::vector<PartialTensorShape> shapes;
 
+  // Reads the shapes of an operation's attribute.
   absl::Status ReadShapes(OpKernelConstruction* ctx, size_t features) {
     TF_RETURN_IF_ERROR(ctx->GetAttr("shapes", &shapes));
     if (!shapes.empty() && shapes.size() != features) {
@@ -195,8 +196,8 @@ absl::Status InferVectors(InferenceContext* c) {
   const size_t features = c->num_outputs();
   if (dims.size() != features ||
       (!shapes.empty() && shapes.size() != features)) {
-    return InvalidArgument("dims must have an entry for each feature, and "
-                           "shapes, or none.");
+    return InvalidArgument("dims must have an entry for each feature; shapes "
+                           "too, or none.");
   }
   for (size_t f = 0; f < features; ++f) {
     ShapeHandle shape = c->Matrix(InferenceContext::kUnknownDim, dims[f]);
