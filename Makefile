@@ -117,11 +117,11 @@ test-clusters: $(VENV)/.ready-test ## Run the recipes of docs/clusters.md
 faults: $(VENV)/.ready-test ## Kill workers of training jobs at random moments
 	$(RUN) tests/faults/run.py $(or $(ARGS),--runs 200 --seed 1)
 
-# The oldest TensorFlow of tfrs_embed/version.py; Python 3.12 is its newest.
-$(OLDEST_VENV)/.installed: setup.py pyproject.toml tfrs_embed/version.py
+# The oldest TensorFlow of tfrs_embed/compat/version.py; Python 3.12 is its newest.
+$(OLDEST_VENV)/.installed: setup.py pyproject.toml tfrs_embed/compat/version.py
 	$(MAKE) VENV=$(OLDEST_VENV) $(OLDEST_VENV)/.created
 	oldest=$$(sed -n 's/^OLDEST_TENSORFLOW = "\(.*\)"/\1/p' \
-		tfrs_embed/version.py) && \
+		tfrs_embed/compat/version.py) && \
 	$(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check -qq install \
 		"tensorflow==$$oldest.*" "tf-keras==$$oldest.*" --editable '.[test]'
 	@touch $@

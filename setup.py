@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).resolve().parent
 
 # Run rather than imported: the package needs TensorFlow, a build does not.
-VERSIONS = runpy.run_path(str(ROOT / "tfrs_embed" / "version.py"))
+VERSIONS = runpy.run_path(str(ROOT / "tfrs_embed" / "compat" / "version.py"))
 VERSION = VERSIONS["__version__"]
 
 # No newer TensorFlow than CI has run: the library uses private parts of it.
@@ -71,7 +71,7 @@ setup(
     package_data={
         "tfrs_embed": ["py.typed"],
         "tfrs_embed.kernels": ["cc/*.cc", "cc/*.h"],
-        "tfrs_embed.report": ["*.jinja"],
+        "tfrs_embed.tools.report": ["*.jinja"],
     },
     zip_safe=False,  # Type checkers look for py.typed in a folder.
     python_requires=">=3.10",

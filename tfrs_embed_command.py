@@ -25,31 +25,31 @@ from typing import NoReturn
 #: its own `help` says.
 COMMANDS = {
     "info": (
-        "tfrs_embed.commands.info",
+        "tfrs_embed.tools.commands.info",
         "show versions, devices and settings, for a bug report",
     ),
     "plan": (
-        "tfrs_embed.planner.command",
+        "tfrs_embed.tools.planner.command",
         "plan where tables go, and what a step will cost",
     ),
     "limits": (
-        "tfrs_embed.commands.limits",
+        "tfrs_embed.tools.commands.limits",
         "find the limits that SparseCores of TPUs need",
     ),
     "tpu-check": (
-        "tfrs_embed.tpu_check.command",
+        "tfrs_embed.tools.tpu_check.command",
         "check a training script's TPU programs without a TPU",
     ),
     "checkpoint": (
-        "tfrs_embed.checkpoint.conversion.command",
+        "tfrs_embed.tools.conversion.command",
         "show what a checkpoint holds, and convert others'",
     ),
     "report": (
-        "tfrs_embed.report.command",
+        "tfrs_embed.tools.report.command",
         "make a page of pictures of checkpoints, plans, limits or logs",
     ),
     "kernels": (
-        "tfrs_embed.commands.kernels",
+        "tfrs_embed.tools.commands.kernels",
         "compile the kernels for the CPU, and tell whether they are in use",
     ),
 }
@@ -199,5 +199,5 @@ def _version() -> str:
     """The package's version, without importing it."""
     spec = importlib.util.find_spec("tfrs_embed")
     assert spec is not None and spec.origin is not None
-    path = pathlib.Path(spec.origin).with_name("version.py")
+    path = pathlib.Path(spec.origin).with_name("compat") / "version.py"
     return str(runpy.run_path(str(path))["__version__"])

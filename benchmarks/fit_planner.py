@@ -4,9 +4,10 @@
     python benchmarks/fit_planner.py --replicas 2
 
 Times training steps of layers whose tables all have one placement, of many
-shapes, and fits what `tfrs_embed/planner/cost.py` says that these cost: by
-placement the time of a byte of rows, of an id and of a table, and the latency
-of a collective, none of them negative, by least squares of relative errors.
+shapes, and fits what `tfrs_embed/tools/planner/cost.py` says that these cost:
+by placement the time of a byte of rows, of an id and of a table, and the
+latency of a collective, none of them negative, by least squares of relative
+errors.
 Prints the weights in the units of that module, and what each layer took beside
 what it is predicted with them. benchmarks/plans.py then times plans that the
 fit has not seen.
@@ -25,10 +26,10 @@ from scipy.optimize import nnls
 
 import plans
 import tfrs_embed
+from tfrs_embed.configs.hardware import hardware
 from tfrs_embed.distribution.exchange_kind import vectors_are_less
-from tfrs_embed.planner import cost
-from tfrs_embed.planner.hardware import hardware
-from tfrs_embed.planner.traffic import FeatureIds, Place, exchange_of_ids
+from tfrs_embed.tools.planner import cost
+from tfrs_embed.tools.planner.traffic import FeatureIds, Place, exchange_of_ids
 
 #: Tables, their rows, width and ids of a sample; samples of a replica.
 SHAPES = [

@@ -36,7 +36,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from tfrs_embed.hashing import Hashing
+from tfrs_embed.configs.hashing import Hashing
 
 BATCH = 256
 WIDTH = 16

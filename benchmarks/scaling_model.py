@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfrs_embed.distribution.exchange_kind import first_stage
-from tfrs_embed.planner.traffic import (
+from tfrs_embed.tools.planner.traffic import (
     FLOAT,
     KEY,
     bucket,

@@ -13,7 +13,7 @@ import tf_keras
 
 import tfrs_embed
 from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
-from tfrs_embed.planner import traffic
+from tfrs_embed.tools.planner import traffic
 
 tpu = tf.tpu.experimental.embedding
 

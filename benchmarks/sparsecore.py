@@ -15,13 +15,14 @@ import time
 
 import numpy as np
 import tensorflow as tf
+from tfrs_embed.testing import EmulatedTPUStrategy
 
 import tfrs_embed
 from tfrs_embed.sparsecore import Topology, buffers, compute_limits
 from tfrs_embed.sparsecore.coo import Ids
 from tfrs_embed.sparsecore.host_kernels import has_kernels
 from tfrs_embed.sparsecore.layout import Layout
-from tfrs_embed.testing import EmulatedTPUStrategy, tensorflow_host
+from tfrs_embed.tools.testing import tensorflow_host
 
 tpu = tf.tpu.experimental.embedding
 

@@ -154,7 +154,7 @@ class Docstrings(griffe.Extension):
     def on_package(self, *, pkg, loader, **kwargs):
         """Gives a Keras's layers the docstrings of their bodies."""
         for module in ("keras2", "keras3"):
-            for layer in pkg[module].classes.values():
+            for layer in pkg["layers"][module].classes.values():
                 bodies = (b for b in layer.mro() if b.docstring is not None)
                 body = next(bodies, None)
                 if layer.docstring is None and body is not None:

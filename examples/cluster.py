@@ -15,7 +15,7 @@ import time
 import tensorflow as tf
 from absl import flags
 
-from tfrs_embed.testing import LocalCluster
+import tfrs_embed
 
 FLAGS = flags.FLAGS
 
@@ -51,7 +51,7 @@ def run_workers(workers: int) -> None:
     command = [sys.executable, *sys.argv]
     env = {_SHARING: str(workers), "PYTHONUNBUFFERED": "1"}
     with (
-        LocalCluster(command, workers, env) as cluster,
+        tfrs_embed.testing.LocalCluster(command, workers, env) as cluster,
         cluster.log(0).open(errors="replace") as log,
     ):
         codes: list[int | None] = [None]

@@ -27,7 +27,7 @@ import movielens
 import tensorflow as tf
 from absl import app, flags
 
-import tfrs_embed.keras3
+import tfrs_embed
 
 FLAGS = flags.FLAGS
 common_flags.strategy()

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 from movielens_machine import FactorisationMachine
 
-import tfrs_embed.keras3
+import tfrs_embed
 
 
 class RankingModel(FactorisationMachine, keras.Model):

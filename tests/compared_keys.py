@@ -4,13 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 from dynamic_reference import ReferenceKeys, Seen
-from tfrs_embed.engines.tables.key_rules import (
-    ABSENT,
-    FIRST_ROW,
-    TRASH,
-    KeyRules,
-)
-from tfrs_embed.engines.tables.key_table import KeyTable
+from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, TRASH, KeyRules
+from tfrs_embed.storage.key_table import KeyTable
 
 INT64 = np.iinfo(np.int64)
 EXTREME = [0, -1, INT64.min, INT64.max, INT64.min + 1, 1 << 32]

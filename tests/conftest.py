@@ -105,7 +105,10 @@ def pytest_collection_finish():
 
 def _skip_what_is_not_there(error):
     """Skips a test that needs what this TensorFlow, or Keras, doesn't have."""
-    from tfrs_embed.strategies import NO_SPARSE_CORES, has_sparse_core_api
+    from tfrs_embed.compat.strategies import (
+        NO_SPARSE_CORES,
+        has_sparse_core_api,
+    )
 
     if not has_sparse_core_api() and NO_SPARSE_CORES in str(error):
         pytest.skip(NO_SPARSE_CORES)

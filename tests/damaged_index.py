@@ -13,9 +13,9 @@ import tensorflow as tf
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from tfrs_embed.checkpoint.bundle import BundleReader
-from tfrs_embed.checkpoint.conversion.command import main
 from tfrs_embed.checkpoint.index import Index
 from tfrs_embed.checkpoint.stored import masked_crc32c
+from tfrs_embed.tools.conversion.command import main
 
 MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 NUMBERS = [0, 1, -1, 2, 7, 127, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63)]

@@ -27,7 +27,7 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
-from tfrs_embed.strategies import NO_SPARSE_CORES
+from tfrs_embed.compat.strategies import NO_SPARSE_CORES
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfrs_embed.strategies import require_sparse_core_api
+from tfrs_embed.compat.strategies import require_sparse_core_api
 
 
 def sparse_core_config(**settings):

@@ -10,15 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import HeldRows
-from tfrs_embed.engines.tables.composite import CompositeTable
+from tfrs_embed.compat.unmirrored import make_variable
 from tfrs_embed.ops import update as update_ops
 from tfrs_embed.ops.lookup import combine
 from tfrs_embed.ops.rounding import widen
 from tfrs_embed.ops.stock import Stock
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import Slot
+from tfrs_embed.storage.composite import CompositeTable
 from tfrs_embed.storage.row_store import RowStore
-from tfrs_embed.unmirrored import make_variable
 
 
 class NumpyRows(RowStore):

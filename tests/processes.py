@@ -5,9 +5,10 @@ import pathlib
 import subprocess
 import sys
 
+from tfrs_embed.testing import LocalCluster
+
 import tfrs_embed
 from nightly import TIMEOUT_S
-from tfrs_embed.testing import LocalCluster
 
 TESTS = pathlib.Path(__file__).parent
 

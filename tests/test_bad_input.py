@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import keras, layers
 from helpers import assert_unchanged, state
-from tfrs_embed import configs
+from tfrs_embed.configs import tables as configs
 from tfrs_embed.ops.inputs import to_bags
 
 tpu = tf.tpu.experimental.embedding

@@ -15,9 +15,9 @@ from helpers import change_byte, differentiate
 from processes import environment
 from tfrs_embed import progress
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.checkpoint.conversion import convert
-from tfrs_embed.checkpoint.conversion.command import main
 from tfrs_embed.checkpoint.index import Index
+from tfrs_embed.tools.conversion import convert
+from tfrs_embed.tools.conversion.command import main
 
 tpu = tf.tpu.experimental.embedding
 
@@ -430,7 +430,7 @@ def test_tables_are_renamed_without_being_changed(tmp_path, values, capsys):
 MEASURE = """
 import resource, sys
 import tensorflow as tf
-from tfrs_embed.checkpoint.conversion.command import main
+from tfrs_embed.tools.conversion.command import main
 
 def used():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

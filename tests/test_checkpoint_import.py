@@ -14,7 +14,7 @@ import tf_keras
 import tfrs_embed
 from helpers import differentiate
 from processes import environment
-from tfrs_embed.checkpoint.conversion.command import main
+from tfrs_embed.tools.conversion.command import main
 
 tpu = tf.tpu.experimental.embedding
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"

@@ -5,7 +5,7 @@
 
 from nightly import ALL
 from processes import run
-from tfrs_embed.strategies import has_sparse_core_api
+from tfrs_embed.compat.strategies import has_sparse_core_api
 
 SLICES = ["v5p-4", *(["v6e-4"] if ALL else [])]
 

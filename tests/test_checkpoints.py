@@ -7,10 +7,11 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import keras, layers
 from helpers import assert_same, differentiate, state
-from tfrs_embed import checkpoint, initial_values
-from tfrs_embed._tensorflow import Trackable
+from tfrs_embed import checkpoint
 from tfrs_embed.checkpoint import bundle
+from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.engines import engine
+from tfrs_embed.storage import initial_values
 
 tpu = tf.tpu.experimental.embedding
 ROWS, DIM = 50, 6

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import tfrs_embed
-from tfrs_embed import configs
+from tfrs_embed.configs import tables as configs
 from tfrs_embed.engines.column_slices import assign, most_slices
 from tfrs_embed.optimizers import Regularized
 

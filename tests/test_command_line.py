@@ -14,11 +14,13 @@ import tensorflow as tf
 
 import tfrs_embed
 import tfrs_embed_command
-from tfrs_embed import command_line, kernels
-from tfrs_embed.commands import info
+from tfrs_embed import kernels
+from tfrs_embed.compat.strategies import require_sparse_core_api
 from tfrs_embed.kernels import build, files
 from tfrs_embed.sparsecore import LimitsReport, compute_limits
-from tfrs_embed.strategies import require_sparse_core_api
+from tfrs_embed.tools import command_line
+from tfrs_embed.tools.commands import info
+from tfrs_embed.tools.conversion import command
 from tfrs_embed_command import COMMANDS, main, make_parser
 
 ROOT = pathlib.Path(tfrs_embed.__file__).parents[1]
@@ -162,7 +164,7 @@ def test_a_reader_may_have_read_enough(line, monkeypatch, tmp_path, capsys):
     assert run(lambda: main(arguments)) == 1
     assert "rror" not in capsys.readouterr().err
     if arguments[0] == "checkpoint":
-        old = tfrs_embed.checkpoint.conversion.command.main
+        old = command.main
         arguments = [each.replace("/new", "/newer") for each in arguments]
         finish = tfrs_embed_command.finish
         assert run(lambda: finish(lambda: old(arguments[1:]))) == 1
@@ -358,7 +360,7 @@ def test_the_checkpoint_command_is_the_old_one(tmp_path, capsys):
     path = tf.train.Checkpoint(v=table).write(str(tmp_path / "c"))
     assert main(["checkpoint", "inspect", path]) == 0
     shown = capsys.readouterr().out
-    assert tfrs_embed.checkpoint.conversion.command.main(["inspect", path]) == 0
+    assert command.main(["inspect", path]) == 0
     assert capsys.readouterr().out == shown
     assert main(["checkpoint", "inspect", str(tmp_path / "no")]) == 2
     assert capsys.readouterr().err.startswith("error: There is no checkpoint")

@@ -11,7 +11,7 @@ import tf_keras
 import tfrs_embed
 from conformance.harness import tensors
 from helpers import assert_unchanged, differentiate, state
-from tfrs_embed import strategies
+from tfrs_embed.compat import strategies
 from tfrs_embed.ops import xla
 from tfrs_embed.ops.bags import BaggedIds, Validity
 

@@ -12,7 +12,8 @@ import tf_keras
 
 import tfrs_embed
 from helpers import tables_of
-from tfrs_embed import FeatureConfig, PartialTPUEmbedding, TableConfig, configs
+from tfrs_embed import FeatureConfig, PartialTPUEmbedding, TableConfig
+from tfrs_embed.configs import tables as configs
 from tfrs_embed.sparsecore.topology import Topology
 
 new = tf_keras.optimizers

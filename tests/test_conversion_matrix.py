@@ -16,10 +16,10 @@ from tfrs_embed import (
     FrequencyAdmission,
     Hash,
     TableConfig,
-    kerases,
 )
-from tfrs_embed.checkpoint.conversion.command import main
-from tfrs_embed.checkpoint.conversion.convert import TARGETS
+from tfrs_embed.compat import kerases
+from tfrs_embed.tools.conversion.command import main
+from tfrs_embed.tools.conversion.convert import TARGETS
 
 ROWS, DIM, RATE = 12, 4, 0.25
 KEYS = [10**12, -3, 7, 10**12, 4, 7, 10**12]

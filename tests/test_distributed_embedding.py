@@ -13,11 +13,8 @@ import tensorflow as tf
 
 from fronts import export, keras, layers, name_of, of_keras_2
 from helpers import assert_unchanged, state, train
-from tfrs_embed import (
-    FeatureConfig,
-    TableConfig,
-    configs,
-)
+from tfrs_embed import FeatureConfig, TableConfig
+from tfrs_embed.configs import tables as configs
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import to_bags
 from tfrs_embed.ops.samples import Matrix

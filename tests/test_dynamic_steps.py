@@ -16,7 +16,7 @@ from fronts import keras, layers
 from helpers import assert_same, differentiate, state
 from tfrs_embed import DynamicKeys, FrequencyAdmission, kernels
 from tfrs_embed.distribution import replicas
-from tfrs_embed.engines.tables import key_table_numpy
+from tfrs_embed.storage import key_table_numpy
 
 pytestmark = pytest.mark.usefixtures("both_implementations")
 

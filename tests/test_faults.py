@@ -14,7 +14,7 @@ from faults.orders import FAULTS
 from forks import ForkServer
 from nightly import ALL
 from processes import TESTS, ForkedCluster, environment
-from tfrs_embed.testing import local_cluster
+from tfrs_embed.tools.testing import local_cluster
 
 pytestmark = pytest.mark.xdist_group("faults")
 

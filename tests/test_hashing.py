@@ -26,9 +26,9 @@ from tfrs_embed import (
     Multiplex,
     QuotientRemainder,
     TableConfig,
-    configs,
-    descriptions,
 )
+from tfrs_embed.configs import descriptions
+from tfrs_embed.configs import tables as configs
 from tfrs_embed.ops import hashed_rows
 
 SGD = tf.tpu.experimental.embedding.SGD

@@ -11,7 +11,9 @@ import tensorflow as tf
 from tensorflow.python.ops import init_ops_v2
 
 from fronts import keras, only_keras_2
-from tfrs_embed import FeatureConfig, TableConfig, configs, initial_values
+from tfrs_embed import FeatureConfig, TableConfig
+from tfrs_embed.configs import tables as configs
+from tfrs_embed.storage import initial_values
 
 initializers = keras.initializers
 

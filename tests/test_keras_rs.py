@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+import tfrs_embed.keras3
 
 import tfrs_embed
-import tfrs_embed.keras3
 from helpers import change_byte
-from tfrs_embed import kerases
-from tfrs_embed.checkpoint.conversion.command import main
+from tfrs_embed.compat import kerases
+from tfrs_embed.tools.conversion.command import main
 
 keras_rs = pytest.importorskip("keras_rs")
 

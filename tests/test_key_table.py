@@ -22,8 +22,8 @@ from compared_keys import (
 )
 from dynamic_reference import shard_of
 from tfrs_embed.distribution import key_shards
-from tfrs_embed.engines.tables.key_rules import ABSENT, FIRST_ROW, KeyRules
-from tfrs_embed.engines.tables.key_table import Found, KeyTable, KeyTables
+from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, KeyRules
+from tfrs_embed.storage.key_table import Found, KeyTable, KeyTables
 
 pytestmark = pytest.mark.usefixtures("both_implementations")
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import keras, layers
 from tfrs_embed import FeatureConfig, TableConfig, monitoring
-from tfrs_embed.monitoring import rows as row_statistics
+from tfrs_embed.tools.monitoring import rows as row_statistics
 
 ROWS, DIM = 500, 4
 

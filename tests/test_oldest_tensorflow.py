@@ -4,10 +4,10 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from tfrs_embed import serialization
+from tfrs_embed.compat.strategies import NO_SPARSE_CORES
+from tfrs_embed.configs import serialization
 from tfrs_embed.sparsecore import compute_limits
 from tfrs_embed.sparsecore.host_kernels import require_kernels
-from tfrs_embed.strategies import NO_SPARSE_CORES
 
 tpu = tf.tpu.experimental.embedding
 

@@ -17,9 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfrs_embed
-from tfrs_embed import FeatureConfig, Hardware, Plan, TableConfig, configs, plan
+from tfrs_embed import FeatureConfig, Hardware, Plan, TableConfig, plan
 from tfrs_embed.__main__ import main
-from tfrs_embed.planner import (
+from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.hardware import hardware, parse_bytes
+from tfrs_embed.tools.planner import (
     batches,
     cost,
     counting,
@@ -27,12 +29,11 @@ from tfrs_embed.planner import (
     traffic,
     usage,
 )
-from tfrs_embed.planner import search as search_module
-from tfrs_embed.planner.candidates import Candidate, Demand, candidates
-from tfrs_embed.planner.hardware import hardware, parse_bytes
-from tfrs_embed.planner.html_report import html_report
-from tfrs_embed.planner.search import Search
-from tfrs_embed.planner.traffic import FeatureIds, Place
+from tfrs_embed.tools.planner import search as search_module
+from tfrs_embed.tools.planner.candidates import Candidate, Demand, candidates
+from tfrs_embed.tools.planner.html_report import html_report
+from tfrs_embed.tools.planner.search import Search
+from tfrs_embed.tools.planner.traffic import FeatureIds, Place
 
 few = settings(max_examples=20, deadline=None, derandomize=True, database=None)
 

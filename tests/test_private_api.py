@@ -12,11 +12,12 @@ import pytest
 import tensorflow as tf
 
 import tfrs_embed
-from tfrs_embed import _tensorflow, version
+from tfrs_embed.compat import private_tensorflow as _tensorflow
+from tfrs_embed.compat import version
 
 PACKAGE = pathlib.Path(tfrs_embed.__file__).parent
-ROOM = PACKAGE / "_tensorflow.py"
-ROOM_OF_KERAS_3 = PACKAGE / "_keras_3.py"
+ROOM = PACKAGE / "compat" / "private_tensorflow.py"
+ROOM_OF_KERAS_3 = PACKAGE / "compat" / "private_keras_3.py"
 PRIVATE = ("tensorflow.python", "tensorflow.core", "tf_keras.src")
 PRIVATE_OF_KERAS_3 = ("keras.src",)
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -43,7 +44,7 @@ def taken():
         names = {
             alias.asname or alias.name: alias.name
             for module, alias in imports(nodes)
-            if module == "tfrs_embed._tensorflow"
+            if module == "tfrs_embed.compat.private_tensorflow"
         }
         found |= {(name, None) for name in names.values()}
         found |= {

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import logging as absl_logging
+from tfrs_embed.progress import Task
 
 import tfrs_embed
 from fronts import keras, layers
-from tfrs_embed import initial_values, progress
+from tfrs_embed import progress
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.checkpoint.conversion.command import main
-from tfrs_embed.progress import Task
+from tfrs_embed.storage import initial_values
+from tfrs_embed.tools.conversion.command import main
 
 MB = 10**6
 

@@ -20,11 +20,11 @@ import tfrs_embed
 from report_sources import DIM, ODD, ROWS
 from tfrs_embed.__main__ import main
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.checkpoint.conversion import reading
-from tfrs_embed.monitoring.reports import top_share, top_shares
-from tfrs_embed.planner.html_report import html_report
-from tfrs_embed.report import pictures
-from tfrs_embed.report.measured import measure_tables
+from tfrs_embed.tools.conversion import reading
+from tfrs_embed.tools.monitoring.reports import top_share, top_shares
+from tfrs_embed.tools.planner.html_report import html_report
+from tfrs_embed.tools.report import pictures
+from tfrs_embed.tools.report.measured import measure_tables
 
 pytestmark = pytest.mark.xdist_group("report")
 

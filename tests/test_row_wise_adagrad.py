@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from tfrs_embed.testing import EmulatedTPUStrategy
 
 import fbgemm_trajectory
 import tfrs_embed
@@ -16,9 +17,8 @@ from fronts import keras, layers, only_keras_2
 from helpers import assert_same, state, train
 from reference import Ragged, to_tf
 from tfrs_embed import DynamicKeys, checkpoint
-from tfrs_embed.checkpoint.conversion.command import main
 from tfrs_embed.optimizers import RowWiseAdagrad
-from tfrs_embed.testing import EmulatedTPUStrategy
+from tfrs_embed.tools.conversion.command import main
 
 tpu = tf.tpu.experimental.embedding
 

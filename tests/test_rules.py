@@ -20,10 +20,10 @@ import update_rules
 from conformance.descriptors import optimizer_of
 from fronts import keras
 from tfrs_embed import optimizers, types
-from tfrs_embed.checkpoint.conversion.keras_slots import KERAS_SLOTS
 from tfrs_embed.ops import compiled
 from tfrs_embed.optimizers import conversion, rules
 from tfrs_embed.optimizers.rules import RULES
+from tfrs_embed.tools.conversion.keras_slots import KERAS_SLOTS
 
 OF_TPU = [rule for rule in RULES if rule.tpu]
 NAMED = [rule for rule in RULES if rule.tpu or rule.declared]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
+from tfrs_embed.storage.sharded import Part, ShardedVariable
 
 ROWS, DIM = 23, 4
 TABLE = np.arange(ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM)

@@ -12,8 +12,8 @@ from fronts import keras, layers
 from helpers import differentiate
 from reference import HALVES, random_bits, round_stochastically
 from tfrs_embed import serving
-from tfrs_embed.checkpoint.conversion import command
 from tfrs_embed.ops import rounding
+from tfrs_embed.tools.conversion import command
 
 pytestmark = pytest.mark.usefixtures("both_implementations")
 

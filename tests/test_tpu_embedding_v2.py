@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import reference
 from helpers import sparse_core_config
-from tfrs_embed.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
+from tfrs_embed.sparsecore.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
 
 tpu = tf.tpu.experimental.embedding
 

@@ -98,7 +98,8 @@ model.save(sys.argv[1])
 LOAD = """
 import sys
 import tfrs_embed
-assert ("tfrs_embed.keras2" in sys.modules) == ("tf_keras" in sys.modules)
+layers = "tfrs_embed.layers.keras2"
+assert (layers in sys.modules) == ("tf_keras" in sys.modules)
 assert not [f for f in sys.meta_path if "tfrs_embed" in type(f).__module__]
 import tf_keras
 if sys.argv[2] == "named":

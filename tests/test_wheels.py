@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfrs_embed import version
+from tfrs_embed.compat import version
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "tools" / "wheels" / "run.py"

@@ -19,48 +19,36 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from tfrs_embed import (
-    checkpoint,
-    kerases,
-    kernels,
-    lazy,
-    optimizers,
-    progress,
-    types,
-)
-from tfrs_embed.configs import FeatureConfig, TableConfig
-from tfrs_embed.distribution.heartbeats import set_heartbeat_timeout
-from tfrs_embed.dynamic_keys import (
+from tfrs_embed import checkpoint, kernels, optimizers
+from tfrs_embed.compat import kerases, lazy, progress
+from tfrs_embed.compat.version import __version__
+from tfrs_embed.configs import types
+from tfrs_embed.configs.dynamic_keys import (
     DynamicKeys,
     FrequencyAdmission,
     ProbabilisticAdmission,
     TimeToLive,
 )
+from tfrs_embed.configs.hashing import Hash, Multiplex, QuotientRemainder
+from tfrs_embed.configs.placement import Placement, TablePlacement
+from tfrs_embed.configs.tables import FeatureConfig, TableConfig
+from tfrs_embed.distribution.heartbeats import set_heartbeat_timeout
 from tfrs_embed.gradients.passes import no_updates
-from tfrs_embed.hashing import Hash, Multiplex, QuotientRemainder
 from tfrs_embed.ops.embedding_lookup import embedding_lookup
-from tfrs_embed.placement import Placement, TablePlacement
-from tfrs_embed.version import __version__
 
 if TYPE_CHECKING:
-    from tfrs_embed import keras3 as keras3
-    from tfrs_embed import (
-        monitoring,
-        report,
-        serving,
-        sparsecore,
-        testing,
-        tpu_check,
-    )
-    from tfrs_embed.keras2 import (
+    from tfrs_embed import serving, sparsecore
+    from tfrs_embed.layers import keras3 as keras3
+    from tfrs_embed.layers.keras2 import (
         All2AllDenseEmbedding,
         DistributedEmbedding,
         DynamicEmbedding,
         Embedding,
         PartialTPUEmbedding,
     )
-    from tfrs_embed.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
-    from tfrs_embed.planner import (
+    from tfrs_embed.sparsecore.mid_level.tpu_embedding_v2 import TPUEmbeddingV2
+    from tfrs_embed.tools import monitoring, report, testing, tpu_check
+    from tfrs_embed.tools.planner import (
         Hardware,
         Plan,
         PlanAlternative,
@@ -113,19 +101,21 @@ __all__ = [
 ]
 
 
+# Public modules have their files in rooms of the library.
+__path__ += [f"{folder}/compat/public_paths" for folder in __path__]
 __getattr__ = lazy.importer(
     __name__,
     {
         # A program of Keras 3 has no use for tf_keras.
-        "tfrs_embed.keras2": (
+        "tfrs_embed.layers.keras2": (
             "All2AllDenseEmbedding",
             "DistributedEmbedding",
             "DynamicEmbedding",
             "Embedding",
             "PartialTPUEmbedding",
         ),
-        "tfrs_embed.mid_level.tpu_embedding_v2": ("TPUEmbeddingV2",),
-        "tfrs_embed.planner": (
+        "tfrs_embed.sparsecore.mid_level.tpu_embedding_v2": ("TPUEmbeddingV2",),
+        "tfrs_embed.tools.planner": (
             "Hardware",
             "Plan",
             "PlanAlternative",
@@ -155,4 +145,4 @@ def __dir__() -> list[str]:
 # tf_keras finds layers in a saved model by their names, which it knows once
 # they are imported. With TF_USE_LEGACY_KERAS=1 TensorFlow has imported it.
 if kerases.TF_KERAS in sys.modules:
-    importlib.import_module("tfrs_embed.keras2")
+    importlib.import_module("tfrs_embed.layers.keras2")

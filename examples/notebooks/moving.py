@@ -51,7 +51,7 @@ import tensorflow_recommenders as tfrs
 import tf_keras
 
 import tfrs_embed
-from tfrs_embed.checkpoint.conversion import command
+from tfrs_embed.tools.conversion import command
 
 tf_keras.utils.set_random_seed(0)
 plt.rcParams.update({"figure.figsize": (6, 3.4), "figure.dpi": 100})
@@ -198,8 +198,6 @@ HAS_KERAS_RS = importlib.util.find_spec("keras_rs") is not None
 if HAS_KERAS_RS:
     import keras
     import keras_rs
-
-    import tfrs_embed.keras3
 
     keras.utils.set_random_seed(0)
 else:

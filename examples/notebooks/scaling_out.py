@@ -43,7 +43,6 @@ import numpy as np
 import tensorflow as tf
 
 import tfrs_embed
-from tfrs_embed.testing import LocalCluster
 
 NOTEBOOKS = pathlib.Path(movielens.__file__).parent / "notebooks"
 sys.path.append(str(NOTEBOOKS))
@@ -82,7 +81,7 @@ print((NOTEBOOKS / "worker.py").read_text("utf-8"))
 temporary = tempfile.TemporaryDirectory(prefix="workers_")  # For this kernel.
 folder = pathlib.Path(temporary.name)
 command = [sys.executable, str(NOTEBOOKS / "worker.py"), str(folder)]
-with LocalCluster(command, workers=2) as cluster:
+with tfrs_embed.testing.LocalCluster(command, workers=2) as cluster:
     codes = cluster.wait(timeout=150)
     assert codes == [0, 0], f"{cluster.output(0)}\n{cluster.output(1)}"
 report = json.loads((folder / "report.json").read_text("utf-8"))

@@ -23,10 +23,10 @@ from helpers import differentiate
 from reference import Feature, Ragged, Reference, Sparse, to_tf
 from strategies.replicas import add, distribute, local
 from tfrs_embed import FeatureConfig
-from tfrs_embed.placement import ShardingType
+from tfrs_embed.compat.strategies import is_tpu
+from tfrs_embed.configs.placement import ShardingType
 from tfrs_embed.storage import kinds
 from tfrs_embed.storage.memory import MemoryRows
-from tfrs_embed.strategies import is_tpu
 
 tpu = tf.tpu.experimental.embedding
 

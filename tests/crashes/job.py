@@ -19,7 +19,7 @@ import tf_keras
 
 import tfrs_embed
 from tfrs_embed.checkpoint import bundle
-from tfrs_embed.engines.tables import sharded
+from tfrs_embed.storage import sharded
 
 tpu = tf.tpu.experimental.embedding
 ROWS, DIM, BATCH = {"user": 40, "item": 9}, 4, 8

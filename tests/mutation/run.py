@@ -36,6 +36,7 @@ import plans  # noqa: E402
 MODULES = [
     "tfrs_embed/ops/**/*.py",
     "tfrs_embed/engines/**/*.py",
+    "tfrs_embed/storage/**/*.py",
     "tfrs_embed/optimizers/**/*.py",
 ]
 #: Test files that start processes of their own, or know nothing of MODULES.

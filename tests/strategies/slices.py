@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 import tensorflow as tf
+from tfrs_embed.testing import EmulatedTPUStrategy
 
 from reference import Feature, Ragged, Reference, Sparse, Table, to_tf
-from tfrs_embed.testing import EmulatedTPUStrategy
 
 tpu = tf.tpu.experimental.embedding
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from tfrs_embed.testing import EmulatedTPUStrategy
 
 import tfrs_embed
 from helpers import state
 from strategies.replicas import distribute
-from tfrs_embed.testing import EmulatedTPUStrategy
 
 tpu = tf.tpu.experimental.embedding
 STEPS, BATCH = 4, 12  # Of all replicas.

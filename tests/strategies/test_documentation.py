@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute import mirrored_strategy
+from tfrs_embed.testing import EmulatedTPUStrategy
 
 from documentation import (
     ON_SLICE,
@@ -18,7 +19,6 @@ from documentation import (
     run_example,
     run_pages,
 )
-from tfrs_embed.testing import EmulatedTPUStrategy
 
 #: The slice with the CPUs that this process has.
 NAME = "v5p-8"

@@ -12,8 +12,8 @@ import tfrs_embed
 from dynamic_reference import ReferenceKeys, keys_on, shard_of
 from helpers import assert_same, differentiate, state
 from strategies.replicas import distribute, local, of_chief
-from tfrs_embed import key_values
-from tfrs_embed.engines.tables.key_rules import key_rules
+from tfrs_embed.storage import key_values
+from tfrs_embed.storage.key_rules import key_rules
 
 DIM, RATE = 3, 0.5
 BATCH, WIDTH = 4, 2  # Of a replica.

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
-
 from tfrs_embed.testing import EmulatedTPUStrategy
 
 tpu = tf.tpu.experimental.embedding

@@ -6,10 +6,10 @@ import tensorflow as tf
 from tensorflow.python.tpu import tpu_replication
 from tensorflow.python.tpu.ops import gen_xla_ops
 from tf_keras.src import backend
+from tfrs_embed.testing import EmulatedTPUStrategy
 
 from helpers import sparse_core_config
 from strategies.slices import FEATURES, Slice, make_batch, tpu
-from tfrs_embed.testing import EmulatedTPUStrategy
 from tpu_programs import BATCH, STEPS, traced
 
 

@@ -18,7 +18,7 @@ from gradient_scenarios import (
     optimizer,
 )
 from strategies.replicas import distribute
-from tfrs_embed.strategies import is_tpu
+from tfrs_embed.compat.strategies import is_tpu
 
 # What neither a compiled program nor collectives have room for.
 UNFIT = {"in_a_branch"}

@@ -7,7 +7,7 @@ import tensorflow as tf
 from hashed_cases import BATCH, DIM, HASHINGS, expected, feature_of, make_batch
 from strategies.replicas import distribute, local, local_ids
 from tfrs_embed import DistributedEmbedding
-from tfrs_embed.strategies import is_tpu
+from tfrs_embed.compat.strategies import is_tpu
 
 #: Of the tables, where ids are ragged or strings; else by row.
 PLACES = {

@@ -17,7 +17,7 @@ from reference import Ragged
 from strategies.replicas import distribute, local, local_ids
 from tfrs_embed.distribution import row_exchange
 from tfrs_embed.distribution.replicas import bucket_of
-from tfrs_embed.planner.traffic import FeatureIds, expected_traffic
+from tfrs_embed.tools.planner.traffic import FeatureIds, expected_traffic
 
 ROWS = 90
 #: Rows of each rank, some of no batch; of "c" there are none.

@@ -22,16 +22,18 @@ from conformance.harness import (
 from helpers import assert_same, differentiate, state
 from reference import Feature, Reference, to_tf
 from strategies.replicas import local_ids, of_chief
-from tfrs_embed import configs, initial_values, kernels
+from tfrs_embed import kernels
+from tfrs_embed.configs import tables as configs
 from tfrs_embed.distribution import replicas
 from tfrs_embed.engines.composite import CompositeEngine
 from tfrs_embed.engines.data_parallel import DataParallelEngine
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.row_wise import RowWiseEngine
-from tfrs_embed.keras2 import EngineLayer
+from tfrs_embed.layers.keras2 import EngineLayer
 from tfrs_embed.ops.inputs import to_bags
 from tfrs_embed.optimizers import conversion
+from tfrs_embed.storage import initial_values
 
 TABLES = {
     "x": TableCase(50, 5, "mean", "adagrad"),

@@ -12,7 +12,7 @@ from helpers import differentiate
 from reference import Ragged
 from strategies.replicas import distribute
 from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
-from tfrs_embed.planner.traffic import FeatureIds, Place, exchange_of_ids
+from tfrs_embed.tools.planner.traffic import FeatureIds, Place, exchange_of_ids
 
 TABLES = {"big": (300, 16), "cut": (60, 32), "whole": (50, 5), "small": (9, 16)}
 BATCH = 12

@@ -19,8 +19,8 @@ from strategies.keras_models import (
     make_model,
     make_samples,
 )
+from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.serving import export
-from tfrs_embed.strategies import is_tpu
 
 TABLES = {"user": [40, 3], "item": [60, 3], "hour": [5, 3]}
 DENSE = [[1], [3, 1]]

@@ -23,9 +23,9 @@ from conformance.harness import (
     trainer,
 )
 from strategies.embedding_cores import EmbeddingCores
-from tfrs_embed import initial_values
-from tfrs_embed.engines.tables.sharded import Part
 from tfrs_embed.optimizers import Regularized
+from tfrs_embed.storage import initial_values
+from tfrs_embed.storage.sharded import Part
 
 
 @pytest.fixture

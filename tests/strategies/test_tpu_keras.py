@@ -20,7 +20,8 @@ from strategies.keras_models import (
     make_samples,
     one_device,
 )
-from tfrs_embed import sparsecore, strategies
+from tfrs_embed import sparsecore
+from tfrs_embed.compat import strategies
 from tfrs_embed.optimizers import rules
 from tfrs_embed.optimizers.learning_rate import LearningRate
 from tfrs_embed.sparsecore import host_kernels

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.distribute_utils import regroup
+from tfrs_embed.testing import EmulatedTPUStrategy
 
 from conformance.descriptors import BATCH, TABLES
 from conformance.harness import assert_outputs, assert_tables, build
 from helpers import differentiate
 from nightly import ALL
 from strategies.replicas import add
-from tfrs_embed.testing import EmulatedTPUStrategy
 
 # Engine, whether it overlaps steps, (chips, SparseCores of each).
 LOOPS = [

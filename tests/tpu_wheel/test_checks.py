@@ -16,7 +16,7 @@ import tfrs_embed
 from processes import environment
 from tfrs_embed import tpu_check
 from tfrs_embed.sparsecore.host_kernels import has_kernels
-from tfrs_embed.tpu_check import tpu_library
+from tfrs_embed.tools.tpu_check import tpu_library
 from tpu_programs import BATCH as FLOATS
 from tpu_programs import STEPS, traced
 
@@ -55,7 +55,7 @@ def test_the_kernels_of_tpus_are_those_that_the_emulation_knows():
     tpu_check.check(lambda s: traced(s, STEPS["add"])(FLOATS), SLICE)
     from tensorflow.python.framework import kernels
 
-    from tfrs_embed.testing import emulated_program
+    from tfrs_embed.tools.testing import emulated_program
 
     known = emulated_program._kernels()
     of_tpus = {}

@@ -26,7 +26,6 @@ def in_keras_rs():
     """Puts Keras 3's DistributedEmbedding in keras_rs."""
     import keras_rs
     from keras_rs.src.layers.embedding import distributed_embedding
-
     from tfrs_embed.keras3 import DistributedEmbedding
 
     distributed_embedding.DistributedEmbedding = DistributedEmbedding

@@ -2,7 +2,7 @@
 
 import sys
 
-from tfrs_embed.checkpoint.conversion.command import main
+from tfrs_embed.tools.conversion.command import main
 from tfrs_embed_command import finish
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 import google_crc32c
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import tensor_bundle_pb2
 from tfrs_embed.checkpoint.stored import Piece, damaged, masked_crc32c
+from tfrs_embed.compat.private_tensorflow import tensor_bundle_pb2
 
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 _FOOTER = 48

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from tfrs_embed._tensorflow import Trackable
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
 from tfrs_embed.checkpoint.taken import copy_for_saving
+from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.optimizers.rules import TableOptimizer
 
 #: The name of a table's rate in a checkpoint.

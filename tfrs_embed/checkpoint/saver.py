@@ -15,11 +15,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import progress
-from tfrs_embed._tensorflow import registration, save_context
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import Saved, key_of
 from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.compat import progress
+from tfrs_embed.compat.private_tensorflow import registration, save_context
 
 _ATTRIBUTE = "_tfrs_embed_saved"
 # TensorFlow puts both into the paths that savers are given.

@@ -17,11 +17,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import kerases
-from tfrs_embed._tensorflow import Trackable
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import Saved
 from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.optimizers import unreached
 
 _ATTRIBUTE = "_tfrs_embed_slots_of"

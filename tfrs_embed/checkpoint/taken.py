@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import Trackable
 from tfrs_embed.checkpoint.bundle import BundleReader
 from tfrs_embed.checkpoint.rows import Saved, run_in_place
 from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.compat.private_tensorflow import Trackable
 
 
 def copy_for_saving(

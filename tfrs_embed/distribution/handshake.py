@@ -17,11 +17,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.compat.version import __version__
 from tfrs_embed.distribution import key_value_store, survivors, waits
 from tfrs_embed.distribution import replicas as replicas_lib
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops import backend
-from tfrs_embed.version import __version__
 
 #: Seconds that a worker waits for the others to build the same tables.
 TIMEOUT_S = 300

@@ -6,7 +6,7 @@ import functools
 import math
 from typing import Any
 
-from tfrs_embed._tensorflow import context
+from tfrs_embed.compat.private_tensorflow import context
 
 # TensorFlow's own choice, in seconds.
 _DEFAULT_S = 10.0

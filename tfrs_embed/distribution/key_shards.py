@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.graphs import TracedOnce
+from tfrs_embed.compat.graphs import TracedOnce
 
 # A round of splitmix64's finaliser (Steele, Lea and Flood, "Fast splittable
 # pseudorandom number generators", OOPSLA 2014): two shifts and a factor. The

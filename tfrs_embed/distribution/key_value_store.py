@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import context
+from tfrs_embed.compat.private_tensorflow import context
 from tfrs_embed.distribution import heartbeats
 from tfrs_embed.distribution.peers import is_there
 from tfrs_embed.distribution.replicas import Replicas

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import context
+from tfrs_embed.compat.private_tensorflow import context
 
 # Seconds in which a worker has to answer.
 TIMEOUT_S = 2

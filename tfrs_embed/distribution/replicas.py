@@ -18,9 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import cross_device_ops
+from tfrs_embed.compat.graphs import TracedOnce
+from tfrs_embed.compat.private_tensorflow import cross_device_ops
 from tfrs_embed.distribution.traffic import Sent
-from tfrs_embed.graphs import TracedOnce
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.stock import Stock
 

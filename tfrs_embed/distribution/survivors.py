@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import context
+from tfrs_embed.compat.private_tensorflow import context
 from tfrs_embed.distribution import heartbeats, peers
 from tfrs_embed.distribution.peers import is_there
 from tfrs_embed.distribution.replicas import Replicas

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed import graphs
-from tfrs_embed._tensorflow import save_context
-from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.compat import graphs
+from tfrs_embed.compat.private_tensorflow import save_context
+from tfrs_embed.compat.unmirrored import make_variable
+from tfrs_embed.configs.tables import FeatureSpec, TableSpec
 from tfrs_embed.distribution import handshake, replicas
 from tfrs_embed.distribution.consensus import (
     Preparation,
@@ -29,17 +30,16 @@ from tfrs_embed.engines.engine import (
 from tfrs_embed.engines.norms import Norms
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import DeferredUpdate, Shard, stored
-from tfrs_embed.engines.tables.composite_step import CompositeStep
-from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
-from tfrs_embed.engines.tables.state import TableState
-from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage import allocation
-from tfrs_embed.unmirrored import make_variable
+from tfrs_embed.storage.composite_step import CompositeStep
+from tfrs_embed.storage.initial_values import initial_blocks
+from tfrs_embed.storage.sharded import Part, ShardedVariable
+from tfrs_embed.storage.state import TableState
 
 _LOOKUP = "a lookup"
 _TRAINING_LOOKUP = "a lookup for training"

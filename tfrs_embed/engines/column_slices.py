@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tfrs_embed.configs import TableSpec
+from tfrs_embed.configs.tables import TableSpec
 
 #: A narrower slice costs as much to look up as one of so many columns.
 NARROWEST = 8

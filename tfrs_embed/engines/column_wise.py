@@ -12,20 +12,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.configs.tables import FeatureSpec, TableSpec
 from tfrs_embed.distribution.bag_exchange import BagExchange
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.engines import column_slices
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import Shard
-from tfrs_embed.engines.tables.sharded import Part
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds, concat
 from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.storage.sharded import Part
 
 # Ids of larger tables are sent as 64 bits.
 _MOST_NARROW = tf.int32.max

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.engines.engine import (
     Engine,
@@ -18,8 +18,8 @@ from tfrs_embed.engines.engine import (
 )
 from tfrs_embed.engines.norms import require_together
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.tables.composite_step import CompositeStep
 from tfrs_embed.ops.bags import BaggedIds
+from tfrs_embed.storage.composite_step import CompositeStep
 
 
 class CompositeEngine(Engine, Pipelined, FixedBatches):

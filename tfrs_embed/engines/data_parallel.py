@@ -15,16 +15,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import TableSpec
+from tfrs_embed.compat.graphs import TracedOnce
+from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.table_group import TableGroup, by_kind
-from tfrs_embed.engines.tables.sharded import Part
-from tfrs_embed.graphs import TracedOnce
-from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import GradientContributions
+from tfrs_embed.storage.initial_values import initial_blocks
+from tfrs_embed.storage.sharded import Part
 
 # The collective channels of a group: its keys' and its gradients'.
 _CHANNELS = 2

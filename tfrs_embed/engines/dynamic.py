@@ -7,31 +7,26 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed import graphs
-from tfrs_embed._tensorflow import save_context
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.compat import graphs
+from tfrs_embed.compat.private_tensorflow import save_context
+from tfrs_embed.compat.strategies import refuse_in_xla
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.distribution import replicas
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.one_device import OneDeviceEngine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.table_group import TableGroup, by_kind
-from tfrs_embed.engines.tables.dynamic import DynamicTable
-from tfrs_embed.engines.tables.key_rules import TRASH, rows_at_first
-from tfrs_embed.engines.tables.key_table import Found
-from tfrs_embed.engines.tables.keyed_shard import KeyedShard, KeyedShards
-from tfrs_embed.engines.tables.reservation import (
-    Request,
-    Reservation,
-    commit,
-    reserve,
-)
 from tfrs_embed.ops import concat_gradients
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds, split_by_bags
 from tfrs_embed.ops.rounding import widen
 from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.strategies import refuse_in_xla
+from tfrs_embed.storage.dynamic import DynamicTable
+from tfrs_embed.storage.key_rules import TRASH, rows_at_first
+from tfrs_embed.storage.key_table import Found
+from tfrs_embed.storage.keyed_shard import KeyedShard, KeyedShards
+from tfrs_embed.storage.reservation import Request, Reservation, commit, reserve
 
 
 class _Group(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import TableSpec
+from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.distribution.consensus import ReplicaConsensus
 from tfrs_embed.distribution.replicas import Replicas
@@ -27,19 +27,14 @@ from tfrs_embed.engines.row_distribution import Asked, RowLookup
 from tfrs_embed.engines.row_wise import RowWiseEngine
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup, by_kind
-from tfrs_embed.engines.tables.dynamic import DynamicTable
-from tfrs_embed.engines.tables.key_rules import TRASH, rows_at_first
-from tfrs_embed.engines.tables.key_table import Found
-from tfrs_embed.engines.tables.keyed_shard import KeyedShard, KeyedShards
-from tfrs_embed.engines.tables.reservation import (
-    Request,
-    Reservation,
-    commit,
-    reserve,
-)
-from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.messages import Route
 from tfrs_embed.ops.update import GradientContributions
+from tfrs_embed.storage.dynamic import DynamicTable
+from tfrs_embed.storage.key_rules import TRASH, rows_at_first
+from tfrs_embed.storage.key_table import Found
+from tfrs_embed.storage.keyed_shard import KeyedShard, KeyedShards
+from tfrs_embed.storage.reservation import Request, Reservation, commit, reserve
+from tfrs_embed.storage.state import TableState
 
 
 class KeyedLookup(RowLookup):

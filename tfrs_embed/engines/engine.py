@@ -8,14 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.distribution.traffic import Traffic
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import distinct
-from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Consensus
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.storage.state import TableState
 
 
 class Engine(abc.ABC):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.configs.placement import ShardingType
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.engines.composite import CompositeEngine
 from tfrs_embed.engines.engine import Engine
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.placement import ShardingType
 
 # The module and the class of each type, imported when a table needs it: a
 # program without TPUs never imports SparseCores. A class takes features, the

@@ -20,12 +20,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import scatter
-from tfrs_embed.configs import TableSpec
+from tfrs_embed.compat.graphs import TracedOnce
+from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.hot_rows import HotKeys
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup
-from tfrs_embed.graphs import TracedOnce
 from tfrs_embed.ops.update import PARAMETERS, GradientContributions
 from tfrs_embed.optimizers.rules import TableOptimizer
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.configs.tables import FeatureSpec, TableSpec
 from tfrs_embed.engines.engine import Engine, Pipelined
 from tfrs_embed.engines.norms import Norms
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import DeferredUpdate, Shard, stored
-from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import (
     PARAMETERS,
@@ -21,6 +20,7 @@ from tfrs_embed.ops.update import (
 )
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage import allocation
+from tfrs_embed.storage.initial_values import initial_blocks
 
 
 class OneDeviceEngine(Engine, Pipelined):

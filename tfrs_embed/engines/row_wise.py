@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec, TableSpec, bytes_of
+from tfrs_embed.configs.tables import FeatureSpec, TableSpec, bytes_of
 from tfrs_embed.distribution import alike, consensus, row_exchange
 from tfrs_embed.distribution.consensus import Preparation
 from tfrs_embed.distribution.exchange_kind import (
@@ -44,13 +44,13 @@ from tfrs_embed.engines.table_group import (
     by_kind,
     rows_per_shard,
 )
-from tfrs_embed.engines.tables.sharded import Part
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import rounding
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.storage.sharded import Part
 
 
 class _Begun(NamedTuple):

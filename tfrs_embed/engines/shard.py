@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import graphs
-from tfrs_embed._tensorflow import AutoTrackable
 from tfrs_embed.checkpoint.names import in_saved_model
-from tfrs_embed.configs import TableSpec
+from tfrs_embed.compat import graphs
+from tfrs_embed.compat.private_tensorflow import AutoTrackable
+from tfrs_embed.compat.strategies import refuse_in_xla
+from tfrs_embed.compat.unmirrored import UnmirroredVariable, make_variable
+from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.engines.norms import Factors
 from tfrs_embed.ops import backend, concat_gradients, rounding, xla
 from tfrs_embed.ops.bags import BaggedIds, bags_of_rows, id_dtype
@@ -20,8 +22,6 @@ from tfrs_embed.ops.update import PARAMETERS, GradientContributions, TableUpdate
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage import kinds
 from tfrs_embed.storage.row_store import RowStore, StoredTable
-from tfrs_embed.strategies import refuse_in_xla
-from tfrs_embed.unmirrored import UnmirroredVariable, make_variable
 
 
 class _Step(UnmirroredVariable):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.configs.tables import FeatureSpec, TableSpec
 from tfrs_embed.ops.bags import (
     BaggedIds,
     bag_of_id,

@@ -7,7 +7,7 @@ import weakref
 
 import tensorflow as tf
 
-from tfrs_embed.unmirrored import UnmirroredVariable
+from tfrs_embed.compat.unmirrored import UnmirroredVariable
 
 #: A flag's value while no pass has told it whether it asks for the update.
 UNSAID = -1.0

@@ -18,8 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import kerases
-from tfrs_embed.gradients import flag, lifetime, passes
+from tfrs_embed.compat import custom_gradients as lifetime
+from tfrs_embed.compat import kerases
+from tfrs_embed.gradients import flag, passes
 
 
 @functools.cache

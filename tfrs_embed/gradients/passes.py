@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import kerases
-from tfrs_embed.gradients import lifetime
+from tfrs_embed.compat import custom_gradients as lifetime
+from tfrs_embed.compat import kerases
 from tfrs_embed.gradients.flag import (
     NOT_ASKED,
     UNSAID,

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfrs_embed import kerases, strategies
-from tfrs_embed._tensorflow import save_context
+from tfrs_embed.compat import kerases, strategies
+from tfrs_embed.compat.private_tensorflow import save_context
 from tfrs_embed.gradients import passes
 from tfrs_embed.gradients.flag import NOT_ASKED, UNSAID, UpdateFlag
 

@@ -23,7 +23,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tfrs_embed._tensorflow import save_context
+from tfrs_embed.compat.private_tensorflow import save_context
 from tfrs_embed.kernels import files
 
 __all__ = ["Status", "disabled", "status"]
@@ -125,7 +125,7 @@ def operations(device: str | None) -> Any:
         return None
     # Not at the top: kernels.build imports this module, and is built without
     # the rest of the package.
-    from tfrs_embed.strategies import in_xla
+    from tfrs_embed.compat.strategies import in_xla
 
     if in_xla():
         return None  # XLA has TensorFlow's operations only.

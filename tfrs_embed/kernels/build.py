@@ -22,7 +22,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfrs_embed import progress
+from tfrs_embed.compat import progress
 from tfrs_embed.kernels import files, installed
 
 _FLAGS = [

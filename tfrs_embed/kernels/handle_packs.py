@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import EagerTensor, auto_control_deps
+from tfrs_embed.compat.private_tensorflow import EagerTensor, auto_control_deps
 
 # By the id of a variable's handle, and by that of the tensor of all of them. A
 # pack keeps these tensors, so their ids are nobody else's while it is here.

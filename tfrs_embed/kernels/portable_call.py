@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import attr_value_pb2
+from tfrs_embed.compat.private_tensorflow import attr_value_pb2
 
 _ATTRIBUTE = "_tfrs_embed_kernel"
 

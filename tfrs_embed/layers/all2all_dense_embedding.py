@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfrs_embed import configs
-from tfrs_embed.arguments import flag, integer, named
+from tfrs_embed.compat.arguments import flag, integer, named
+from tfrs_embed.compat.strategies import is_tpu
+from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.dynamic_keys import KeysOfShards, as_key_dtype
+from tfrs_embed.configs.types import LayerArguments, Optimizer
 from tfrs_embed.distribution import handshake
-from tfrs_embed.dynamic_keys import KeysOfShards, as_key_dtype
-from tfrs_embed.engines.tables.dynamic import DynamicTable
-from tfrs_embed.engines.tables.state import TableState
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.strategies import is_tpu
-from tfrs_embed.types import LayerArguments, Optimizer
+from tfrs_embed.storage.dynamic import DynamicTable
+from tfrs_embed.storage.state import TableState
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

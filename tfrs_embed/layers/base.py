@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
-from tfrs_embed import arguments
+from tfrs_embed.compat import arguments
 from tfrs_embed.layers import errors, other_keras
 
 #: Changes the ids of a feature. It is also given what errors call these, the

@@ -6,7 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureConfig, FeatureSpec
+from tfrs_embed.configs.tables import FeatureConfig, FeatureSpec
 
 
 def with_output_shape(feature: FeatureSpec, replicas: int) -> FeatureSpec:

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import configs, strategies
-from tfrs_embed.arguments import named
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.compat import strategies
+from tfrs_embed.compat.arguments import named
+from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.plan import Plan
+from tfrs_embed.configs.tables import FeatureSpec
+from tfrs_embed.configs.types import InvalidIds, LayerArguments, Optimizer
 from tfrs_embed.engines.engine import FixedBatches
 from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.declared_shapes import with_output_shape
@@ -22,8 +25,6 @@ from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.ops.input_shapes import InputShape
 from tfrs_embed.ops.inputs import lookup_bags
 from tfrs_embed.ops.tensors import to_tensor
-from tfrs_embed.planner.plans import Plan
-from tfrs_embed.types import InvalidIds, LayerArguments, Optimizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

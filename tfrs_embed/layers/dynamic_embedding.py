@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import configs
-from tfrs_embed.arguments import as_int, named
+from tfrs_embed.compat.arguments import as_int, named
+from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.dynamic_keys import DynamicKeys, as_key_dtype
+from tfrs_embed.configs.types import Combiner, LayerArguments, Optimizer
 from tfrs_embed.distribution.key_shards import shards_of
-from tfrs_embed.dynamic_keys import DynamicKeys, as_key_dtype
-from tfrs_embed.engines.tables.dynamic import DynamicTable
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.table_arguments import TableArguments, check_integer
 from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
-from tfrs_embed.types import Combiner, LayerArguments, Optimizer
+from tfrs_embed.storage.dynamic import DynamicTable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfrs_embed import kerases
-from tfrs_embed.arguments import as_int, choice, named
-from tfrs_embed.configs import COMBINERS
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat.arguments import as_int, choice, named
+from tfrs_embed.configs.tables import COMBINERS
+from tfrs_embed.configs.types import Combiner, KerasArguments
 from tfrs_embed.layers import errors
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.embedding_lookup import embedding_lookup
 from tfrs_embed.storage import allocation
-from tfrs_embed.types import Combiner, KerasArguments
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

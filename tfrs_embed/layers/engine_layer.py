@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import kerases
-from tfrs_embed._tensorflow import save_context
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.names import escape, in_saved_model
 from tfrs_embed.checkpoint.rows import other_slot
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat.custom_gradients import custom_gradient
+from tfrs_embed.compat.private_tensorflow import save_context
 from tfrs_embed.engines.engine import Engine, Pipelined
-from tfrs_embed.engines.tables.keyed_variable import KeyedVariable
-from tfrs_embed.engines.tables.state import Tables
 from tfrs_embed.gradients import passes
-from tfrs_embed.gradients.lifetime import custom_gradient
 from tfrs_embed.gradients.table_update import Lookup, TableUpdate
-from tfrs_embed.initial_values import building
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import activations
 from tfrs_embed.optimizers import unreached
+from tfrs_embed.storage.initial_values import building
+from tfrs_embed.storage.keyed_variable import KeyedVariable
+from tfrs_embed.storage.state import Tables
 
 
 class EngineLayer(Layer):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import make_decorator
+from tfrs_embed.compat.private_tensorflow import make_decorator
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import hashing as hashings
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.configs import hashing as hashings
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.layers import keras_tables
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.inputs import first_bags

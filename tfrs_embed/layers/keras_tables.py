@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.configs import TableSpec
-from tfrs_embed.initial_values import initial_blocks
+from tfrs_embed.compat.strategies import is_tpu, on_host
+from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import combine, gather_densely
 from tfrs_embed.ops.samples import Matrix
-from tfrs_embed.strategies import is_tpu, on_host
+from tfrs_embed.storage.initial_values import initial_blocks
 
 
 def build(layer: Embedding, table: TableSpec) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import kerases
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat.kerases import KERAS_3, TF_KERAS
 from tfrs_embed.gradients import passes
-from tfrs_embed.kerases import KERAS_3, TF_KERAS
 
 _OTHER = {TF_KERAS: KERAS_3, KERAS_3: TF_KERAS}
 _NAMES = {TF_KERAS: "tf_keras (Keras 2)", KERAS_3: "Keras 3"}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfrs_embed import configs
-from tfrs_embed.arguments import named
+from tfrs_embed.compat.arguments import named
+from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.plan import Plan
+from tfrs_embed.configs.types import InvalidIds, LayerArguments, Optimizer
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
 from tfrs_embed.layers.table_arguments import TableArguments, check_integer
 from tfrs_embed.layers.table_layer import TableLayer
-from tfrs_embed.planner.plans import Plan
-from tfrs_embed.types import InvalidIds, LayerArguments, Optimizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -9,14 +9,14 @@ from typing import Any, get_args
 
 import tensorflow as tf
 
-from tfrs_embed import serialization
-from tfrs_embed.arguments import as_int, choice
-from tfrs_embed.configs import TableSpec, by_optimizer
+from tfrs_embed.compat.arguments import as_int, choice
+from tfrs_embed.configs import serialization
+from tfrs_embed.configs.plan import Plan
+from tfrs_embed.configs.tables import TableSpec, by_optimizer
+from tfrs_embed.configs.types import InvalidIds
 from tfrs_embed.distribution import wire
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.planner.plans import Plan
-from tfrs_embed.types import InvalidIds
 
 _INVALID_IDS: tuple[str, ...] = get_args(InvalidIds)
 

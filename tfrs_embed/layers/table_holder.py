@@ -8,26 +8,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
-from tfrs_embed import (
-    descriptions,
-    kerases,
-    kernels,
-    placement,
-    serialization,
-    strategies,
-)
+from tfrs_embed import kernels
 from tfrs_embed.checkpoint import slot_order
 from tfrs_embed.checkpoint.index import Index
 from tfrs_embed.checkpoint.names import in_graphs, in_saved_model
-from tfrs_embed.configs import EmbeddingSpec
+from tfrs_embed.compat import kerases, strategies
+from tfrs_embed.compat.graphs import variables_at_once
+from tfrs_embed.compat.strategies import is_tpu
+from tfrs_embed.configs import descriptions, placement, serialization
+from tfrs_embed.configs.placement import Assignment, Placement, ShardingType
+from tfrs_embed.configs.plan_placements import with_plan
+from tfrs_embed.configs.tables import EmbeddingSpec
 from tfrs_embed.distribution import handshake
 from tfrs_embed.engines import factory
 from tfrs_embed.engines.engine import Engine, FixedBatches
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.tables.dynamic import DynamicTable
-from tfrs_embed.engines.tables.state import Tables, TableState
 from tfrs_embed.gradients import loss_scale
-from tfrs_embed.graphs import variables_at_once
 from tfrs_embed.layers import keras_tables
 from tfrs_embed.layers.base import Layer
 from tfrs_embed.layers.embedding import Embedding
@@ -39,13 +35,12 @@ from tfrs_embed.layers.table_arguments import (
 )
 from tfrs_embed.layers.table_values import check_values
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.placement import Assignment, Placement, ShardingType
-from tfrs_embed.planner.applying import with_plan
 from tfrs_embed.sparsecore import stacking as stackings
-from tfrs_embed.strategies import is_tpu
+from tfrs_embed.storage.dynamic import DynamicTable
+from tfrs_embed.storage.state import Tables, TableState
 
 if TYPE_CHECKING:
-    from tfrs_embed.monitoring.reports import StatisticsReport
+    from tfrs_embed.tools.monitoring.reports import StatisticsReport
 
 
 class TableHolder(Layer):
@@ -357,7 +352,7 @@ class TableHolder(Layer):
             TypeError: the sample or ids of a batch are of a wrong kind.
         """
         # Training doesn't need it.
-        from tfrs_embed.monitoring.monitor import TableMonitor
+        from tfrs_embed.tools.monitoring.monitor import TableMonitor
 
         self._make_tables_if_ready()
         return TableMonitor(self, sample=sample).measure(batches=batches)

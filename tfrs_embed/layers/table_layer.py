@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfrs_embed import kerases, strategies
-from tfrs_embed._tensorflow import record
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.compat import kerases, strategies
+from tfrs_embed.compat.private_tensorflow import record
+from tfrs_embed.compat.strategies import on_host
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.distribution import handshake
 from tfrs_embed.engines.engine import FixedBatches
 from tfrs_embed.layers import errors, hashed_features, keras_tables
@@ -24,7 +25,6 @@ from tfrs_embed.ops.lookup import activations, combine
 from tfrs_embed.ops.tpu_inputs import require_given, require_known
 from tfrs_embed.serving import tables as served_tables
 from tfrs_embed.serving.tables import ServedTables
-from tfrs_embed.strategies import on_host
 
 
 class TableLayer(TableHolder):

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import TableSpec
+from tfrs_embed.configs.tables import TableSpec
 
 
 def check_values(

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec, TableSpec
-from tfrs_embed.strategies import is_tpu
+from tfrs_embed.compat.strategies import is_tpu
+from tfrs_embed.configs.tables import FeatureSpec, TableSpec
 
 
 def id_dtype(table: TableSpec) -> tf.DType:

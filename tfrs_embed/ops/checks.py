@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import strategies
+from tfrs_embed.compat import strategies
 from tfrs_embed.ops.bags import concat, num_rows
 
 #: Whether something holds, and a function that words the error if it doesn't;

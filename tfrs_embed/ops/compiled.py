@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.kernels import handle_packs, portable_call
 from tfrs_embed.ops import concat_gradients, lookup, xla
 from tfrs_embed.ops.bag_matrix import BagColumns

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import EagerTensor
+from tfrs_embed.compat.private_tensorflow import EagerTensor
 
 
 class ConcatGradients(NamedTuple):

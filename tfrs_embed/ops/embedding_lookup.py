@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfrs_embed.configs import COMBINERS, FeatureSpec, TableSpec
-from tfrs_embed.gradients.lifetime import custom_gradient
+from tfrs_embed.compat.custom_gradients import custom_gradient
+from tfrs_embed.configs.tables import COMBINERS, FeatureSpec, TableSpec
+from tfrs_embed.configs.types import Combiner
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.inputs import to_bags
 from tfrs_embed.ops.lookup import activations, combine
-from tfrs_embed.types import Combiner
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import hashing as hashings
-from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.hashing import Hash, QuotientRemainder
+from tfrs_embed.compat.strategies import in_xla, refuse_in_xla
+from tfrs_embed.configs import hashing as hashings
+from tfrs_embed.configs.hashing import Hash, QuotientRemainder
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.checks import Checks, first, message
 from tfrs_embed.ops.id_range import valid
 from tfrs_embed.ops.parsed_ids import ParsedIds
-from tfrs_embed.strategies import in_xla, refuse_in_xla
 
 
 def parts(

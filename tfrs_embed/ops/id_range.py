@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import of_one_dtype
 from tfrs_embed.ops.checks import Checks, first, message
 from tfrs_embed.ops.joined import Joined

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import hashing as hashings
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.configs import hashing as hashings
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.checks import Checks, Condition, first, message
 from tfrs_embed.ops.joined import Joined
 from tfrs_embed.ops.tensors import to_tensor

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.checks import Checks, message
 
 

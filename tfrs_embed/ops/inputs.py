@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops import hashed_rows
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.checks import Checks, Consensus

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec
-from tfrs_embed.gradients.lifetime import custom_gradient
+from tfrs_embed.compat.custom_gradients import custom_gradient
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops import xla
 from tfrs_embed.ops.bags import BaggedIds, Constants, sum_by_segment
 from tfrs_embed.ops.rounding import widen

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.compat.strategies import refuse_in_xla
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import Constants, Validity, bag_of_id
 from tfrs_embed.ops.checks import Checks, message
 from tfrs_embed.ops.input_checks import (
@@ -23,7 +24,6 @@ from tfrs_embed.ops.input_checks import (
 )
 from tfrs_embed.ops.key_inputs import as_int64
 from tfrs_embed.ops.tensors import to_tensor
-from tfrs_embed.strategies import refuse_in_xla
 
 
 @dataclasses.dataclass

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.configs import TableSpec
+from tfrs_embed.configs.tables import TableSpec
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _LOW = 0xFFFFFFFF

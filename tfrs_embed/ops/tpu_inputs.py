@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.compat.strategies import on_tpu
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.ops.bags import BaggedIds
-from tfrs_embed.strategies import on_tpu
 
 # TensorFlow's compiler sees through these.
 _TRANSPARENT = ("Identity", "Cast", "Reshape")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfrs_embed.compat.strategies import in_xla
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import Constants, Validity, of_one_dtype
 from tfrs_embed.ops.checks import Checks, Condition
 from tfrs_embed.ops.grouping import Layouts, group
 from tfrs_embed.ops.id_range import Row, valid
 from tfrs_embed.ops.parsed_ids import ParsedIds
-from tfrs_embed.strategies import in_xla
 
 # The dtypes of ids that are checked for several features at once.
 _JOINABLE = (tf.int32, tf.int64)

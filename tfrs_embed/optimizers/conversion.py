@@ -17,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import kerases
+from tfrs_embed.compat import kerases
 from tfrs_embed.optimizers.declared import OptimizerName, Regularized
 from tfrs_embed.optimizers.learning_rate import (
     LearningRate,

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from tfrs_embed import kerases
-from tfrs_embed.arguments import number
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat.arguments import number
 from tfrs_embed.optimizers.learning_rate import (
     LearningRate,
     restored,

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import kerases
-from tfrs_embed.arguments import number
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat.arguments import number
 from tfrs_embed.optimizers.conversion import rate_of_keras
 from tfrs_embed.optimizers.learning_rate import LearningRate
 from tfrs_embed.optimizers.rules import TableOptimizer

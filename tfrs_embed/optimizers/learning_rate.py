@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import kerases
-from tfrs_embed.arguments import number
-from tfrs_embed.unmirrored import UnmirroredVariable
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat.arguments import number
+from tfrs_embed.compat.unmirrored import UnmirroredVariable
 
 Factor = Callable[[tf.Tensor], tf.Tensor]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.arguments import finite, number
+from tfrs_embed.compat.arguments import finite, number
 
 #: The names of the options that clip gradients; a table has one of them.
 CLIPS = ("clipvalue", "row_clipnorm", "clipnorm", "global_clipnorm")

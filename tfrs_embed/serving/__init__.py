@@ -12,7 +12,7 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from tfrs_embed import lazy
+from tfrs_embed.compat import lazy
 
 if TYPE_CHECKING:
     from tfrs_embed.serving.exporting import export

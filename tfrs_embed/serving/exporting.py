@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import kerases
-from tfrs_embed import progress as tasks
-from tfrs_embed._tensorflow import fingerprinting_utils
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat import progress as tasks
+from tfrs_embed.compat.private_tensorflow import fingerprinting_utils
 from tfrs_embed.serving.functions import served_functions
 from tfrs_embed.serving.graph import save_graph
 from tfrs_embed.serving.rows import DTYPES

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import kerases
-from tfrs_embed._tensorflow import nest
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat.private_tensorflow import nest
 from tfrs_embed.serving.signatures import ServedFunction
 
 DEFAULT_SIGNATURE = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY

@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed import kerases
-from tfrs_embed._tensorflow import AutoTrackable, save_context
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat.private_tensorflow import AutoTrackable, save_context
 from tfrs_embed.serving.functions import DEFAULT_SIGNATURE
 from tfrs_embed.serving.names import rename_inputs
 from tfrs_embed.serving.signatures import ServedFunction

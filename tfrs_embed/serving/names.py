@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import saved_model_pb2
+from tfrs_embed.compat.private_tensorflow import saved_model_pb2
 
 
 def rename_inputs(

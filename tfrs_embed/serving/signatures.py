@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import Trackable, nest
+from tfrs_embed.compat.private_tensorflow import Trackable, nest
 from tfrs_embed.serving.tables import ServedTables
 
 _SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)

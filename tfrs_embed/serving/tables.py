@@ -13,12 +13,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import Trackable, UninitializedVariable
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.checkpoint.rows import KEYS, SCALE, Rows, VariableRows
-from tfrs_embed.engines.tables.state import TableState
+from tfrs_embed.compat.private_tensorflow import (
+    Trackable,
+    UninitializedVariable,
+)
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.serving import rows as stored_rows
+from tfrs_embed.storage.state import TableState
 
 _current: contextvars.ContextVar[ServedTables | None] = contextvars.ContextVar(
     "served_tables", default=None

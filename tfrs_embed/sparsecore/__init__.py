@@ -7,7 +7,7 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from tfrs_embed import lazy
+from tfrs_embed.compat import lazy
 
 if TYPE_CHECKING:
     from tfrs_embed.sparsecore.limits.compute import compute_limits

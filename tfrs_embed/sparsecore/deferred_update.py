@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.unmirrored import UnmirroredVariable
+from tfrs_embed.compat.unmirrored import UnmirroredVariable
 
 
 class Update(NamedTuple):

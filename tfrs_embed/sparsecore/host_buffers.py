@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import PartitionedCsrFormatTensor
+from tfrs_embed.compat.private_tensorflow import PartitionedCsrFormatTensor
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.sparsecore.buffers import padded_sizes, preprocess
 from tfrs_embed.sparsecore.coo import Ids

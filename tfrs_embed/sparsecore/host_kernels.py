@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import device_util, kernel_registry
-from tfrs_embed.strategies import require_sparse_core_api
+from tfrs_embed.compat.private_tensorflow import device_util, kernel_registry
+from tfrs_embed.compat.strategies import require_sparse_core_api
 
 _OP = "ConvertToListOfSparseCoreCooTensors"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import nest, tpu_embedding_v3
+from tfrs_embed.compat.private_tensorflow import nest, tpu_embedding_v3
 from tfrs_embed.sparsecore.topology import Topology
 
 # TensorFlow 2.16 names none, and has no layout to limit.

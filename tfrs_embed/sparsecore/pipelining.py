@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from tfrs_embed._tensorflow import (
+from tfrs_embed.compat.private_tensorflow import (
     control_flow_v2_func_graphs,
     func_graph,
     function_context,

@@ -13,13 +13,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import (
+from tfrs_embed.compat.arguments import integer
+from tfrs_embed.compat.private_tensorflow import (
     nest,
     tpu_embedding_v2_utils,
     tpu_embedding_v3,
 )
-from tfrs_embed.arguments import integer
-from tfrs_embed.configs import (
+from tfrs_embed.compat.strategies import require_sparse_core_api
+from tfrs_embed.configs.structure import Structure
+from tfrs_embed.configs.tables import (
     EmbeddingSpec,
     FeatureSpec,
     TableSpec,
@@ -35,8 +37,6 @@ from tfrs_embed.optimizers.learning_rate import is_schedule
 from tfrs_embed.optimizers.rules import UpdateRule
 from tfrs_embed.sparsecore.layout import Layout
 from tfrs_embed.sparsecore.topology import Topology
-from tfrs_embed.strategies import require_sparse_core_api
-from tfrs_embed.structure import Structure
 
 #: SparseCores address a stack's rows by int32.
 MAX_ROWS = 2**31 - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfrs_embed.configs import TableSpec
+from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.optimizers.rules import TableOptimizer
 
 # SparseCores hold rows in multiples of this many numbers.

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed._tensorflow import tpu_embedding_v2_utils
-from tfrs_embed.configs import FeatureConfig, FeatureSpec, by_optimizer
+from tfrs_embed.compat.private_tensorflow import tpu_embedding_v2_utils
+from tfrs_embed.configs.tables import FeatureConfig, FeatureSpec, by_optimizer
 from tfrs_embed.optimizers.conversion import convert, require_tpu, to_tpu
 from tfrs_embed.optimizers.rules import SGD, TableOptimizer
 from tfrs_embed.sparsecore.stacking import Groups

@@ -8,7 +8,7 @@ import re
 
 import tensorflow as tf
 
-from tfrs_embed.arguments import as_int
+from tfrs_embed.compat.arguments import as_int
 
 #: SparseCores of a chip, and TensorCores that its name counts, by generation.
 _GENERATIONS = {"v5p": (4, 2), "v6e": (2, 1)}

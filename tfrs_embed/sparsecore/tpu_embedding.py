@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfrs_embed._tensorflow import tpu_embedding_v3
+from tfrs_embed.compat.private_tensorflow import tpu_embedding_v3
 from tfrs_embed.sparsecore import pipelining
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.storage.row_store import StoredTable
-from tfrs_embed.text_table import format_bytes
 
 
 def of_table(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfrs_embed.configs import TableSpec
+from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.storage.memory import MemoryRows
 from tfrs_embed.storage.row_store import RowStore
 

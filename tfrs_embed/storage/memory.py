@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tfrs_embed import graphs
+from tfrs_embed.compat import graphs
+from tfrs_embed.compat.unmirrored import make_variable
 from tfrs_embed.kernels import handle_packs
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.bags import BaggedIds
@@ -14,7 +15,6 @@ from tfrs_embed.ops.update import PARAMETERS, TableUpdate, scatter_update
 from tfrs_embed.optimizers.rules import Slot
 from tfrs_embed.storage import allocation
 from tfrs_embed.storage.row_store import RowStore, StoredTable
-from tfrs_embed.unmirrored import make_variable
 
 # A table that grows gets one row to spare for so many.
 _SPARE_PART = 32

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import TableSpec
+from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import TableUpdate
 from tfrs_embed.optimizers.rules import Slot

@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tfrs_embed import graphs, strategies
-from tfrs_embed.configs import FeatureSpec, TableSpec
+from tfrs_embed.compat import graphs, strategies
+from tfrs_embed.compat.strategies import on_host
+from tfrs_embed.configs.tables import FeatureSpec, TableSpec
 from tfrs_embed.engines.engine import (
     Engine,
     FixedBatches,
     refuse_to_train,
 )
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.initial_values import initial_blocks
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.samples import as_ragged
@@ -24,7 +24,7 @@ from tfrs_embed.optimizers.conversion import require_tpu
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore import tf_configs
 from tfrs_embed.sparsecore.stacking import Groups
-from tfrs_embed.strategies import on_host
+from tfrs_embed.storage.initial_values import initial_blocks
 
 
 class TPUEngine(Engine, FixedBatches):

@@ -10,10 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import HeldRows
-from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.storage.sharded import Part, ShardedVariable
 
 
 class _Embedding(tf.tpu.experimental.embedding.TPUEmbedding):

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrs_embed.compat.strategies import on_host
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.samples import Matrix
 from tfrs_embed.ops.update import PARAMETERS
-from tfrs_embed.strategies import on_host
 
 
 class _Tables(tf.tpu.experimental.embedding.TPUEmbeddingV0):

@@ -9,9 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrs_embed.configs import FeatureSpec
+from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.engines.options import EngineOptions
-from tfrs_embed.engines.tables.sharded import Part, ShardedVariable
 from tfrs_embed.engines.tpu.base import TPUEngine
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.update import PARAMETERS
@@ -22,6 +21,7 @@ from tfrs_embed.sparsecore.limits.loads import Loads, of_chips
 from tfrs_embed.sparsecore.setup import check_layout
 from tfrs_embed.sparsecore.topology import of_strategy
 from tfrs_embed.sparsecore.tpu_embedding import TPUEmbeddingV2InLoops
+from tfrs_embed.storage.sharded import Part, ShardedVariable
 
 
 class SparseCoreEngine(TPUEngine):

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed import progress as tasks
-from tfrs_embed.configs import FeatureSpec, parse
+from tfrs_embed.compat import progress as tasks
+from tfrs_embed.configs.tables import FeatureSpec, parse
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.inputs import lookup_bags, to_bags
 from tfrs_embed.ops.tensors import to_tensor

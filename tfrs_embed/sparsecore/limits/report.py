@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfrs_embed import strict_json
-from tfrs_embed.text_table import format_bytes, text_table
+from tfrs_embed.compat import strict_json
+from tfrs_embed.compat.text_table import format_bytes, text_table
 
 _TABLE_HEAD = ("table", "rows", "dim", "ids", "unique ids", "share", "stack")
 _STACK_HEAD = (

@@ -1,0 +1,308 @@
+"""The progress of what takes long: a bar on a terminal, lines in a log.
+
+What takes less than some seconds shows nothing. On a terminal, and in a
+notebook, the rest shows a bar with its rate and the time left; elsewhere a line
+on stderr from time to time, or in absl's log if that shows infos. Of several
+workers the first one alone draws bars.
+
+`set_mode` decides for the process, and so for what has no argument for it, such
+as checkpoints that a callback saves. The environment variable
+`TFRS_EMBED_PROGRESS` is the mode to begin with.
+
+Showing never fails what is shown: if stderr is closed, nothing is.
+
+Example:
+    >>> tfrs_embed.progress.set_mode("log")  # Of the whole process.
+    >>> with tfrs_embed.progress.off():
+    ...     path = tf.train.Checkpoint(x=tf.Variable(0)).save("quiet/x")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging as standard_logging
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeVar, cast, get_args
+
+from absl import logging
+
+from tfrs_embed.compat.private_tensorflow import context
+from tfrs_embed.compat.text_table import format_bytes
+
+__all__ = ["Mode", "off", "set_mode"]
+
+T = TypeVar("T")
+
+#: How progress is shown; see `set_mode`.
+Mode = Literal["auto", "bar", "log", "off"]
+
+#: The unit of what is counted in bytes.
+BYTES = "B"
+
+# Seconds after which something takes long; between two states of a bar, and
+# between two lines.
+_AFTER_S = 3.0
+_BAR_EVERY_S = 0.25
+_LINE_EVERY_S = 30.0
+# The characters of a bar.
+_WIDTH = 10
+# What has begun with something small is no measure of the rest.
+_LEAST_SHARE = 0.01
+
+_INFO = standard_logging.INFO
+_VARIABLE = "TFRS_EMBED_PROGRESS"
+
+# Tests have another.
+_clock = time.monotonic
+
+
+def _initial_mode() -> Mode:
+    text = os.environ.get(_VARIABLE, "auto").lower()
+    if text in get_args(Mode):
+        return cast(Mode, text)
+    logging.warning(
+        "%s must be one of %s, got '%s': it is taken to be 'auto'.",
+        _VARIABLE,
+        get_args(Mode),
+        text,
+    )
+    return "auto"
+
+
+_mode: Mode = _initial_mode()
+_offs = 0
+_offs_lock = threading.Lock()
+
+
+def set_mode(mode: Mode) -> None:
+    """Sets how this process shows the progress of what takes long.
+
+    What has begun goes on as it was.
+
+    Example:
+        >>> tfrs_embed.progress.set_mode("log")
+
+    Args:
+        mode: "auto": bars on a terminal and in notebooks, else lines; "bar":
+            bars anywhere; "log": lines; "off": nothing.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    global _mode
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode must be one of {get_args(Mode)}, got {mode!r}.")
+    _mode = mode
+
+
+@contextlib.contextmanager
+def off() -> Iterator[None]:
+    """Shows no progress of what begins inside, in any thread.
+
+    Example:
+        >>> with tfrs_embed.progress.off():
+        ...     path = tf.train.Checkpoint(x=tf.Variable(0)).save("quiet/x")
+
+    Yields:
+        Nothing.
+    """
+    global _offs
+    with _offs_lock:
+        _offs += 1
+    try:
+        yield
+    finally:
+        with _offs_lock:
+            _offs -= 1
+
+
+class Task:
+    """Something that may take long; what is done of it is counted.
+
+    Args:
+        verb: what is being done, "Saving".
+        what: to what.
+        total: how much there is; None: that is not known. It grows if there
+            turns out to be more.
+        unit: that of what is counted: `BYTES`, or a word in the plural.
+        show: whether to show it, if the mode doesn't say otherwise.
+        steady: whether what is done says how long the rest takes.
+
+    Attributes:
+        label: the verb, and what it is done to.
+        done: how much is done.
+        total: how much there is, or None.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        what: str,
+        total: int | None = None,
+        unit: str = BYTES,
+        *,
+        show: bool = True,
+        steady: bool = True,
+    ) -> None:
+        self.label = f"{verb} {what}"
+        self.done = 0
+        self.total = total
+        self.unit = unit
+        self._shown = show
+        self._steady = steady
+        # Whether it is drawn as a bar; None: nothing was shown yet.
+        self._bar: bool | None = None
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> Task:
+        self._mode: Mode = "off" if _offs else _mode
+        self._shown = self._shown and self._mode != "off"
+        self._start = _clock()
+        self._next = self._start + _AFTER_S
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._lock:
+            if kind is None and self.total is not None:
+                self.total = self.done
+            if self._shown and self._bar is not None:
+                until = "done" if kind is None else "stopped"
+                took = f"{self._amount(self.done)} in {_time(self.elapsed)}"
+                self._show(f"{self.label}: {until}, {took}")
+            self._shown = False
+
+    def advance(self, amount: int = 1) -> None:
+        """Counts what has been done; any thread may."""
+        with self._lock:
+            self.done += amount
+            if self.total is not None:
+                self.total = max(self.total, self.done)
+            if self._shown and _clock() >= self._next:
+                self._show()
+
+    def count(self, items: Iterable[T]) -> Iterator[T]:
+        """Yields items; each is done when the next one is asked for."""
+        for item in items:
+            yield item
+            self.advance()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it began."""
+        return _clock() - self._start
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the rest will take; None: it can't be known yet."""
+        if self.total is None or not self._steady:
+            return None
+        if self.done < _LEAST_SHARE * self.total:
+            return None
+        return (self.total - self.done) / self.done * self.elapsed
+
+    def _state(self) -> str:
+        """What is done, how fast, and how long the rest will take."""
+        rate = self.done / max(self.elapsed, 1e-9)
+        speed = f"{self._amount(rate, 1)} a second"
+        if self.total is None:
+            return f"{self.label}: {self._amount(self.done)}, {speed}"
+        rest = (
+            f" after {_time(self.elapsed)}"
+            if self.left is None
+            else f", {speed}, {_time(self.left)} left"
+        )
+        share = self.done / max(1, self.total)
+        bar = ""
+        if self._draws_bars():
+            bar = f"|{'#' * int(_WIDTH * share):{_WIDTH}}| "
+        total = self._amount(self.total)
+        return f"{self.label}: {bar}{share:.0%} of {total}{rest}"
+
+    def _amount(self, number: float, digits: int = 0) -> str:
+        if self.unit == BYTES:
+            return format_bytes(number)
+        return f"{number:,.{digits}f} {self.unit}"
+
+    def _draws_bars(self) -> bool:
+        if self._bar is None:
+            on_screen = self._mode == "bar" or (
+                self._mode == "auto" and (_in_notebook() or _on_terminal())
+            )
+            self._bar = on_screen and _is_first_worker()
+        return self._bar
+
+    def _show(self, last: str = "") -> None:
+        try:
+            text = last or self._state()
+            if self._draws_bars():
+                # What is longer than the line could not be drawn over.
+                width = shutil.get_terminal_size().columns - 1
+                _print(f"\r{text[:width]:{width}}" + ("\n" if last else ""))
+            else:
+                _write(text)
+            every = _BAR_EVERY_S if self._bar else _LINE_EVERY_S
+            self._next = _clock() + every
+        except Exception:  # stderr may be anything, and in any state.
+            self._shown = False
+
+
+def size_of(items: Any) -> int | None:
+    """The number of items that there are to iterate over; None: not known."""
+    if isinstance(items, Mapping):
+        return None
+    try:
+        return len(items)
+    except Exception:  # Datasets that don't know it raise some.
+        return None
+
+
+def _on_terminal() -> bool:
+    return sys.stderr is not None and bool(sys.stderr.isatty())
+
+
+def _in_notebook() -> bool:
+    """Whether this is the kernel of a notebook, whose stderr is no terminal."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    return shell is not None and "IPKernelApp" in getattr(shell, "config", ())
+
+
+def _is_first_worker() -> bool:
+    """Whether this process is the first of those that train together."""
+    service: Any = context.context()
+    server = getattr(service, "_collective_ops_server_def", None)
+    if server is None:
+        return True
+    jobs = {job.name for job in server.cluster.job}
+    first = "chief" if "chief" in jobs else "worker"
+    return server.job_name == first and server.task_index == 0
+
+
+def _time(seconds: float) -> str:
+    """A duration, "7 s", "2:05 min" or "1:02:05 h"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{seconds} s"
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{minutes}:{seconds:02} min"
+    return f"{hours}:{minutes:02}:{seconds:02} h"
+
+
+def _write(line: str) -> None:
+    """Writes a line to absl's log if it shows infos, else to stderr."""
+    log: Any = logging.get_absl_logger()
+    if log.isEnabledFor(_INFO) and log.hasHandlers():
+        logging.info("%s", line)
+    else:
+        _print(f"{line}\n")
+
+
+def _print(text: str) -> None:
+    if sys.stderr is not None:  # print would take None for stdout.
+        print(text, end="", file=sys.stderr, flush=True)

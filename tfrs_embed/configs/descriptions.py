@@ -1,0 +1,140 @@
+"""Descriptions of the settings that decide a table's numbers, for JSON.
+
+Workers compare them. A value without a configuration is described by a name: a
+function by the place of its definition, any other object by its class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.configs.tables import FeatureSpec, TableSpec
+from tfrs_embed.optimizers.rules import TableOptimizer
+
+# Larger arrays are described by a digest.
+_MOST_NUMBERS = 16
+
+
+def of_tables(
+    tables: Iterable[TableSpec],
+    optimizers: Mapping[str, TableOptimizer | None],
+) -> dict[str, Any]:
+    """Each table's description, by what an error calls the table."""
+    return {
+        f"Table '{table.name}'": {
+            "vocabulary_size": table.vocabulary_size,
+            "dim": table.dim,
+            "dtype": table.dtype,
+            "rounding": table.rounding,
+            "combiner": table.combiner,
+            "initializer": of(table.initializer),
+            "optimizer": _of_optimizer(optimizers.get(table.name)),
+            "keys": of(table.keys),
+            "ranks": of(table.ranks),
+            # The many ids are compared by a digest.
+            "hot_rows": of(np.asarray(table.hot_rows, np.int64)),
+        }
+        for table in tables
+    }
+
+
+def of_features(features: Iterable[FeatureSpec]) -> dict[str, Any]:
+    """Each feature's description, by what an error calls the feature."""
+    described = {}
+    for feature in features:
+        shape = feature.output_shape
+        described[f"Feature '{feature.name}'"] = {
+            "table": feature.table.name,
+            "max_sequence_length": feature.max_sequence_length,
+            # Workers' batches need not be of one size.
+            "output_shape": shape and ["batch", *of(shape[1:])],
+            "sequences": feature.sequences,
+            "hashing": of(feature.hashing),
+        }
+    return described
+
+
+def _of_optimizer(optimizer: TableOptimizer | None) -> Any:
+    if optimizer is None:
+        return None
+    rate = optimizer.rate
+    return {
+        "rule": of(optimizer.rule),
+        **of(optimizer.options.given()),
+        "learning_rate": of(rate.given()),
+        "learning_rate is multiplied by": rate.formulas,
+    }
+
+
+def of(value: Any) -> Any:
+    """Describes a value by numbers, strings, None, lists and dicts of them.
+
+    The description is the same in every process that was given the same.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, (tf.Variable, tf.Tensor, np.ndarray, np.generic)):
+        return _of_array(value)
+    if isinstance(value, numbers.Real):
+        number = float(value)
+        return int(number) if number.is_integer() else number
+    if isinstance(value, tf.DType):
+        return value.name
+    if isinstance(value, tf.TensorShape):
+        return None if value.rank is None else value.as_list()
+    if isinstance(value, Mapping):
+        return {str(key): of(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [of(each) for each in value]
+    if isinstance(value, functools.partial):
+        described = [of(each) for each in (value.func, value.args)]
+        return {"partial": [*described, of(value.keywords)]}
+    if hasattr(value, "__qualname__"):
+        return _name(value)
+    return _of_object(value)
+
+
+def _of_object(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        settings = {
+            field.name: of(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        }
+        return {"class": _name(type(value)), **settings}
+    try:
+        config = value.get_config()
+    except Exception:  # It has none, or none of this object.
+        return _name(type(value))
+    return {"class": _name(type(value)), "config": of(config)}
+
+
+def _of_array(value: Any) -> Any:
+    if isinstance(value, tf.Tensor) and not hasattr(value, "numpy"):
+        return f"a tensor of {value.dtype.name} {value.shape}"
+    array = np.asarray(value.numpy() if tf.is_tensor(value) else value)
+    if array.size > _MOST_NUMBERS:
+        digest = hashlib.sha256(np.ascontiguousarray(array).tobytes())
+        return {
+            "dtype": array.dtype.name,
+            "shape": list(array.shape),
+            "sha256": digest.hexdigest(),
+        }
+    if array.dtype == np.float32:
+        # In its own digits: 0.1, not 0.10000000149011612.
+        array = np.vectorize(lambda x: float(str(x)), otypes=[object])(array)
+    return of(array.tolist())
+
+
+def _name(value: Any) -> str:
+    """The place of a function's or class's definition."""
+    return f"{getattr(value, '__module__', None)}.{value.__qualname__}"

@@ -1,0 +1,209 @@
+"""Assumptions about the machines that a plan is for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+from tfrs_embed.compat.arguments import (
+    flag,
+    integer_or_none,
+    named_fields,
+    text,
+)
+
+
+@named_fields
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """Assumptions about the replicas' hardware and network.
+
+    Example:
+        >>> slow = tfrs_embed.Hardware(
+        ...     name="4 GPUs on PCIe",
+        ...     replicas_per_host=4,
+        ...     memory=24 * 10**9,
+        ...     memory_bandwidth=0.9e12,
+        ...     inside_bandwidth=12e9,
+        ...     outside_bandwidth=3e9,
+        ... )
+        >>> slow.latency
+        2e-05
+
+    Attributes:
+        name: its name in reports.
+        replicas_per_host: the replicas of one host; None: all are on one.
+        memory: bytes that a replica has; None: not known, no limit.
+        memory_bandwidth: bytes that a replica reads or writes in a second.
+        inside_bandwidth: bytes that a replica sends to others of its host in a
+            second.
+        outside_bandwidth: bytes that a replica sends to other hosts in a
+            second.
+        latency: seconds that a collective takes for each level of switches,
+            whatever it sends.
+        message: seconds that a message to one other replica takes its sender.
+        operation: seconds that an operation takes to start.
+        shared: whether a host's replicas share its memory and cores, as
+            processes do on one CPU: the bandwidths are then the host's.
+
+    Raises:
+        ValueError: a value is out of its range.
+        TypeError: a value is of the wrong kind.
+    """
+
+    name: str
+    replicas_per_host: int | None
+    memory: int | None
+    memory_bandwidth: float
+    inside_bandwidth: float
+    outside_bandwidth: float
+    latency: float = 20e-6
+    message: float = 1e-6
+    operation: float = 2.3e-6
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        text(self.name, "Hardware: name")
+        flag(self.shared, "Hardware: shared")
+        for field in ("replicas_per_host", "memory"):
+            value = integer_or_none(getattr(self, field), f"Hardware: {field}")
+            object.__setattr__(self, field, value)
+        for field in (
+            "memory_bandwidth",
+            "inside_bandwidth",
+            "outside_bandwidth",
+            "latency",
+            "message",
+            "operation",
+        ):
+            value = getattr(self, field)
+            least = "above 0" if field.endswith("bandwidth") else ">= 0"
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not math.isfinite(value)
+                or value < 0
+                or (value == 0 and least == "above 0")
+            ):
+                raise ValueError(
+                    f"Hardware: {field} must be a finite number {least}, got "
+                    f"{value!r}."
+                )
+            object.__setattr__(self, field, float(value))
+
+    def on_host(self, replicas: int) -> int:
+        """Returns how many of some replicas are on one host.
+
+        Args:
+            replicas: the number of all replicas.
+
+        Returns:
+            The number on a host, at least 1.
+        """
+        return min(replicas, self.replicas_per_host or replicas)
+
+    def levels(self, replicas: int) -> int:
+        """Returns the levels of switches between some replicas.
+
+        Args:
+            replicas: the number of all replicas.
+
+        Returns:
+            1 inside a host, 2 in a rack of up to 32 hosts, 3 beyond that.
+        """
+        host = self.on_host(replicas)
+        return 1 if replicas <= host else 2 if replicas <= 32 * host else 3
+
+
+_GB = 10**9
+#: Of the makers' data sheets: memory, its bandwidth and NVLink's in one
+#: direction; out of the host, a network card for each accelerator.
+_ACCELERATORS = {
+    "V100": (32 * _GB, 0.9e12, 150e9, 12.5e9),
+    "A100": (80 * _GB, 2.0e12, 300e9, 25e9),
+    "H100": (80 * _GB, 3.35e12, 450e9, 50e9),
+    "H200": (141 * _GB, 4.8e12, 450e9, 50e9),
+}
+_REPLICAS_PER_HOST = 8
+
+
+def hardware(topology: str | Hardware) -> Hardware:
+    """Looks up the hardware that a topology names.
+
+    Args:
+        topology: accelerators of a host, such as "8xA100" or "16xH100"; a name
+            alone stands for 8. "cpu": all replicas are processes, or logical
+            CPUs, of one machine; "4xcpu": four on each. A `Hardware` is
+            returned as it is.
+
+    Returns:
+        The hardware.
+
+    Raises:
+        ValueError: no hardware of this name is known.
+        TypeError: it is neither a string nor a `Hardware`.
+    """
+    if isinstance(topology, Hardware):
+        return topology
+    if not isinstance(topology, str):
+        raise TypeError(
+            "topology must be a string such as '8xA100', or a Hardware, got "
+            f"{type(topology).__name__}."
+        )
+    match = re.fullmatch(r"(?:([1-9]\d{0,5})x)?(\w+)", topology.strip())
+    name = match[2].upper() if match else ""
+    if match is None or name not in (*_ACCELERATORS, "CPU"):
+        known = ", ".join(f"{_REPLICAS_PER_HOST}x{n}" for n in _ACCELERATORS)
+        raise ValueError(
+            f"topology={topology!r} is not known. Known are {known} and cpu, "
+            "with any number of replicas on a host; others are described by a "
+            "tfrs_embed.Hardware."
+        )
+    count = int(match[1]) if match[1] else None
+    if name == "CPU":
+        # Fitted to measured steps on two cores; see benchmarks/fit_planner.py.
+        return Hardware(
+            name=f"{count}xcpu" if count else "cpu",
+            replicas_per_host=count,
+            memory=None,
+            memory_bandwidth=13e9,
+            inside_bandwidth=34e9,
+            outside_bandwidth=1.25e9,
+            latency=8e-4,
+            message=0.0,
+            operation=7e-6,
+            shared=True,
+        )
+    count = count or _REPLICAS_PER_HOST
+    memory, bandwidth, inside, outside = _ACCELERATORS[name]
+    return Hardware(
+        f"{count}x{name}", count, memory, bandwidth, inside, outside
+    )
+
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", 1):
+    _UNITS[f"{_letter}B"] = 1000**_power
+    _UNITS[f"{_letter}IB"] = 1024**_power
+
+
+def parse_bytes(text: str) -> int:
+    """Parses a size such as "40GB", "1.5GiB" or "1000000".
+
+    Args:
+        text: the size; a unit of 1000s (kB, MB, GB, TB) or 1024s (KiB, ...).
+
+    Returns:
+        The number of bytes.
+
+    Raises:
+        ValueError: it is not such a size, or less than a byte.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", text)
+    unit = _UNITS.get(match[2].upper()) if match else None
+    size = 0 if match is None or unit is None else int(float(match[1]) * unit)
+    if size < 1:
+        raise ValueError(f"must be a size such as 40GB or 1.5GiB, got {text!r}")
+    return size

@@ -1,0 +1,354 @@
+"""Declarations of hashed features: ids of any range in tables of few rows.
+
+A `FeatureConfig` with `hashing=...` is looked up by rows that are computed of
+its ids. `Hash` gives each id one row, which it may share with others.
+`QuotientRemainder` and `Multiplex` give each id several rows, so that few ids
+share all of theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
+
+from tfrs_embed.compat.arguments import (
+    as_int,
+    choice,
+    flag,
+    integer,
+    integer_or_none,
+    named_fields,
+)
+
+#: One salt of SipHash: 128 bits as two integers, or one that is both.
+Salt = int | Sequence[int] | None
+
+#: How a quotient's and a remainder's vector become one.
+Operation = Literal["mult", "add", "concat"]
+
+_OPERATIONS = get_args(Operation)
+_MOST = 2**63 - 1
+
+
+@named_fields
+@dataclasses.dataclass(frozen=True)
+class Hash:
+    """Gives each id, an integer or a string, the row that a hash says.
+
+    It is feature hashing (Weinberger et al. 2009, "Feature Hashing for Large
+    Scale Multitask Learning"). Rows are those of Keras's `Hashing` layer with
+    the same number of bins and the same salt, and without a mask: FarmHash64 of
+    the id's text, or SipHash64 with a salt, modulo the buckets. So an integer
+    has the row of its decimal digits, whatever its dtype.
+
+    Example:
+        >>> table = tfrs_embed.TableConfig("queries", 1000, 16)
+        >>> feature = tfrs_embed.FeatureConfig(
+        ...     "query", table, hashing=tfrs_embed.Hash(salt=7)
+        ... )
+        >>> layer = tfrs_embed.PartialTPUEmbedding(feature, "adagrad")
+        >>> layer(tf.constant(["red shoes", "日本"])).shape
+        TensorShape([2, 16])
+
+    Attributes:
+        buckets: the rows in use, 0 to one less. None: all of the table's.
+        salt: features that share a table should differ in it, unless an id
+            means the same to them. An integer, or two. None: FarmHash64.
+        padding_value: ids of this value count as absent: alone they give a zero
+            vector, combiners and masks leave them out. An integer or a string,
+            as the ids are. None: no id does.
+
+    Raises:
+        ValueError: a value is out of its range.
+        TypeError: a value is of the wrong kind.
+    """
+
+    buckets: int | None = None
+    salt: Salt = None
+    padding_value: int | str | None = None
+
+    def __post_init__(self) -> None:
+        _count_or_none(self, "buckets")
+        _set(self, "salt", _salt(self.salt, "Hash: salt"))
+        _set(self, "padding_value", _padding(self.padding_value, "Hash"))
+
+
+@named_fields
+@dataclasses.dataclass(frozen=True)
+class QuotientRemainder:
+    """Gives each id two rows, which no other id has both of.
+
+    They are those of its quotient and of its remainder by `num_collisions`
+    (Shi et al. 2020, "Compositional Embeddings Using Complementary Partitions
+    for Memory-Efficient Recommendation Systems"). With `m = num_collisions` the
+    table's rows 0 to m - 1 are the remainders', and the next
+    ceil(num_categories / m) the quotients': id i has rows i % m and m + i // m.
+
+    Example:
+        >>> hashing = tfrs_embed.QuotientRemainder(1_000_000)
+        >>> table = tfrs_embed.TableConfig("items", 2000, 16)
+        >>> feature = tfrs_embed.FeatureConfig("item", table, hashing=hashing)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(feature, "adagrad")
+        >>> layer(tf.constant([7, 999_999])).shape
+        TensorShape([2, 16])
+
+    Attributes:
+        num_categories: the number of ids: 0 to one less, unless `hashed`.
+        num_collisions: the number of remainders, and so of ids that share a
+            quotient's row. None: the smallest with which all rows fit in the
+            table.
+        operation: what becomes of an id's two vectors: "mult", their product,
+            element by element; "add", their sum; "concat", both one after the
+            other, twice as wide as the table. The table's combiner then
+            combines the ids of a sample.
+        hashed: whether ids are hashed into [0, num_categories) first, as `Hash`
+            does. Then they may be any integers, or strings.
+        salt: of that hash; see `Hash`.
+        padding_value: see `Hash`.
+
+    Raises:
+        ValueError: a value is out of its range.
+        TypeError: a value is of the wrong kind.
+    """
+
+    num_categories: int
+    num_collisions: int | None = None
+    operation: Operation = "mult"
+    hashed: bool = False
+    salt: Salt = None
+    padding_value: int | str | None = None
+
+    def __post_init__(self) -> None:
+        where = "QuotientRemainder"
+        count = integer(self.num_categories, f"{where}: num_categories")
+        _set(self, "num_categories", count)
+        _count_or_none(self, "num_collisions")
+        if (self.num_collisions or 0) > self.num_categories:
+            raise ValueError(
+                f"{where}: num_collisions={self.num_collisions} is above "
+                f"num_categories={self.num_categories}."
+            )
+        choice(self.operation, _OPERATIONS, f"{where}: operation")
+        flag(self.hashed, f"{where}: hashed")
+        _set(self, "salt", _salt(self.salt, f"{where}: salt"))
+        if self.salt is not None and not self.hashed:
+            raise ValueError(
+                f"{where}: salt={self.salt} is for hashed=True. Without a hash "
+                "an id has its own quotient and remainder."
+            )
+        _set(self, "padding_value", _padding(self.padding_value, where))
+        if isinstance(self.padding_value, str) and not self.hashed:
+            raise TypeError(
+                f"{where}: padding_value={self.padding_value!r} is a string, "
+                "but ids are integers without hashed=True."
+            )
+
+
+@named_fields
+@dataclasses.dataclass(frozen=True)
+class Multiplex:
+    """Gives each id several rows, side by side in its vector.
+
+    It is the unified embedding of Coleman et al. 2023, "Unified Embedding:
+    Battle-Tested Feature Representations for Web-Scale ML Systems": all
+    features share one table, each by hashes of its own, and a feature's width
+    is its number of chunks times the table's. Rows are those of
+    tensorflow_recommenders' `UnifiedEmbedding` with one table: its n-th feature
+    has `salts=n`.
+
+    Example:
+        >>> shared = tfrs_embed.TableConfig("shared", 1000, 8)
+        >>> features = {
+        ...     "user": tfrs_embed.FeatureConfig(
+        ...         "user", shared, hashing=tfrs_embed.Multiplex(2, salts=0)
+        ...     ),
+        ...     "city": tfrs_embed.FeatureConfig(
+        ...         "city", shared, hashing=tfrs_embed.Multiplex(1, salts=1)
+        ...     ),
+        ... }
+        >>> layer = tfrs_embed.PartialTPUEmbedding(features, "adagrad")
+        >>> ids = {"user": tf.constant([5, -3]), "city": tf.constant(["A", ""])}
+        >>> {name: vector.shape for name, vector in layer(ids).items()}
+        {'user': TensorShape([2, 16]), 'city': TensorShape([2, 8])}
+
+    Attributes:
+        chunks: the number of rows of an id.
+        salts: a number n for the salts (n, 0), (n, 1), ...; or a salt for each
+            chunk, as `Hash` has one. Features that share a table should differ
+            in it, unless an id means the same to them.
+        buckets: see `Hash`.
+        padding_value: see `Hash`.
+
+    Raises:
+        ValueError: a value is out of its range, or two chunks have one salt.
+        TypeError: a value is of the wrong kind.
+    """
+
+    chunks: int
+    salts: int | Sequence[int | Sequence[int]] = 0
+    buckets: int | None = None
+    padding_value: int | str | None = None
+
+    def __post_init__(self) -> None:
+        where = "Multiplex"
+        _set(self, "chunks", integer(self.chunks, f"{where}: chunks"))
+        given: Any = self.salts
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            number = _salt_number(given, f"{where}: salts")
+            given = [(number, chunk) for chunk in range(self.chunks)]
+        salts = tuple(_salt(s, f"{where}: a chunk's salt") for s in given)
+        if None in salts:
+            raise TypeError(
+                f"{where}: each chunk must have a salt, got {given!r}."
+            )
+        if len(salts) != self.chunks:
+            raise ValueError(
+                f"{where}: chunks={self.chunks}, but there are {len(salts)} "
+                "salts: give one for each chunk, or one number for all."
+            )
+        if len(set(salts)) < len(salts):
+            raise ValueError(
+                f"{where}: two chunks have one salt, which would give them "
+                f"the same rows: {list(salts)}."
+            )
+        _set(self, "salts", salts)
+        _count_or_none(self, "buckets")
+        _set(self, "padding_value", _padding(self.padding_value, where))
+
+
+#: How a feature's ids become rows of its table.
+Hashing = Hash | QuotientRemainder | Multiplex
+
+KINDS = get_args(Hashing)
+
+
+def lookups(hashing: Hashing) -> tuple[str, ...]:
+    """The names of the rows that an id has; one of them has none."""
+    if isinstance(hashing, QuotientRemainder):
+        return ("remainder", "quotient")
+    if isinstance(hashing, Multiplex):
+        return tuple(f"chunk_{i}" for i in range(hashing.chunks))
+    return ("",)
+
+
+def width(hashing: Hashing | None, dim: int) -> int:
+    """The width of a feature's vectors, for a table of width `dim`."""
+    if isinstance(hashing, Multiplex):
+        return hashing.chunks * dim
+    if isinstance(hashing, QuotientRemainder):
+        return dim * (2 if hashing.operation == "concat" else 1)
+    return dim
+
+
+def multiplies(hashing: Hashing | None) -> bool:
+    """Whether an id's rows are multiplied, before ids are combined."""
+    return (
+        isinstance(hashing, QuotientRemainder) and hashing.operation == "mult"
+    )
+
+
+def takes_any_id(hashing: Hashing) -> bool:
+    """Whether every integer and every string is an id."""
+    return not isinstance(hashing, QuotientRemainder) or hashing.hashed
+
+
+def num_collisions(hashing: QuotientRemainder, rows: int) -> int:
+    """The number of remainders.
+
+    Raises:
+        ValueError: the table has too few rows.
+    """
+    count, given = hashing.num_categories, hashing.num_collisions
+    if given is not None:
+        need = given + -(-count // given)
+        if need > rows:
+            raise ValueError(
+                f"QuotientRemainder needs {need} rows, {given} for remainders "
+                f"and {need - given} for quotients of {count} categories; the "
+                f"table has {rows}."
+            )
+        return given
+    # The number of rows, m + ceil(count / m), is least about the square root.
+    middle = math.isqrt(count)
+    least = min(m + -(-count // m) for m in (middle, middle + 1))
+    if least > rows:
+        raise ValueError(
+            f"QuotientRemainder of {count} categories needs at least {least} "
+            f"rows; the table has {rows}."
+        )
+    collisions = -(-count // rows)
+    while collisions + -(-count // collisions) > rows:
+        collisions += 1
+    return collisions
+
+
+def check(hashing: Any, rows: int, where: str) -> None:
+    """Checks a feature's hashing against its table's number of rows.
+
+    Raises:
+        TypeError: it is no hashing.
+        ValueError: the table has too few rows.
+    """
+    if not isinstance(hashing, KINDS):
+        raise TypeError(
+            f"{where}: hashing must be a Hash, a QuotientRemainder, a "
+            f"Multiplex or None, got {hashing!r}."
+        )
+    if isinstance(hashing, QuotientRemainder):
+        try:
+            num_collisions(hashing, rows)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+    elif (hashing.buckets or 0) > rows:
+        raise ValueError(
+            f"{where}: {type(hashing).__name__} has buckets="
+            f"{hashing.buckets}, but the table has {rows} rows."
+        )
+
+
+def _set(hashing: Any, field: str, value: Any) -> None:
+    object.__setattr__(hashing, field, value)
+
+
+def _count_or_none(hashing: Any, field: str) -> None:
+    what = f"{type(hashing).__name__}: {field}"
+    _set(hashing, field, integer_or_none(getattr(hashing, field), what))
+
+
+def _salt_number(value: Any, what: str) -> int:
+    number = as_int(value)
+    if number is None or not 0 <= number <= _MOST:
+        kind = TypeError if number is None else ValueError
+        raise kind(
+            f"{what} must be of integers from 0 to 2^63 - 1, got {value!r}."
+        )
+    return number
+
+
+def _salt(value: Any, what: str) -> tuple[int, int] | None:
+    """A salt as the two integers that SipHash takes."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        number = _salt_number(value, what)
+        return number, number
+    numbers = [_salt_number(each, what) for each in value]
+    if len(numbers) != 2:
+        raise ValueError(
+            f"{what} must be an integer or two, got {len(numbers)}."
+        )
+    return numbers[0], numbers[1]
+
+
+def _padding(value: Any, where: str) -> int | str | None:
+    if value is None or isinstance(value, str):
+        return value
+    number = as_int(value)
+    if number is None:
+        raise TypeError(
+            f"{where}: padding_value must be an integer, a string or None, got "
+            f"{value!r}."
+        )
+    return number  # Python's own, which JSON takes.

@@ -1,0 +1,426 @@
+"""Plans: a placement for each table, and what a step is predicted to cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from tfrs_embed.compat import strict_json
+from tfrs_embed.compat.arguments import choice, named_fields
+from tfrs_embed.compat.text_table import format_bytes, text_table
+from tfrs_embed.configs.hardware import Hardware
+from tfrs_embed.configs.tables import as_hot_rows
+from tfrs_embed.configs.types import CommunicationDtype
+
+#: Rows over all replicas, a table on one, columns over some, a copy on each.
+PlacementName = Literal["row", "table", "column", "replicated"]
+PLACEMENTS: tuple[str, ...] = get_args(PlacementName)
+
+# Reports of more replicas than these have the least, the mean and the most.
+_MOST_REPLICAS = 16
+
+
+@named_fields
+@dataclasses.dataclass(frozen=True)
+class TablePlan:
+    """The place of a table, and the reason for it.
+
+    Example:
+        >>> movies = tfrs_embed.TableConfig("movies", 20_000, 64)
+        >>> plan = tfrs_embed.plan(
+        ...     tfrs_embed.FeatureConfig("movie", movies),
+        ...     1,
+        ...     replicas=8,
+        ...     batch_size=1024,
+        ...     optimizer="adagrad",
+        ... )
+        >>> [table] = plan.tables
+        >>> table.placement, table.bytes
+        ('replicated', 10240000)
+
+    Attributes:
+        table: the table's name.
+        rows: its vocabulary size.
+        dim: the width of a row.
+        bytes: its size with its optimizer's slots.
+        features: the names of the features that are looked up in it.
+        hotness: ids of one sample, of all of them.
+        unique_share: unique ids for each id, in one replica's part of a batch.
+        placement: "row": row i is on rank i modulo the number of replicas;
+            "table": all of it is on one rank; "column": columns are divided
+            among ranks; "replicated": each replica has a copy.
+        ranks: for "table" the rank; for "column" the rank of each slice, in the
+            order of the columns; else ().
+        reason: why it is there.
+        hot_rows: for "row" the ids of the rows that each replica has a copy of.
+        optimizer: the update rule that it was planned for, such as "Adagrad";
+            "none": no optimizer was given, and no slots were counted; None: not
+            known, as in plans that earlier versions stored.
+        dtype: the type of its rows; None: not known.
+
+    Raises:
+        ValueError: placement and ranks don't go together.
+    """
+
+    table: str
+    rows: int
+    dim: int
+    bytes: int
+    features: tuple[str, ...]
+    hotness: float
+    unique_share: float
+    placement: PlacementName
+    ranks: tuple[int, ...]
+    reason: str
+    hot_rows: tuple[int, ...] = ()
+    optimizer: str | None = None
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks that placement and ranks go together."""
+        where = f"Table '{self.table}'"
+        choice(self.placement, PLACEMENTS, f"{where}: placement")
+        slices = len(self.ranks)
+        least, most = {"table": (1, 1), "column": (2, self.dim)}.get(
+            self.placement, (0, 0)
+        )
+        if (
+            not least <= slices <= most
+            or (slices and self.dim % slices)
+            or len(set(self.ranks)) < slices
+        ):
+            raise ValueError(
+                f"{where}: placement='{self.placement}' of {self.dim} columns "
+                f"can't have the ranks {list(self.ranks)}."
+            )
+        if not self.hot_rows:
+            return
+        if self.placement != "row":
+            raise ValueError(
+                f"{where}: placement='{self.placement}' can't have hot_rows."
+            )
+        hot_rows = as_hot_rows(self.hot_rows, self.rows, where)
+        object.__setattr__(self, "hot_rows", hot_rows)
+
+    def __str__(self) -> str:
+        """The placement, with its ranks if they are few."""
+        if self.hot_rows:
+            return f"row, {len(self.hot_rows):,} hot"
+        if not self.ranks:
+            return self.placement
+        if self.placement == "table":
+            return f"table, rank {self.ranks[0]}"
+        if len(self.ranks) > 4:
+            return f"column, {len(self.ranks)} ranks"
+        return f"column, ranks {', '.join(map(str, self.ranks))}"
+
+
+@named_fields
+@dataclasses.dataclass(frozen=True)
+class ReplicaPlan:
+    """One replica's share of a plan.
+
+    Example:
+        >>> movies = tfrs_embed.TableConfig("movies", 20_000, 64)
+        >>> plan = tfrs_embed.plan(
+        ...     tfrs_embed.FeatureConfig("movie", movies),
+        ...     1,
+        ...     replicas=8,
+        ...     batch_size=1024,
+        ... )
+        >>> plan.per_replica[3].bytes
+        5120000
+
+    Attributes:
+        rank: the replica's rank.
+        bytes: bytes of the tables and slots that it holds.
+        sent_bytes: bytes that it sends to others in a training step.
+        lookups: rows, and slices of rows, that it reads in a training step.
+    """
+
+    rank: int
+    bytes: int
+    sent_bytes: int
+    lookups: float
+
+
+@named_fields
+@dataclasses.dataclass(frozen=True)
+class PlanAlternative:
+    """Another choice of placements, for comparison.
+
+    Example:
+        >>> movies = tfrs_embed.TableConfig("movies", 20_000, 64)
+        >>> plan = tfrs_embed.plan(
+        ...     tfrs_embed.FeatureConfig("movie", movies),
+        ...     1,
+        ...     replicas=8,
+        ...     batch_size=1024,
+        ... )
+        >>> [each.name for each in plan.alternatives]
+        ['all row', 'all table', 'all column']
+
+    Attributes:
+        name: what is other there.
+        seconds: the predicted time of a training step.
+        sent_bytes: bytes that a replica sends in a training step.
+        bytes: bytes of tables and slots of the replica that holds the most.
+        fits: whether that is within the limit.
+    """
+
+    name: str
+    seconds: float
+    sent_bytes: int
+    bytes: int
+    fits: bool
+
+
+@named_fields
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A placement for each table; prints as a report.
+
+    Example:
+        >>> movies = tfrs_embed.TableConfig("movies", 20_000, 64)
+        >>> plan = tfrs_embed.plan(
+        ...     tfrs_embed.FeatureConfig("movie", movies),
+        ...     1,
+        ...     replicas=8,
+        ...     batch_size=1024,
+        ... )
+        >>> tfrs_embed.Plan.from_json(plan.to_json()) == plan
+        True
+
+    Attributes:
+        replicas: the number of replicas.
+        hardware: what they were taken to run on.
+        memory_per_replica: bytes of tables and slots that a replica may hold;
+            None: there is no limit.
+        batch_size: samples of one replica, on average.
+        tables: each table's place, in the order of the configuration.
+        per_replica: each replica's share, by rank.
+        seconds: the predicted time of a training step's work on the tables.
+        sent_bytes: bytes that a replica sends in a training step.
+        collectives: collectives of a training step.
+        imbalance: the most work of a replica, over the mean.
+        alternatives: other choices, for comparison.
+        communication_dtype: what rows, vectors and gradients are sent as.
+
+    Raises:
+        ValueError: its parts contradict each other.
+    """
+
+    replicas: int
+    hardware: Hardware
+    memory_per_replica: int | None
+    batch_size: float
+    tables: tuple[TablePlan, ...]
+    per_replica: tuple[ReplicaPlan, ...]
+    seconds: float
+    sent_bytes: int
+    collectives: int
+    imbalance: float
+    alternatives: tuple[PlanAlternative, ...]
+    communication_dtype: CommunicationDtype = "float32"
+
+    def __post_init__(self) -> None:
+        """Checks that the parts are of one plan."""
+        ranks = [replica.rank for replica in self.per_replica]
+        if self.replicas < 1 or ranks != list(range(self.replicas)):
+            raise ValueError(
+                f"A plan for {self.replicas} replicas must have one entry for "
+                f"each in per_replica, by rank, got {len(ranks)}."
+            )
+        names = [table.table for table in self.tables]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(
+                f"A plan's tables must have different names, got {names}."
+            )
+        for table in self.tables:
+            for rank in table.ranks:
+                if not 0 <= rank < self.replicas:
+                    raise ValueError(
+                        f"Table '{table.table}': rank {rank} is not in [0, "
+                        f"{self.replicas}), the plan's replicas."
+                    )
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all tables and slots, each counted once."""
+        return sum(table.bytes for table in self.tables)
+
+    def to_json(self) -> str:
+        """Returns the plan as JSON, with all of its fields.
+
+        Returns:
+            The JSON, which `from_json` reads.
+        """
+        return strict_json.dumps(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Reads what `to_json` wrote.
+
+        Args:
+            text: the JSON.
+
+        Returns:
+            The plan.
+
+        Raises:
+            ValueError: it is no JSON; a field is missing, unknown or of a wrong
+                type; or its parts contradict each other.
+        """
+        return strict_json.loads(text, cls, "plan")
+
+    def __str__(self) -> str:
+        """The report: the tables, the replicas, the alternatives."""
+        return "\n".join(
+            [
+                *summary(self),
+                "",
+                *_as_text(table_cells(self), _LEFT_OF_TABLES),
+                "",
+                *_as_text(replica_cells(self), ("replica",)),
+                "",
+                *_as_text(alternative_cells(self), ("placements",)),
+            ]
+        )
+
+
+#: A report's table: the columns' names, the lines, and a last line or None.
+Cells = tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str] | None]
+
+_LEFT_OF_TABLES = ("table", "placement", "reason")
+
+
+def _as_text(cells: Cells, left: Sequence[str]) -> list[str]:
+    head, lines, total = cells
+    return text_table(head, lines, left, total)
+
+
+def summary(plan: Plan) -> list[str]:
+    """A plan's totals, as lines of text.
+
+    Args:
+        plan: the plan.
+    """
+    limit = plan.memory_per_replica
+    memory = "no limit" if limit is None else f"up to {format_bytes(limit)}"
+    plural = "" if plan.replicas == 1 else "s"
+    sent_as = ""
+    if plan.communication_dtype != "float32":
+        sent_as = f" as {plan.communication_dtype}"
+    return [
+        f"Plan for {plan.replicas:,} replica{plural} of {plan.hardware.name}, "
+        f"{plan.batch_size:,.6g} samples each, {memory} of tables each",
+        f"Predicted step: {format_seconds(plan.seconds)}, "
+        f"{format_bytes(plan.sent_bytes)} sent per replica{sent_as}, "
+        f"{plan.collectives} collectives, imbalance {plan.imbalance:.2f}",
+    ]
+
+
+def table_cells(plan: Plan) -> Cells:
+    """A line for each table.
+
+    Args:
+        plan: the plan.
+    """
+    head = ("table", "rows", "dim", "size", "hotness", "unique", "placement")
+    lines = [
+        (
+            t.table,
+            f"{t.rows:,}",
+            str(t.dim),
+            format_bytes(t.bytes),
+            f"{t.hotness:.3g}",
+            f"{t.unique_share:.1%}",
+            str(t),
+            t.reason,
+        )
+        for t in plan.tables
+    ]
+    total = (
+        f"{len(plan.tables)} tables",
+        f"{sum(t.rows for t in plan.tables):,}",
+        "",
+        format_bytes(plan.total_bytes),
+        f"{sum(t.hotness for t in plan.tables):.3g}",
+        "",
+        "",
+        "",
+    )
+    return (*head, "reason"), lines, total
+
+
+def replica_cells(plan: Plan) -> Cells:
+    """A line for each replica, or the least, mean and most of many.
+
+    Args:
+        plan: the plan.
+    """
+    head = ("replica", "memory", "sent", "lookups")
+
+    def line(name: str, replica: Sequence[float]) -> tuple[str, ...]:
+        memory, sent, lookups = replica
+        return (
+            name,
+            format_bytes(memory),
+            format_bytes(sent),
+            f"{lookups:,.0f}",
+        )
+
+    values = [(r.bytes, r.sent_bytes, r.lookups) for r in plan.per_replica]
+    if plan.replicas <= _MOST_REPLICAS:
+        lines = [line(str(i), each) for i, each in enumerate(values)]
+    else:
+        columns = list(zip(*values, strict=True))
+        lines = [
+            line(name, [function(column) for column in columns])
+            for name, function in (
+                ("least", min),
+                ("mean", statistics.fmean),
+                ("most", max),
+            )
+        ]
+    return head, lines, None
+
+
+def alternative_cells(plan: Plan) -> Cells:
+    """A line for the plan, and for each alternative.
+
+    Args:
+        plan: the plan.
+    """
+    most = max(replica.bytes for replica in plan.per_replica)
+    each = [
+        PlanAlternative("this plan", plan.seconds, plan.sent_bytes, most, True),
+        *plan.alternatives,
+    ]
+    lines = [
+        (
+            a.name,
+            format_seconds(a.seconds),
+            f"{a.seconds / plan.seconds:.2f}" if plan.seconds else "",
+            format_bytes(a.sent_bytes),
+            format_bytes(a.bytes),
+            "yes" if a.fits else "no",
+        )
+        for a in each
+    ]
+    head = ("placements", "step", "of this", "sent", "fullest replica", "fits")
+    return head, lines, None
+
+
+def format_seconds(seconds: float) -> str:
+    """Returns a time in the unit that suits it, e.g. "1.25 ms".
+
+    Args:
+        seconds: the time.
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"

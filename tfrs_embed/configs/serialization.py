@@ -1,0 +1,316 @@
+"""Feature configurations as JSON-able dicts."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat.private_tensorflow import init_ops_v2
+from tfrs_embed.compat.strategies import require_sparse_core_api
+from tfrs_embed.configs.dynamic_keys import (
+    DynamicKeys,
+    FrequencyAdmission,
+    ProbabilisticAdmission,
+    TimeToLive,
+)
+from tfrs_embed.configs.hashing import KINDS
+from tfrs_embed.configs.tables import (
+    EmbeddingSpec,
+    FeatureConfig,
+    FeatureSpec,
+    TableConfig,
+    TableSpec,
+    by_optimizer,
+)
+from tfrs_embed.optimizers import conversion
+from tfrs_embed.optimizers.rules import TableOptimizer
+
+_tpu = tf.tpu.experimental.embedding
+
+# Declarations that tables and features hold, by the name of the class, which a
+# config stores.
+_CLASS = "class"
+_DECLARATIONS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        *KINDS,
+        DynamicKeys,
+        FrequencyAdmission,
+        ProbabilisticAdmission,
+        TimeToLive,
+    )
+}
+# The arguments of TensorFlow's table and feature that are stored.
+_OF_TPU_TABLE = (
+    "name",
+    "vocabulary_size",
+    "dim",
+    "initializer",
+    "optimizer",
+    "combiner",
+)
+_OF_TPU_FEATURE = (
+    "name",
+    "table",
+    "max_sequence_length",
+    "output_shape",
+    "validate_weights_and_indices",
+)
+# The key by which an initializer's Keras is known, where it isn't the layer's.
+_KERAS = "keras"
+
+
+def features_to_config(
+    spec: EmbeddingSpec, optimizers: Mapping[str, TableOptimizer], keras: Any
+) -> dict[str, Any]:
+    """Returns a configuration as a JSON-able dict.
+
+    Args:
+        spec: the configuration.
+        optimizers: what trains the tables, by their names, where an engine
+            does; the learning rates are stored that these have now.
+        keras: the Keras that stores what is of neither.
+
+    Returns:
+        Lists of optimizers, tables and features, and the nesting of features.
+        Each names what it refers to by the place in the list.
+
+    Raises:
+        ValueError: an optimizer's learning rate can't be stored.
+    """
+    # Tables that share an optimizer share its learning rate.
+    shared = by_optimizer(spec.tables)
+    places = {
+        id(table): place
+        for place, tables in enumerate(shared)
+        for table in tables
+    }
+    return {
+        "optimizers": [
+            conversion.serialize(
+                tables[0].optimizer,
+                next(
+                    (o for t in tables if (o := optimizers.get(t.name))), None
+                ),
+            )
+            for tables in shared
+        ],
+        "tables": [
+            _table_to_config(table, places[id(table)], keras)
+            for table in spec.tables
+        ],
+        "features": [
+            _feature_to_config(f, spec.tables.index(f.table))
+            for f in spec.features
+        ],
+        "structure": _encode(spec.structure.template),
+    }
+
+
+def features_from_config(config: Any, keras: Any) -> Any:
+    """Returns the nesting of FeatureConfigs that `features_to_config` stored.
+
+    Features that shared a table share one again, and tables that shared an
+    optimizer.
+    """
+    shared = [conversion.deserialize(o, keras) for o in config["optimizers"]]
+    tables = [
+        _table_from_config(table, shared, keras) for table in config["tables"]
+    ]
+    features = [_feature_from_config(f, tables) for f in config["features"]]
+    return _decode(config["structure"], features)
+
+
+def to_config(value: Any) -> Any:
+    """Returns a declaration's field, or a declaration, as what JSON can hold.
+
+    Raises:
+        ValueError: it is a function, or has one.
+    """
+    if isinstance(value, tf.DType):
+        return value.name
+    if isinstance(value, tuple):
+        return [to_config(each) for each in value]
+    if dataclasses.is_dataclass(value):
+        stored = {n: to_config(getattr(value, n)) for n in _names(value)}
+        return {_CLASS: type(value).__name__, **stored}
+    if callable(value):
+        raise ValueError(
+            "A table whose eviction rule is a function can't be stored in a "
+            f"layer's config: {value!r}."
+        )
+    return value
+
+
+def from_config(config: Any) -> Any:
+    """Returns what `to_config` was given, but for a dtype, which it names."""
+    if not isinstance(config, Mapping):
+        return config
+    fields = {name: from_config(value) for name, value in config.items()}
+    # Older files don't say the class of keys.
+    return _DECLARATIONS[fields.pop(_CLASS, DynamicKeys.__name__)](**fields)
+
+
+def sparse_core_from_config(config: Mapping[str, Any]) -> Any:
+    """Returns the SparseCoreEmbeddingConfig that was stored."""
+    require_sparse_core_api()
+    return tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(**config)
+
+
+def _names(declaration: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(declaration)]
+
+
+def _fields_to_config(
+    kind: str, value: Any, names: Iterable[str], stored: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields of some names; those that are `stored` are as they are."""
+    config = {"kind": kind}
+    for n in names:
+        config[n] = stored[n] if n in stored else to_config(getattr(value, n))
+    return config
+
+
+def _table_to_config(
+    table: TableSpec, optimizer: int, keras: Any
+) -> dict[str, Any]:
+    source = table.source
+    stored = {
+        "name": source.name,
+        "embedding_dim": table.dim,
+        "initializer": initializer_to_config(source.initializer, keras),
+        "optimizer": optimizer,
+    }
+    # Placement and hot rows are the plan's, which go together.
+    if isinstance(source, TableConfig):
+        return _fields_to_config("own", table, _names(TableConfig), stored)
+    names = [*_OF_TPU_TABLE]
+    # Older versions of TensorFlow do not have this setting.
+    if table.dtype != "float32":
+        names.append("dtype")
+    return _fields_to_config("tpu", table, names, stored)
+
+
+def _table_from_config(
+    config: Mapping[str, Any], shared: list[Any], keras: Any
+) -> Any:
+    arguments = dict(config)
+    kind = arguments.pop("kind")
+    arguments["initializer"] = initializer_from_config(
+        arguments["initializer"], keras
+    )
+    arguments["optimizer"] = shared[arguments["optimizer"]]
+    if kind == "own":
+        keys = from_config(arguments.pop("keys", None))
+        return TableConfig(keys=keys, **arguments)
+    if "dtype" in arguments:
+        arguments["dtype"] = tf.as_dtype(arguments["dtype"])
+    return _tpu.TableConfig(**arguments)
+
+
+def initializer_to_config(initializer: Any, keras: Any) -> Any:
+    """Returns an initializer as what JSON can hold."""
+    if kerases.is_initializer(initializer):
+        own = kerases.of(initializer)
+        config = own.initializers.serialize(initializer)
+        # Classes of one name have other arguments in the other Keras.
+        return config if own is keras else {_KERAS: own.__name__, **config}
+    return keras.saving.serialize_keras_object(initializer)
+
+
+def initializer_from_config(config: Any, keras: Any) -> Any:
+    """Returns the initializer that was stored, of a Keras if it was one's."""
+    if config and _KERAS in config:
+        config = dict(config)
+        keras = kerases.named(config.pop(_KERAS))
+    # Keras's HDF5 format has no module names, and TensorFlow's own
+    # initializers are only found by theirs.
+    module = config.get("module", "keras") if config else "keras"
+    if module.split(".")[0] in ("keras", "tf_keras"):
+        return keras.initializers.deserialize(config)
+    if module == init_ops_v2.__name__:
+        # Keras 3 imports nothing of TensorFlow's.
+        kind = getattr(init_ops_v2, config["class_name"])
+        return kind.from_config(config["config"])
+    return keras.saving.deserialize_keras_object(config)
+
+
+def _feature_to_config(feature: FeatureSpec, table: int) -> dict[str, Any]:
+    source = feature.source
+    stored: dict[str, Any] = {"table": table}
+    if isinstance(source, FeatureConfig):
+        return _fields_to_config("own", source, _names(FeatureConfig), stored)
+    stored["output_shape"] = feature.output_shape
+    return _fields_to_config("tpu", source, _OF_TPU_FEATURE, stored)
+
+
+def _feature_from_config(config: Mapping[str, Any], tables: list[Any]) -> Any:
+    arguments = dict(config)
+    kind = arguments.pop("kind")
+    arguments["table"] = tables[arguments["table"]]
+    if kind == "tpu":
+        return _tpu.FeatureConfig(**arguments)
+    hashing = from_config(arguments.pop("hashing", None))
+    return FeatureConfig(hashing=hashing, **arguments)
+
+
+def _encode(template: Any) -> Any:
+    """A nesting as JSON keeps it: JSON has no tuples and no integer keys."""
+    if isinstance(template, int):
+        return template
+    if isinstance(template, dict):
+        return {
+            "dict": [[key, _encode(node)] for key, node in template.items()]
+        }
+    nodes = [_encode(node) for node in template]
+    if hasattr(template, "_fields"):
+        kind = type(template)
+        return {
+            "namedtuple": {
+                "module": kind.__module__,
+                "name": kind.__qualname__,
+                "fields": list(kind._fields),
+                "nodes": nodes,
+            }
+        }
+    return {"tuple" if isinstance(template, tuple) else "list": nodes}
+
+
+def _decode(config: Any, leaves: list[Any]) -> Any:
+    if isinstance(config, int):
+        return leaves[config]
+    [(kind, nodes)] = config.items()
+    if kind == "dict":
+        return {_key(key): _decode(node, leaves) for key, node in nodes}
+    if kind == "namedtuple":
+        children = [_decode(node, leaves) for node in nodes["nodes"]]
+        return _named_tuple(nodes)(*children)
+    children = [_decode(node, leaves) for node in nodes]
+    return tuple(children) if kind == "tuple" else children
+
+
+def _key(key: Any) -> Any:
+    """A dict's key; a list is what JSON made of a tuple."""
+    return tuple(map(_key, key)) if isinstance(key, list) else key
+
+
+def _named_tuple(config: Mapping[str, Any]) -> Any:
+    """The class of a named tuple that was stored.
+
+    A file doesn't import modules. Where the class's own isn't there, TensorFlow
+    takes one of the same name and fields for the same.
+    """
+    found: Any = sys.modules.get(config["module"])
+    for name in config["name"].split("."):
+        found = getattr(found, name, None)
+    fields = tuple(config["fields"])
+    if isinstance(found, type) and getattr(found, "_fields", None) == fields:
+        return found
+    name = config["name"].rpartition(".")[2]
+    return collections.namedtuple(name, fields, rename=True)

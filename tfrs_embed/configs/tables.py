@@ -1,0 +1,717 @@
+"""The user's declaration of tables and features, and its immutable form.
+
+`TableConfig` and `FeatureConfig` have the signatures of keras_rs's. Those of
+`tf.tpu.experimental.embedding`, and of keras_rs itself, are accepted wherever
+they are. All become an `EmbeddingSpec`, which the rest of the library reads and
+trusts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat.arguments import (
+    as_int,
+    choice,
+    integer,
+    named_fields,
+    text,
+)
+from tfrs_embed.configs import hashing as hashings
+from tfrs_embed.configs.dynamic_keys import DynamicKeys
+from tfrs_embed.configs.hashing import Hashing
+from tfrs_embed.configs.structure import Structure
+from tfrs_embed.configs.types import Combiner, Optimizer, Rounding, TablePlace
+from tfrs_embed.optimizers import conversion
+
+COMBINERS: tuple[str, ...] = get_args(Combiner)
+# The placements by which a table may be spread by row, or by key.
+_BY_ROW = ("auto", "row", "sharded")
+_MOST_SHOWN = 8
+#: The types that a table's rows may have.
+DTYPES: tuple[str, ...] = ("float32", "bfloat16", "float16")
+
+_tpu = tf.tpu.experimental.embedding
+
+
+@named_fields
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableConfig:
+    """Declares an embedding table of shape `[vocabulary_size, embedding_dim]`.
+
+    Two tables are the same table only if they are the same object: features
+    share a table by naming one `TableConfig`.
+
+    Example:
+        >>> tfrs_embed.TableConfig("movies", 1000, 16, optimizer="adagrad")
+        TableConfig('movies', 1000, 16, combiner='mean', optimizer=adagrad,
+                    placement='auto')
+
+    Attributes:
+        name: the table's name, unique within a layer.
+        vocabulary_size: number of rows; valid ids are 0 to one less, but for
+            tables with `keys`.
+        embedding_dim: width of a row.
+        initializer: a Keras initializer instance, or a callable taking
+            `(shape, dtype)`, or a name that `keras.initializers.get` knows.
+            None stands for `VarianceScaling(mode="fan_out")`, one instance per
+            table, so that tables of one shape start with different values.
+        optimizer: the table's own optimizer, in any form that a layer's
+            `optimizer` has; it wins over the layer's. None: the layer's.
+        combiner: how several ids of one sample become one vector: "sum",
+            "mean" = sum(w x) / sum(w), or "sqrtn" = sum(w x) / sqrt(sum(w^2)).
+        placement: "auto" leaves the choice to the layer. Where a strategy has
+            several replicas, "row" spreads the rows over all of them, "column"
+            the columns over some, "table" puts the whole table on one, and
+            "replicated" a copy on each. "sparsecore" demands SparseCores.
+            "sharded" and "default_device" are other names of "row" and
+            "replicated".
+        max_ids_per_partition: SparseCore's limit of ids, ignored elsewhere.
+        max_unique_ids_per_partition: SparseCore's limit of unique ids, ignored
+            elsewhere.
+        keys: a `DynamicKeys` for a table that gives its rows to keys as these
+            come; ids are then keys of any value. None: an id is the number of
+            its row.
+        hot_rows: the ids of rows of which each replica has a copy, where a
+            strategy has several replicas and the table is spread over them by
+            row: looking them up sends nothing. Results are the same, but for
+            how rows of two bytes are rounded; see `rounding`. Or how many rows
+            these should be: `tfrs_embed.hot_rows` finds the most frequent, or
+            `tfrs_embed.plan`. Only with the placements "auto" and "row", and
+            without `keys`; ignored elsewhere, as on one replica, on TPUs, or
+            by a small table that each replica has whole.
+        dtype: the type of the table's rows: "float32", "bfloat16" or "float16",
+            or TensorFlow's or NumPy's object of that name. Rows of two bytes
+            are held, saved and sent between replicas as such. Lookups sum them
+            in float32, and updates compute in float32, with float32 slots.
+        rounding: how the new rows of a table of two bytes are rounded. With
+            "stochastic" a value becomes one of the two numbers beside it, with
+            the probabilities that make it the mean: updates that are small
+            beside the row accumulate. The random bits depend on the table's
+            name, the number of the update, and the row and column: training
+            again gives the same table. Those of `hot_rows` are others than
+            the same rows would have without copies, and the same on all
+            replicas. With "nearest" an update of less than half a step between
+            the type's numbers changes nothing.
+
+    Raises:
+        ValueError: a value is out of its range.
+        TypeError: a value is of the wrong kind.
+    """
+
+    name: str
+    vocabulary_size: int
+    embedding_dim: int
+    initializer: Any = None
+    optimizer: Optimizer = None
+    combiner: Combiner = "mean"
+    placement: TablePlace = "auto"
+    max_ids_per_partition: int = 256
+    max_unique_ids_per_partition: int = 256
+    keys: DynamicKeys | None = None
+    hot_rows: Sequence[int] | int = ()
+    dtype: Any = "float32"
+    rounding: Rounding = "stochastic"
+
+    def __repr__(self) -> str:
+        """The fields that say what it is."""
+        given = self.optimizer
+        named = given is None or isinstance(given, str)
+        fields: dict[str, Any] = {
+            "combiner": repr(self.combiner),
+            "optimizer": given if named else type(given).__name__,
+            "placement": repr(self.placement),
+        }
+        if self.keys is not None:
+            fields["keys"] = self.keys
+        if self.hot_rows != ():
+            hot: Any = self.hot_rows
+            few = isinstance(hot, int) or len(hot) <= _MOST_SHOWN
+            fields["hot_rows"] = hot if few else f"<{len(hot)} ids>"
+        if self.dtype != "float32":
+            fields |= {k: repr(getattr(self, k)) for k in ("dtype", "rounding")}
+        settings = ", ".join(f"{k}={v}" for k, v in fields.items())
+        return (
+            f"TableConfig('{self.name}', {self.vocabulary_size}, "
+            f"{self.embedding_dim}, {settings})"
+        )
+
+    def __post_init__(self) -> None:
+        text(self.name, "A table's name")
+        where = f"Table '{self.name}'"
+        for field in (
+            "vocabulary_size",
+            "embedding_dim",
+            "max_ids_per_partition",
+            "max_unique_ids_per_partition",
+        ):
+            value = integer(getattr(self, field), f"{where}: {field}")
+            object.__setattr__(self, field, value)
+        choice(self.combiner, COMBINERS, f"{where}: combiner")
+        choice(self.placement, get_args(TablePlace), f"{where}: placement")
+        object.__setattr__(self, "dtype", _dtype_name(self.dtype, where))
+        choice(self.rounding, get_args(Rounding), f"{where}: rounding")
+        initializer = self.initializer
+        if isinstance(initializer, (str, dict)):
+            initializer = kerases.default().initializers.get(initializer)
+            object.__setattr__(self, "initializer", initializer)
+        _check_initializer(initializer, where)
+        conversion.convert(self.optimizer, where)
+        hot_rows = as_hot_rows(self.hot_rows, self.vocabulary_size, where)
+        object.__setattr__(self, "hot_rows", hot_rows)
+        if self.keys is not None:
+            self._check_keys(self.keys, where)
+        elif hot_rows != () and self.placement not in _BY_ROW:
+            raise ValueError(
+                f"{where}: hot_rows are copies of rows of a table that is "
+                "spread by row, and not available to placement="
+                f"'{self.placement}'."
+            )
+
+    def _check_keys(self, keys: DynamicKeys, where: str) -> None:
+        if not isinstance(keys, DynamicKeys):
+            raise TypeError(
+                f"{where}: keys must be a DynamicKeys or None, got {keys!r}."
+            )
+        if self.dtype != "float32":
+            raise ValueError(
+                f"{where}: dtype='{self.dtype}' is not available to a table "
+                "with keys, whose rows are float32."
+            )
+        if keys.max_rows is not None and keys.max_rows < self.vocabulary_size:
+            raise ValueError(
+                f"{where}: max_rows={keys.max_rows} is below vocabulary_size="
+                f"{self.vocabulary_size}, the rows that it begins with."
+            )
+        if self.placement not in _BY_ROW:
+            raise ValueError(
+                f"{where}: placement='{self.placement}' is not available to a "
+                "table with keys, whose rows are always spread by key."
+            )
+        if self.hot_rows != ():
+            raise ValueError(
+                f"{where}: hot_rows are not available to a table with keys, "
+                "whose rows have no fixed numbers."
+            )
+
+
+@named_fields
+@dataclasses.dataclass(frozen=True, eq=False)
+class FeatureConfig:
+    """Declares a feature: ids that are looked up in a table.
+
+    Example:
+        >>> movies = tfrs_embed.TableConfig("movies", 1000, 16)
+        >>> tfrs_embed.FeatureConfig("history", movies, max_sequence_length=5)
+        FeatureConfig('history', table 'movies', max_sequence_length=5)
+
+    Attributes:
+        name: the feature's name.
+        table: its `TableConfig`.
+        input_shape: shape of the ids, batch first, or None.
+        output_shape: shape of the activations, batch first and the table's
+            `embedding_dim` last (of several, where hashing sets them side by
+            side), or None: decided by the ids. Dense ids with
+            one dimension more than `output_shape[:-1]` are combined over it.
+        max_sequence_length: if positive, ids are not combined: each id of a
+            ragged, sparse or dense row becomes a position of a `[batch,
+            max_sequence_length, embedding_dim]` sequence, zero padded, cut at
+            that length. Its Keras mask says which positions hold an id.
+        hashing: a `Hash`, a `QuotientRemainder` or a `Multiplex`, by which ids
+            of any range, or strings, become rows of a table with fewer rows.
+            None: an id is the number of its row.
+
+    Raises:
+        ValueError: a value is out of its range.
+        TypeError: a value is of the wrong kind.
+    """
+
+    name: str
+    table: TableConfig
+    input_shape: Sequence[int | None] | None = None
+    output_shape: Sequence[int | None] | None = None
+    max_sequence_length: int = 0
+    hashing: Hashing | None = None
+
+    def __repr__(self) -> str:
+        """The fields that are set; the table by name."""
+        _, _, *others = (field.name for field in dataclasses.fields(self))
+        given = [f"{k}={v}" for k in others if (v := getattr(self, k))]
+        fields = [f"'{self.name}'", f"table '{self.table.name}'", *given]
+        return f"FeatureConfig({', '.join(fields)})"
+
+    def __post_init__(self) -> None:
+        text(self.name, "A feature's name")
+        where = f"Feature '{self.name}'"
+        _check_table(self.table, where)
+        for field in ("input_shape", "output_shape"):
+            shape = _as_shape(getattr(self, field), where, field)
+            object.__setattr__(self, field, shape)
+        length = integer(
+            self.max_sequence_length, f"{where}: max_sequence_length", 0
+        )
+        object.__setattr__(self, "max_sequence_length", length)
+        if self.hashing is not None:
+            self._check_hashing(where)
+        table: Any = self.table
+        of_tpu = isinstance(table, _tpu.TableConfig)
+        dim = table.dim if of_tpu else table.embedding_dim
+        dim = hashings.width(self.hashing, dim)
+        if self.output_shape is not None and (
+            len(self.output_shape) < 2 or self.output_shape[-1] != dim
+        ):
+            several = "" if self.hashing is None else ", by its hashing"
+            raise ValueError(
+                f"{where}: output_shape must be [batch, ..., {dim}], its last "
+                f"dimension the table's embedding_dim{several}, got "
+                f"{list(self.output_shape)}."
+            )
+
+    def _check_hashing(self, where: str) -> None:
+        where = f"{where} (table '{self.table.name}')"
+        hashings.check(self.hashing, self.table.vocabulary_size, where)
+        if getattr(self.table, "keys", None) is not None:
+            raise ValueError(
+                f"{where}: the table has DynamicKeys, which give rows to ids "
+                "of any range and to strings: leave hashing out."
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableSpec:
+    """A table, checked: the fields of its `TableConfig`, and these.
+
+    Attributes:
+        dim: width of a row.
+        initializer: a callable taking (shape, dtype).
+        source: the user's own config object; of keras_rs's, one of ours that
+            says the same.
+        ranks: the replicas that hold it by "table" or "column", from the first
+            column on; empty: the engine finds some.
+        owner: the name of its layer, where all layers of the class give their
+            table this name; else empty.
+    """
+
+    name: str
+    vocabulary_size: int
+    dim: int
+    initializer: Any
+    optimizer: Any
+    combiner: str
+    placement: str
+    max_ids_per_partition: int
+    max_unique_ids_per_partition: int
+    source: Any
+    keys: DynamicKeys | None = None
+    ranks: tuple[int, ...] = ()
+    hot_rows: tuple[int, ...] | int = ()
+    dtype: str = "float32"
+    rounding: str = "stochastic"
+    owner: str = ""
+
+
+def require_float32(table: TableSpec, where: str) -> None:
+    """Raises a ValueError if a table's rows aren't float32, somewhere."""
+    if table.dtype != "float32":
+        raise ValueError(
+            f"Table '{table.name}': dtype='{table.dtype}' is not available "
+            f"{where}; its rows must be float32 there."
+        )
+
+
+def by_optimizer(
+    tables: Iterable[TableSpec], optimizer: Any = None
+) -> list[list[TableSpec]]:
+    """Groups tables that were given one optimizer; equal names are not one.
+
+    `optimizer` is that of tables that have none of their own.
+    """
+    groups: dict[int, list[TableSpec]] = {}
+    for table in tables:
+        given = optimizer if table.optimizer is None else table.optimizer
+        alone = isinstance(table.optimizer, str)
+        groups.setdefault(id(table) if alone else id(given), []).append(table)
+    return list(groups.values())
+
+
+def bytes_of(table: TableSpec) -> int:
+    """The bytes of a number of a table's rows."""
+    return tf.as_dtype(table.dtype).size
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FeatureSpec:
+    """A feature, checked.
+
+    Attributes:
+        name: what error messages and reports call it: its path in the
+            configuration, else its own name.
+        table: the table its ids are looked up in.
+        max_sequence_length: 0, or the length of the sequence it becomes.
+        output_shape: shape of its activations without the embedding dim, batch
+            first, None where any size will do; or None: decided by the ids.
+        source: the user's own config object; see `TableSpec`.
+        batch_size: the largest batch of one replica, or None: not declared.
+        sequences: whether a row of ragged or sparse ids is a sequence where
+            output_shape is [batch, length], not one of batch * length bags;
+            None: as the number of rows says.
+        hashing: how its ids become rows; None: they are rows' numbers.
+    """
+
+    name: str
+    table: TableSpec
+    max_sequence_length: int
+    output_shape: tuple[int | None, ...] | None
+    source: Any
+    batch_size: int | None = None
+    sequences: bool | None = None
+    hashing: Hashing | None = None
+
+    def __str__(self) -> str:
+        """Names the feature in an error message."""
+        return f"Feature '{self.name}' (table '{self.table.name}')"
+
+    @property
+    def input_shape(self) -> tuple[int | None, ...] | None:
+        """The shape that its ids were declared to have, or None."""
+        return getattr(self.source, "input_shape", None)
+
+    @property
+    def width(self) -> int:
+        """The width of its vectors."""
+        return hashings.width(self.hashing, self.table.dim)
+
+    @functools.cached_property
+    def lookups(self) -> tuple[FeatureSpec, ...]:
+        """The features that tables are looked up for: itself, or its parts.
+
+        A hashed feature whose ids have several rows has a part for each.
+        """
+        if self.hashing is None:
+            return (self,)
+        names = hashings.lookups(self.hashing)
+        if len(names) == 1:
+            return (self,)
+        part = dataclasses.replace(self, hashing=None)
+        if hashings.multiplies(self.hashing):
+            # Each id by itself; the products are combined.
+            ids = self.input_shape
+            part = dataclasses.replace(
+                part,
+                max_sequence_length=0,
+                output_shape=ids and (None, *ids[1:]),
+                sequences=None,
+            )
+        return tuple(
+            dataclasses.replace(part, name=f"{self.name}/{name}")
+            for name in names
+        )
+
+    @property
+    def bagged(self) -> tuple[FeatureSpec, ...]:
+        """The features that ids are grouped for: lookups, and the products'."""
+        if hashings.multiplies(self.hashing):
+            return (self, *self.lookups)
+        return self.lookups
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EmbeddingSpec:
+    """A layer's configuration, checked.
+
+    Attributes:
+        structure: the nesting the features were declared in.
+        features: the features, in the structure's order.
+        tables: the tables, in the order of their first feature.
+    """
+
+    structure: Structure
+    features: tuple[FeatureSpec, ...]
+    tables: tuple[TableSpec, ...]
+
+
+def parse(
+    feature_config: Any, keras: Any = None, owner: str = ""
+) -> EmbeddingSpec:
+    """Turns any accepted configuration into its checked, immutable form.
+
+    Args:
+        feature_config: a `FeatureConfig`, ours, TF's or keras_rs's, or any
+            nesting of dicts, lists and tuples of them.
+        keras: the Keras whose initializers tables without one have; None:
+            see `kerases.default`.
+        owner: the tables' `owner`.
+
+    Raises:
+        ValueError: no features, two tables of one name, or a setting that
+            cannot be honoured.
+        TypeError: something else than a feature config in the nesting.
+    """
+    structure, configs = Structure.of(
+        feature_config,
+        lambda node: (
+            isinstance(node, (FeatureConfig, _tpu.FeatureConfig))
+            or _is_of_keras_rs(node, FeatureConfig)
+        ),
+    )
+    if not configs:
+        raise ValueError("The feature configuration has no features.")
+    if len(set(structure.paths)) < len(structure.paths):
+        raise ValueError(
+            "Two features have one path in the configuration: "
+            f"{sorted(structure.paths)}."
+        )
+    keras = keras or kerases.default()
+    tables: dict[int, TableSpec] = {}
+    features = []
+    for config, path in zip(configs, structure.paths, strict=True):
+        name = path or config.name or "feature"
+        source = config.table
+        if id(source) not in tables:
+            _check_table(source, f"Feature '{name}'")
+            tables[id(source)] = _table_spec(source, len(tables), keras, owner)
+        table = tables[id(source)]
+        if _is_of_keras_rs(config, FeatureConfig):
+            values = _values_of(config, FeatureConfig)
+            config = FeatureConfig(**{**values, "table": table.source})
+        elif config.table is not table.source:  # It is keras_rs's.
+            config = dataclasses.replace(config, table=table.source)
+        features.append(_feature_spec(config, name, table))
+    by_name: dict[str, TableSpec] = {}
+    for table in tables.values():
+        if table.name in by_name:
+            raise ValueError(
+                f"Two different tables are named '{table.name}'. Features "
+                "share a table by using the same TableConfig object; different "
+                "tables need different names."
+            )
+        by_name[table.name] = table
+    return EmbeddingSpec(structure, tuple(features), tuple(tables.values()))
+
+
+def _is_of_keras_rs(config: Any, own: type) -> bool:
+    """Whether a config is keras_rs's class of the name that one of ours has.
+
+    keras_rs need not be there to tell.
+    """
+    return any(
+        kind.__name__ == own.__name__
+        and kind.__module__.partition(".")[0] == "keras_rs"
+        for kind in type(config).__mro__
+    )
+
+
+def _check_table(table: Any, where: str) -> None:
+    if not isinstance(
+        table, (TableConfig, _tpu.TableConfig)
+    ) and not _is_of_keras_rs(table, TableConfig):
+        raise TypeError(
+            f"{where}: table must be a TableConfig, got {type(table).__name__}."
+        )
+
+
+def _values_of(config: Any, own: type) -> dict[str, Any]:
+    """The values of a config of keras_rs for those fields of ours it has."""
+    names = [field.name for field in dataclasses.fields(own)]
+    return {n: getattr(config, n) for n in names if hasattr(config, n)}
+
+
+def _table_spec(config: Any, index: int, keras: Any, owner: str) -> TableSpec:
+    if _is_of_keras_rs(config, TableConfig):
+        # Theirs can be changed later, and can't be hashed.
+        fields = _values_of(config, TableConfig)
+        if isinstance(fields["initializer"], (str, dict)):
+            given = keras.initializers.get(fields["initializer"])
+            fields["initializer"] = given
+        config = TableConfig(**fields)
+    own = config
+    if not isinstance(config, TableConfig):
+        # TF lets names be left out, and numbers such tables in this way too.
+        name = config.name or f"table_{index}"
+        for setting in ("quantization_config", "layout"):
+            if getattr(config, setting, None) is not None:
+                raise ValueError(f"Table '{name}': {setting} is unsupported.")
+        # TF checks these when a config is made, but its fields can be assigned.
+        own = TableConfig(
+            name,
+            config.vocabulary_size,
+            integer(config.dim, f"Table '{name}': dim"),
+            config.initializer,
+            combiner=config.combiner,
+            # Older versions of TensorFlow do not have this setting.
+            dtype=getattr(config, "dtype", "float32"),
+        )
+    values = {f.name: getattr(own, f.name) for f in dataclasses.fields(own)}
+    dim = values.pop("embedding_dim")
+    values["initializer"] = _own_copy(own.initializer)
+    if own.initializer is None:
+        # TF's configs always have one.
+        kinds = keras.initializers
+        values["initializer"] = kinds.VarianceScaling(mode="fan_out")
+    values["optimizer"] = config.optimizer
+    return TableSpec(dim=dim, source=config, owner=owner, **values)
+
+
+def _feature_spec(config: Any, name: str, table: TableSpec) -> FeatureSpec:
+    output_shape: tuple[int | None, ...] | None
+    if isinstance(config, FeatureConfig):
+        # keras_rs counts the embedding dim, TF does not. Its batch is the
+        # global one, which the last, partial batch of an epoch need not have.
+        output_shape = None
+        if config.output_shape is not None:
+            output_shape = (None, *config.output_shape[1:-1])
+    elif config.output_shape.rank is None:
+        output_shape = None
+    else:
+        output_shape = tuple(config.output_shape.as_list())
+        if not output_shape:
+            raise ValueError(
+                f"Feature '{name}': output_shape must have a batch dimension, "
+                "got []."
+            )
+    length = integer(
+        config.max_sequence_length, f"Feature '{name}': max_sequence_length", 0
+    )
+    if (
+        length
+        and output_shape is not None
+        and (len(output_shape) < 2 or output_shape[-1] != length)
+    ):
+        raise ValueError(
+            f"Feature '{name}' (table '{table.name}'): max_sequence_length="
+            f"{length} contradicts output_shape={list(output_shape)}; a "
+            f"sequence has the output_shape [batch, {length}]."
+        )
+    return FeatureSpec(
+        name,
+        table,
+        length,
+        output_shape,
+        config,
+        hashing=getattr(config, "hashing", None),
+    )
+
+
+def as_hot_rows(value: Any, rows: int, where: str) -> tuple[int, ...] | int:
+    """Returns the ids of rows that have copies, ascending, or their number.
+
+    Raises:
+        ValueError: an id is not below `rows` or given twice; or there are too
+            many.
+        TypeError: they are no integers.
+    """
+    number = as_int(value)
+    if number is not None:
+        if not 1 <= number < rows:
+            raise ValueError(
+                f"{where}: hot_rows must be ids, or their number, from 1 to "
+                f"below vocabulary_size={rows}, got {value!r}."
+            )
+        return number
+    what = f"{where}: hot_rows must be integers, or their number"
+    try:
+        ids = np.asarray(
+            value if isinstance(value, np.ndarray) else list(value)
+        )
+    except (TypeError, ValueError):
+        raise TypeError(f"{what}, got {value!r}.") from None
+    if not ids.size:
+        return ()
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise TypeError(
+            f"{what}, got an array of {ids.dtype} of the shape {ids.shape}."
+        )
+    unique, counts = np.unique(ids, return_counts=True)
+    for wrong in (unique[0], unique[-1]):
+        if not 0 <= wrong < rows:
+            raise ValueError(
+                f"{where}: hot_rows has the id {wrong}, which is not in [0, "
+                f"{rows})."
+            )
+    if unique.size < ids.size:
+        raise ValueError(
+            f"{where}: hot_rows has the id {unique[counts > 1][0]} "
+            f"{counts.max()} times."
+        )
+    if unique.size == rows:
+        raise ValueError(
+            f"{where}: hot_rows has all {rows} rows; placement='replicated' "
+            "copies a whole table."
+        )
+    return tuple(unique.tolist())
+
+
+def _dtype_name(dtype: Any, where: str) -> str:
+    """A table's dtype by its name, if it is one of `DTYPES`."""
+    try:
+        name = tf.as_dtype(dtype).name
+    except (TypeError, ValueError):
+        name = str(dtype)
+    if name not in DTYPES:
+        hint = ""
+        if name == "int8":
+            hint = (
+                " Rows of 8 bits are there to serve a model: "
+                "tfrs_embed.serving.export(rows='int8')."
+            )
+        raise ValueError(
+            f"{where}: dtype must be one of {list(DTYPES)}, got {dtype!r}."
+            f"{hint}"
+        )
+    return name
+
+
+def _check_initializer(initializer: Any, where: str) -> None:
+    if isinstance(initializer, type):
+        raise TypeError(
+            f"{where}: initializer must be an instance, got the class "
+            f"{initializer.__name__}; write {initializer.__name__}()."
+        )
+    if initializer is not None and not callable(initializer):
+        raise TypeError(
+            f"{where}: initializer must be callable, got "
+            f"{type(initializer).__name__}."
+        )
+
+
+def _own_copy(initializer: Any) -> Any:
+    """A table's own copy of a Keras initializer without a seed.
+
+    It repeats its values when it is called again, so tables that shared it
+    would start equal.
+    """
+    if not kerases.is_initializer(initializer):
+        return initializer
+    # Keras 3's picks a seed of its own, and keeps what it was given too.
+    seed = getattr(initializer, "seed", 0)
+    if getattr(initializer, "_init_seed", seed) is None:
+        return type(initializer).from_config(initializer.get_config())
+    return initializer
+
+
+def _as_shape(
+    shape: Any, where: str, field: str
+) -> tuple[int | None, ...] | None:
+    if isinstance(shape, tf.TensorShape):
+        shape = None if shape.rank is None else shape.as_list()
+    if shape is None:
+        return None
+    try:
+        dims = tuple(shape)
+    except TypeError:
+        dims = (shape,)
+    numbers = tuple(None if d is None else as_int(d) for d in dims)
+    for dim, number in zip(dims, numbers, strict=True):
+        if dim is not None and (number is None or number < 1):
+            raise ValueError(
+                f"{where}: {field} must hold positive integers or None, got "
+                f"{shape!r}."
+            )
+    return numbers

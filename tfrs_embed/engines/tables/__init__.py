@@ -1,1 +1,0 @@
-"""Tables as one variable each, however engines hold their rows."""

@@ -1,0 +1,119 @@
+"""The layers as layers of tf_keras, which is Keras 2.
+
+`tfrs_embed` itself has these layers; no program needs to import this module.
+Another Keras's are in `tfrs_embed.keras3`. What layers do is in their bodies,
+in `tfrs_embed.layers`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tfrs_embed.checkpoint.names import in_graphs
+from tfrs_embed.compat.private_tensorflow import traces_shapes
+from tfrs_embed.layers import (
+    all2all_dense_embedding,
+    distributed_embedding,
+    dynamic_embedding,
+    embedding,
+    engine_layer,
+    other_keras,
+    partial_tpu_embedding,
+)
+from tfrs_embed.optimizers.conversion import DECLARED
+
+__all__ = [
+    "All2AllDenseEmbedding",
+    "DistributedEmbedding",
+    "DynamicEmbedding",
+    "Embedding",
+    "PartialTPUEmbedding",
+]
+
+
+class _Layer(tf_keras.layers.Layer):
+    """A tf_keras layer that is given ids."""
+
+    _keras = tf_keras
+    _layer_name = staticmethod(in_graphs)
+    _traces_shapes = staticmethod(traces_shapes)
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self._supports_ragged_inputs = True
+
+    def _add_variable(self, name: str, **kwargs: Any) -> Any:
+        return self.add_weight(name=name, experimental_autocast=False, **kwargs)
+
+
+class EngineLayer(engine_layer.EngineLayer, _Layer):
+    """The layer around an engine as a layer of tf_keras."""
+
+    def _list_weights(self, variables: list[tuple[str, Any]]) -> None:
+        # Replicas that build the layer each come by here.
+        self._non_trainable_weights[:] = [v for _, v in variables]
+
+    def _differentiate(self, *args: Any) -> tf.Tensor:
+        other_keras.refuse_gradient(self.name, self.gradient_trigger)
+        return super()._differentiate(*args)
+
+    @property
+    def non_trainable_weights(self) -> list[tf.Variable]:
+        """The tables, slots and step, deferred updates applied."""
+        self._drain_eagerly()
+        return super().non_trainable_weights
+
+    @property
+    def _tracking_metadata(self) -> str:
+        # Keras asks for it when it saves a model to be loaded as one.
+        if not self.engine.has_whole_tables:
+            raise NotImplementedError(
+                f"Layer '{self.name}' has sharded tables, which Keras can't "
+                "load from its SavedModel format. Save as .keras or .h5, or "
+                "save weights; tf.saved_model.save exports for serving."
+            )
+        return super()._tracking_metadata
+
+
+_register = tf_keras.saving.register_keras_serializable("tfrs_embed")
+# Keras may find one in the config of a user's own layer.
+for _declared in DECLARED:
+    _register(_declared)
+
+
+@_register
+class Embedding(embedding.Embedding, _Layer):  # noqa: D101
+    __doc__ = embedding.Embedding.__doc__
+
+
+@_register
+class PartialTPUEmbedding(  # noqa: D101
+    partial_tpu_embedding.PartialTPUEmbedding, _Layer
+):
+    __doc__ = partial_tpu_embedding.PartialTPUEmbedding.__doc__
+
+
+@_register
+class DistributedEmbedding(  # noqa: D101
+    distributed_embedding.DistributedEmbedding, _Layer
+):
+    __doc__ = distributed_embedding.DistributedEmbedding.__doc__
+
+
+@_register
+class DynamicEmbedding(dynamic_embedding.DynamicEmbedding, _Layer):  # noqa: D101
+    __doc__ = dynamic_embedding.DynamicEmbedding.__doc__
+
+
+@_register
+class All2AllDenseEmbedding(  # noqa: D101
+    all2all_dense_embedding.All2AllDenseEmbedding, _Layer
+):
+    __doc__ = all2all_dense_embedding.All2AllDenseEmbedding.__doc__
+
+
+_Layer._embedding_class = Embedding
+_Layer._engine_layer_class = EngineLayer

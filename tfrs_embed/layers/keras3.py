@@ -1,0 +1,353 @@
+"""The layers as layers of Keras 3, on its TensorFlow backend.
+
+Since TensorFlow 2.16 `tf.keras` is Keras 3, unless a program asks for the older
+one. Its models take these layers. Models of tf_keras, and
+tensorflow_recommenders, which is made for that, take the layers of `tfrs_embed`
+itself. Configurations and the keys of checkpoints are the same for both, and
+one program may have both.
+
+Example:
+    >>> import keras
+    >>> movies = tfrs_embed.TableConfig("movies", 20_000, 32)
+    >>> layer = tfrs_embed.keras3.PartialTPUEmbedding(
+    ...     tfrs_embed.FeatureConfig("movie", movies), "adagrad"
+    ... )
+    >>> movie = keras.Input([], dtype="int64", name="movie")
+    >>> model = keras.Model(movie, keras.layers.Dense(1)(layer(movie)))
+    >>> model.compile("adam", "mse")
+    >>> history = model.fit(np.array([3, 7]), np.array([0.0, 1.0]), verbose=0)
+
+Clusters of several workers, and TPUs, stay with tf_keras: Keras 3 knows of
+neither strategy. Under a MirroredStrategy large tables are sharded.
+
+What differs from the layers of tf_keras is Keras 3's own:
+
+* A layer's weights are `keras.Variable`s. Tables and slots are among those that
+  aren't trainable, so `get_weights`, `set_weights`, `summary` and EarlyStopping
+  know them.
+* Optimizers of tables are those of `keras.optimizers`.
+* The layers don't support `jit_compile`: "auto" leaves it off.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.names import escape, in_graphs
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat.private_keras_3 import (
+    creating_variables,
+    mark_table,
+    traces_shapes,
+)
+from tfrs_embed.compat.strategies import is_tpu
+from tfrs_embed.compat.version import OLDEST_KERAS_3
+from tfrs_embed.layers import (
+    all2all_dense_embedding,
+    distributed_embedding,
+    dynamic_embedding,
+    embedding,
+    engine_layer,
+    partial_tpu_embedding,
+)
+from tfrs_embed.optimizers.conversion import DECLARED
+
+__all__ = [
+    "All2AllDenseEmbedding",
+    "DistributedEmbedding",
+    "DynamicEmbedding",
+    "Embedding",
+    "PartialTPUEmbedding",
+]
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+if _minor(keras.__version__) < _minor(OLDEST_KERAS_3):
+    raise ImportError(
+        f"tfrs_embed.keras3 needs Keras {OLDEST_KERAS_3} or newer, but the "
+        f"package keras here is {keras.__version__}: pip install 'keras>="
+        f"{OLDEST_KERAS_3}'. All TensorFlows that tfrs_embed supports take it."
+    )
+if keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        "tfrs_embed.keras3 needs Keras 3 on TensorFlow, but its backend is "
+        f"{keras.backend.backend()}: set the environment variable "
+        "KERAS_BACKEND=tensorflow before keras is imported."
+    )
+
+
+def _name_of(table: str) -> str:
+    """A table's name as Keras 3 allows it, and graphs in names of their own."""
+    parts = escape(table, "/.%>").split("%")
+    return ">".join(in_graphs(part) for part in parts)
+
+
+class _Layer(keras.layers.Layer):
+    """A Keras 3 layer that is given ids, and hands tensors on as they are."""
+
+    _keras = keras
+    _layer_name = staticmethod(_name_of)
+    _traces_shapes = staticmethod(traces_shapes)
+
+    def __init__(self, **kwargs: Any) -> None:
+        _refuse_strategy(type(self).__name__, kwargs.get("name"))
+        super().__init__(autocast=False, **kwargs)
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+        self.supports_jit = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = keras.tree.map_structure(_to_tensor, (args, kwargs))
+        return super().__call__(*args, **kwargs)
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """The symbolic outputs of a call with symbolic inputs.
+
+        Keras's own way takes ragged tensors for dense ones.
+        """
+
+        @tf.function(autograph=False)
+        def call(args: Any, kwargs: Any) -> Any:
+            return self.call(*args, **kwargs)
+
+        self._refuse_floats(args[0] if args else kwargs.get("inputs"))
+        traced = call.get_concrete_function(
+            *keras.tree.map_structure(
+                lambda each: kerases.spec(each) if _is_symbolic(each) else each,
+                (args, kwargs),
+            )
+        )
+        return tf.nest.map_structure(
+            lambda output: keras.KerasTensor(
+                output.shape,
+                output.dtype.name,
+                ragged=isinstance(output, tf.RaggedTensorSpec),
+            ),
+            traced.structured_outputs,
+        )
+
+    def _refuse_floats(self, inputs: Any) -> None:
+        """Raises where ids are what Keras makes of inputs it isn't told of."""
+
+        def refuse(each: Any, *_: Any) -> None:
+            if _is_symbolic(each) and tf.as_dtype(each.dtype).is_floating:
+                raise TypeError(
+                    f"Layer '{self.name}' is called with a KerasTensor of "
+                    f"{each.dtype}, but ids are integers. A Sequential model "
+                    "takes its inputs for floats: begin it with keras.Input("
+                    "shape, dtype='int64')."
+                )
+
+        self._map_ids(refuse, inputs)
+
+    def _set_mask_metadata(self, *args: Any) -> None:
+        # Outputs have their masks already; Keras would read the ids again.
+        pass
+
+    def _add_variable(self, name: str, **kwargs: Any) -> Any:
+        # At once: replicas' gradients come with TensorFlow's variable.
+        with creating_variables(), tf.init_scope():
+            return self.add_weight(name=name, autocast=False, **kwargs)
+
+
+class _TableVariable(keras.Variable):
+    """A table, a slot or the step, as Keras lists it among a layer's weights.
+
+    It is a variable, or like one.
+    """
+
+    def __init__(self, name: str, variable: Any) -> None:
+        self._variable = variable
+        super().__init__(
+            initializer=lambda shape, dtype=None: variable,
+            shape=tuple(variable.shape),
+            dtype=variable.dtype.name,
+            trainable=False,
+            autocast=False,
+            name=_name_of(name),
+        )
+
+    def _initialize_with_initializer(self, initializer: Any) -> None:
+        # Not a copy.
+        self._value = self._variable
+
+    def _validate_shape(self, shape: Any) -> Any:
+        # That of a table of keys is open.
+        return tuple(shape)
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape; of a table of keys that of the keys that there are."""
+        shape = self._variable.shape
+        if shape.is_fully_defined():
+            return shape
+        if not tf.executing_eagerly():
+            return _OpenShape(shape)
+        return _OpenShape(self._variable.current_shape)
+
+    def assign(self, value: Any) -> Any:
+        """Sets the value."""
+        if self._variable.shape.is_fully_defined():
+            return super().assign(value)
+        self._variable.assign(value)
+        return value
+
+
+class _OpenShape(tf.TensorShape):
+    """A shape that equals those of any number of rows.
+
+    Before Keras sets a weight's value it compares both shapes.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return tf.TensorShape([None, *self[1:]]).is_compatible_with(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tf.TensorShape.__hash__
+
+
+class EngineLayer(engine_layer.EngineLayer, _Layer):
+    """The layer around an engine as a layer of Keras 3."""
+
+    def _list_weights(self, variables: list[tuple[str, Any]]) -> None:
+        with creating_variables():
+            for name, variable in variables:
+                self._track_variable(_TableVariable(name, variable))
+
+    @property
+    def weights(self) -> list[keras.Variable]:
+        """The scalar, tables, slots and step, deferred updates applied."""
+        self._drain_eagerly()
+        return super().weights
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The same."""
+        self._drain_eagerly()
+        return super().variables
+
+
+def _to_tensor(value: Any) -> Any:
+    """Converts arrays and numbers; Keras refuses mixtures."""
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return value
+    if isinstance(value, (np.ndarray, np.number, float)) or (
+        isinstance(value, int) and not isinstance(value, bool)
+    ):
+        return tf.convert_to_tensor(value)
+    return value
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, keras.KerasTensor)
+
+
+def _refuse_strategy(kind: str, name: str | None) -> None:
+    """Raises under a strategy that Keras 3 can't train with."""
+    strategy = tf.distribute.get_strategy()
+    own = type(strategy).__name__
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        own = "MultiWorkerMirroredStrategy"  # Its class has another name.
+    elif not is_tpu(strategy):
+        return
+    raise NotImplementedError(
+        f"{kind}{f' {name!r}' if name else ''}: Keras 3 doesn't train under "
+        f"{own}; tf_keras does. Take the layer of tfrs_embed itself, in a "
+        "model of tf_keras."
+    )
+
+
+_register = keras.saving.register_keras_serializable("tfrs_embed")
+# Keras may find one in the config of a user's own layer.
+for _declared in DECLARED:
+    _register(_declared)
+
+
+@_register
+class Embedding(embedding.Embedding, _Layer):
+    """`tfrs_embed.Embedding` as a layer of Keras 3.
+
+    Example:
+        >>> layer = tfrs_embed.keras3.Embedding(1000, 16, combiner="mean")
+        >>> layer(tf.ragged.constant([[1, 2, 2], [], [7]])).shape
+        TensorShape([3, 16])
+    """
+
+    def _add_variable(self, name: str, **kwargs: Any) -> Any:
+        table = super()._add_variable(name, **kwargs)
+        mark_table(table)
+        return table
+
+
+@_register
+class PartialTPUEmbedding(partial_tpu_embedding.PartialTPUEmbedding, _Layer):
+    """`tfrs_embed.PartialTPUEmbedding` as a layer of Keras 3.
+
+    Example:
+        >>> movies = tfrs_embed.TableConfig("movies", 20_000, 32)
+        >>> layer = tfrs_embed.keras3.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", movies),
+        ...     keras.optimizers.Adagrad(0.1),
+        ... )
+        >>> layer([7, 42]).shape
+        TensorShape([2, 32])
+    """
+
+
+@_register
+class DistributedEmbedding(distributed_embedding.DistributedEmbedding, _Layer):
+    """`tfrs_embed.DistributedEmbedding` as a layer of Keras 3.
+
+    It takes the configurations of `keras_rs.layers` as they are.
+
+    Example:
+        >>> movies = tfrs_embed.TableConfig("movies", 20_000, 32)
+        >>> layer = tfrs_embed.keras3.DistributedEmbedding(
+        ...     {"movie": tfrs_embed.FeatureConfig("movie", movies)}
+        ... )
+        >>> layer({"movie": [[7, 42], [3, 3]]})["movie"].shape
+        TensorShape([2, 32])
+    """
+
+
+@_register
+class DynamicEmbedding(dynamic_embedding.DynamicEmbedding, _Layer):
+    """`tfrs_embed.DynamicEmbedding` as a layer of Keras 3.
+
+    Example:
+        >>> layer = tfrs_embed.keras3.DynamicEmbedding(16, input_dim=1000)
+        >>> layer(tf.constant([2**60, -3])).shape
+        TensorShape([2, 16])
+    """
+
+
+@_register
+class All2AllDenseEmbedding(
+    all2all_dense_embedding.All2AllDenseEmbedding, _Layer
+):
+    """`tfrs_embed.All2AllDenseEmbedding` as a layer of Keras 3.
+
+    Example:
+        >>> layer = tfrs_embed.keras3.All2AllDenseEmbedding(
+        ...     max_vocabulary_size_per_gpu=10_000,
+        ...     embedding_vec_size=16,
+        ...     slot_num=3,
+        ...     nnz_per_slot=2,
+        ... )
+        >>> keys = tf.constant([[[7, 7], [-1, 5], [2**60, 0]]], tf.int64)
+        >>> layer(keys, training=True).shape
+        TensorShape([1, 3, 2, 16])
+    """
+
+
+_Layer._embedding_class = Embedding
+_Layer._engine_layer_class = EngineLayer

@@ -1,0 +1,81 @@
+"""Checkpoints of stacks, which fit one layout only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.compat.private_tensorflow import (
+    sparse_core_layout_pb2,
+    tpu_embedding_v3_utils,
+)
+
+#: The name that the layouts are saved under.
+LAYOUTS_KEY = tpu_embedding_v3_utils.SPARSECORE_LAYOUTS_CHECKPOINT_KEY
+# The fields that a row's place depends on; the others depend on the batch.
+_FIELDS = (
+    "stacked_table_name",
+    "num_sparse_cores",
+    "num_partitions",
+    "total_rows_per_sparse_core_shard",
+    "sparse_core_shard_row_offset",
+    "sparse_core_shard_rotation",
+)
+
+
+def layouts_to_save(layouts: Mapping[str, Any]) -> Any:
+    """Returns the layouts that TF's class saves beside its tables.
+
+    Args:
+        layouts: each table's `SparseCoreTableLayout`.
+
+    Returns:
+        An object to track under `LAYOUTS_KEY`.
+    """
+    proto = sparse_core_layout_pb2.SparseCoreTableLayouts()
+    proto.tables.extend(layouts.values())
+    return tpu_embedding_v3_utils.SparseCoreLayoutsTrackable(
+        tf.constant(proto.SerializeToString(), tf.string)
+    )
+
+
+def check_layouts(path: str, layouts: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint of another layout.
+
+    Its stacks may have the same shapes: then rows would be restored into other
+    rows' places.
+
+    Args:
+        path: the checkpoint.
+        layouts: the object's tables' `SparseCoreTableLayout`s by name.
+
+    Raises:
+        ValueError: the checkpoint has the object's tables in another layout.
+    """
+    reader = tf.train.load_checkpoint(path)
+    wrong = None
+    for key in reader.get_variable_to_dtype_map():
+        if f"{LAYOUTS_KEY}/" not in key:
+            continue
+        saved = sparse_core_layout_pb2.SparseCoreTableLayouts()
+        saved.ParseFromString(reader.get_tensor(key))
+        tables = {table.table_name: table for table in saved.tables}
+        if set(tables) != set(layouts):
+            continue  # It is another embedding's.
+        differences = [
+            f"table '{name}' has {field} {there}, here {here}"
+            for name, layout in layouts.items()
+            for field in _FIELDS
+            if (here := getattr(layout, field))
+            != (there := getattr(tables[name], field))
+        ]
+        if not differences:
+            return
+        wrong = differences[0]
+    if wrong is not None:
+        raise ValueError(
+            f"Checkpoint '{path}' has another layout: {wrong}. Restore it on "
+            "the topology, and with the table stacking, that it was saved with."
+        )

@@ -1,0 +1,358 @@
+"""`TPUEmbeddingV2` on a TPU, and on a named topology without one."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.compat import strategies
+from tfrs_embed.compat.arguments import named
+from tfrs_embed.compat.private_tensorflow import (
+    PartitionedCsrFormatTensor,
+    embedding_pipelining_state,
+    is_recording_summaries,
+    nest,
+)
+from tfrs_embed.ops.checks import Checks
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.optimizers.learning_rate import call
+from tfrs_embed.sparsecore import host_buffers, pipelining
+from tfrs_embed.sparsecore.deferred_update import Update
+from tfrs_embed.sparsecore.device import (
+    Entries,
+    activations,
+    decode,
+    row_gradients,
+)
+from tfrs_embed.sparsecore.mid_level import buffers as buffers_lib
+from tfrs_embed.sparsecore.mid_level import inputs, stack_activations
+from tfrs_embed.sparsecore.mid_level.on_tpu import TPUEmbeddingV2OnTPU
+from tfrs_embed.sparsecore.mid_level.stacked_tables import StackedTables
+from tfrs_embed.sparsecore.setup import make_setup
+from tfrs_embed.sparsecore.topology import Topology
+
+# AutoGraph has nothing to convert here, and takes longer than tracing.
+_not_converted = tf.autograph.experimental.do_not_convert
+_ONE_DEVICE = (
+    tf.distribute.OneDeviceStrategy,
+    tf.compat.v1.distribute.OneDeviceStrategy,
+)
+
+
+class TPUEmbeddingV2(StackedTables, metaclass=abc.ABCMeta):
+    """TensorFlow's mid-level API for SparseCores, with or without a TPU.
+
+    Under a TPUStrategy this makes a
+    `tf.tpu.experimental.embedding.TPUEmbeddingV2`, which checks its
+    configuration and its ids. Elsewhere it computes, in one process, what the
+    chips of a named topology compute together: each chip's host makes its
+    buffers of ids, and its SparseCores look up and update rows by them.
+
+    There, a call takes the batches of all chips, one after the other: a shape
+    [output_shape[0], ...] of one chip becomes [chips * output_shape[0], ...],
+    and the chips' buffers lie end to end.
+
+    Example:
+        >>> tpu = tf.tpu.experimental.embedding
+        >>> movies = tpu.TableConfig(1000, 16, name="movies")
+        >>> embedding = tfrs_embed.TPUEmbeddingV2(
+        ...     {"movie": tpu.FeatureConfig(movies, output_shape=[8])},
+        ...     tpu.Adagrad(0.05),
+        ...     topology="v6e-1",
+        ... )
+        >>> activations, buffers = embedding({"movie": tf.range(8)})
+        >>> activations["movie"].shape
+        TensorShape([8, 16])
+        >>> embedding.apply_gradients({"movie": tf.ones([8, 16])}, buffers)
+
+    Args:
+        feature_config: nested `tf.tpu.experimental.embedding.FeatureConfig`s
+            with the output_shape of one chip.
+        optimizer: a `tf.tpu.experimental.embedding` optimizer, for tables that
+            have none. A table without any is looked up and not trained, which a
+            TPUStrategy does not allow.
+        pipeline_execution_with_tensor_core: whether, in a `tf.while_loop` of
+            steps, a step's update is made after the next step's lookup.
+        sparse_core_embedding_config: a
+            `tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig`; None:
+            TF's defaults.
+        topology: a slice, "v5p-8" or (chips, SparseCores of each). Under a
+            TPUStrategy None, or what the strategy has.
+
+    Raises:
+        ValueError: a value that is missing, out of range, or of no effect; or
+            no topology where there is no TPU.
+        TypeError: a value of the wrong kind.
+        NotImplementedError: weight decay.
+        RuntimeError: a strategy over devices that are no TPUs.
+    """
+
+    @named
+    def __new__(
+        cls,
+        feature_config: Any,
+        optimizer: Any = None,
+        pipeline_execution_with_tensor_core: bool = False,
+        sparse_core_embedding_config: Any = None,
+        *,
+        topology: Any = None,
+    ) -> Any:
+        """Makes the TPU's class under a TPUStrategy."""
+        if strategies.is_tpu(tf.distribute.get_strategy()):
+            return TPUEmbeddingV2OnTPU(
+                feature_config,
+                optimizer,
+                pipeline_execution_with_tensor_core,
+                sparse_core_embedding_config,
+                topology,
+            )
+        return super().__new__(cls)
+
+    @named
+    def __init__(
+        self,
+        feature_config: Any,
+        optimizer: Any = None,
+        pipeline_execution_with_tensor_core: bool = False,
+        sparse_core_embedding_config: Any = None,
+        *,
+        topology: Any = None,
+    ) -> None:
+        strategy = tf.distribute.get_strategy()
+        if tf.distribute.has_strategy() and not isinstance(
+            strategy, _ONE_DEVICE
+        ):
+            raise RuntimeError(
+                "TPUEmbeddingV2 runs under a TPUStrategy, or emulates a "
+                "topology in one process without a strategy or under a "
+                f"OneDeviceStrategy; found {type(strategy).__name__}. For "
+                "several replicas without a TPU use PartialTPUEmbedding, or "
+                "tfrs_embed.testing.EmulatedTPUStrategy."
+            )
+        if topology is None:
+            raise ValueError(
+                "TPUEmbeddingV2 needs a topology to emulate where there is no "
+                "TPUStrategy: topology='v5p-8', or (chips, SparseCores of "
+                "each)."
+            )
+        setup = make_setup(
+            feature_config,
+            optimizer,
+            Topology.of(topology),
+            sparse_core_embedding_config,
+        )
+        if pipeline_execution_with_tensor_core:
+            pipelining.retrace_in_loops()
+        super().__init__(setup, strategy, pipeline_execution_with_tensor_core)
+
+    @classmethod
+    def compute_sparse_core_stats(
+        cls,
+        features: Any,
+        feature_config: Any,
+        num_tpu_chips: int,
+        num_sc_per_chip: int = 4,
+        optimizer: Any = None,
+        sparse_core_embedding_config: Any = None,
+    ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        """Counts the limits that a batch needs.
+
+        Args:
+            features: one chip's ids, in the nesting of the configuration.
+            feature_config: as the class takes it.
+            num_tpu_chips: number of chips.
+            num_sc_per_chip: SparseCores of each chip.
+            optimizer: for tables that have none.
+            sparse_core_embedding_config: as the class takes it.
+
+        Returns:
+            By stack, the most ids and the most unique ids that a SparseCore
+            sends to a shard, scalar int32.
+
+        Raises:
+            ValueError, TypeError, NotImplementedError: see the class.
+            tf.errors.InvalidArgumentError: bad ids.
+        """
+        setup = make_setup(
+            feature_config,
+            optimizer,
+            Topology.of((num_tpu_chips, num_sc_per_chip)),
+            sparse_core_embedding_config,
+        )
+        checks = Checks()
+        leaves = setup.flatten(features, "features")
+        ids = inputs.parse(setup, leaves, [None] * len(leaves), 1, checks)
+        return host_buffers.needed_limits(
+            setup.layout, inputs.by_sample(setup.layout, ids, 1), checks
+        )
+
+    @_not_converted
+    def enqueue(
+        self, features: Any, weights: Any = None, device: str | None = None
+    ) -> host_buffers.Enqueued:
+        """Makes the chips' buffers of ids.
+
+        Args:
+            features: nested ids: Tensors, one id per sample; or RaggedTensors
+                or SparseTensors of rank 2, one row of ids per sample.
+            weights: None, or nested weights of the ids' kinds, with the same
+                row splits or indices; None for a feature without.
+            device: None or a TPU's name; buffers are on the host.
+
+        Returns:
+            By stack, the buffers, the unpadded size of their row pointers and
+            that of their ids; the sizes are scalars for one chip, else [chips].
+
+        Raises:
+            ValueError: another structure or shape, or a device that is no TPU.
+            TypeError: another kind of ids or weights.
+            tf.errors.InvalidArgumentError: an id outside its table, indices out
+                of order, another number of samples, or more ids than a limit
+                allows.
+        """
+        if device is not None:
+            kind = tf.DeviceSpec.from_string(device).device_type
+            if kind != "TPU":
+                raise ValueError(f"Non-TPU device {device} passed to enqueue.")
+        flat = self._setup.flatten(features, "features")
+        flat_weights = [None] * len(flat)
+        if weights is not None:
+            flat_weights = self._setup.flatten(weights, "weights")
+        number = self._layout.topology.chips
+        with tf.device("CPU:0"):
+            checks = Checks()
+            parsed = inputs.parse(
+                self._setup, flat, flat_weights, number, checks
+            )
+            ids = inputs.by_sample(self._layout, parsed, number)
+            return host_buffers.fill_buffers(self._layout, ids, number, checks)
+
+    @_not_converted
+    def dequeue(
+        self, partitioned_tensors: host_buffers.Enqueued
+    ) -> tuple[Any, buffers_lib.Preserved]:
+        """Looks up the ids in buffers.
+
+        Args:
+            partitioned_tensors: the result of `enqueue`.
+
+        Returns:
+            The activations, nested as the configuration, each [chips *
+            output_shape[0], ..., dim] float32; and the buffers, for
+            `apply_gradients`.
+
+        Raises:
+            ValueError: not what `enqueue` returns.
+        """
+        strategies.check(type(self).__name__, self._strategy)
+        buffers = buffers_lib.enqueued(self._layout, partitioned_tensors)
+        self.build()
+        if self._pipelined and not self._is_late():
+            self.drain()
+        by_stack = {}
+        for name, stack in self._layout.stacks.items():
+            entries = self._entries(name, buffers[name])
+            by_stack[name] = activations(
+                entries,
+                tf.gather(self._variables[name][PARAMETERS], entries.row),
+                self._layout.topology.chips * stack.samples,
+                self._layout.stacking.quantization_configs[name],
+            )
+        flat = stack_activations.unstack(self._layout, by_stack)
+        return nest.pack_sequence_as(self._setup.feature_config, flat), buffers
+
+    @_not_converted
+    def embedding_lookup(
+        self, features: Any, weights: Any = None
+    ) -> tuple[Any, buffers_lib.Preserved]:
+        """Looks ids up: `dequeue(enqueue(features, weights))`.
+
+        Args:
+            features: as `enqueue` takes them.
+            weights: as `enqueue` takes them.
+
+        Returns:
+            What `dequeue` returns.
+
+        Raises:
+            ValueError, TypeError, tf.errors.InvalidArgumentError: see
+                `enqueue`.
+        """
+        return self.dequeue(self.enqueue(features, weights))
+
+    # Not the same function: subclasses may override the lookup.
+    @_not_converted
+    def __call__(
+        self, features: Any, weights: Any = None
+    ) -> tuple[Any, buffers_lib.Preserved]:
+        return self.embedding_lookup(features, weights)
+
+    @_not_converted
+    def apply_gradients(
+        self, gradients: Any, preserved_outputs: buffers_lib.Preserved
+    ) -> None:
+        """Updates the rows that were looked up.
+
+        Args:
+            gradients: nested as the configuration, each of its activations'
+                shape, float32. None stands for zeros: rows of the feature are
+                still updated, which for optimizers with momentum or decay is
+                not the same as leaving them out.
+            preserved_outputs: the second of what `dequeue` returned.
+
+        Raises:
+            RuntimeError: nothing has been built, or a table has no optimizer.
+            ValueError: another structure or shape, or not a Tensor.
+            TypeError: gradients that are not float32.
+        """
+        if not self._built:
+            raise RuntimeError(
+                "apply_gradients called on unbuilt TPUEmbeddingV2 object. "
+                "Please either call the embedding lookup method first or "
+                "manually call the build method."
+            )
+        buffers = buffers_lib.preserved(self._layout, preserved_outputs)
+        by_stack = stack_activations.stack(
+            self._layout,
+            stack_activations.check_gradients(self._setup, gradients),
+        )
+        updates = {}
+        for name, stack in self._layout.stacks.items():
+            table = stack.tables[0]
+            if table.optimizer is None:
+                raise RuntimeError(
+                    f"Table '{table.name}' has no optimizer; give it one, or "
+                    "TPUEmbeddingV2(..., optimizer) for all tables."
+                )
+            entries = self._entries(name, buffers[name])
+            rows, sums = row_gradients([entries], [by_stack[name]])
+            rate = call(table.optimizer.learning_rate)
+            updates[name] = Update(
+                rows, sums, tf.cast(tf.convert_to_tensor(rate), tf.float32)
+            )
+        self._update(updates, self._is_late())
+
+    def _entries(
+        self, name: str, buffers: PartitionedCsrFormatTensor
+    ) -> Entries:
+        topology, stack = self._layout.topology, self._layout.stacks[name]
+        rows = stack.rows // topology.shards
+        return decode(
+            buffers[:4], topology, stack.samples, rows, topology.chips
+        )
+
+    def _is_late(self) -> bool:
+        """Whether an update made now is deferred to the next step's."""
+        recording = is_recording_summaries()
+        return bool(
+            self._pipelined
+            # A symbolic condition does not count, as in TF.
+            and not (isinstance(recording, bool) and recording)
+            and embedding_pipelining_state.enabled
+            and pipelining.in_loop()
+        )
+
+
+TPUEmbeddingV2.register(TPUEmbeddingV2OnTPU)

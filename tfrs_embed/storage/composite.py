@@ -1,0 +1,237 @@
+"""A value that is kept in parts, seen as one variable."""
+
+from __future__ import annotations
+
+import abc
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.bundle import blocks
+from tfrs_embed.checkpoint.rows import VALUE, Rows, run_in_place
+from tfrs_embed.compat.private_tensorflow import SaveSpec, Trackable
+from tfrs_embed.compat.strategies import NoValuesError, is_offline
+
+
+class CompositeVariable(Trackable):
+    """Variables of several shards, seen as one.
+
+    A checkpoint holds the whole. A SavedModel holds the variables instead: its
+    functions read those.
+
+    Args:
+        variables: the variables of this process's shards.
+        strategy: the strategy they were made under.
+    """
+
+    trainable = False
+    exporting = False
+    dtype: tf.DType
+    name: str
+
+    def __init__(
+        self,
+        variables: Sequence[tf.Variable],
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        self._variables = list(variables)
+        # Where Keras looks whether a weight is of its strategy.
+        self._distribute_strategy = strategy
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Keras would put the functions of a SavedModel that it loads here,
+        # which know the shards' own variables only.
+        if name not in ("_serialize_to_tensors", "_restore_from_tensors"):
+            super().__setattr__(name, value)
+
+    @property
+    def _shared_name(self) -> str:
+        """The variable's name in a checkpoint's description."""
+        return self.name.split(":")[0]
+
+    @property
+    def _exported_variables(self) -> Sequence[tf.Variable]:
+        """The variables that a SavedModel holds."""
+        return self._variables
+
+    @property
+    def _workers(self) -> int:
+        """The number of processes that hold the parts."""
+        return 1
+
+    @abc.abstractmethod
+    def numpy(self) -> Any:
+        """The whole, as numpy has it."""
+
+    def read(self) -> tf.Tensor:
+        """The whole, as a tensor in the host's memory."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            return tf.constant(self.numpy())
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        """The whole."""
+        value = np.asarray(self.numpy())
+        return value.astype(dtype or value.dtype, copy=False)
+
+    @abc.abstractmethod
+    def assign(self, value: Any) -> None:
+        """Sets the whole."""
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        if self.exporting or not tf.executing_eagerly():
+            return {}
+        # By its full name the host is the device that TensorFlow has other
+        # variables on; with several it would save and restore in a function.
+        with tf.init_scope(), tf.device("CPU:0"):
+            host = tf.zeros([]).device
+        # Restoring asks for what there is to save, too, and must not read it.
+        whole = SaveSpec(
+            tensor=self.read,
+            slice_spec="",
+            name="",
+            dtype=self.dtype,
+            device=host,
+        )
+        return {VALUE: whole}
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> None:
+        if restored_tensors:
+            self.assign(restored_tensors[VALUE])
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        children = super()._trackable_children(save_type, **kwargs)
+        self.exporting = save_type == "savedmodel"
+        if self.exporting:
+            if self._workers > 1:
+                raise RuntimeError(
+                    f"'{self._shared_name}' is spread over {self._workers} "
+                    "workers, of which a SavedModel would have one's part: "
+                    "tfrs_embed.serving.export gathers them all."
+                )
+            for i, variable in enumerate(self._exported_variables):
+                children[f"shard_{i}"] = variable
+        return children
+
+
+def _to_tensor(
+    value: CompositeVariable,
+    dtype: Any = None,
+    name: Any = None,
+    as_ref: Any = None,
+) -> tf.Tensor:
+    tensor = value.read()
+    return tensor if dtype is None else tf.cast(tensor, dtype)
+
+
+tf.register_tensor_conversion_function(CompositeVariable, _to_tensor)
+
+
+# Keras's HDF5 format takes nothing else.
+tf.Variable.register(CompositeVariable)
+
+
+class CompositeTable(CompositeVariable, Rows):
+    """A table, or a slot, that is kept in parts.
+
+    It has those parts of a variable's interface that see it whole, and a
+    checkpoint holds it whole, as if it were one variable.
+
+    Args:
+        name: the name, "<table>/parameters" or "<table>/<slot>".
+        shape: [vocabulary_size, dim], or [vocabulary_size] of a slot that has
+            one number for each row.
+        variables: the variables that hold its parts in this process.
+        strategy: the strategy it was made under.
+        dtype: the dtype of its numbers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        variables: Sequence[tf.Variable],
+        strategy: tf.distribute.Strategy,
+        dtype: tf.DType = tf.float32,
+    ) -> None:
+        super().__init__(variables, strategy)
+        self.dtype = dtype
+        self.name = f"{name}:0"
+        self.shape = tf.TensorShape(shape)
+        self._has_values = not is_offline(strategy)
+
+    def _require_values(self) -> None:
+        """Requires that there are values to read.
+
+        Raises:
+            NoValuesError: its TPUs are only looked at.
+        """
+        if not self._has_values:
+            raise NoValuesError(
+                f"'{self._shared_name}' has no values: its TPUs are only "
+                "looked at, not there."
+            )
+
+    def numpy(self) -> np.ndarray:
+        """The whole table or slot, of its shape and dtype."""
+        whole = np.empty(self.shape.as_list(), self.dtype.as_numpy_dtype)
+        with self.reading():
+            for start, size in blocks(whole.shape, self.dtype):
+                rows = self.read_rows(start, size)
+                whole[start : start + size] = rows.numpy()
+        return whole
+
+    def assign(self, value: Any) -> None:
+        """Sets the whole table.
+
+        Args:
+            value: of its shape, the same on all workers. Each takes the rows
+                that it holds.
+
+        Raises:
+            ValueError: another shape.
+        """
+        with tf.device("CPU:0"):
+            value = tf.cast(tf.convert_to_tensor(value), self.dtype)
+        if value.shape != self.shape:
+            raise ValueError(
+                f"'{self.name}' has the shape {tuple(self.shape)}, and can't "
+                f"be given a value of shape {tuple(value.shape)}."
+            )
+        with self.writing():
+            self.write_rows(0, value)
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        # For checkpoints that are written while the training goes on.
+        if self not in object_map:
+            object_map[self] = self._copy_on_host()
+        copies = object_map[self]._variables
+
+        def take() -> None:
+            with self.reading():
+                for there, here in zip(copies, self._variables, strict=True):
+                    there.assign(here)
+
+        run_in_place(take)
+
+    def _copy_on_host(self) -> CompositeTable:
+        """Makes the same of variables in the host's memory."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            copies = [
+                tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
+                for v in self._variables
+            ]
+        whole = copy.copy(self)
+        whole._variables = copies
+        return whole
+
+    def __repr__(self) -> str:
+        """Name, shape and parts."""
+        return (
+            f"<{type(self).__name__} '{self.name}' shape={tuple(self.shape)}, "
+            f"{len(self._variables)} parts here>"
+        )

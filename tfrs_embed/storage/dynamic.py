@@ -1,0 +1,288 @@
+"""The state of a table whose keys come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.rows import CANDIDATES, KEYS
+from tfrs_embed.compat.arguments import integer_or_none
+from tfrs_embed.configs.dynamic_keys import TimeToLive, are_counted
+from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.ops.checks import Checks
+from tfrs_embed.ops.key_inputs import as_int64
+from tfrs_embed.optimizers.rules import TableOptimizer
+from tfrs_embed.storage import key_values
+from tfrs_embed.storage.key_room import eviction_order
+from tfrs_embed.storage.key_table import KeyTable
+from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
+from tfrs_embed.storage.keyed_rows import COUNTERS, KeyedRows
+from tfrs_embed.storage.keyed_shard import KeyedShard
+from tfrs_embed.storage.keyed_variable import KeyedVariable
+from tfrs_embed.storage.row_store import RowStore
+from tfrs_embed.storage.state import TableState
+
+_STATISTICS = ("admitted", "evicted", "rejected", "hits")
+
+
+class DynamicTable(TableState):
+    """A table whose keys come and go: its keys, their rows and slots.
+
+    It is `layer.tables[name]`. Its methods are for programs that run eagerly,
+    between steps; with several workers all of them must call a method, and
+    where it takes keys, with the same.
+
+    A checkpoint holds `<table>/keys`, [n] int64, `<table>/parameters` and
+    `<table>/<slot>`, [n, dim] or [n], and `<table>/frequency` and
+    `<table>/last_used`, [n] int64, in one order; and `<table>/candidates`,
+    [c, 3] int64: a key, its occurrences, and the step that it was last seen in.
+    Strings are their fingerprints. An `All2AllDenseEmbedding`'s table whose
+    keys stay has no counters and candidates there.
+
+    Args:
+        spec: the table.
+        optimizer: the table's optimizer; None: it is not trained.
+
+    Raises:
+        ValueError: its initializer can't make a key's row alone.
+    """
+
+    def __init__(self, spec: TableSpec, optimizer: TableOptimizer | None):
+        super().__init__(spec, optimizer)
+        self._make_initial = key_values.maker(spec)
+
+    def expose(
+        self,
+        owner: str,
+        stores: Sequence[RowStore],
+        replicas: Replicas,
+        strategy: tf.distribute.Strategy,
+        step: Any,
+    ) -> Sequence[KeyedShard]:
+        """Gives rows to keys, and adds what checkpoints hold.
+
+        What was restored before is written now.
+
+        Args:
+            owner: whose table it is, for errors.
+            stores: the rows of this process's shards; see `rows_at_first`.
+            replicas: the replicas.
+            strategy: the strategy that it was made under.
+            step: the number of updates made, as the engine has it.
+
+        Returns:
+            This process's shards of the table.
+        """
+        shards = [
+            KeyedShard(
+                owner,
+                self.spec,
+                replicas.world,
+                store,
+                self._slots,
+                self._make_initial,
+            )
+            for store in stores
+        ]
+        self._rows = KeyedRows(self.spec, shards, replicas)
+        self._checkpoint = KeyedCheckpoint(self._rows, step)
+        self._step = step
+        assert self.spec.keys is not None
+        counted = are_counted(self.spec.keys)
+        # The others are written for the keys that are there.
+        parts = [KEYS, *self._rows.names]
+        for part in parts + [*COUNTERS, CANDIDATES] * counted:
+            variable = KeyedVariable(
+                self.spec.name, part, self._rows, self._checkpoint, strategy
+            )
+            self.add(part, variable)
+        return shards
+
+    def step_restored(self) -> None:
+        self._checkpoint.count_from_step()
+
+    @property
+    def slots(self) -> dict[str, Any]:
+        """The slots by name: of the rows' shape, or a number for each row."""
+        others = (KEYS, CANDIDATES, *COUNTERS)
+        return {k: v for k, v in super().slots.items() if k not in others}
+
+    @property
+    def size(self) -> int:
+        """The number of keys that have rows."""
+        return sum(self._built("size").counts())
+
+    @property
+    def capacity(self) -> int:
+        """The number of keys that there is room for now."""
+        return sum(self._built("capacity").numbers(KeyTable.capacity))
+
+    def counts(self) -> list[int]:
+        """The number of keys with rows, of each shard."""
+        return self._built("the number of keys").counts()
+
+    def local_counts(self) -> dict[int, int]:
+        """The same by the ranks of this process's shards."""
+        return self._built("the number of keys").local_counts()
+
+    def keys(self) -> np.ndarray:
+        """The keys that have rows, [size] int64, ascending.
+
+        Those of uint64 have the same bits; of strings these are the
+        fingerprints, as `tf.fingerprint` makes them.
+        """
+        return self._built("keys").read(KEYS)
+
+    def lookup(self, keys: Any) -> np.ndarray:
+        """Finds the rows of keys.
+
+        Args:
+            keys: of the table's dtype of keys, [n].
+
+        Returns:
+            [n] int64, the number of each key's row on the key's shard; -1 for a
+            key without a row.
+
+        Raises:
+            TypeError: keys of another dtype.
+            ValueError: keys of another shape.
+        """
+        return self._built("lookup").find(self._as_keys(keys))
+
+    def give_rows(self, keys: Any) -> None:
+        """Gives initial rows to keys, in the place of all that have any.
+
+        If the table evicts keys, those for which their shards have no room are
+        left out, with a warning.
+
+        Args:
+            keys: of the table's dtype of keys, [n].
+
+        Raises:
+            TypeError: keys of another dtype.
+            ValueError: there is no room for them, or they have another shape.
+        """
+        rows = self._built("give_rows")
+        rows.write(KEYS, np.unique(self._as_keys(keys)))
+
+    def remove(self, keys: Any) -> int:
+        """Takes the rows of keys, and forgets what is known of them.
+
+        Keys that have no row are left alone, but for what admission remembers
+        of them. A key that comes back begins anew.
+
+        Args:
+            keys: of the table's dtype of keys, [n].
+
+        Returns:
+            The number of these keys that had a row in this process.
+
+        Raises:
+            TypeError: keys of another dtype.
+            ValueError: keys of another shape.
+            RuntimeError: it is called in a function that is being traced, as
+                part of a step.
+        """
+        return self._built("remove").remove(np.unique(self._as_keys(keys)))
+
+    def evict(self, count: int | None = None) -> int:
+        """Takes the rows of those keys that are the first to go.
+
+        Args:
+            count: how many. None: those that have expired, if the eviction
+                rule is a `TimeToLive`.
+
+        Returns:
+            The number of keys of this process that lost their rows.
+
+        Raises:
+            ValueError: there is no eviction rule, or no count; or a function
+                that is the rule returned something else than a number for
+                each key.
+            RuntimeError: see `remove`.
+        """
+        rows = self._built("evict")
+        order = self._by_score(rows, count)
+        return rows.remove(rows.read(KEYS)[order], evicted=True)
+
+    def _by_score(self, rows: KeyedRows, count: int | None) -> np.ndarray:
+        """The places of the keys to evict, among the keys in their order."""
+        where = f"Table '{self.spec.name}'"
+        rule = self.spec.keys.eviction  # type: ignore[union-attr]
+        if rule is None:
+            raise ValueError(f"{where} has eviction=None: it evicts nothing.")
+        integer_or_none(count, f"{where}: the number of keys to evict", 0)
+        if count is None and not isinstance(rule, TimeToLive):
+            raise ValueError(f"{where}: say how many keys to evict.")
+        keys = rows.read(KEYS)
+        frequency, last_used = (rows.read(name) for name in COUNTERS)
+        if isinstance(rule, TimeToLive) and count is None:
+            age = int(np.asarray(self._step)) - last_used
+            return np.flatnonzero(age > rule.steps)
+        return eviction_order(self.spec, keys, frequency, last_used)[:count]
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """What training steps did with keys: the last one, and all together.
+
+        Returns:
+            "last_step" and "in_all", each with "admitted", the keys that got
+            rows; "evicted", those that lost theirs to others; "rejected", those
+            that got none; "hits", the occurrences of keys that had rows before
+            the step. They count from when the table was made, and are in no
+            checkpoint.
+        """
+        numbers = self._built("statistics").statistics().tolist()
+        return {
+            "last_step": dict(zip(_STATISTICS, numbers[:4], strict=True)),
+            "in_all": dict(zip(_STATISTICS, numbers[4:], strict=True)),
+        }
+
+    def local_statistics(self) -> dict[str, int]:
+        """`statistics`' "in_all", of this process's shards alone."""
+        shards = self._built("statistics").shards
+        numbers = np.sum([s.key_table.statistics() for s in shards], 0)
+        return dict(zip(_STATISTICS, map(int, numbers[4:]), strict=True))
+
+    def local_counters(self) -> dict[str, np.ndarray]:
+        """Both counters, by name, of this process's keys, [n] int64."""
+        shards = self._built("the counters").shards
+        return {
+            name: np.concatenate([getattr(s.live(), name) for s in shards])
+            for name in COUNTERS
+        }
+
+    def local_capacities(self) -> list[int]:
+        """The number of keys that each shard of this process has room for."""
+        shards = self._built("the capacity").shards
+        return [int(shard.key_table.capacity()) for shard in shards]
+
+    def _built(self, what: str) -> KeyedRows:
+        where = f"Table '{self.spec.name}': {what}"
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                f"{where} can't be asked for in a function that is traced, as "
+                "part of a step: ask between steps."
+            )
+        if not self.variables:
+            raise ValueError(
+                f"{where} is not known before the layer has its tables: call "
+                "or build it first."
+            )
+        return self._rows
+
+    def _as_keys(self, keys: Any) -> np.ndarray:
+        where = f"Table '{self.spec.name}'"
+        dtype = self.spec.keys.dtype  # type: ignore[union-attr]
+        converted = as_int64(where, dtype, keys, Checks())
+        array = converted.numpy() if tf.is_tensor(converted) else None
+        if array is None or array.ndim != 1:
+            shape = getattr(converted, "shape", None)
+            raise ValueError(
+                f"{where}: keys must be a Tensor of shape [n], got "
+                f"{type(converted).__name__} of shape {shape}."
+            )
+        return array

@@ -1,0 +1,271 @@
+"""A table's initial rows, made block by block.
+
+The blocks' sizes and values depend on the table alone, and not on the shards.
+So a table starts with the same values however it is sharded, and no process has
+to hold all of it to fill a shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.compat import kerases, progress
+from tfrs_embed.compat.private_tensorflow import init_ops_v2
+from tfrs_embed.configs.tables import TableSpec, bytes_of
+
+#: The most float32 numbers of a block, unless one row has more: 16 MiB.
+BLOCK_ELEMENTS = 1 << 22
+
+_PARTITION = {"partition_shape", "partition_offset"}
+
+# The arguments of TF's and Keras's random initializers, which agree. Those
+# missing here are subclasses that only fill in the arguments.
+_SAMPLERS = {
+    "RandomNormal": ("mean", "stddev", "seed"),
+    "RandomUniform": ("minval", "maxval", "seed"),
+    "TruncatedNormal": ("mean", "stddev", "seed"),
+    "VarianceScaling": ("scale", "mode", "distribution", "seed"),
+}
+
+_Shape = tuple[int, int]
+
+# The task of making several tables' rows, of which one table's are a part.
+_building: contextvars.ContextVar[progress.Task | None] = (
+    contextvars.ContextVar("building", default=None)
+)
+
+
+def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
+    """Yields a table's initial rows in order, block by block.
+
+    A table of at most `BLOCK_ELEMENTS` numbers is one block: what its
+    initializer returns. A larger one has blocks of equally many rows, the last
+    one of what is left. These initializers make each block by itself:
+
+    * TF's and Keras's constants of one number, and their random
+      initializers. The values differ from those that one call for the whole
+      table gives; their distribution does not.
+    * A callable with parameters named `partition_shape` and
+      `partition_offset`, as TF and Keras define them: it is called with the
+      table's shape, and returns the rows of the block. A `**kwargs` is not
+      enough, as most that have one ignore it.
+
+    Any other initializer is called once for the whole table, which the host
+    then holds until the last block is taken.
+
+    A seeded initializer of TF's or Keras's yields the same values each time, in
+    every process. One of Keras's without a seed yields the same in this process
+    only, as it picks a seed once; TF's without a seed never do.
+
+    Args:
+        table: the table.
+
+    Yields:
+        The index of the block's first row, and its rows, [n, dim] of the
+        table's dtype, to which float32 values are rounded to the nearest.
+
+    Raises:
+        ValueError: the initializer returned something else, or numbers that
+            the table's dtype has no room for.
+    """
+    shape = (table.vocabulary_size, table.dim)
+    outer = _building.get()
+    with contextlib.nullcontext(outer) if outer else _task([table]) as task:
+        make = _block_maker(table, shape)
+        size = max(1, BLOCK_ELEMENTS // table.dim)
+        for first in range(0, table.vocabulary_size, size):
+            block = (min(size, table.vocabulary_size - first), table.dim)
+            rows = checked(table, make(first, block), block, first)
+            yield first, _rounded(table, rows, first)
+            # The caller has put the rows where they are to be.
+            task.advance(_bytes_of_rows(table, block[0]))
+
+
+@contextlib.contextmanager
+def building(tables: Sequence[TableSpec]) -> Iterator[None]:
+    """Shows the making of all these tables' initial rows as one task."""
+    with _task(tables) as task:
+        token = _building.set(task)
+        try:
+            yield
+        finally:
+            _building.reset(token)
+
+
+def _task(tables: Sequence[TableSpec]) -> progress.Task:
+    names = [f"'{table.name}'" for table in tables]
+    what = f"table {names[0]}" if len(names) == 1 else f"{len(names)} tables"
+    total = sum(_bytes_of_rows(t, t.vocabulary_size) for t in tables)
+    return progress.Task("Building", what, total)
+
+
+def _bytes_of_rows(table: TableSpec, rows: int) -> int:
+    """The size of a number of a table's rows."""
+    return rows * table.dim * bytes_of(table)
+
+
+def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:
+    """Returns a function that makes a block: f(first row, block's shape)."""
+    initializer = table.initializer
+    if math.prod(shape) <= BLOCK_ELEMENTS:
+        return lambda first, block: _call(initializer, shape)
+    if constant_of(initializer) is not None:
+        return lambda first, block: initializer(block, tf.float32)
+    for name in _SAMPLERS:
+        if calls_as(initializer, name):
+            return _sampler(initializer, name, shape)
+    if parameters(initializer) >= _PARTITION:
+        return lambda first, block: _call(
+            initializer,
+            shape,
+            partition_shape=block,
+            partition_offset=(first, 0),
+        )
+    with tf.device("CPU:0"):
+        whole = checked(table, _call(initializer, shape), shape)
+
+    def cut(first: int, block: _Shape) -> tf.Tensor:
+        with tf.device("CPU:0"):
+            return whole[first : first + block[0]]
+
+    return cut
+
+
+def _sampler(initializer: Any, name: str, shape: _Shape) -> Callable[..., Any]:
+    """Returns a function that makes a random initializer's block.
+
+    The initializer is called as the class `name` is.
+    """
+    own = kerases.of(initializer)
+    of_keras_3 = own is not None and own.__name__ == kerases.KERAS_3
+    if (
+        isinstance(initializer, init_ops_v2.Initializer)
+        and initializer.seed is not None
+    ):
+        # TF's would repeat itself in each block. tf_keras's, which gives the
+        # same values if not partitioned, mixes the offset into its seed.
+        keras: Any = importlib.import_module(kerases.TF_KERAS)
+        kind = getattr(keras.initializers, name)
+        initializer = kind(
+            **{f: getattr(initializer, f) for f in _SAMPLERS[name]}
+        )
+
+    def sample(first: int, block: _Shape) -> tf.Tensor:
+        if of_keras_3:
+            rows = _of_block(initializer, first)(block, tf.float32)
+        else:
+            rows = initializer(
+                block,
+                tf.float32,
+                partition_shape=block,
+                partition_offset=(first, 0),
+            )
+        if name == "VarianceScaling":
+            # Given the table's shape, TF's takes its fans, but Keras's take the
+            # block's: all have been given the block's.
+            fans = fan_of(initializer, block) / fan_of(initializer, shape)
+            rows *= math.sqrt(fans)
+        return rows
+
+    return sample
+
+
+def _of_block(initializer: Any, first: int) -> Any:
+    """An initializer of Keras 3, which knows no partitions, for one block."""
+    if not first or not isinstance(initializer.seed, int):
+        return initializer
+    # It would repeat itself in each block.
+    mixed = np.random.SeedSequence([initializer.seed, first])
+    seed = int(mixed.generate_state(1)[0] >> 1)
+    config = {**initializer.get_config(), "seed": seed}
+    return type(initializer).from_config(config)
+
+
+def fan_of(initializer: Any, shape: _Shape) -> float:
+    """The fan by which a `VarianceScaling` divides, of a table's shape."""
+    fans = {"fan_in": shape[0], "fan_out": shape[1]}
+    return fans.get(initializer.mode, sum(shape) / 2)
+
+
+def constant_of(initializer: Any) -> float | None:
+    """The number that an initializer fills rows with, if it is one."""
+    if calls_as(initializer, "Zeros"):
+        return 0.0
+    if calls_as(initializer, "Ones"):
+        return 1.0
+    if calls_as(initializer, "Constant") and np.ndim(initializer.value) == 0:
+        return float(initializer.value)
+    return None
+
+
+def calls_as(initializer: Any, *names: str) -> bool:
+    """Whether calling it runs the code of one of TF's or Keras's classes.
+
+    It does not if its class has a `__call__` of its own.
+    """
+    call = type(initializer).__call__
+    return any(
+        call is getattr(module, name).__call__
+        for module in (
+            init_ops_v2,
+            *(keras.initializers for keras in kerases.loaded()),
+        )
+        for name in names
+    )
+
+
+def parameters(initializer: Any) -> set[str]:
+    """Returns the names of the parameters that an initializer takes."""
+    try:
+        return set(inspect.signature(initializer).parameters)
+    except (TypeError, ValueError):
+        return {"shape", "dtype"}
+
+
+def _call(initializer: Any, shape: _Shape, **partition: Any) -> Any:
+    # TF documents initializers of a shape alone; its own take a dtype too.
+    if len(parameters(initializer) - _PARTITION) > 1:
+        return initializer(shape, tf.float32, **partition)
+    return initializer(shape, **partition)
+
+
+def checked(
+    table: TableSpec, rows: Any, shape: Sequence[int | None], first: int = 0
+) -> tf.Tensor:
+    """Returns rows as a tensor; raises unless they are float32 of the shape."""
+    rows = tf.convert_to_tensor(rows)
+    if not rows.shape.is_compatible_with(shape) or rows.dtype != tf.float32:
+        part = ""
+        if shape[0] is not None and shape[0] < table.vocabulary_size:
+            part = f", for its rows {first} to {first + shape[0] - 1}"
+        raise ValueError(
+            f"Table '{table.name}': its initializer returned "
+            f"{rows.dtype.name} of shape {tuple(rows.shape)}, not float32 of "
+            f"shape {shape}{part}."
+        )
+    return rows
+
+
+def _rounded(table: TableSpec, rows: tf.Tensor, first: int) -> tf.Tensor:
+    """Returns rows in the table's dtype; raises if one would be infinite."""
+    rounded = tf.cast(rows, table.dtype)
+    if rounded.dtype == rows.dtype or tf.is_symbolic_tensor(rows):
+        return rounded
+    lost = tf.math.is_finite(rows) & ~tf.math.is_finite(rounded)
+    if tf.reduce_any(lost):
+        row, column = tf.where(lost)[0].numpy()
+        raise ValueError(
+            f"Table '{table.name}': its initializer returned "
+            f"{rows[row, column].numpy():g} for row {first + row}, beyond "
+            f"{table.dtype}'s largest number, {rounded.dtype.max:g}."
+        )
+    return rounded

@@ -1,0 +1,178 @@
+"""Room for keys in a table's shards, and which keys go first where it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tfrs_embed.checkpoint import growth
+from tfrs_embed.checkpoint.rows import FREQUENCY, LAST_USED
+from tfrs_embed.configs.dynamic_keys import KeysOfShards, TimeToLive
+from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.distribution.key_shards import shards_of
+from tfrs_embed.storage.key_rules import key_rules
+
+# A full shard is warned of if more than this part of the table's rows is free.
+_FREE_PART = 1 / 8
+
+
+def eviction_order(
+    table: TableSpec,
+    keys: np.ndarray,
+    frequency: np.ndarray,
+    last_used: np.ndarray,
+) -> np.ndarray:
+    """The places of keys, [n] int64, from the first that goes to the last.
+
+    Without an eviction rule they are in the order of "lru".
+
+    Args:
+        table: the table.
+        keys: [n] int64.
+        frequency: [n] int64, how often each was used.
+        last_used: [n] int64, the step of its last use.
+
+    Raises:
+        ValueError: a function that is the rule returned something else than a
+            number for each key.
+    """
+    rule = table.keys.eviction  # type: ignore[union-attr]
+    if rule is None or rule == "lru" or isinstance(rule, TimeToLive):
+        return np.lexsort((keys, last_used))
+    if rule == "lfu":
+        return np.lexsort((keys, last_used, frequency))
+    where = f"Table '{table.name}': its eviction rule returned"
+    scores = np.asarray(rule(keys, last_used, frequency))  # type: ignore[operator]
+    if scores.shape != keys.shape or scores.dtype.kind not in "iufb":
+        raise ValueError(
+            f"{where} {scores.dtype} of shape {list(scores.shape)}, not a "
+            f"number for each of {len(keys)} keys."
+        )
+    if np.isnan(scores).any():
+        raise ValueError(f"{where} NaN for key {keys[np.isnan(scores)][0]}.")
+    return np.lexsort((keys, scores))
+
+
+class KeyRoom:
+    """How many keys a table's shards have room for.
+
+    Args:
+        table: the table.
+        world: the number of shards.
+        owner: the table, as errors call it.
+    """
+
+    def __init__(self, table: TableSpec, world: int, owner: str) -> None:
+        rules = key_rules(table, world)
+        self._table = table
+        self._world = world
+        self._owner = owner
+        self._capacity = rules.max_capacity
+        self._evicts = rules.evicts
+
+    def require(self, keys: np.ndarray, evict: bool = True) -> None:
+        """Requires room for keys, unless some may be left out.
+
+        Args:
+            keys: [n] int64.
+            evict: whether the table's rule may leave keys out.
+
+        Raises:
+            ValueError: a shard has no room for all of its keys.
+        """
+        if (evict and self._evicts) or growth.may_shrink():
+            return
+        shortage = self._shortage(shards_of(keys, self._world))
+        if shortage:
+            more = "More rows make it"
+            if isinstance(self._table.keys, KeysOfShards):
+                more = f"A larger {KeysOfShards.ROWS} makes it"
+            raise ValueError(
+                f"{self._owner} has no room for {len(keys)} keys: {shortage}. "
+                f"{more}, or, for a checkpoint, tfrs_embed.checkpoint."
+                "growing_tables(shrink=True): the keys that the table would "
+                "evict last then stay."
+            )
+
+    def choose(
+        self, keys: np.ndarray, known: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """Finds which keys the shards have room for, [n] bool.
+
+        Those stay that would be evicted last.
+
+        Args:
+            keys: [n] int64.
+            known: the keys' counters, by name; zeros if they are left out.
+        """
+        kept = np.ones(len(keys), bool)
+        shard_of = shards_of(keys, self._world)
+        if self._shortage(shard_of):
+            zeros = np.zeros(len(keys), np.int64)
+            order = eviction_order(
+                self._table,
+                keys,
+                *(known.get(name, zeros) for name in (FREQUENCY, LAST_USED)),
+            )
+            for rank in range(self._world):
+                mine = order[shard_of[order] == rank]
+                kept[mine[: max(0, len(mine) - self._capacity)]] = False
+        return kept
+
+    def _shortage(self, shard_of: np.ndarray) -> str:
+        """The text of which shard has no room for its keys; "" if all have.
+
+        Args:
+            shard_of: the keys' shards, [n] int32.
+        """
+        sizes = np.bincount(shard_of, minlength=self._world)
+        fullest = int(np.argmax(sizes))
+        if sizes[fullest] <= self._capacity:
+            return ""
+        limit = "the most rows of a shard"
+        if isinstance(self._table.keys, KeysOfShards):
+            limit = KeysOfShards.ROWS
+        replicas = (
+            "1 replica" if self._world == 1 else f"{self._world} replicas"
+        )
+        return (
+            f"over {replicas} shard {fullest} would hold {sizes[fullest]} of "
+            f"them, and {limit} is {self._capacity}"
+        )
+
+    def left_out(self, keys: np.ndarray, kept: np.ndarray, source: str) -> str:
+        """The text of a warning of keys without room; "" if none is due.
+
+        Args:
+            keys: all keys, [n] int64.
+            kept: which of them have found room, [n] bool.
+            source: says where they come from.
+        """
+        if kept.all() or growth.may_shrink():
+            return ""
+        rule = self._table.keys.eviction  # type: ignore[union-attr]
+        return (
+            f"{self._owner} leaves out {np.sum(~kept)} of {len(keys)} keys"
+            f"{source}: {self._shortage(shards_of(keys, self._world))}. Those "
+            f"go that eviction={rule!r} evicts first. With more rows all keys "
+            "stay."
+        )
+
+    def unevenly_full(self, sizes: Sequence[int]) -> str:
+        """The text of a warning of a full shard beside free ones; or "".
+
+        Args:
+            sizes: the number of keys of each shard.
+        """
+        free = [self._capacity - size for size in sizes]
+        rows = self._capacity * len(sizes)
+        if not self._evicts or min(free) > 0 or sum(free) <= _FREE_PART * rows:
+            return ""
+        return (
+            f"{self._owner}: shard {np.argmin(free)} holds {self._capacity} "
+            f"keys and is full: it evicts keys, while the other shards have "
+            f"{sum(free)} free rows of {rows - self._capacity}. A key's shard "
+            "is that of its hash. Small tables are filled more evenly with "
+            "more rows, or on fewer replicas."
+        )

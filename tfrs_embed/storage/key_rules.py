@@ -1,0 +1,157 @@
+"""What decides which keys have rows, and what is known of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from tfrs_embed.configs.dynamic_keys import (
+    CANDIDATES_PER_ROW,
+    FrequencyAdmission,
+    KeysOfShards,
+    ProbabilisticAdmission,
+    TimeToLive,
+)
+from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.storage import key_values
+
+#: The row of a key that has none: it is read, never written, and zeros.
+ABSENT = 0
+#: The row that takes the gradients of keys without one, and is never read.
+TRASH = 1
+#: The first row that a key can have.
+FIRST_ROW = 2
+
+# Rows beside those that keys have, for planned ones of a full table: at least
+# one in so many, and for small tables as many as there are, up to a limit.
+_SPARE_PART = 32
+_MOST_SPARE_OF_SMALL = 1024
+# Where no key is evicted, a shard has so many standard deviations more rows
+# than keys that fall on it on average.
+_DEVIATIONS = 6
+# No table grows beyond what an index of rows can count.
+_UNLIMITED = 2**40
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyRules:
+    """When the keys of one shard get and lose rows.
+
+    Attributes:
+        capacity: the number of keys that have rows, at the beginning.
+        max_capacity: what it may double up to; `capacity` if it may not.
+        candidates: of how many keys without rows the occurrences are
+            remembered; at least 1.
+        threshold: a key gets a row once it occurred so often; 0: at once, if
+            `probability` is 1.
+        probability: a key without a row gets one with this probability each
+            time it occurs.
+        seed: of these probabilities, 64 bits.
+        policy: the order of eviction. "lru": by the last use; "lfu": by
+            frequency, then by the last use; "ttl": expired keys, then as "lru";
+            "none": no order.
+        ttl: with the policy "ttl" a key expires when it was not used in so
+            many steps; else 0.
+        evicts: whether keys that aren't expired are evicted too.
+    """
+
+    capacity: int
+    max_capacity: int
+    candidates: int
+    threshold: int = 0
+    probability: float = 1.0
+    seed: int = 0
+    policy: str = "none"
+    ttl: int = 0
+    evicts: bool = False
+
+
+def key_rules(table: TableSpec, world: int) -> KeyRules:
+    """The rules by which a shard's keys come and go.
+
+    Args:
+        table: the table, one with keys.
+        world: the number of shards.
+    """
+    keys = table.keys
+    assert keys is not None
+    evicts = keys.when_full in ("evict", "grow") and keys.evicts_in_steps
+    exact = evicts or isinstance(keys, KeysOfShards)
+    capacity = _rows_of_shard(table.vocabulary_size, world, exact)
+    most = capacity
+    if keys.when_full == "grow":
+        most = (
+            _UNLIMITED
+            if keys.max_rows is None
+            else _rows_of_shard(keys.max_rows, world, exact)
+        )
+    candidates = keys.candidates or CANDIDATES_PER_ROW * table.vocabulary_size
+    admission, eviction = keys.admission, keys.eviction
+    policy = "none"
+    if isinstance(eviction, TimeToLive):
+        policy = "ttl"
+    elif isinstance(eviction, str):
+        policy = eviction
+    return KeyRules(
+        capacity=capacity,
+        max_capacity=most,
+        candidates=-(-candidates // world),
+        threshold=(
+            admission.threshold
+            if isinstance(admission, FrequencyAdmission)
+            else 0
+        ),
+        probability=(
+            admission.probability
+            if isinstance(admission, ProbabilisticAdmission)
+            else 1.0
+        ),
+        seed=key_values.seed_of(table),
+        policy=policy,
+        ttl=eviction.steps if isinstance(eviction, TimeToLive) else 0,
+        evicts=evicts,
+    )
+
+
+def _rows_of_shard(rows: int, world: int, exact: bool) -> int:
+    """How many keys a shard has room for.
+
+    Keys fall on shards by chance. A shard that evicts, or whose rows are
+    declared, has its part of the rows. Another has more, so that as many keys
+    as rows find room.
+
+    Args:
+        rows: the table's rows.
+        world: the number of shards.
+        exact: whether it has its part.
+    """
+    share = -(-rows // world)
+    if exact or world == 1:
+        return share
+    return min(rows, share + math.ceil(_DEVIATIONS * math.sqrt(share)))
+
+
+def rows_at_first(table: TableSpec, world: int) -> int:
+    """The rows that a shard's variables are made with."""
+    capacity = key_rules(table, world).capacity
+    spare = max(capacity // _SPARE_PART, min(capacity, _MOST_SPARE_OF_SMALL))
+    return FIRST_ROW + capacity + spare
+
+
+class Live(NamedTuple):
+    """The keys that have rows, in any order.
+
+    Attributes:
+        keys: [n] int64.
+        rows: [n] int64, each key's own.
+        frequency: [n] int64, how often each was used.
+        last_used: [n] int64, the step of its last use.
+    """
+
+    keys: np.ndarray
+    rows: np.ndarray
+    frequency: np.ndarray
+    last_used: np.ndarray

@@ -1,0 +1,261 @@
+"""The initial rows of keys, each made of its key and the table's seed alone.
+
+A key's row starts with the same values whenever it comes, on whatever row and
+replica it is, and when it comes back after its row was taken. An initializer
+makes rows one after the other, so this module draws from its distribution in
+its stead: number j of key k is a hash of (seed, k, j), taken for a uniform
+number and mapped to the distribution.
+
+The hash is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.compat import graphs
+from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.storage.initial_values import (
+    calls_as,
+    checked,
+    constant_of,
+    fan_of,
+    parameters,
+)
+
+#: Makes initial rows, [n, dim] float32, of keys, [n] int64.
+Maker = Callable[[tf.Tensor], tf.Tensor]
+
+_HOST = "/device:CPU:0"
+# A multiple of the numbers that any processor computes at once.
+_PACKET = 64
+_GOLDEN = 0x9E3779B97F4A7C15
+# Both sides of a normal distribution beyond which Keras draws again.
+_TRUNCATED_AT = 2.0
+# What is left of the standard deviation then, as Keras has it.
+_TRUNCATED_STDDEV = 0.87962566103423978
+
+
+def seed_of(table: TableSpec) -> int:
+    """The seed of a table's keys, 64 bits.
+
+    That of its initializer; without one, a number made of the table's name, and
+    of its layer's where many tables have that name.
+    """
+    initializer = table.initializer
+    # Keras 3 picks a seed where none is given, and keeps what was.
+    given = getattr(
+        initializer, "_init_seed", getattr(initializer, "seed", None)
+    )
+    if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
+        return int(given) % 2**64
+    path = [table.owner, table.name] if table.owner else [table.name]
+    return zlib.crc32("/".join(path).encode())
+
+
+def maker(table: TableSpec) -> Maker:
+    """Returns what makes the initial rows of a table's keys.
+
+    Raises:
+        ValueError: its initializer's rows can't be made one by one. These can:
+            TF's and Keras's zeros, ones, constants of one number, uniform,
+            normal and truncated normal ones, and those that scale the variance;
+            and a callable with a parameter named `keys`, which is called with
+            the shape [n, dim] and the keys, [n] int64.
+    """
+    initializer, dim = table.initializer, table.dim
+    if "keys" in parameters(initializer):
+        return graphs.TracedOnce(
+            lambda keys: _called(table, keys), tf.TensorSpec([None], tf.int64)
+        )
+    constant = constant_of(initializer)
+    if constant is not None:
+        return lambda keys: tf.fill([tf.size(keys), dim], constant)
+    distribution = _distribution(initializer, (table.vocabulary_size, dim))
+    if distribution is None:
+        raise ValueError(
+            f"Table '{table.name}': the initial row of a key depends on the "
+            "key alone, and an initializer of the kind "
+            f"{type(initializer).__name__} can't make that. Take a constant, "
+            "uniform, normal or truncated normal one, one that scales the "
+            "variance, or a function with a parameter named 'keys'."
+        )
+    return _Drawn(*distribution, seed_of(table), dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Drawn:
+    """Draws a table's keys' rows from a distribution.
+
+    Attributes:
+        kind: "uniform", "normal" or "truncated_normal".
+        first: see `_draw`.
+        scale: see `_draw`.
+        seed: 64 bits.
+        dim: the width of a row.
+    """
+
+    kind: str
+    first: float
+    scale: float
+    seed: int
+    dim: int
+
+    def __call__(self, keys: tf.Tensor) -> tf.Tensor:
+        return _draw_rows([self], None, keys)
+
+
+def make_rows(
+    makers: Sequence[Maker], keys: tf.Tensor, sizes: tf.Tensor
+) -> tf.Tensor:
+    """Makes the initial rows of several tables' keys.
+
+    Args:
+        makers: each table's maker; the tables have one width.
+        keys: [n] int64, table after table.
+        sizes: [tables] int64, how many of them each table has.
+
+    Returns:
+        [n, dim] float32.
+    """
+    number = len(makers)
+    if number == 1:
+        return makers[0](keys)
+    drawn = [m for m in makers if isinstance(m, _Drawn)]
+    if len(drawn) == number and len({m.kind for m in drawn}) == 1:
+        return _draw_rows(drawn, sizes, keys)
+    parts = tf.split(keys, sizes, num=number)
+    return tf.concat(
+        [make(part) for make, part in zip(makers, parts, strict=True)], 0
+    )
+
+
+def _draw_rows(
+    makers: Sequence[_Drawn], sizes: tf.Tensor | None, keys: tf.Tensor
+) -> tf.Tensor:
+    """Draws rows of several tables, from distributions of one kind."""
+    with tf.device(_HOST):
+        parameters = [
+            tf.constant([m.seed for m in makers], tf.uint64),
+            tf.constant([m.first for m in makers], tf.float32),
+            tf.constant([m.scale for m in makers], tf.float32),
+        ]
+        if sizes is not None:
+            places = tf.range(tf.size(keys, tf.int64))
+            table_of = tf.searchsorted(tf.cumsum(sizes), places, side="right")
+            parameters = [tf.gather(p, table_of) for p in parameters]
+        dim = makers[0].dim
+        rows = _DRAW[makers[0].kind](*parameters, tf.constant(dim), keys)
+    return tf.ensure_shape(rows, [None, dim])
+
+
+def _called(table: TableSpec, keys: tf.Tensor) -> tf.Tensor:
+    """Rows that a callable made of keys."""
+    shape = tf.stack([tf.size(keys), table.dim])
+    rows = table.initializer(shape, keys=keys)
+    rows = checked(table, rows, [keys.shape[0], table.dim])
+    return tf.ensure_shape(rows, [None, table.dim])
+
+
+def _distribution(
+    initializer: Any, shape: tuple[int, int]
+) -> tuple[str, float, float] | None:
+    """An initializer's distribution: its kind, and two numbers of `_draw`."""
+    if calls_as(initializer, "RandomUniform"):
+        low, high = initializer.minval, initializer.maxval
+        return "uniform", low, high - low
+    if calls_as(initializer, "RandomNormal"):
+        return "normal", initializer.mean, initializer.stddev
+    if calls_as(initializer, "TruncatedNormal"):
+        return "truncated_normal", initializer.mean, initializer.stddev
+    if not calls_as(initializer, "VarianceScaling"):
+        return None
+    variance = initializer.scale / max(1.0, fan_of(initializer, shape))
+    if initializer.distribution == "uniform":
+        limit = math.sqrt(3 * variance)
+        return "uniform", -limit, 2 * limit
+    stddev = math.sqrt(variance)
+    if initializer.distribution == "untruncated_normal":
+        return "normal", 0.0, stddev
+    return "truncated_normal", 0.0, stddev / _TRUNCATED_STDDEV
+
+
+def _draw(
+    kind: str,
+    seed: tf.Tensor,
+    first: tf.Tensor,
+    scale: tf.Tensor,
+    dim: tf.Tensor,
+    keys: tf.Tensor,
+) -> tf.Tensor:
+    """Draws numbers from a distribution for keys: [n, dim] float32.
+
+    Args:
+        kind: "uniform", "normal" or "truncated_normal".
+        seed: [n] or [1] uint64.
+        first: [n] or [1] float32: the least number of a uniform distribution;
+            the mean of others.
+        scale: [n] or [1] float32: how far numbers are from the least; the
+            standard deviation.
+        dim: scalar int32.
+        keys: [n] int64.
+    """
+    with tf.device(_HOST):
+        numbers = tf.reshape(_uniform(seed, keys, dim), [-1])
+        size = tf.size(numbers)
+        # What fills no packet of the processor's is rounded otherwise.
+        numbers = tf.pad(numbers, [[0, -size % _PACKET]])
+        if kind == "truncated_normal":
+            tail = math.erfc(_TRUNCATED_AT / math.sqrt(2)) / 2
+            numbers = tail + (1 - 2 * tail) * numbers
+        if kind != "uniform":
+            numbers = tf.math.ndtri(numbers)
+        rows = tf.reshape(numbers[:size], [-1, dim])
+        return first[:, None] + scale[:, None] * rows
+
+
+def _uniform(seed: tf.Tensor, keys: tf.Tensor, dim: tf.Tensor) -> tf.Tensor:
+    """Numbers in (0, 1) of keys, [n] int64: [n, dim] float32."""
+    key = _mix(tf.bitcast(keys, tf.uint64))
+    state = _mix(tf.bitwise.bitwise_xor(seed, key))
+    bits = _mix(state[:, None] + tf.cast(tf.range(dim), tf.uint64))
+    # 23 bits, and a half for the middle of their interval, are a float32.
+    steps = tf.cast(tf.bitwise.right_shift(bits, _uint64(41)), tf.float32)
+    return (steps + 0.5) * 2.0**-23
+
+
+# One for all tables: each is traced once.
+_DRAW = {
+    kind: graphs.TracedOnce(
+        functools.partial(_draw, kind),
+        tf.TensorSpec([None], tf.uint64),
+        tf.TensorSpec([None], tf.float32),
+        tf.TensorSpec([None], tf.float32),
+        tf.TensorSpec([], tf.int32),
+        tf.TensorSpec([None], tf.int64),
+        **graphs.NOT_INLINED,
+    )
+    for kind in ("uniform", "normal", "truncated_normal")
+}
+
+
+def _mix(z: tf.Tensor) -> tf.Tensor:
+    """splitmix64's next number of a state, uint64."""
+    z += _uint64(_GOLDEN)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, _uint64(shift)))
+        z *= _uint64(factor)
+    return tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, _uint64(31)))
+
+
+def _uint64(value: int) -> tf.Tensor:
+    return tf.constant(np.uint64(value))

@@ -1,0 +1,408 @@
+"""The rows of a table's shards, read and written by key.
+
+A key's row depends on who asked for it when, and on the number of replicas;
+none of that is of interest outside. Keys, what is known of them, rows and slots
+are therefore read and written in the order of the keys.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.rows import (
+    CANDIDATES,
+    FREQUENCY,
+    KEYS,
+    LAST_USED,
+    HeldRows,
+)
+from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.distribution.key_shards import shards_of
+from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.storage.gathering import Gathering
+from tfrs_embed.storage.key_room import KeyRoom
+from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW
+from tfrs_embed.storage.key_table import KeyTable
+from tfrs_embed.storage.keyed_shard import KeyedShard
+
+#: What is known of keys that have rows, each [n] int64.
+COUNTERS = (FREQUENCY, LAST_USED)
+#: Of these each shard has integers, of all others rows.
+INTEGERS = (KEYS, *COUNTERS, CANDIDATES)
+
+
+class KeyedRows:
+    """The keys of this process's shards, what is known of them, and their rows.
+
+    Its parts have names: "keys", "frequency", "last_used", "candidates",
+    "parameters" and those of slots.
+
+    Args:
+        table: the table.
+        shards: this process's shards of it.
+        replicas: the replicas.
+
+    Attributes:
+        names: the names of parameters and slots.
+        shards: this process's shards.
+        owner: the table, as errors call it.
+        room: how many keys there is room for.
+    """
+
+    def __init__(
+        self,
+        table: TableSpec,
+        shards: Sequence[KeyedShard],
+        replicas: Replicas,
+    ) -> None:
+        self.names = tuple(shards[0].variables)
+        self.shards = tuple(shards)
+        layer = f" of layer '{table.owner}'" if table.owner else ""
+        self.owner = f"Table '{table.name}'{layer}"
+        self.room = KeyRoom(table, replicas.world, self.owner)
+        self.replicas = replicas
+        self._gather = Gathering(replicas, f"read the keys of {self.owner}")
+        self._said_full = False
+        # With several workers: the keys that were last written and have rows,
+        # and that moment.
+        self._written = np.zeros([0], np.int64)
+        self._written_at: list[tuple[int, ...]] = []
+        # More keys than there is room for, and the values written for them:
+        # which keys stay is known when their counters are written.
+        self._coming: dict[str, np.ndarray] = {}
+
+    def variables(self, name: str) -> list[tf.Variable]:
+        """The shards' variables of a part, or beside it, for TensorFlow."""
+        name = "parameters" if name in INTEGERS else name
+        return [shard.variables[name] for shard in self.shards]
+
+    def row_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of what a part has for each key."""
+        if name in INTEGERS:
+            return (3,) if name == CANDIDATES else ()
+        return tuple(self.shards[0].variables[name].shape[1:])
+
+    def by_ranks(self) -> list[tuple[int, KeyedShard]]:
+        """This process's shards, with their ranks."""
+        return list(zip(self.replicas.ranks, self.shards, strict=True))
+
+    def warn(self, text: str) -> None:
+        """Warns, on one of the workers, if there is a text."""
+        if text and self.replicas.worker == 0:
+            warnings.warn(text, UserWarning, stacklevel=2)
+
+    # Reading.
+
+    def counts(self, name: str = KEYS) -> list[int]:
+        """The length of a part, of each shard; all workers must ask."""
+        if name == CANDIDATES:
+            return self.numbers(lambda table: len(table.candidates()))
+        counts = self.numbers(KeyTable.size)
+        if not self._said_full:
+            text = self.room.unevenly_full(counts)
+            self._said_full = bool(text)
+            self.warn(text)
+        return counts
+
+    def local_counts(self) -> dict[int, int]:
+        """The number of keys of this process's shards, by their ranks."""
+        return {r: int(shard.key_table.size()) for r, shard in self.by_ranks()}
+
+    def numbers(self, of_keys: Callable[[KeyTable], Any]) -> list[int]:
+        """A number of each shard's keys; all workers must ask."""
+        here = [np.array([of_keys(s.key_table)], np.int64) for s in self.shards]
+        return [int(array[0]) for array in self._gather(here)]
+
+    def read(self, name: str) -> np.ndarray:
+        """A part of all shards, [n, ...], in the order of the keys.
+
+        Raises:
+            RuntimeError: another thread changed the keys meanwhile.
+        """
+        if name == KEYS:
+            return np.sort(self._all(KEYS))
+        before = self.moment()
+        found = self._all(name)
+        if name == CANDIDATES:
+            return found[np.argsort(found[:, 0])]
+        keys = self._all(KEYS)
+        self.require_moment(before, f"its {name} were read")
+        return found[np.argsort(keys)]
+
+    def _all(self, name: str) -> np.ndarray:
+        """A part of all shards, shard after shard, and by row in each."""
+        here = []
+        for shard in self.shards:
+            if name in INTEGERS:
+                here.append(shard.integers(name))
+            else:
+                here.append(shard.gather(name, shard.live().rows).numpy())
+        return np.concatenate(self._gather(here))
+
+    def held(self, name: str) -> list[HeldRows]:
+        """The parameters or a slot of this process's shards; no collective."""
+        row = 4 * math.prod(self.row_shape(name))
+        found = []
+        for shard in self.shards:
+            live = shard.live()
+
+            def gather(
+                wanted: np.ndarray,
+                shard: KeyedShard = shard,
+                rows: np.ndarray = live.rows,
+            ) -> tf.Tensor:
+                return shard.gather(name, rows[wanted])
+
+            n = len(live.keys)
+            found.append(HeldRows(n, row * n, gather, live.keys))
+        return found
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """The rows of keys, [n] int64, on their shards; -1: none.
+
+        With several workers all must ask for the same keys.
+        """
+        found = []
+        for _, places, rows in self._located(keys):
+            here = np.full(len(keys), -1)
+            here[places] = rows - FIRST_ROW
+            found.append(here)
+        return np.max(self._gather(found), 0)
+
+    def statistics(self) -> np.ndarray:
+        """The sums of all shards' statistics, [8] int64."""
+        here = [shard.key_table.statistics() for shard in self.shards]
+        return np.sum(self._gather(here), 0)
+
+    def moment(self) -> list[tuple[int, ...]]:
+        """Numbers that change with the keys of this process's shards."""
+        return [shard.key_table.moment() for shard in self.shards]
+
+    def require_moment(self, before: list[tuple[int, ...]], what: str) -> None:
+        """Requires that the keys are still those of a moment.
+
+        With several workers, which may not stop alone, nothing is required.
+
+        Raises:
+            RuntimeError: they have changed.
+        """
+        if self.replicas.workers == 1 and self.moment() != before:
+            raise RuntimeError(
+                f"{self.owner}: another thread gave rows to other keys while "
+                f"{what}. Do it between steps, in the thread that trains."
+            )
+
+    # Writing.
+
+    def write(self, name: str, values: np.ndarray) -> None:
+        """Sets a part of all shards.
+
+        Keys replace all that there are, and get initial rows and slots, and
+        counters of zero. If the table evicts keys, those without room are left
+        out: which, is decided again when counters are written for all of them.
+        Candidates replace all candidates. Other parts are those of the keys
+        that there are, or that were last written.
+
+        Args:
+            name: which part.
+            values: [n, ...]; keys [n] int64, ascending.
+
+        Raises:
+            ValueError: another shape, or keys that are not ascending, or that a
+                shard has no room for.
+            RuntimeError: with several workers, keys came since they were
+                written.
+        """
+        if name == CANDIDATES:
+            candidates = checked_integers(name, values, 0, self.owner)
+            shard_of = shards_of(candidates[:, 0], self.replicas.world)
+            for rank, shard in self.by_ranks():
+                shard.set_known(candidates=candidates[shard_of == rank])
+        elif name == KEYS:
+            self.check_keys(values)
+            kept = self._write_keys(values, {})
+            self._coming = {} if kept.all() else {KEYS: values}
+            self.warn(self.room.left_out(values, kept, ""))
+        else:
+            keys = self._coming.get(KEYS)
+            if keys is None or len(values) != len(keys):
+                keys, self._coming = self._keys_to_write_for(), {}
+            values = self._checked_part(name, values, len(keys))
+            self.write_for(name, keys, values)
+            if self._coming:
+                self._coming[name] = values
+                if name == COUNTERS[-1]:
+                    self._choose_again()
+
+    def check_keys(self, keys: np.ndarray) -> None:
+        """Checks keys that are to be written.
+
+        Raises:
+            ValueError: as `write` does.
+        """
+        if keys.dtype != np.int64 or keys.ndim != 1:
+            raise ValueError(
+                f"{self.owner}: keys must be int64 of shape [n], got "
+                f"{keys.dtype} of shape {list(keys.shape)}."
+            )
+        if not np.all(keys[1:] > keys[:-1]):
+            raise ValueError(
+                f"{self.owner}: keys must be ascending, each of them once."
+            )
+        self.room.require(keys)
+
+    def _write_keys(
+        self, keys: np.ndarray, known: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """Replaces all keys by those that find room, [n] bool."""
+        kept = self.replace(keys, known)
+        if self.replicas.workers > 1:
+            self._written, self._written_at = keys[kept], self.moment()
+        return kept
+
+    def replace(
+        self, keys: np.ndarray, known: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """Replaces all keys, whose rows and slots are initial ones.
+
+        Args:
+            keys: [n] int64.
+            known: their counters by name, and the candidates; zeros and none if
+                they are left out.
+
+        Returns:
+            Which keys found room, [n] bool.
+        """
+        kept = self.room.choose(keys, known)
+        world, zeros = self.replicas.world, np.zeros(len(keys), np.int64)
+        frequency, last_used = (known.get(name, zeros) for name in COUNTERS)
+        candidates = known.get(CANDIDATES, np.zeros([0, 3], np.int64))
+        shard_of = np.where(kept, shards_of(keys, world), -1)
+        shard_of_candidate = shards_of(candidates[:, 0], world)
+        for rank, shard in self.by_ranks():
+            mine = shard_of == rank
+            shard.replace(
+                keys[mine],
+                frequency[mine],
+                last_used[mine],
+                candidates[shard_of_candidate == rank],
+            )
+        return kept
+
+    def _choose_again(self) -> None:
+        """Writes the keys that were left out anew, now by their counters."""
+        coming, self._coming = self._coming, {}
+        keys = coming.pop(KEYS)
+        self._write_keys(keys, coming)
+        for name, values in coming.items():
+            if name not in COUNTERS:
+                self.write_for(name, keys, values)
+
+    def _keys_to_write_for(self) -> np.ndarray:
+        if self.replicas.workers == 1:
+            return self.read(KEYS)
+        # A restoring worker can't ask the others, which may not be restoring.
+        if self.moment() != self._written_at:
+            raise RuntimeError(
+                f"{self.owner} has been given keys since they were "
+                "written: write the keys before their rows."
+            )
+        return self._written
+
+    def _checked_part(
+        self, name: str, values: np.ndarray, n: int
+    ) -> np.ndarray:
+        """Counters, parameters or slots of n keys, if they have the shape."""
+        if name in COUNTERS:
+            return checked_integers(name, values, n, self.owner)
+        shape = (n, *self.row_shape(name))
+        if values.shape != shape:
+            raise ValueError(
+                f"{self.owner} holds {n} keys: its {name} have the shape "
+                f"{list(shape)}, and can't be given a value of shape "
+                f"{list(values.shape)}."
+            )
+        return values
+
+    def write_for(self, name: str, keys: np.ndarray, values: Any) -> None:
+        """Sets a part of some keys; those without a row are left out.
+
+        Args:
+            name: counters, parameters or a slot.
+            keys: [n] int64, unique.
+            values: [n, ...].
+        """
+        for shard, places, rows in self._located(keys):
+            if name in COUNTERS:
+                live = shard.live()
+                known = getattr(live, name)
+                known[np.searchsorted(live.rows, rows)] = values[places]
+                shard.set_known(**{name: known})
+                continue
+            mine = values
+            if len(places) < len(keys):
+                mine = tf.gather(values, places)
+            there = tf.constant(rows, tf.int64)
+            shard.write(name, there, tf.cast(mine, tf.float32))
+
+    def _located(
+        self, keys: np.ndarray
+    ) -> Iterator[tuple[KeyedShard, np.ndarray, np.ndarray]]:
+        """Yields each shard here, which keys have rows there, and these."""
+        shard_of = shards_of(keys, self.replicas.world)
+        for rank, shard in self.by_ranks():
+            places = np.flatnonzero(shard_of == rank)
+            rows = shard.key_table.find(tf.constant(keys[places])).numpy()
+            found = rows != ABSENT
+            yield shard, places[found], rows[found]
+
+    def remove(self, keys: np.ndarray, evicted: bool = False) -> int:
+        """Takes keys' rows; returns how many of this process's had one.
+
+        Args:
+            keys: [n] int64, unique.
+            evicted: whether they count as evicted.
+        """
+        shard_of = shards_of(keys, self.replicas.world)
+        rows = [
+            shard.key_table.remove(keys[shard_of == rank], evicted)
+            for rank, shard in self.by_ranks()
+        ]
+        return int(np.sum(np.concatenate(rows) != ABSENT))
+
+
+def checked_integers(
+    name: str, values: np.ndarray, keys: int, what: str
+) -> np.ndarray:
+    """Counters as [keys] int64, or candidates as [c, 3] int64.
+
+    Args:
+        name: which of them.
+        values: as they are given.
+        keys: the number of keys that the counters are of.
+        what: their table, for errors.
+
+    Raises:
+        ValueError: they are of another shape or kind, or candidates have a key
+            twice.
+    """
+    values = np.asarray(values)
+    wanted: list[int | None] = [keys]
+    text = f"[{keys}], one for each key"
+    if name == CANDIDATES:
+        wanted, text = [None, 3], "[c, 3]"
+    fits = tf.TensorShape(wanted).is_compatible_with(values.shape)
+    if not fits or values.dtype.kind not in "iu":
+        raise ValueError(
+            f"{what}: {name} must be integers of shape {text}, got "
+            f"{values.dtype} of shape {list(values.shape)}."
+        )
+    if name == CANDIDATES and len(np.unique(values[:, 0])) != len(values):
+        raise ValueError(f"{what}: candidates must all differ.")
+    return values.astype(np.int64)

@@ -1,0 +1,287 @@
+"""A shard's rows of a table whose keys come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.rows import CANDIDATES
+from tfrs_embed.compat import graphs
+from tfrs_embed.configs.dynamic_keys import KeysOfShards
+from tfrs_embed.configs.tables import TableSpec
+from tfrs_embed.ops.checks import message
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.optimizers.rules import Slot
+from tfrs_embed.storage import key_values
+from tfrs_embed.storage.key_rules import ABSENT, Live, key_rules
+from tfrs_embed.storage.key_table import Found, KeyTable, KeyTables
+from tfrs_embed.storage.row_store import RowStore
+
+# Keys that get rows between steps get their initial values in blocks of so many
+# numbers.
+_BLOCK_ELEMENTS = 1 << 20
+
+
+class KeyedShard:
+    """A shard's keys of one table, and the rows they have.
+
+    Args:
+        owner: whose they are, for errors.
+        table: the table, one with keys.
+        world: the number of shards.
+        store: the shard's rows, all zero, and slots, all of their initial
+            values; see `rows_at_first`.
+        slots: the slots, by name.
+        make_initial: makes keys' initial values; see `key_values.maker`.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        table: TableSpec,
+        world: int,
+        store: RowStore,
+        slots: Mapping[str, Slot],
+        make_initial: key_values.Maker,
+    ) -> None:
+        self.owner = f"{owner}, table '{table.name}'"
+        self.table = table.name
+        self._table = table
+        self._world = world
+        self.store = store
+        self.variables = store.variables(table.name)
+        self._slots = slots
+        self.make_initial = make_initial
+        assert table.keys is not None
+        self.is_unsigned = table.keys.dtype == tf.uint64
+        self.rules = key_rules(table, world)
+        self.key_table = KeyTable(self.rules)
+
+    @property
+    def dim(self) -> int:
+        """The width of a row."""
+        return self._table.dim
+
+    def read(self, found: Found) -> tf.Tensor:
+        """Reads keys' vectors, [n, dim]; see `KeyTables.check_vectors`."""
+        with tf.device(self.store.device):
+            vectors = self.store.read(self._table.name, PARAMETERS, found.rows)
+            return self.key_table.check_vectors(found, vectors)
+
+    def without_row(self) -> str:
+        """Says of a key that it has no row, and what would make room."""
+        keys = self._table.keys
+        assert keys is not None
+        fingerprint = "the fingerprint of " * (keys.dtype == tf.string)
+        more = "More rows make"
+        if isinstance(keys, KeysOfShards):
+            more = f"A larger {KeysOfShards.ROWS} makes"
+        text = f" is {fingerprint}a key without one. "
+        if self._world == 1:
+            return f"{text}{more} room."
+        return f"{text}Other shards may have free rows. {more} room on all."
+
+    def write(self, name: str, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Sets rows, [n] int64, of the parameters or a slot."""
+        with tf.device(self.store.device):
+            self.store.write(self._table.name, name, rows, values)
+
+    def reset(self, rows: tf.Tensor, initial: tf.Tensor) -> None:
+        """Gives rows initial values, and their slots theirs."""
+        self.write(PARAMETERS, rows, initial)
+        for name, slot in self._slots.items():
+            self.write(name, rows, tf.constant(slot.initial))
+
+    # Eagerly, of what users and checkpoints read and write.
+
+    def live(self) -> Live:
+        """The keys that have rows, by row."""
+        live = self.key_table.live()
+        order = np.argsort(live.rows)
+        return Live(*(values[order] for values in live))
+
+    def integers(self, name: str) -> np.ndarray:
+        """The keys or one of their counters, by row; or the candidates."""
+        if name == CANDIDATES:
+            return self.key_table.candidates()
+        return getattr(self.live(), name)
+
+    def gather(self, name: str, rows: np.ndarray) -> tf.Tensor:
+        """Rows of the parameters or a slot, in the host's memory."""
+        with tf.device(self.store.device):
+            numbers = tf.constant(rows, tf.int64)
+            found = self.store.read(self._table.name, name, numbers)
+        with tf.device("CPU:0"):
+            return tf.identity(found)
+
+    def replace(
+        self,
+        keys: np.ndarray,
+        frequency: np.ndarray,
+        last_used: np.ndarray,
+        candidates: np.ndarray,
+    ) -> None:
+        """Forgets all keys, and gives rows of initial values to others.
+
+        Args:
+            keys: [n] int64, unique.
+            frequency: [n] int64.
+            last_used: [n] int64.
+            candidates: as `KeyTable.candidates` returns them.
+        """
+        rows, version = self.key_table.replace(
+            keys, frequency, last_used, candidates
+        )
+        ensure_rows([self], [self.key_table.physical()])
+        size = max(1, _BLOCK_ELEMENTS // self.dim)
+        for start in range(0, len(keys), size):
+            part = slice(start, start + size)
+            self.reset(
+                tf.constant(rows[part], tf.int64),
+                self.make_initial(tf.constant(keys[part], tf.int64)),
+            )
+        self.key_table.publish(version)
+
+    def set_known(
+        self,
+        frequency: np.ndarray | None = None,
+        last_used: np.ndarray | None = None,
+        candidates: np.ndarray | None = None,
+    ) -> None:
+        """Sets what is known of keys, and leaves their vectors alone.
+
+        Args:
+            frequency: of the keys that have rows, by row; None: as it is.
+            last_used: of these, too.
+            candidates: as `KeyTable.candidates` returns them; None: the
+                same.
+        """
+        live = self.live()
+        if candidates is None:
+            candidates = self.key_table.candidates()
+        rows, version = self.key_table.replace(
+            live.keys,
+            live.frequency if frequency is None else frequency,
+            live.last_used if last_used is None else last_used,
+            candidates,
+        )
+        if not np.array_equal(live.rows, rows):
+            for name in self.variables:
+                values = self.gather(name, live.rows)
+                self.write(name, tf.constant(rows, tf.int64), values)
+        self.key_table.publish(version)
+
+
+def ensure_rows(
+    shards: Sequence[KeyedShard], rows: Sequence[tf.Tensor]
+) -> None:
+    """Gives shards' variables as many rows at least, scalars int64."""
+    wanted: dict[RowStore, dict[str, tf.Tensor]] = {}
+    for shard, number in zip(shards, rows, strict=True):
+        rules = shard.rules
+        if rules.policy == "none" and rules.max_capacity == rules.capacity:
+            continue  # Nothing makes room: there are all that there can be.
+        wanted.setdefault(shard.store, {})[shard.table] = number
+    for store, of_store in wanted.items():
+        store.resize(of_store)
+
+
+class KeyedShards:
+    """Shards of tables of one width, whose keys are worked on together.
+
+    Args:
+        shards: the tables' shards, all of one device.
+
+    Attributes:
+        shards: these.
+        key_tables: their keys.
+        dim: their width.
+    """
+
+    def __init__(self, shards: Sequence[KeyedShard]) -> None:
+        self.shards = tuple(shards)
+        self.key_tables = KeyTables([shard.key_table for shard in shards])
+        self.dim = shards[0].dim
+
+    def no_room(
+        self,
+        keys: tf.Tensor,
+        table_of: tf.Tensor | None,
+        counts: tf.Tensor | None,
+        lacking: tf.Tensor,
+    ) -> tf.Tensor:
+        """Says that a step's keys lack rows: a scalar string.
+
+        Args:
+            keys: [n] int64.
+            table_of: [n] int32, the table of each; None: there is one.
+            counts: [n] int64, how often each occurred; None: once.
+            lacking: [tables] int64, how many rows each table lacks.
+        """
+        if counts is None:
+            counts = tf.ones_like(keys)
+        return _NO_ROOM(
+            tf.constant([shard.owner for shard in self.shards]),
+            tf.constant([shard.without_row() for shard in self.shards]),
+            tf.constant([shard.is_unsigned for shard in self.shards]),
+            self.key_tables.info(),
+            lacking,
+            keys,
+            tf.zeros(tf.shape(keys), tf.int32)
+            if table_of is None
+            else table_of,
+            counts,
+            self.key_tables.look_up(keys, table_of).rows,
+        )
+
+    def make_initial(self, keys: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+        """Keys' initial rows, [m, dim] float32; see `key_values.make_rows`."""
+        makers = [shard.make_initial for shard in self.shards]
+        return key_values.make_rows(makers, keys, sizes)
+
+
+def _no_room(
+    owners: tf.Tensor,
+    ends: tf.Tensor,
+    unsigned: tf.Tensor,
+    info: tf.Tensor,
+    lacking: tf.Tensor,
+    keys: tf.Tensor,
+    table_of: tf.Tensor,
+    counts: tf.Tensor,
+    rows: tf.Tensor,
+) -> tf.Tensor:
+    """The text of `KeyedShards.no_room`, of the table that lacks most."""
+    worst = tf.argmax(lacking, output_type=tf.int32)
+    absent = tf.equal(rows, ABSENT) & (counts > 0) & tf.equal(table_of, worst)
+    key = tf.reduce_sum(tf.boolean_mask(keys, absent)[:1])
+    info = info[worst]
+    numbers = message(
+        ": no room for the keys of this step: a shard has rows for ",
+        info[1],
+        " keys, and holds ",
+        info[0],
+        ". It needs ",
+        lacking[worst],
+        " rows more than it can make room for; ",
+    )
+    named = tf.where(
+        unsigned[worst], message(tf.bitcast(key, tf.uint64)), message(key)
+    )
+    return tf.strings.join([owners[worst], numbers, named, ends[worst]])
+
+
+_NO_ROOM = graphs.TracedOnce(
+    _no_room,
+    tf.TensorSpec([None], tf.string),
+    tf.TensorSpec([None], tf.string),
+    tf.TensorSpec([None], tf.bool),
+    tf.TensorSpec([None, 12], tf.int64),
+    tf.TensorSpec([None], tf.int64),
+    tf.TensorSpec([None], tf.int64),
+    tf.TensorSpec([None], tf.int32),
+    tf.TensorSpec([None], tf.int64),
+    tf.TensorSpec([None], tf.int64),
+)

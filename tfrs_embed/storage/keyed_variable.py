@@ -1,0 +1,190 @@
+"""The keys, the rows or a slot of a table by key, seen as one variable."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.bundle import BundleReader, blocks
+from tfrs_embed.checkpoint.rows import (
+    CANDIDATES,
+    KEYS,
+    HeldRows,
+    Saved,
+    other_slot,
+    sibling,
+)
+from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.checkpoint.taken import copy_for_saving
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.storage.composite import CompositeVariable
+from tfrs_embed.storage.keyed_checkpoint import KeyedCheckpoint
+from tfrs_embed.storage.keyed_rows import KeyedRows
+
+
+class KeyedVariable(CompositeVariable, Saved):
+    """A part of a table by key of all shards, in the order of the keys.
+
+    It has those parts of a variable's interface that see it whole.
+
+    With several workers, reading it gathers the values of all, and saving it
+    has each write its own: all workers must do it. When it is written or
+    restored, every worker gets the same value and keeps its shard.
+
+    A checkpoint holds it shard by shard, so that nobody needs all of it.
+
+    Args:
+        table: the table's name.
+        part: the name of the part; see `KeyedRows`.
+        rows: the rows by key.
+        checkpoint: saves and restores them.
+        strategy: the strategy it was made under.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        part: str,
+        rows: KeyedRows,
+        checkpoint: KeyedCheckpoint,
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        super().__init__(rows.variables(part), strategy)
+        self.name = f"{table}/{part}:0"
+        self.dtype = tf.float32 if part in rows.names else tf.int64
+        self.shape = tf.TensorShape([None, *rows.row_shape(part)])
+        self._rows = rows
+        self._checkpoint = checkpoint
+        self._part = part
+        # The others are written for the keys that are there.
+        self.order = 0 if part == KEYS else 1
+
+    @property
+    def optional(self) -> bool:  # type: ignore[override]
+        """Whether there are checkpoints without it: of tables of other kinds.
+
+        Their keys are then the numbers of their rows.
+        """
+        return self._part not in self._rows.names
+
+    @property
+    def current_shape(self) -> tf.TensorShape:
+        """The shape, with the keys that there are; all workers must ask."""
+        count = sum(self._rows.counts(self._part))
+        return tf.TensorShape([count, *self.shape[1:]])
+
+    def numpy(self) -> np.ndarray:
+        """The whole value."""
+        return self._rows.read(self._part)
+
+    def held(self) -> list[HeldRows]:
+        if self._part not in self._rows.names:
+            return []
+        return self._rows.held(self._part)
+
+    @property
+    def nbytes(self) -> int:
+        if self._part == CANDIDATES:
+            return 0  # They are few, and small.
+        count = sum(self._rows.local_counts().values())
+        return count * math.prod(self.shape[1:]) * self.dtype.size
+
+    def assign(self, value: Any) -> None:
+        """Sets the whole value.
+
+        Args:
+            value: keys replace all that there are, and their rows and slots
+                become initial ones; rows and slots are those of the keys that
+                there are.
+
+        Raises:
+            ValueError: another shape, keys that are not ascending, or more keys
+                than a shard has rows for.
+        """
+        self._rows.write(self._part, np.asarray(value))
+
+    def check_value(self, value: Any) -> None:
+        """Checks keys that are to be assigned, and changes nothing.
+
+        Raises:
+            ValueError: they can't be.
+        """
+        if self._part == KEYS:
+            self._rows.check_keys(np.asarray(value))
+
+    @property
+    def _workers(self) -> int:
+        return self._rows.replicas.workers
+
+    def save(self, key: str, session: Session) -> None:
+        """Writes it shard after shard; each worker what it holds.
+
+        Raises:
+            RuntimeError: another thread changed the keys since the session
+                began to save the table.
+        """
+        rows = self._rows
+        moments = self._checkpoint.moments
+        before = moments.setdefault(session, rows.moment())
+        writer, sizes = session.writer(rows.replicas), rows.counts(self._part)
+        shape = [sum(sizes), *self.shape[1:]]
+        if shape[0] == 0:
+            if rows.replicas.worker == 0:
+                writer.add(key, tf.zeros(shape, self.dtype))
+            return
+        for rank, shard in rows.by_ranks():
+            first = sum(sizes[:rank])
+            if self._part not in rows.names:
+                integers = tf.constant(shard.integers(self._part))
+                writer.add_blocks(key, integers, shape[0], first)
+                continue
+            live = shard.live().rows
+            for start, size in blocks([sizes[rank], *shape[1:]], tf.float32):
+                block = shard.gather(self._part, live[start : start + size])
+                writer.add_rows(key, shape, first + start, block)
+        rows.require_moment(before, "it was saved")
+
+    def check(self, key: str, reader: BundleReader) -> None:
+        checkpoint = self._checkpoint
+        if self._part == KEYS:
+            checkpoint.read_keys(key, reader)
+        if self._part not in self._rows.names:
+            return  # It was read, and checked, with the keys.
+        where = f"'{self.name}' can't be restored from '{reader.prefix}'"
+        there = reader.shapes[key]
+        if self._part == PARAMETERS and sibling(key, KEYS) not in reader.shapes:
+            checkpoint.read_numbers(there[0], reader.prefix)
+        if checkpoint.source != reader.prefix:
+            raise ValueError(f"{where}: it has no keys for its rows.")
+        here = [checkpoint.num_new_keys, *self.shape[1:]]
+        if there != here:
+            raise ValueError(
+                f"{where}: with its keys it has the shape {here} here, and "
+                f"{there} there.{other_slot(here, there)}"
+            )
+
+    def restore(self, key: str, reader: BundleReader) -> None:
+        # They bring their counters and the candidates.
+        self._checkpoint.restore_keys()
+        if self._part not in self._rows.names:
+            return
+        there = sibling(key, KEYS)
+        for start, size in blocks(reader.shapes[key], tf.float32):
+            keys = np.arange(start, start + size)
+            if there in reader.shapes:
+                keys = reader.read_rows(there, start, size).numpy()
+            values = reader.read_rows(key, start, size)
+            self._rows.write_for(self._part, keys, values)
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        copy_for_saving(self, object_map, self.numpy)
+
+    def __repr__(self) -> str:
+        """Name, shape and dtype."""
+        return (
+            f"<KeyedVariable '{self.name}' shape={tuple(self.shape)} "
+            f"dtype={self.dtype.name}>"
+        )

@@ -1,0 +1,244 @@
+"""Rows for the keys of a training step: reserved, then given.
+
+A training step's lookup reserves: it finds the rows of the keys, and for keys
+that the step would admit it writes their initial values into rows that no key
+has. Nothing of that can be observed, so a step that fails, or that a loss scale
+skips, has changed nothing. The update commits: it counts the step's keys, gives
+rows to some and takes them from others.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfrs_embed.compat import graphs
+from tfrs_embed.ops.checks import Checks, Consensus
+from tfrs_embed.ops.update import PARAMETERS
+from tfrs_embed.storage.key_table import GivenRows
+from tfrs_embed.storage.keyed_shard import KeyedShard, KeyedShards, ensure_rows
+
+
+class Request(NamedTuple):
+    """A training step's keys of tables of one width, on one shard.
+
+    Attributes:
+        tables: the tables' rows there.
+        keys: [n] int64.
+        table_of: [n] int32, the table of each; None: there is one.
+        counts: [n] int64, how often each occurred, 0 for padding; None: once.
+        step: scalar int64, the step's number: 1 for the first.
+    """
+
+    tables: KeyedShards
+    keys: tf.Tensor
+    table_of: tf.Tensor | None
+    counts: tf.Tensor | None
+    step: tf.Tensor
+
+
+class Reservation(NamedTuple):
+    """The rows that a step has reserved for keys, on one shard.
+
+    Attributes:
+        request: the keys.
+        rows: [n] int64, the keys' rows; of a key that this step admits a row
+            of its initial values, of another without a row one of zeros.
+        new_keys: [m] int64, the keys that this step admits, table after table.
+        new_sizes: [tables] int64, how many of them each table has.
+        initial: [m, dim] float32, their initial values.
+    """
+
+    request: Request
+    rows: tf.Tensor
+    new_keys: tf.Tensor
+    new_sizes: tf.Tensor
+    initial: tf.Tensor
+
+
+def reserve(
+    requests: Sequence[Request], consensus: Consensus | None = None
+) -> list[Reservation]:
+    """Finds the rows of a training step's keys; nobody can see a change.
+
+    Args:
+        requests: the keys, of all tables of the step.
+        consensus: with whom to decide whether there is room.
+
+    Returns:
+        The rows of each request.
+
+    Raises:
+        tf.errors.InvalidArgumentError: they need more rows than there are.
+    """
+    checks = Checks(consensus)
+    given = []
+    for tables, keys, table_of, counts, step in requests:
+        found = tables.key_tables.reserve(keys, counts, step, table_of)
+        checks.require(
+            tf.reduce_all(tf.equal(found.lacking, 0)),
+            functools.partial(
+                tables.no_room, keys, table_of, counts, found.lacking
+            ),
+        )
+        given.append(found)
+    # Rows, new keys and new rows of each.
+    guarded = checks.guard([t for g in given for t in g[:3]])
+    given = [
+        GivenRows._make([*guarded[3 * i : 3 * i + 3], *g[3:]])
+        for i, g in enumerate(given)
+    ]
+
+    def write() -> list[tf.Tensor]:
+        made = []
+        for request, new in zip(requests, given, strict=True):
+            initial = request.tables.make_initial(new.new_keys, new.new_sizes)
+            for shard, rows, values in _by_table(request.tables, new, initial):
+                shard.write(PARAMETERS, rows, values)
+            made.append(initial)
+        return made
+
+    def write_none() -> list[tf.Tensor]:
+        return [tf.zeros([0, request.tables.dim]) for request in requests]
+
+    initial, rows = _if_any_new(given, write, write_none)
+    return [
+        Reservation(request, found, g.new_keys, g.new_sizes, made)
+        for request, found, g, made in zip(
+            requests, rows, given, initial, strict=True
+        )
+    ]
+
+
+def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
+    """Counts a step's keys, and gives rows to those that it admits.
+
+    Args:
+        reservations: what `reserve` returned.
+
+    Returns:
+        The rows to train of each, [n] int64; those of keys without one are a
+        row that nobody reads.
+
+    Raises:
+        tf.errors.InvalidArgumentError: another step has taken the rows that a
+            table's keys need. That table has not changed.
+    """
+    if not reservations:
+        return []
+    given = [
+        tables.key_tables.commit(keys, counts, reserved, step, table_of)
+        for (tables, keys, table_of, counts, step), reserved, *_ in reservations
+    ]
+    owners = [s.owner for r in reservations for s in r.request.tables.shards]
+    lacking = tf.concat([each.lacking for each in given], 0)
+    worst = tf.argmax(lacking)
+    text = tf.strings.join(
+        [
+            tf.constant(owners)[worst],
+            ": another step has given rows to other keys since this one looked "
+            "its keys up. It lacks ",
+            tf.strings.as_string(lacking[worst]),
+            " rows.",
+        ]
+    )
+    # Of strings, which takes no branch.
+    room = tf.debugging.Assert(tf.equal(lacking[worst], 0), [text])
+    with tf.control_dependencies([room] if room is not None else []):
+        given = [each._replace(rows=tf.identity(each.rows)) for each in given]
+
+    def reset() -> list[tf.Tensor]:
+        made = _initial_of(reservations, given)
+        for reservation, new, initial in zip(
+            reservations, given, made, strict=True
+        ):
+            tables = reservation.request.tables
+            for shard, rows, values in _by_table(tables, new, initial):
+                shard.reset(rows, values)
+        return []
+
+    _, rows = _if_any_new(given, reset, list)
+    with tf.control_dependencies(graphs.here(rows)):
+        for reservation, each in zip(reservations, given, strict=True):
+            reservation.request.tables.key_tables.publish(each.versions)
+    return rows
+
+
+def _by_table(
+    tables: KeyedShards, new: GivenRows, initial: tf.Tensor
+) -> Iterator[tuple[KeyedShard, tf.Tensor, tf.Tensor]]:
+    """Yields each table's shard, new rows and values; makes room for them."""
+    number = len(tables.shards)
+    ensure_rows(tables.shards, tf.unstack(new.physical, number))
+    return zip(
+        tables.shards,
+        _split(new.new_rows, new.new_sizes, number),
+        _split(initial, new.new_sizes, number),
+        strict=True,
+    )
+
+
+def _split(values: tf.Tensor, sizes: tf.Tensor, number: int) -> list[tf.Tensor]:
+    if number == 1:
+        return [values]
+    split: list[tf.Tensor] = tf.split(values, sizes, num=number)
+    return split
+
+
+def _initial_of(
+    reservations: Sequence[Reservation], given: Sequence[GivenRows]
+) -> list[tf.Tensor]:
+    """The initial values of the keys that got rows: of each, [m, dim] float32.
+
+    Those that were made for the lookup, unless another step came between and
+    has admitted some of the keys, or made others forgotten.
+    """
+    here, expected = (
+        tf.concat([t for e in each for t in (e.new_sizes, e.new_keys)], 0)
+        for each in (given, reservations)
+    )
+    same = tf.equal(tf.size(here), tf.size(expected))
+    size = tf.minimum(tf.size(here), tf.size(expected))
+    same &= tf.reduce_all(tf.equal(here[:size], expected[:size]))
+    made: list[tf.Tensor] = tf.cond(
+        same,
+        lambda: [tf.identity(r.initial) for r in reservations],
+        lambda: [
+            r.request.tables.make_initial(each.new_keys, each.new_sizes)
+            for r, each in zip(reservations, given, strict=True)
+        ],
+    )
+    return made
+
+
+def _if_any_new(
+    given: Sequence[GivenRows],
+    work: Callable[[], list[tf.Tensor]],
+    otherwise: Callable[[], list[tf.Tensor]],
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Does some work if there are new keys.
+
+    Args:
+        given: the rows of each request.
+        work: what to do; returns tensors.
+        otherwise: returns as many, of the same dtypes.
+
+    Returns:
+        The tensors, and the keys' rows, which are there once it is done.
+    """
+    if not given:
+        return [], []
+
+    def do() -> list[tf.Tensor]:
+        # The last says that the work is done, whatever it returns.
+        return [*work(), tf.constant(True)]
+
+    new = tf.add_n([tf.size(g.new_keys) for g in given])
+    *made, done = tf.cond(
+        new > 0, do, lambda: [*otherwise(), tf.constant(False)]
+    )
+    with tf.control_dependencies([done]):
+        return made, [tf.identity(g.rows) for g in given]

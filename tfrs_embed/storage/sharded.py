@@ -1,0 +1,351 @@
+"""A table whose rows, or columns, several variables hold, seen as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.bundle import blocks
+from tfrs_embed.checkpoint.rows import (
+    HeldRows,
+    read_variable,
+    scatter,
+)
+from tfrs_embed.checkpoint.session import Session
+from tfrs_embed.compat.graphs import TracedOnce
+from tfrs_embed.distribution import waits
+from tfrs_embed.distribution.replicas import Replicas
+from tfrs_embed.ops.bags import concat
+from tfrs_embed.storage.composite import CompositeTable
+
+#: Rows come from other workers in blocks of this many float32 numbers.
+BLOCK_ELEMENTS = 1 << 22
+
+
+class Part(NamedTuple):
+    """Which rows and columns of a table a variable holds.
+
+    Attributes:
+        rows: the table's rows, in the order that the variable has them in.
+        columns: the first of the table's columns, and the one after the last;
+            None: the variable has all, or the rows have no columns.
+        offset: the variable's row that is the first of `rows`.
+    """
+
+    rows: range
+    columns: tuple[int, int] | None = None
+    offset: int = 0
+
+    def within(self, start: int, size: int) -> tuple[int, int]:
+        """Where the part has rows of a block: the first, and after the last.
+
+        Args:
+            start: the block's first row in the table.
+            size: the number of the block's rows.
+        """
+        before = start - self.rows.start
+        first = -(-before // self.rows.step)
+        end = -(-(before + size) // self.rows.step)
+        return max(0, first), min(len(self.rows), end)
+
+    def write(self, variable: tf.Variable, start: int, rows: tf.Tensor) -> None:
+        """Sets those of some rows of the table that the variable holds.
+
+        Args:
+            variable: the variable. Columns beyond the table's are set to zero.
+            start: the first row's index in the table.
+            rows: [n, dim], with all columns; [n] if the rows have none.
+        """
+        first, end = self.within(start, rows.shape[0])
+        if first >= end:
+            return
+        mine = self.rows[first:end]
+        with tf.device("CPU:0"):
+            if len(mine) < rows.shape[0]:
+                # A gather takes a sixth of a strided slice's time.
+                begin, stop = mine.start - start, mine.stop - start
+                rows = tf.gather(rows, tf.range(begin, stop, mine.step))
+            if self.columns is not None:
+                rows = rows[:, slice(*self.columns)]
+            if variable.shape[1:] != rows.shape[1:]:
+                padding = variable.shape[1] - rows.shape[1]
+                rows = tf.pad(rows, [[0, 0], [0, padding]])
+        place = self.offset + first
+        scatter(variable, tf.range(place, place + rows.shape[0]), rows)
+
+
+class ShardedVariable(CompositeTable):
+    """A table, or a slot, that is kept in parts: rows, columns, or copies.
+
+    With several workers that a table is spread over, reading it gathers the
+    rows of all, and saving it has each write a part: all workers must do it, as
+    all workers save Keras's variables.
+
+    Args:
+        name: the name, "<table>/parameters" or "<table>/<slot>".
+        shape: [vocabulary_size, dim], or [vocabulary_size] of a slot that has
+            one number for each row.
+        held: the variables of this process, each with the part that it holds,
+            in the order of the replicas' ranks.
+        strategy: the strategy it was made under.
+        dtype: the dtype of its numbers.
+        replicas: the replicas that the table is spread over; None: this process
+            has all of it.
+        parts: the parts by these replicas' ranks. All have as many columns, and
+            all rows, or every n-th one of n replicas.
+        copied: whether each variable holds the whole table. Reading it takes
+            the first.
+        exported: the variables that a SavedModel holds; None: all.
+        on_write: called with a block that was written: its first row's index,
+            and its rows.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        held: Sequence[tuple[Part, tf.Variable]],
+        strategy: tf.distribute.Strategy,
+        dtype: tf.DType = tf.float32,
+        *,
+        replicas: Replicas | None = None,
+        parts: Mapping[int, Part] | None = None,
+        copied: bool = False,
+        exported: Sequence[tf.Variable] | None = None,
+        on_write: Callable[[int, tf.Tensor], None] | None = None,
+    ) -> None:
+        super().__init__(name, shape, [v for _, v in held], strategy, dtype)
+        self._parts = [part for part, _ in held]
+        self._replicas = replicas
+        self._by_rank = dict(parts or {})
+        self._copied = copied
+        self._exported = exported
+        self._on_write = on_write
+        if replicas is None or replicas.workers == 1:
+            return
+        part = next(iter(self._by_rank.values()))
+        self._row = tuple(shape[1:])
+        if part.columns is not None:
+            self._row = (part.columns[1] - part.columns[0],)
+        # Rows of each part that the workers exchange at a time.
+        self._rows_of_part = max(len(p.rows) for p in self._by_rank.values())
+        self._block = min(
+            self._rows_of_part,
+            max(1, BLOCK_ELEMENTS // math.prod(self._row) // replicas.world),
+        )
+        self._channel = replicas.allocate(2)
+        # Traced when they are needed.
+        row = tf.TensorSpec([], tf.int32)
+        self._gather = TracedOnce(self._gather_block, row)
+        self._swap = TracedOnce(self._swap_block, row)
+
+    @property
+    def shards(self) -> tuple[tf.Variable, ...]:
+        """The variables of this process's replicas."""
+        return tuple(self._variables)
+
+    @property
+    def _exported_variables(self) -> Sequence[tf.Variable]:
+        return self._variables if self._exported is None else self._exported
+
+    @property
+    def _workers(self) -> int:
+        return 1 if self._replicas is None else self._replicas.workers
+
+    @property
+    def nbytes(self) -> int:
+        """See the base class: each worker writes about as much."""
+        return super().nbytes // self._workers
+
+    def read_rows(self, start: int, size: int) -> tf.Tensor:
+        """Returns rows, [size, dim] or [size], in the host's memory.
+
+        With several workers it is a collective: all must ask for the same.
+        """
+        self._require_values()
+        found: dict[Any, list[tuple[range, tf.Tensor]]] = {}
+        with tf.device("CPU:0"):
+            for part, at, rows in self._read_parts(start, size):
+                first, end = part.within(start, size)
+                first, end = max(first, at), min(end, at + rows.shape[0])
+                if first < end:
+                    mine = part.rows[first:end]
+                    places = range(
+                        mine.start - start, mine.stop - start, mine.step
+                    )
+                    of_columns = found.setdefault(part.columns, [])
+                    of_columns.append((places, rows[first - at : end - at]))
+            columns = [_in_order(each) for each in found.values()]
+            return concat(columns, 1)
+
+    def _read_parts(
+        self, start: int, size: int
+    ) -> Iterator[tuple[Part, int, tf.Tensor]]:
+        """Yields rows of parts, among them those of a block of the table.
+
+        Yields:
+            A part, the number of the first of its rows, and the rows.
+        """
+        if self._workers == 1:
+            for part, variable in self._sources():
+                first, end = part.within(start, size)
+                if first < end:
+                    at = part.offset + first
+                    rows = read_variable(variable, at, end - first)
+                    if part.columns is None and rows.shape.rank == 2:
+                        rows = rows[:, : self.shape[1]]
+                    yield part, first, rows
+            return
+        bounds = [p.within(start, size) for p in self._by_rank.values()]
+        end = max(each[1] for each in bounds)
+        for row in range(min(each[0] for each in bounds), end, self._block):
+            # The last block may overlap the one before: all have one shape.
+            row = max(0, min(row, self._rows_of_part - self._block))
+            with self._together("read"):
+                gathered = self._gather(tf.constant(row))
+            by_rank = tf.reshape(gathered, [-1, self._block, *self._row])
+            for rank, part in self._by_rank.items():
+                yield part, row, by_rank[rank]
+
+    def _sources(self) -> list[tuple[Part, tf.Variable]]:
+        """The parts here, each row and column in one of them."""
+        parts = list(zip(self._parts, self._variables, strict=True))
+        return parts[:1] if self._copied else parts
+
+    def held(self) -> list[HeldRows]:
+        """See the base class; if workers share columns none has whole rows."""
+        self._require_values()
+        found = [self._held(*each) for each in self._sources()]
+        if not found or all(part.columns is None for part in self._parts):
+            return found
+        if len(found) < len(self._by_rank):
+            return []
+
+        def gather(wanted: np.ndarray) -> tf.Tensor:
+            columns = [each.gather(wanted) for each in found]
+            with tf.device("CPU:0"):
+                return tf.concat(columns, 1)
+
+        size = sum(each.bytes for each in found)
+        return [HeldRows(self.shape[0], size, gather)]
+
+    def _held(self, part: Part, variable: tf.Variable) -> HeldRows:
+        """The rows of a part."""
+        row = self.shape[1:].as_list()
+        if part.columns is not None:
+            row = [part.columns[1] - part.columns[0]]
+
+        def gather(wanted: np.ndarray) -> tf.Tensor:
+            numbers = tf.constant(part.offset + wanted, tf.int64)
+            with tf.device(variable.device):
+                rows = tf.gather(variable, numbers)
+                return rows[:, : row[0]] if row else rows
+
+        size = len(part.rows) * math.prod(row) * self.dtype.size
+        return HeldRows(len(part.rows), size, gather)
+
+    def write_rows(self, start: int, rows: tf.Tensor) -> None:
+        """Sets those of some rows that are this process's.
+
+        Args:
+            start: the first row's index.
+            rows: [n, dim] or [n].
+        """
+        for part, variable in zip(self._parts, self._variables, strict=True):
+            part.write(variable, start, rows)
+        if self._on_write is not None:
+            self._on_write(start, rows)
+
+    def save(self, key: str, session: Session) -> None:
+        """Writes the table under a key, of several workers each a part."""
+        if self._replicas is None or self._replicas.workers == 1:
+            super().save(key, session)
+            return
+        writer = session.writer(self._replicas)
+        shape, world = self.shape.as_list(), self._replicas.world
+        if any(part.rows.step > 1 for part in self._parts):
+            # A checkpoint has rows in their order: each worker writes every
+            # world-th block, whose rows come from all.
+            step = self._block * world
+            for start in range(0, self._rows_of_part, step):
+                with self._together("save"):
+                    swapped = self._swap(tf.constant(start))
+                ranks = self._replicas.ranks
+                for rank, rows in zip(ranks, swapped, strict=True):
+                    row = (start + rank * self._block) * world
+                    size = min(step, shape[0] - row)
+                    if size > 0:
+                        with tf.device("CPU:0"):
+                            rows = tf.identity(rows[:size])
+                        writer.add_rows(key, shape, row, rows)
+            return
+        for part, variable in zip(self._parts, self._variables, strict=True):
+            column = part.columns[0] if part.columns else None
+            for start, size in blocks(variable.shape, self.dtype):
+                rows = read_variable(variable, start, size)
+                writer.add_rows(key, shape, start, rows, column)
+
+    def _together(self, action: str) -> Any:
+        """Surrounds a collective."""
+        assert self._replicas is not None
+        name = f"'{self._shared_name}'"
+        return waits.together(self._replicas, f"{action} {name}")
+
+    def _gather_block(self, start: tf.Tensor) -> tf.Tensor:
+        """A block of rows of all replicas; zeros of those that have none."""
+        replicas = self._replicas
+        assert replicas is not None
+        mine = [rank for rank in replicas.ranks if rank in self._by_rank]
+        by_rank = dict(zip(mine, self._variables, strict=True))
+        gathered = []
+        for i, rank in enumerate(replicas.ranks):
+            if rank in by_rank:
+                rows = tf.gather(by_rank[rank], start + tf.range(self._block))
+            else:
+                rows = tf.zeros([self._block, *self._row], self.dtype)
+            gathered.append(replicas.gather(i, rows, self._channel))
+        return gathered[0]
+
+    def _swap_block(self, start: tf.Tensor) -> list[tf.Tensor]:
+        """For each local replica, of rank r, a block of the table's rows.
+
+        It is the rows that all shards have at [start + r * block, start +
+        (r + 1) * block), in the table's order.
+        """
+        replicas, parts = self._replicas, self._by_rank
+        assert replicas is not None
+        # The ranks in the order of their first rows.
+        order = sorted(parts, key=lambda rank: parts[rank].rows.start)
+        swapped = []
+        for i, shard in enumerate(self._variables):
+            # Rows beyond the last are cut off by the receiver.
+            rows = start + tf.range(replicas.world * self._block)
+            rows = tf.minimum(rows, shard.shape[0] - 1)
+            shape = [replicas.world, -1, *self._row]
+            mine = tf.reshape(tf.gather(shard, rows), shape)
+            got = replicas.all_to_all(i, mine, self._channel + 1)
+            axes = [1, 0, *range(2, len(shape))]
+            got = tf.transpose(tf.gather(got, order), axes)
+            swapped.append(tf.reshape(got, [-1, *self._row]))
+        return swapped
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        if self._workers > 1:
+            raise RuntimeError(
+                f"'{self.name}' is sharded over {self._workers} workers, whose "
+                "parts of a checkpoint are exchanged between steps: save "
+                "without experimental_enable_async_checkpoint."
+            )
+        super()._copy_trackable_to_cpu(object_map)
+
+
+def _in_order(found: Sequence[tuple[range, tf.Tensor]]) -> tf.Tensor:
+    """Puts rows at their places, each of which has some."""
+    if len(found) == 1:
+        return found[0][1]
+    places = [tf.range(r.start, r.stop, r.step) for r, _ in found]
+    return tf.dynamic_stitch(places, [rows for _, rows in found])

@@ -1,0 +1,270 @@
+"""The command line: `tfrs-embed info`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed import kernels
+from tfrs_embed.compat.text_table import format_bytes
+from tfrs_embed.compat.version import __version__
+from tfrs_embed.tools.command_line import FINE, add_command
+
+# TensorFlow's wheels, of which an environment should have one.
+_TENSORFLOWS = (
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-tpu",
+    "tf-nightly",
+    "tf-nightly-cpu",
+)
+_OTHERS = ("tf-keras", "keras", "keras-rs", "numpy", "tensorflow-recommenders")
+# Variables that this package or TensorFlow reads, and that decide what they do:
+# the report has the values of these and of no others. Other programs' secrets
+# begin with TF_, too: Terraform's are TF_VAR_... and TF_TOKEN_...
+_VARIABLES = (
+    *("TFRS_EMBED_KERNELS", "TFRS_EMBED_LOOPS", "TFRS_EMBED_PROGRESS"),
+    *("TF_CONFIG", "TF_USE_LEGACY_KERAS"),
+    *("TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL", "TF_CPP_VMODULE"),
+    *("TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS"),
+    *("TF_OVERRIDE_GLOBAL_THREADPOOL", "TF_SYNC_ON_FINISH"),
+    *("TF_ENABLE_ONEDNN_OPTS", "TF_ONEDNN_USE_SYSTEM_ALLOCATOR"),
+    *("TF_SET_ONEDNN_FPMATH_MODE", "TF_ENABLE_ZENDNN_OPTS"),
+    *("TF_DETERMINISTIC_OPS", "TF_CUDNN_DETERMINISTIC"),
+    *("TF_CUDNN_USE_AUTOTUNE", "TF_MATMUL_AUTOTUNE_ENABLE"),
+    *("TF_FORCE_GPU_ALLOW_GROWTH", "TF_FORCE_UNIFIED_MEMORY"),
+    *("TF_GPU_ALLOCATOR", "TF_GPU_HOST_MEM_LIMIT_IN_MB"),
+    *("TF_DEVICE_MIN_SYS_MEMORY_IN_MB", "TF_PER_DEVICE_MEMORY_LIMIT_MB"),
+    *("TF_GPU_THREAD_COUNT", "TF_GPU_THREAD_MODE"),
+    *("TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB"),
+    *("TF_ENABLE_COND_V2", "TF_ENABLE_CONTROL_FLOW_V2", "TF_ENABLE_WHILE_V2"),
+    *("TF_XLA_FLAGS", "TF_FUNCTION_JIT_COMPILE_DEFAULT", "TF_XLA_BRIDGE"),
+    *("TF_GRPC_DEFAULT_OPTIONS", "TF_GRPC_REUSE_PORT"),
+    *("TF_DATA_EXPERIMENT_OPT_IN", "TF_DATA_EXPERIMENT_OPT_OUT"),
+)
+_LEGACY = "TF_USE_LEGACY_KERAS"
+# Instruction sets that decide how fast lookups are, as Linux calls them.
+_INSTRUCTION_SETS = (
+    *("sse4_2", "avx", "avx2", "fma", "f16c"),
+    *("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"),
+    *("avx512_vnni", "amx_bf16", "amx_tile", "asimd", "sve", "sve2", "bf16"),
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to a parser's commands.
+
+    Args:
+        commands: what `add_subparsers` returned.
+    """
+    parser = add_command(
+        commands,
+        "info",
+        "show versions, devices and settings, for a bug report",
+        "Shows what others need to know to see what you see: versions, "
+        "processor, memory, devices, which Keras tf.keras is, whether compiled "
+        "kernels are in use, and environment variables that this package or "
+        "TensorFlow reads. TF_CONFIG has the names of a cluster's hosts. It "
+        "shows no other variables, whatever their names begin with.",
+        "tfrs-embed info\ntfrs-embed info --json > info.json",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON instead of text"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Args:
+        args: the arguments, and the `environment` that the command began in.
+
+    Returns:
+        The process's exit status.
+    """
+    found = gather(args.environment)
+    if args.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print(as_text(found))
+    return FINE
+
+
+def gather(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Looks at the machine and what is installed.
+
+    Args:
+        environment: the variables.
+
+    Returns:
+        What there is, as JSON has it. What isn't known is None.
+    """
+    devices = _devices()  # Before the kernels start TensorFlow's runtime.
+    return {
+        "versions": _versions(),
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "memory": {"total": _memory(), "limit": _memory_limit()},
+        "devices": devices,
+        "tf.keras": {**_tf_keras(), _LEGACY: environment.get(_LEGACY)},
+        "kernels": dataclasses.asdict(kernels.status()),
+        "environment": {
+            name: environment[name]
+            for name in sorted(_VARIABLES)
+            if name in environment
+        },
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    wheels = {name: _version(name) for name in _TENSORFLOWS}
+    return {
+        "tfrs_embed": __version__,
+        "python": platform.python_version(),
+        **({k: v for k, v in wheels.items() if v} or {"tensorflow": None}),
+        "tensorflow imported": tf.__version__,
+        "tensorflow build": tf.version.GIT_VERSION,
+        **{name: _version(name) for name in _OTHERS},
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> dict[str, Any]:
+    fields = _cpuinfo()
+    name = fields.get("model name") or platform.processor() or None
+    has = (fields.get("flags") or fields.get("Features") or "").split()
+    usable = getattr(os, "sched_getaffinity", None)
+    return {
+        "name": name,
+        "machine": platform.machine(),
+        "instruction_sets": [s for s in _INSTRUCTION_SETS if s in has],
+        "cores": os.cpu_count(),
+        "usable_cores": len(usable(0)) if usable else os.cpu_count(),
+    }
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's fields, where Linux tells them."""
+    lines = (_read("/proc/cpuinfo") or "").partition("\n\n")[0].splitlines()
+    pairs = (line.partition(":") for line in lines)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _read(path: str) -> str | None:
+    try:
+        return pathlib.Path(path).read_text("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Of Windows.
+        return None
+
+
+def _memory_limit() -> int | None:
+    """What a container may take, where that is known."""
+    for path in (
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ):
+        text = (_read(path) or "").strip()
+        # Version 1 says a very large number where there is no limit.
+        if text.isdecimal() and int(text) < (_memory() or 2**62):
+            return int(text)
+    return None
+
+
+def _devices() -> list[dict[str, Any]]:
+    return [
+        {"name": device.name, "type": device.device_type, **_details(device)}
+        for device in tf.config.list_physical_devices()
+    ]
+
+
+def _details(device: Any) -> dict[str, str]:
+    if device.device_type != "GPU":
+        return {}
+    details = tf.config.experimental.get_device_details(device)
+    return {name: str(value) for name, value in details.items()}
+
+
+def _tf_keras() -> dict[str, str | None]:
+    """Which Keras tf.keras is; None, and why, if it can't be imported."""
+    try:
+        package = str(tf.keras.__name__).partition(".")[0]
+        version = str(importlib.import_module(package).__version__)
+    except (ImportError, AttributeError) as error:
+        return {"version": None, "error": str(error)}
+    return {"package": package, "version": version}
+
+
+def as_text(found: Mapping[str, Any]) -> str:
+    """Lays out what `gather` returned as text.
+
+    Args:
+        found: that.
+
+    Returns:
+        Lines of a name and a value each.
+    """
+    lines = list(_lines(found))
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, version in found["versions"].items():
+        yield name, version or "not installed"
+    yield "platform", found["platform"]
+    cpu, memory = found["cpu"], found["memory"]
+    yield "CPU", cpu["name"] or cpu["machine"]
+    yield "instruction sets", " ".join(cpu["instruction_sets"]) or "not known"
+    usable = f", {cpu['usable_cores']} of them for this process"
+    yield (
+        "cores",
+        f"{cpu['cores']}" + usable * (cpu["usable_cores"] != cpu["cores"]),
+    )
+    total, limit = memory["total"], memory["limit"]
+    text = "not known" if total is None else format_bytes(total)
+    if limit is not None:
+        text += f", of which {format_bytes(limit)} may be taken"
+    yield "memory", text
+    for device in found["devices"]:
+        more = [v for k, v in device.items() if k not in ("name", "type")]
+        yield "device", "  ".join([device["name"], *more])
+    if not any(device["type"] != "CPU" for device in found["devices"]):
+        yield "GPUs and TPUs", "none that TensorFlow sees"
+    keras = found["tf.keras"]
+    legacy = keras[_LEGACY]
+    given = f"{_LEGACY} is " + ("not set" if legacy is None else repr(legacy))
+    yield (
+        "tf.keras",
+        f"{keras['package']} {keras['version']} ({given})"
+        if keras["version"]
+        else f"can't be imported ({given}): {' '.join(keras['error'].split())}",
+    )
+    yield "kernels", found["kernels"]["reason"]
+    for name, value in found["environment"].items():
+        yield "environment", f"{name}={value}"
+    if not found["environment"]:
+        yield "environment", "none of the variables that are shown is set"

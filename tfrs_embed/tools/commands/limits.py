@@ -1,0 +1,217 @@
+"""The command line: `tfrs-embed limits`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import glob
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from tfrs_embed import sparsecore
+from tfrs_embed.compat.strategies import require_sparse_core_api
+from tfrs_embed.tools.command_line import (
+    FAILED,
+    FINE,
+    WRONG,
+    InputError,
+    add_command,
+    fail,
+)
+from tfrs_embed.tools.commands import npz_batches
+from tfrs_embed.tools.planner import model_file
+from tfrs_embed.tools.planner.model_file import Model
+
+# What makes the limits; the rest of the config is TensorFlow's default.
+_LIMITS = (
+    "max_ids_per_table",
+    "max_unique_ids_per_table",
+    "max_ids_per_chip_per_sample",
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to a parser's commands.
+
+    Args:
+        commands: what `add_subparsers` returned.
+    """
+    parser = add_command(
+        commands,
+        "limits",
+        "find the limits that SparseCores of TPUs need",
+        "SparseCores have room for a fixed number of ids, and training stops "
+        "where a batch has more. This finds the smallest limits that hold the "
+        "batches in files, times a safety factor, and prints the "
+        "SparseCoreEmbeddingConfig to give to a layer. The model is the file "
+        "of JSON that plan takes. Without files batches are drawn from its "
+        "hotness and zipf_exponent: a first guess. No TPU is needed. "
+        "docs/command_line.md has the files' formats.",
+        "tfrs-embed limits config.json --topology v5p-8 --batches "
+        "'data/*.npz'\ntfrs-embed limits config.json --topology v6e-4 --json",
+    )
+    parser.add_argument("config", metavar="CONFIG.json", help="the model")
+    parser.add_argument(
+        "--topology",
+        required=True,
+        type=_topology,
+        metavar="SLICE",
+        help="the slice, such as v5p-8 or v6e-4",
+    )
+    parser.add_argument(
+        "--batches",
+        nargs="+",
+        metavar="FILE.npz",
+        help="files of a batch each, or patterns of their names",
+    )
+    parser.add_argument(
+        "--draw",
+        type=_positive,
+        metavar="NUMBER",
+        help="how many batches to draw where there are no files [100]",
+    )
+    parser.add_argument(
+        "--seed",
+        type=_natural,
+        metavar="NUMBER",
+        help="of what is drawn [0]",
+    )
+    parser.add_argument(
+        "--safety",
+        type=_safety,
+        default=1.2,
+        metavar="FACTOR",
+        help="by which the limits are raised, at least 1 [1.2]",
+    )
+    parser.add_argument(
+        "--size-threshold",
+        type=_natural,
+        default=10_000,
+        metavar="ROWS",
+        help="tables of at most so many rows are left out, as "
+        "PartialTPUEmbedding leaves them to Keras; the layer's [10000]",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON instead of text"
+    )
+    parser.set_defaults(run=run)
+
+
+def _topology(text: str) -> sparsecore.Topology:
+    try:
+        return sparsecore.Topology.of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _natural(text: str, least: int = 0) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise argparse.ArgumentTypeError(
+            f"must be an integer >= {least}, got {text!r}"
+        )
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    return _natural(text, 1)
+
+
+def _safety(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 1 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number >= 1, got {text!r}")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Args:
+        args: the arguments.
+
+    Returns:
+        The process's exit status.
+    """
+    try:
+        require_sparse_core_api()
+    except RuntimeError as error:
+        return fail(error, FAILED)
+    try:
+        model = model_file.read(args.config)
+        batches, source = _batches(args, model)
+        config, report = sparsecore.compute_limits(
+            batches,
+            model.feature_config(),
+            args.topology,
+            model.optimizer,
+            args.safety,
+            size_threshold=args.size_threshold,
+        )
+    except ValueError as error:
+        return fail(error, WRONG)
+    limits = {name: getattr(config, name) for name in _LIMITS}
+    left = [t.name for t in model.tables if t.rows <= args.size_threshold]
+    if args.json:
+        found = {
+            "report": dataclasses.asdict(report),
+            "source": source,
+            "safety": args.safety,
+            "size_threshold": args.size_threshold,
+            "left_out": left,
+            "config": limits,
+        }
+        print(json.dumps(found, indent=2))
+        return FINE
+    print(f"{report}\n")
+    if left:
+        print(
+            f"Left out, with at most {args.size_threshold:,} rows: "
+            f"{', '.join(left)}."
+        )
+    print(f"Batches: {source}. Limits are these loads times {args.safety:g}:\n")
+    print("\n".join(_as_python(limits)))
+    return FINE
+
+
+def _batches(
+    args: argparse.Namespace, model: Model
+) -> tuple[Iterable[Any], str]:
+    """The batches of a chip, and where they are from."""
+    drawing = args.draw is not None or args.seed is not None
+    if args.batches is None:
+        number, seed = args.draw or 100, args.seed or 0
+        return (
+            npz_batches.drawn(model, number, seed),
+            f"drawn from hotness and zipf_exponent={model.zipf_exponent:g}, "
+            f"seed {seed}; those of your data may need more",
+        )
+    if drawing:
+        raise InputError("--draw and --seed are for a run without --batches.")
+    paths: list[str] = []
+    for pattern in args.batches:
+        # A name that is there is no pattern, whatever characters it has.
+        found = glob.glob(glob.escape(pattern)) or sorted(glob.glob(pattern))
+        if not found:
+            raise InputError(f"--batches: there is no file '{pattern}'.")
+        paths += found
+    paths = list(dict.fromkeys(paths))
+    source = f"{len(paths)} files" if len(paths) > 1 else f"'{paths[0]}'"
+    return npz_batches.read(paths, model, args.topology.chips), source
+
+
+def _as_python(limits: dict[str, Any]) -> Iterable[str]:
+    """The config as code."""
+    yield "tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig("
+    for name, value in limits.items():
+        if isinstance(value, dict):
+            yield f"    {name}={{"
+            yield from (f"        {k!r}: {v}," for k, v in value.items())
+            yield "    },"
+        else:
+            yield f"    {name}={value},"
+    yield ")"

@@ -1,0 +1,183 @@
+"""Batches of one chip for a model: those of .npz files, or drawn ones.
+
+In a file a feature is an array of its name, [samples] or [samples, ids]; or,
+where samples have different numbers of ids, `<name>.values`, and
+`<name>.row_splits` as in a RaggedTensor.
+"""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from tfrs_embed.tools.command_line import InputError
+from tfrs_embed.tools.planner.model_file import Feature, Model
+from tfrs_embed.tools.planner.usage import zipf_draws
+
+_VALUES, _SPLITS = ".values", ".row_splits"
+_Ids = tuple[NDArray, NDArray]
+
+
+def read(
+    paths: Sequence[str], model: Model, chips: int
+) -> Iterator[dict[str, tf.RaggedTensor]]:
+    """Reads files of a batch each.
+
+    Args:
+        paths: the files.
+        model: the features. Its batch_size is that of a chip.
+        chips: their number. A file may have the batch of all of them.
+
+    Yields:
+        A chip's batch. One of fewer samples is filled up with samples that have
+        no ids.
+
+    Raises:
+        InputError: a file is not as it should be, or an id is outside its
+            table.
+    """
+    rows = {table.name: table.rows for table in model.tables}
+    told: set[str] = set()
+    for path in paths:
+        arrays = _arrays(path)
+        batch = {
+            f.name: _feature(arrays, f, rows[f.table], path)
+            for f in model.features
+        }
+        known = {
+            f.name + end
+            for f in model.features
+            for end in ("", _VALUES, _SPLITS)
+        }
+        other = sorted(set(arrays) - known - told)
+        if other:
+            told.update(other)
+            print(f"note: not read of '{path}': {other}", file=sys.stderr)
+        yield from _of_chips(batch, model.batch_size, chips, path)
+
+
+def _arrays(path: str) -> Mapping[str, NDArray]:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise ValueError("it has one array without a name")
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"'{path}' can't be read as a file of numpy.savez: {error}"
+        ) from None
+
+
+def _feature(
+    arrays: Mapping[str, NDArray], feature: Feature, rows: int, path: str
+) -> _Ids:
+    """A feature's ids and row splits, checked."""
+    name, problem = feature.name, f"'{path}', feature '{feature.name}': "
+    ragged = (name + _VALUES, name + _SPLITS)
+    if name in arrays and not any(each in arrays for each in ragged):
+        ids = arrays[name]
+        if ids.ndim not in (1, 2):
+            raise InputError(
+                problem + "ids must have the shape [samples] or [samples, "
+                f"ids], got {list(ids.shape)}."
+            )
+        width = 1 if ids.ndim == 1 else ids.shape[1]
+        splits = np.arange(len(ids) + 1) * width
+        ids = ids.ravel()
+    elif name not in arrays and all(each in arrays for each in ragged):
+        ids, splits = (arrays[each] for each in ragged)
+        if (
+            ids.ndim != 1
+            or splits.ndim != 1
+            or splits.dtype.kind not in "iu"
+            or not splits.size
+            or splits[0] != 0
+            or splits[-1] != ids.size
+            or (splits[1:] < splits[:-1]).any()
+        ):
+            raise InputError(
+                problem + f"{ragged[1]} must be integers that begin with 0, "
+                f"don't fall, and end with the number of {ragged[0]}."
+            )
+    else:
+        raise InputError(
+            problem + f"there must be an array '{name}', or '{ragged[0]}' and "
+            f"'{ragged[1]}'; the arrays are {sorted(arrays)}."
+        )
+    if ids.dtype.kind not in "iu":
+        raise InputError(problem + f"ids must be integers, got {ids.dtype}.")
+    if ids.size and (ids.min() < 0 or ids.max() >= rows):
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        raise InputError(
+            problem + f"id {wrong} is outside table '{feature.table}', whose "
+            f"{rows} rows are 0 to {rows - 1}."
+        )
+    return ids.astype(np.int64), splits.astype(np.int64)
+
+
+def _of_chips(
+    batch: Mapping[str, _Ids], size: int, chips: int, path: str
+) -> Iterator[dict[str, tf.RaggedTensor]]:
+    """Cuts a file's batch into those of chips."""
+    counts = {name: len(splits) - 1 for name, (_, splits) in batch.items()}
+    samples = max(counts.values())
+    if len(set(counts.values())) > 1:
+        raise InputError(
+            f"'{path}': features have different numbers of samples: {counts}."
+        )
+    if not 0 < samples <= size and samples != size * chips:
+        raise InputError(
+            f"'{path}' has {samples} samples: batch_size={size} is that of a "
+            f"chip, and {chips} chips have {size * chips}."
+        )
+    for start in range(0, samples, size):
+        yield {
+            name: _padded(ids, splits[start : start + size + 1], size)
+            for name, (ids, splits) in batch.items()
+        }
+
+
+def _padded(ids: NDArray, splits: NDArray, size: int) -> tf.RaggedTensor:
+    values = ids[splits[0] : splits[-1]]
+    splits = np.pad(splits - splits[0], (0, size + 1 - splits.size), "edge")
+    return tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+
+
+def drawn(
+    model: Model, number: int, seed: int
+) -> Iterator[dict[str, tf.RaggedTensor]]:
+    """Draws batches as a model's file describes them.
+
+    A sample has as many ids as the feature's hotness says; of one that is no
+    integer, one more in some samples.
+
+    Args:
+        model: the features.
+        number: how many batches.
+        seed: of the random numbers.
+
+    Yields:
+        A chip's batch.
+    """
+    generator = np.random.default_rng(seed)
+    rows = {table.name: table.rows for table in model.tables}
+    for _ in range(number):
+        batch = {}
+        for feature in model.features:
+            least, more = divmod(feature.hotness, 1)
+            lengths = least + (generator.random(model.batch_size) < more)
+            splits = np.append(0, np.cumsum(lengths.astype(np.int64)))
+            ids = zipf_draws(
+                rows[feature.table],
+                model.zipf_exponent,
+                int(splits[-1]),
+                generator,
+            )
+            batch[feature.name] = _padded(ids, splits, model.batch_size)
+        yield batch

@@ -1,0 +1,427 @@
+"""The command line: `tfrs-embed checkpoint`.
+
+`python -m tfrs_embed.checkpoint` is another name of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.bundle import blocks
+from tfrs_embed.compat import progress
+from tfrs_embed.compat.text_table import format_bytes, text_table
+from tfrs_embed.tools.command_line import (
+    EXIT_STATUS,
+    FINE,
+    INTERRUPTED,
+    WRONG,
+    InputError,
+    add_command,
+    fail,
+)
+from tfrs_embed.tools.conversion import convert, paths, reading
+from tfrs_embed.tools.conversion.contents import Contents, Table
+from tfrs_embed.tools.conversion.statistics import Statistics, measure
+
+_DESCRIPTION = (
+    "Looks into checkpoints of embedding tables: of this package, of "
+    "TensorFlow's TPU embeddings (TensorFlow Recommenders' too), of keras_rs "
+    "and Keras; SavedModels, files of Keras, and files of SparseOperationKit."
+)
+_MOST_OTHERS = 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: those of the command line; None: the process's.
+
+    Returns:
+        The process's exit status.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m tfrs_embed.checkpoint",
+        description=f"{_DESCRIPTION} It is tfrs-embed checkpoint.",
+        epilog=EXIT_STATUS,
+    )
+    _add_actions(parser)
+    args = parser.parse_args(arguments)
+    return int(args.run(args))
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to a parser's commands.
+
+    Args:
+        commands: what `add_subparsers` returned.
+    """
+    _add_actions(
+        add_command(
+            commands,
+            "checkpoint",
+            "show what a checkpoint holds, and convert others'",
+            _DESCRIPTION,
+            "tfrs-embed checkpoint inspect checkpoints/",
+        )
+    )
+
+
+def _ending(
+    work: Callable[[argparse.Namespace], None],
+) -> Callable[[argparse.Namespace], int]:
+    """What does the work, and returns the process's exit status."""
+
+    def run(args: argparse.Namespace) -> int:
+        try:
+            work(args)
+        except tf.errors.OpError as error:
+            return fail(error.message)
+        except InputError as error:
+            return fail(error, WRONG)
+        except (OSError, ValueError) as error:
+            return fail(error)
+        except MemoryError as error:
+            return fail(f"Not enough memory to read '{args.source}': {error}")
+        except KeyboardInterrupt:
+            return fail("interrupted.", INTERRUPTED)
+        return FINE
+
+    return run
+
+
+def _add_actions(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    inspect = add_command(
+        commands,
+        "inspect",
+        "show tables, slots, sizes and norms",
+        "Shows a checkpoint's tables, with norms and with counts of what "
+        "should not be there. It reads all values, some MiB at a time. The "
+        "exit status is 1 if a file is damaged.",
+        "tfrs-embed checkpoint inspect checkpoints/ckpt-10 --json",
+    )
+    inspect.add_argument(
+        "source",
+        metavar="path",
+        help="a checkpoint, a folder whose latest is meant, or that of a "
+        "SavedModel or of SOK's files, or a file of Keras",
+    )
+    inspect.add_argument(
+        "--json", action="store_true", help="print JSON instead of tables"
+    )
+    _add_shared(inspect)
+    inspect.set_defaults(run=_ending(_inspect))
+    converts = add_command(
+        commands,
+        "convert",
+        "write another checkpoint's tables as one of this package's",
+        "Writes a checkpoint that this package's layers restore, tables and "
+        "slots by name. What is not taken over is said on stderr.",
+        "tfrs-embed checkpoint convert old/ckpt-10 new/ckpt --layer embedding",
+    )
+    converts.add_argument(
+        "source",
+        help="a checkpoint, a folder of some, of a SavedModel or of SOK's "
+        "files, or a file of Keras",
+    )
+    converts.add_argument(
+        "destination", help="the checkpoint to write, or SOK's folder"
+    )
+    converts.add_argument(
+        "--to",
+        choices=convert.TARGETS,
+        default=convert.TARGETS[0],
+        help="write files as sok.dump or sok.Saver does instead",
+    )
+    converts.add_argument(
+        "--layer",
+        action="append",
+        default=[],
+        metavar="[OLD=]NEW",
+        help="the layer's path among the objects of the checkpoint to write, "
+        'e.g. "model/embedding"; without OLD there must be one layer',
+    )
+    converts.add_argument(
+        "--table",
+        action="append",
+        default=[],
+        metavar="OLD=NEW",
+        help="another name for a table; a variable of SOK's, or a layer of one "
+        "table, becomes a table of this name of the layer that --layer says",
+    )
+    converts.add_argument(
+        "--ids",
+        action="store_true",
+        help="make tables of ids of SOK's variables whose keys are 0, 1, 2 ...",
+    )
+    converts.add_argument(
+        "--step",
+        type=_integer(0),
+        help="the number of updates made, where the source doesn't tell it",
+    )
+    _add_shared(converts)
+    converts.set_defaults(run=_ending(_convert))
+
+
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-progress",
+        action="store_true",
+        help="don't show how far a long read has come",
+    )
+    parser.add_argument(
+        "--dim",
+        type=_integer(1),
+        help="width of the rows in files of sok.Saver, which don't tell it",
+    )
+
+
+def _integer(least: int) -> Callable[[str], int]:
+    """Reads an int64 of the command line that has a least value."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= tf.int64.max:
+            raise argparse.ArgumentTypeError(
+                f"must be an integer from {least} to {tf.int64.max}, got "
+                f"'{text}'"
+            )
+        return value
+
+    return parse
+
+
+def _inspect(args: argparse.Namespace) -> None:
+    contents = reading.read(args.source, args.dim)
+    columns = [
+        (table, name, column)
+        for table in contents.tables
+        for name, column in table.columns.items()
+    ]
+    with _task("Reading", contents, args) as task:
+        measured = {
+            (id(table), name): measure(column, task.advance)
+            for table, name, column in columns
+        }
+        # Of these a damaged file is all that there is to find.
+        for table in contents.tables:
+            for column in table.parts.values():
+                for start, size in blocks(column.shape, column.dtype):
+                    column.read(start, size)
+                    task.advance(column.nbytes_of(size))
+    if args.json:
+        print(json.dumps(_as_json(contents, measured), indent=2))
+    else:
+        print("\n".join(_as_text(contents, measured)))
+
+
+_Measured = Mapping[tuple[int, str], Statistics]
+
+
+def _as_json(contents: Contents, measured: _Measured) -> dict[str, Any]:
+    return {
+        "path": contents.path,
+        "format": contents.format,
+        "tables": [
+            {
+                "layer": table.layer,
+                "name": table.name,
+                "rows": table.shape[0],
+                "dim": table.shape[1],
+                "keys": table.keys is not None,
+                "learning_rate": table.learning_rate,
+                "parts": {
+                    name: {
+                        "shape": column.shape,
+                        "dtype": column.dtype.name,
+                        "bytes": column.nbytes,
+                    }
+                    for name, column in table.parts.items()
+                },
+                "columns": {
+                    name: {
+                        "shape": column.shape,
+                        "dtype": column.dtype.name,
+                        "bytes": column.nbytes,
+                        **dataclasses.asdict(measured[id(table), name]),
+                    }
+                    for name, column in table.columns.items()
+                },
+            }
+            for table in contents.tables
+        ],
+        "steps": contents.steps,
+        "others": [dataclasses.asdict(other) for other in contents.others],
+        "notes": contents.notes,
+    }
+
+
+def _as_text(contents: Contents, measured: _Measured) -> list[str]:
+    lines = [f"{contents.path}: {contents.format}"]
+    if contents.tables:
+        lines += ["", *_tables_as_text(contents.tables, measured)]
+    for layer, step in contents.steps.items():
+        lines.append(f"Step of {_quoted(layer)}: {step}")
+    for table in contents.tables:
+        if table.learning_rate is not None:
+            rate = f"{table.learning_rate:.6g}"
+            lines.append(f"Learning rate of '{table.path}': {rate}")
+    if contents.others:
+        lines += ["", *_others_as_text(contents)]
+    return [*lines, *(f"Note: {note}" for note in contents.notes)]
+
+
+def _tables_as_text(tables: Sequence[Table], measured: _Measured) -> list[str]:
+    head = ["table", "by", "values", "rows", "dim", "dtype"]
+    head += ["size", "norm", "mean row", "max row", "zero rows", "NaN", "inf"]
+    lines, total = [], 0
+    for table in tables:
+        for name, column in {**table.columns, **table.parts}.items():
+            total += column.nbytes
+            first = name == next(iter(table.columns))
+            line = [
+                table.path if first else "",
+                ("keys" if table.keys else "ids") if first else "",
+                name,
+                f"{column.shape[0]:,}",
+                str(math.prod(column.shape[1:])),
+                column.dtype.name,
+                format_bytes(column.nbytes),
+            ]
+            if name in table.columns:
+                found = measured[id(table), name]
+                line += [
+                    f"{found.norm:.6g}",
+                    f"{found.mean_row_norm:.4g}",
+                    f"{found.max_row_norm:.4g}",
+                    f"{found.zero_rows:,}",
+                    f"{found.nan:,}",
+                    f"{found.inf:,}",
+                ]
+            lines.append([*line, *[""] * (len(head) - len(line))])
+    last = ["total"] + [""] * (len(head) - 1)
+    last[head.index("size")] = format_bytes(total)
+    return text_table(head, lines, ("table", "by", "values", "dtype"), last)
+
+
+def _others_as_text(contents: Contents) -> list[str]:
+    others = sorted(contents.others, key=lambda other: -other.nbytes)
+    shown, hidden = others[:_MOST_OTHERS], others[_MOST_OTHERS:]
+    lines = [
+        [
+            other.name,
+            str(list(other.shape)),
+            other.dtype,
+            format_bytes(other.nbytes),
+        ]
+        for other in shown
+    ]
+    if hidden:
+        size = format_bytes(math.fsum(other.nbytes for other in hidden))
+        lines.append([f"{len(hidden)} smaller ones", "", "", size])
+    head = ["other variable", "shape", "dtype", "size"]
+    return text_table(head, lines, head[:3])
+
+
+def _quoted(layer: str) -> str:
+    return f"'{layer}'" if layer else "the layer"
+
+
+def _convert(args: argparse.Namespace) -> None:
+    destination = paths.resolve(args.destination, "destination")
+    if args.to == "checkpoint":
+        paths.check_new_checkpoint(destination)
+    else:
+        convert.check_new_folder(destination)
+    contents = reading.read(args.source, args.dim)
+    if not contents.tables:
+        raise InputError(
+            f"'{contents.path}' has no tables of this package, of TensorFlow's "
+            "TPU embeddings, of keras_rs, of Keras, or of SOK."
+        )
+    tables = dict(_pair(text, "--table") for text in args.table)
+    contents = convert.for_training(contents)
+    contents = convert.rename_tables(contents, tables, args.ids)
+    contents = convert.rename_layers(contents, _layers(args.layer, contents))
+    if args.to == "checkpoint":
+        contents = convert.with_steps(contents, args.step)
+    elif args.step is not None:
+        raise InputError("--step: SOK's files have none.")
+    else:
+        contents = convert.as_float32(contents)
+    left: list[str] = []
+    # Saving is a part of it, and shows nothing.
+    with _task("Converting", contents, args) as task, progress.off():
+        if args.to == "checkpoint":
+            left = convert.write_checkpoint(contents, destination, task.advance)
+        else:
+            left = convert.write_sok(
+                contents, destination, args.to == "sok-saver", task.advance
+            )
+    _report(contents, destination, left)
+
+
+def _task(
+    verb: str, contents: Contents, args: argparse.Namespace
+) -> progress.Task:
+    """The task of reading all values."""
+    total = sum(
+        column.nbytes
+        for table in contents.tables
+        for column in (*table.columns.values(), *table.parts.values())
+    )
+    name = os.path.basename(contents.path.rstrip("/"))
+    return progress.Task(verb, f"'{name}'", total, show=not args.no_progress)
+
+
+def _layers(given: Sequence[str], contents: Contents) -> dict[str, str]:
+    if len(given) == 1 and "=" not in given[0]:
+        tables = contents.tables
+        ours = [table for table in tables if not table.of_keras]
+        layers = {table.layer for table in ours or tables}
+        if len(layers) > 1:
+            raise InputError(
+                f"--layer {given[0]}: there are the layers {sorted(layers)}. "
+                "Say which one: --layer OLD=NEW, once for each."
+            )
+        return {layers.pop(): given[0]}
+    return dict(_pair(text, "--layer") for text in given)
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not equals:
+        raise InputError(f"{option} must be OLD=NEW, got '{text}'.")
+    return old, new
+
+
+def _report(contents: Contents, path: str, left: Sequence[str]) -> None:
+    for table in contents.tables:
+        rows, dim = table.shape
+        columns = [
+            name if c.dtype == tf.float32 else f"{name} ({c.dtype.name})"
+            for name, c in table.columns.items()
+        ]
+        columns += table.parts
+        print(f"{table.path}: [{rows}, {dim}], {', '.join(columns)}")
+    for layer, step in contents.steps.items():
+        if f"the step of '{layer}'" not in left:
+            print(f"step of {_quoted(layer)}: {step}")
+    print(f"Written to '{path}'.")
+    for note in contents.notes:
+        print(f"note: {note}", file=sys.stderr)
+    for what in [*left, *(f"'{other.name}'" for other in contents.others)]:
+        print(f"not taken over: {what}", file=sys.stderr)

@@ -1,0 +1,74 @@
+"""Statistics of a table's values."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tfrs_embed.checkpoint.bundle import blocks
+from tfrs_embed.tools.conversion.contents import Column
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Statistics of a column's values.
+
+    The norms are those of the finite values.
+
+    Attributes:
+        norm: the Frobenius norm.
+        mean_row_norm: the mean of the rows' norms.
+        max_row_norm: the largest of the rows' norms.
+        zero_rows: the number of rows that are all zero.
+        nan: the number of values that are NaN.
+        inf: the number of values that are infinite.
+    """
+
+    norm: float
+    mean_row_norm: float
+    max_row_norm: float
+    zero_rows: int
+    nan: int
+    inf: int
+
+
+def measure(column: Column, progress: Callable[[int], None]) -> Statistics:
+    """Reads a column, block by block.
+
+    Args:
+        column: the column.
+        progress: called with the bytes of each block that has been read.
+
+    Returns:
+        What its values are like.
+    """
+    squares = norms = largest = 0.0
+    zero_rows = nan = inf = 0
+    for start, size in blocks(column.shape, tf.float32):
+        # Of a slot that has a number for each row, each is a row.
+        rows = column.read(start, size).reshape(size, -1)
+        zero_rows += size - int(np.count_nonzero(rows.any(1)))
+        finite = np.isfinite(rows)
+        if not finite.all():
+            of_block = int(np.count_nonzero(np.isnan(rows)))
+            nan += of_block
+            inf += rows.size - int(np.count_nonzero(finite)) - of_block
+            rows = np.where(finite, rows, 0)
+        row_squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
+        squares += float(row_squares.sum())
+        row_norms = np.sqrt(row_squares)
+        norms += float(row_norms.sum())
+        largest = max(largest, float(row_norms.max(initial=0)))
+        progress(column.nbytes_of(size))
+    return Statistics(
+        norm=math.sqrt(squares),
+        mean_row_norm=norms / max(1, column.shape[0]),
+        max_row_norm=largest,
+        zero_rows=zero_rows,
+        nan=nan,
+        inf=inf,
+    )

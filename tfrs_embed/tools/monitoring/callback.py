@@ -1,0 +1,245 @@
+"""Statistics of tables while Keras trains."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tfrs_embed.compat import kerases
+from tfrs_embed.compat.arguments import as_int
+from tfrs_embed.tools.monitoring.log import (
+    StatisticsLog,
+    check_labels,
+    worker_number,
+    write_projectors,
+)
+from tfrs_embed.tools.monitoring.lookups import MOST_BATCHES
+from tfrs_embed.tools.monitoring.monitor import (
+    TableMonitor,
+    check_sample,
+    is_layer,
+)
+from tfrs_embed.tools.monitoring.reports import StatisticsReport
+
+
+class TableStatistics(kerases.Hooks):
+    """Writes statistics of a model's tables while Keras trains it.
+
+    It is a callback of tf_keras and of Keras 3. Before the first step, every
+    `every` steps and when training ends it measures the tables of all layers,
+    as `TableMonitor` does, and writes them to TensorBoard's files and to
+    `tables.jsonl`, which `read_log` reads.
+
+    Example:
+        >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
+        >>> layer = tfrs_embed.PartialTPUEmbedding(
+        ...     tfrs_embed.FeatureConfig("movie", movies), "adagrad"
+        ... )
+        >>> model = tf_keras.Sequential([layer, tf_keras.layers.Dense(1)])
+        >>> model.compile("adam", "mse")
+        >>> statistics = tfrs_embed.monitoring.TableStatistics(
+        ...     "logs", sample=None
+        ... )
+        >>> history = model.fit(
+        ...     np.array([3, 7]),
+        ...     np.array([0.0, 1.0]),
+        ...     callbacks=[statistics],
+        ...     verbose=0,
+        ... )
+        >>> [last] = statistics.reports
+        >>> last["movies"].untouched_share
+        0.9999
+
+    Args:
+        log_dir: the folder to write to.
+        every: how many steps there are between two reports.
+        tables: the names of the tables to measure; None: all.
+        sample: about how many rows of a table to read; None: all, in blocks.
+        batches: a list of global batches of the layer's inputs, of which each
+            report counts lookups, of the first 32; None: none are counted. For
+            models with one layer of tables.
+        labels: for tables' names their rows' labels, with which the end of
+            training writes them for TensorBoard's projector.
+
+    Attributes:
+        reports: the last report of each layer.
+
+    Raises:
+        TypeError: `every` or `sample` is no integer.
+        ValueError: one of them is below 1.
+    """
+
+    def __init__(
+        self,
+        log_dir: Any,
+        every: int = 1000,
+        tables: Sequence[str] | None = None,
+        *,
+        sample: int | None = 10_000,
+        batches: Any = None,
+        labels: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        number = as_int(every)
+        if number is None:
+            raise TypeError(f"every must be an integer, got {every!r}.")
+        if number < 1:
+            raise ValueError(f"every must be at least 1, got {number}.")
+        self._every = number
+        self._log_dir = log_dir
+        self._tables = None if tables is None else list(tables)
+        self._sample = check_sample(sample)
+        # An iterator would have batches for one report.
+        self._batches = (
+            list(itertools.islice(batches, MOST_BATCHES))
+            if isinstance(batches, Iterator)
+            else batches
+        )
+        self._labels = dict(labels or {})
+        self.reports: list[StatisticsReport] = []
+        self._model: Any = None
+        self._steps: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._monitors: dict[int, TableMonitor] = {}
+        self._log: StatisticsLog | None = None
+        self._step = 0
+        self._in_epoch = 0
+
+    def set_model(self, model: Any) -> None:
+        """Takes the model that is trained.
+
+        Args:
+            model: the model, of either Keras.
+        """
+        self._model = model
+
+    def set_params(self, params: Any) -> None:
+        """Takes what Keras says of a run.
+
+        Args:
+            params: of which "steps" is the number of an epoch's steps, or None.
+        """
+        self._steps = (params or {}).get("steps")
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Measures tables that are there before the first step.
+
+        Args:
+            logs: not read.
+
+        Raises:
+            ValueError: the model has no layer with tables, or none of a name in
+                `tables` or `labels`, or several layers for one list of batches;
+                or a table can't have its labels.
+        """
+        self._begin()
+        layers = self._layers()
+        if not layers:
+            raise ValueError(
+                f"Model '{self._model.name}' has no layer with tables that "
+                "TableStatistics can measure."
+            )
+        known = [n for layer in layers for n in _names(layer)]
+        for name in [*(self._tables or ()), *self._labels]:
+            if name not in known:
+                raise ValueError(
+                    f"Model '{self._model.name}' has no table '{name}'; its "
+                    f"tables are {known}."
+                )
+        for layer, labels in self._labelled():
+            check_labels(layer, labels)
+        if self._batches is not None and len(layers) > 1:
+            raise ValueError(
+                "TableStatistics counts lookups of batches for one layer; "
+                f"model '{self._model.name}' has {[x.name for x in layers]}."
+            )
+        iterations = getattr(self._model.optimizer, "iterations", None)
+        # A run that goes on from a checkpoint goes on in the log.
+        self._step = 0 if iterations is None else int(iterations.numpy())
+        self._log = StatisticsLog(self._log_dir, worker_number())
+        if any(_built(layer) for layer in layers):
+            self._report()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begins to count an epoch's steps.
+
+        Args:
+            epoch: not read.
+            logs: not read.
+        """
+        self._in_epoch = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Measures the tables, if it is time.
+
+        Args:
+            batch: the number of the epoch's last batch.
+            logs: not read.
+        """
+        # Several steps may have been one execution, of which Keras 3 counts the
+        # steps that an epoch's last one would have had.
+        end = batch + 1
+        if self._steps is not None:
+            end = min(end, self._steps)
+        done = end - self._in_epoch
+        self._in_epoch = end
+        before, self._step = self._step, self._step + done
+        if self._step // self._every > before // self._every:
+            self._report()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Measures the tables a last time.
+
+        Args:
+            logs: not read.
+        """
+        if any(each.step != self._step for each in self.reports) or (
+            not self.reports
+        ):
+            self._report()
+        if self._labels:
+            write_projectors(self._log_dir, self._labelled())
+        if self._log is not None:
+            self._log.close()
+
+    def _report(self) -> None:
+        assert self._log is not None
+        self.reports = []
+        for layer in self._layers():
+            # A layer that training doesn't call has no tables.
+            names = _names(layer) if _built(layer) else []
+            if self._tables is not None:
+                names = [n for n in names if n in self._tables]
+            if not names:
+                continue
+            monitor = self._monitors.setdefault(
+                id(layer), TableMonitor(layer, names, self._sample)
+            )
+            report = monitor.measure(self._step, self._batches)
+            self._log.write(report)
+            self.reports.append(report)
+
+    def _labelled(self) -> list[tuple[Any, dict[str, Sequence[str]]]]:
+        """The layers with labelled tables, and their labels."""
+        found = []
+        for layer in self._layers():
+            known = _names(layer)
+            mine = {n: x for n, x in self._labels.items() if n in known}
+            if mine:
+                found.append((layer, mine))
+        return found
+
+    def _layers(self) -> list[Any]:
+        """The model's layers with tables, each once."""
+        found = self._model._flatten_layers()
+        return list({id(x): x for x in found if is_layer(x)}.values())
+
+
+def _names(layer: Any) -> list[str]:
+    return [t.name for t in layer._spec.tables]
+
+
+def _built(layer: Any) -> bool:
+    return bool(layer._has_tables)

@@ -1,0 +1,144 @@
+"""The command line: `tfrs-embed plan`."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from typing import Any
+
+from tfrs_embed.configs.hardware import hardware, parse_bytes
+from tfrs_embed.configs.plan import Plan
+from tfrs_embed.tools.command_line import (
+    FAILED,
+    FINE,
+    WRONG,
+    add_command,
+    fail,
+)
+from tfrs_embed.tools.planner import model_file
+from tfrs_embed.tools.planner.html_report import html_report
+from tfrs_embed.tools.planner.planning import plan
+from tfrs_embed.tools.planner.shortage import TablesDontFit
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to a parser's commands.
+
+    Args:
+        commands: what `add_subparsers` returned.
+    """
+    parser = add_command(
+        commands,
+        "plan",
+        "plan where tables go, and what a step will cost",
+        "Reads the tables and features of a model from a file of JSON, and "
+        "prints where the tables should go on a number of replicas, why, and "
+        "what a training step is predicted to cost. Nothing is built. "
+        "docs/planning.md has the file's format, and the model. The exit "
+        "status is 1 if the tables don't fit.",
+        "tfrs-embed plan config.json --replicas 16 --topology 8xA100",
+    )
+    parser.add_argument("config", metavar="CONFIG.json", help="the model")
+    parser.add_argument(
+        "--replicas",
+        type=_replicas,
+        metavar="NUMBER",
+        help="the number of replicas [those of one host]",
+    )
+    parser.add_argument(
+        "--topology",
+        type=_topology,
+        default="8xA100",
+        metavar="HOST",
+        help="accelerators of a host, such as 8xA100 or 4xH100, or cpu "
+        "[8xA100]",
+    )
+    parser.add_argument(
+        "--memory",
+        type=_memory,
+        metavar="SIZE",
+        help="memory of a replica for tables and their slots, such as 40GB or "
+        "1.5GiB [all that the hardware has]",
+    )
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        metavar="PLAN.json",
+        help="where to write the plan",
+    )
+    parser.add_argument(
+        "--html",
+        type=pathlib.Path,
+        metavar="REPORT.html",
+        help="where to write the report as a page with pictures",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the plan as JSON, as --output writes it",
+    )
+    parser.set_defaults(run=run)
+
+
+def _replicas(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"must be an integer >= 1, got {text!r}"
+        )
+    return int(text)
+
+
+def _topology(text: str) -> str:
+    try:
+        hardware(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _memory(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Args:
+        args: the arguments.
+
+    Returns:
+        The process's exit status: 1 if the tables don't fit.
+    """
+    try:
+        made = _plan(args)
+    except TablesDontFit as error:
+        return fail(error, FAILED)
+    except (TypeError, ValueError) as error:
+        return fail(error, WRONG)
+    try:
+        if args.output is not None:
+            args.output.write_text(made.to_json() + "\n", "utf-8")
+        if args.html is not None:
+            args.html.write_text(html_report(made), "utf-8")
+    except OSError as error:
+        return fail(error, FAILED)
+    print(made.to_json() if args.json else made)
+    return FINE
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    model = model_file.read(args.config)
+    return plan(
+        model.feature_config(),
+        {f.name: f.hotness for f in model.features},
+        replicas=args.replicas,
+        memory_per_replica=args.memory,
+        topology=args.topology,
+        optimizer=model.optimizer,
+        batch_size=model.batch_size,
+        zipf_exponent=model.zipf_exponent,
+        communication_dtype=model.communication_dtype,
+    )

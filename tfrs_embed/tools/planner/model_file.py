@@ -1,0 +1,138 @@
+"""A model's tables and features, as a file of JSON that commands read."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from tfrs_embed.compat import strict_json
+from tfrs_embed.configs.tables import FeatureConfig, TableConfig
+from tfrs_embed.configs.types import CommunicationDtype
+from tfrs_embed.tools.command_line import InputError
+from tfrs_embed.tools.planner.planning import ZIPF_EXPONENT
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """An entry of "tables"."""
+
+    name: str
+    rows: int
+    dim: int
+    optimizer: str | None = None
+
+    def __post_init__(self) -> None:
+        self.config()
+
+    def config(self) -> TableConfig:
+        """The table, as layers take it."""
+        return TableConfig(
+            self.name,
+            self.rows,
+            self.dim,
+            optimizer=self.optimizer,  # type: ignore[arg-type]
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """An entry of "features"."""
+
+    name: str
+    table: str
+    hotness: float
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a feature's name must not be empty.")
+        if self.hotness <= 0:
+            raise ValueError(
+                f"Feature '{self.name}': hotness must be above 0, got "
+                f"{self.hotness:g}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """The file.
+
+    Attributes:
+        tables: its tables.
+        features: its features.
+        batch_size: samples of one replica.
+        optimizer: of tables that have none of their own.
+        zipf_exponent: of the law that ids follow.
+        communication_dtype: what is sent.
+    """
+
+    tables: tuple[Table, ...]
+    features: tuple[Feature, ...]
+    batch_size: int
+    optimizer: str | None = None
+    zipf_exponent: float = ZIPF_EXPONENT
+    communication_dtype: CommunicationDtype = "float32"
+
+    def __post_init__(self) -> None:
+        tables: dict[str, int] = {}
+        for i, table in enumerate(self.tables):
+            first = tables.setdefault(table.name, i)
+            if first != i:
+                raise ValueError(
+                    f"tables[{first}] and tables[{i}] are both named "
+                    f"'{table.name}'."
+                )
+        features: dict[str, int] = {}
+        for i, feature in enumerate(self.features):
+            first = features.setdefault(feature.name, i)
+            if first != i:
+                raise ValueError(
+                    f"features[{first}] and features[{i}] are both named "
+                    f"'{feature.name}'."
+                )
+            if feature.table not in tables:
+                raise ValueError(
+                    f"features[{i}] ('{feature.name}'): there is no table "
+                    f"'{feature.table}'; the tables are {list(tables)}."
+                )
+        used = {feature.table for feature in self.features}
+        for i, table in enumerate(self.tables):
+            if table.name not in used:
+                raise ValueError(
+                    f"tables[{i}] ('{table.name}') has no feature."
+                )
+        if not self.tables:
+            raise ValueError("there are no tables.")
+
+    def feature_config(self) -> dict[str, FeatureConfig]:
+        """The features by name, with their tables."""
+        tables = {table.name: table.config() for table in self.tables}
+        return {
+            f.name: FeatureConfig(f.name, tables[f.table])
+            for f in self.features
+        }
+
+
+def read(path: str) -> Model:
+    """Reads a model.
+
+    Args:
+        path: the file's path.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: there is no such file, or it is not as it should be.
+    """
+    try:
+        text = pathlib.Path(path).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"'{path}' is not a file of text: {error}.") from None
+    except OSError as error:
+        raise InputError(
+            f"'{path}' can't be read: {error.strerror or error}."
+        ) from None
+    try:
+        return strict_json.loads(text, Model, "config")
+    except ValueError as error:
+        raise InputError(error) from None

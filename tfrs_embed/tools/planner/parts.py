@@ -1,0 +1,344 @@
+"""Parts of a prediction: of tables by row, of slices, and of copies.
+
+A part follows from the tables in it, and the ranks of its slices. A search
+changes a table at a time, so most of its choices have parts that others have.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfrs_embed.distribution.exchange_kind import first_ranks
+from tfrs_embed.tools.planner import cost
+from tfrs_embed.tools.planner.candidates import Demand
+from tfrs_embed.tools.planner.traffic import (
+    HALF,
+    Exchange,
+    bucket,
+    hot_floats,
+    longest_message,
+    slice_messages,
+    vector_messages,
+)
+
+#: The number of a table's slices in `Slices`, and the ranks of all of them.
+Owners = tuple[int, tuple[int, ...]]
+
+
+class Part(NamedTuple):
+    """The costs of the tables sharded by row, of slices, or of copies.
+
+    Attributes:
+        memory: bytes of tables and slots that each replica holds, [replicas]
+            int64, or one number.
+        lookups: rows, or slices of rows, that each replica reads, [replicas]
+            float64, or one number.
+        work: weighted bytes that each replica reads and writes, as `lookups`.
+        operations: operations of each replica.
+        sent: bytes that each replica sends, and passes on.
+        collectives: collectives, without the consensus on ids.
+        rounds: how many times a replica sends a message to each of the others.
+        exchange: the messages of these tables.
+    """
+
+    memory: Any
+    lookups: Any
+    work: Any
+    operations: float
+    sent: int
+    collectives: int
+    rounds: int
+    exchange: Exchange
+
+
+class Loads(NamedTuple):
+    """What the slices on each rank need, each [replicas] float64.
+
+    Attributes:
+        memory: bytes.
+        lookups: slices of rows that are read.
+        work: weighted bytes that are read and written.
+        words: words of ids, in the message from each replica.
+        floats: floats of vectors, in the message to each replica.
+    """
+
+    memory: NDArray[np.float64]
+    lookups: NDArray[np.float64]
+    work: NDArray[np.float64]
+    words: NDArray[np.float64]
+    floats: NDArray[np.float64]
+
+
+def _part(
+    demands: Sequence[Demand],
+    memory: Any,
+    lookups: Any,
+    work: Any,
+    operations: float,
+    row: Mapping[int, int] = types.MappingProxyType({}),
+    vectors: tuple[int, int] | None = None,
+    slices: tuple[int, int] | None = None,
+    replicated: Mapping[int, int] = types.MappingProxyType({}),
+    halves: Mapping[int, int] = types.MappingProxyType({}),
+    hot: int = 0,
+) -> Part:
+    """A part, given some of its fields, and of its exchange's."""
+    exchange = Exchange(
+        len(demands[0].usage.owned),
+        row,
+        vectors,
+        slices,
+        replicated,
+        halves,
+        hot,
+        demands[0].element,
+    )
+    calls = exchange.collectives - 1 if exchange.replicas > 1 else 0
+    return Part(
+        memory,
+        lookups,
+        work,
+        operations,
+        cost.passed_bytes(exchange),
+        calls,
+        # A ring goes around twice.
+        exchange.exchanges + bool(exchange.hot),
+        exchange,
+    )
+
+
+class Rows:
+    """Tables sharded by row: a member i stands for the table of index i.
+
+    Of n tables, n + i is the table of index i with copies of its hot rows.
+    """
+
+    def __init__(self, demands: Sequence[Demand]):
+        self.demands = demands
+        self.replicas = world = len(demands[0].usage.owned)
+        members = 2 * len(demands)
+        self.memory = np.zeros([members, world], np.int64)
+        # Twice, so that each window of it is the one that begins on a rank.
+        owned = np.zeros([members, 2 * world])
+        # Lookups, work and operations.
+        self.costs = np.zeros([members, 3])
+        # Bags, words of a bag, floats of a vector, floats of hot rows.
+        self.vectors = np.zeros([members, 4], np.int64)
+        # The width and the bytes of a number of rows that are sent.
+        self.kinds: list[tuple[int, int] | None] = [None] * members
+        for i, demand in enumerate(demands):
+            self._fill(i, demand, False)
+            means = demand.share_by_rows * demand.usage.owned
+            owned[i] = np.tile(means, 2)
+            if demand.usage.hot is not None:
+                self._fill(len(demands) + i, demand, True)
+                owned[len(demands) + i] = np.tile(demand.usage.hot.owned, 2)
+        self.windows = np.lib.stride_tricks.sliding_window_view(
+            owned, world, axis=1
+        )
+
+    def _fill(self, member: int, demand: Demand, hot: bool) -> None:
+        base, more = divmod(demand.rows, self.replicas)
+        self.memory[member] = base * demand.state_bytes
+        self.memory[member, :more] += demand.state_bytes
+        work = cost.hot_work(demand) if hot else cost.row_work(demand)
+        started = cost.row_operations(demand, hot)
+        self.costs[member] = demand.usage.ids, work, started
+        if hot:
+            assert demand.usage.hot is not None
+            self.memory[member] += demand.hot_bytes
+            floats = hot_floats(len(demand.usage.hot.ids), demand.dim)
+            self.vectors[member, 3] = floats
+        else:
+            self.vectors[member, :3] = (
+                max((f.most_bags for f in demand.by_vectors), default=0),
+                demand.bag_words,
+                len(demand.by_vectors) * demand.dim,
+            )
+        if hot or demand.share_by_rows:
+            self.kinds[member] = demand.dim, demand.number
+
+    def part(self, members: tuple[int, ...]) -> Part:
+        """The part of some tables, in their order."""
+        each = list(members)
+        lookups, work, started = self.costs[each].sum(0).tolist()
+        *_, words, floats, hot = self.vectors[each].sum(0).tolist()
+        bags = int(self.vectors[each, 0].max(initial=0))
+        row, halves = self._messages(members)
+        return _part(
+            self.demands,
+            self.memory[each].sum(0),
+            lookups,
+            work,
+            started,
+            row=row,
+            vectors=vector_messages(bags, words, floats) if bags else None,
+            halves=halves,
+            hot=hot,
+        )
+
+    def _messages(
+        self, members: tuple[int, ...]
+    ) -> tuple[dict[int, int], dict[int, int]]:
+        """The keys of a message of each width, of four bytes and of two."""
+        row: dict[int, int] = {}
+        halves: dict[int, int] = {}
+        kinds: dict[tuple[int, int], list[int]] = {}
+        for position, member in enumerate(members):
+            kind = self.kinds[member]
+            if kind is not None:
+                kinds.setdefault(kind, []).append(position)
+        if not kinds:
+            return row, halves
+        world, number = self.replicas, len(self.demands)
+        names = (self.demands[m % number].name for m in members)
+        first = np.array(list(first_ranks(names, world).values()))
+        order = list(itertools.chain.from_iterable(kinds.values()))
+        counts = [len(positions) for positions in kinds.values()]
+        means = np.add.reduceat(
+            self.windows[np.array(members)[order], world - first[order]],
+            np.cumsum([0, *counts[:-1]]),
+        )
+        # Those who are asked for most decide, each by all replicas.
+        high = means.max(1)
+        owners = (means > 0.95 * high[:, None]).sum(1)
+        for (dim, size), most, count in zip(
+            kinds, high.tolist(), owners.tolist(), strict=True
+        ):
+            longest = longest_message(round(most, 3), count * world)
+            (halves if size == HALF else row)[dim] = bucket(longest)
+        return row, halves
+
+
+class Copies:
+    """Replicated tables: a member is a table's index."""
+
+    def __init__(self, demands: Sequence[Demand]):
+        self.demands = demands
+        self.works = [cost.copy_work(demand) for demand in demands]
+
+    def part(self, members: tuple[int, ...]) -> Part:
+        """The part of some tables, in their order."""
+        memory, lookups, work = 0, 0.0, 0.0
+        keys: dict[int, float] = {}
+        for i in members:
+            demand = self.demands[i]
+            memory += demand.bytes
+            lookups += demand.usage.ids
+            work += self.works[i]
+            most = demand.usage.most_unique
+            keys[demand.dim] = keys.get(demand.dim, 0.0) + most
+        return _part(
+            self.demands,
+            memory,
+            lookups,
+            work,
+            len(members) * cost.copy_operations(),
+            replicated={dim: bucket(count) for dim, count in keys.items()},
+        )
+
+
+class Slices:
+    """Whole tables and columns: a member stands for a table and its slices.
+
+    Attributes:
+        kinds: of each member, the index of its table, and how many slices.
+    """
+
+    def __init__(
+        self, demands: Sequence[Demand], kinds: Iterable[tuple[int, int]]
+    ):
+        self.demands = demands
+        self.replicas = world = len(demands[0].usage.owned)
+        self.kinds = tuple(kinds)
+        tables = [(demands[i], count) for i, count in self.kinds]
+        self.counts = np.array([count for _, count in tables], np.int64)
+        self.widths = [demand.dim // count for demand, count in tables]
+        #: What one slice of each member adds to the `Loads` of its rank.
+        self.each = np.array(
+            [
+                (
+                    demand.bytes // count,
+                    demand.usage.ids * world,
+                    cost.piece_work(demand, count, world),
+                    demand.message_words,
+                    cost.piece_floats(demand, count),
+                )
+                for demand, count in tables
+            ]
+        )
+        self.each = self.each.reshape(-1, len(Loads._fields)).T.copy()
+        # Each replica writes a message to each owner.
+        operations = [cost.piece_operations(count) for _, count in tables]
+        #: The same of all slices of a member, on average over the ranks; and
+        #: their operations.
+        self.mean = np.vstack([self.each * self.counts / world, operations])
+        # Sums that are rounded differently must not be above others.
+        self.mean[:-1] *= 1 - 1e-12
+
+    def loads(self, owners: Sequence[Owners]) -> Loads:
+        """What the slices on each rank need.
+
+        Args:
+            owners: the owners of some tables' slices, in the tables' order.
+        """
+        members = [member for member, _ in owners]
+        ranks = np.array([rank for _, ranks in owners for rank in ranks], int)
+        each = np.repeat(self.each[:, members], self.counts[members], axis=1)
+        # All sums at once.
+        number, world = len(Loads._fields), self.replicas
+        places = np.arange(number)[:, None] * world + ranks
+        sums = np.bincount(places.ravel(), each.ravel(), number * world)
+        return Loads(*sums.reshape(number, world))
+
+    def part(self, owners: Sequence[Owners]) -> Part:
+        """The part of some tables, in their order, whose slices have owners."""
+        if not owners:
+            return self._part([], np.zeros([3, self.replicas]), 0.0, 0.0, 0.0)
+        *loads, words, floats = self.loads(owners)
+        members = [member for member, _ in owners]
+        operations = float(self.mean[-1, members].sum())
+        return self._part(members, loads, words.max(), floats.max(), operations)
+
+    def least(self, members: Sequence[int]) -> Part:
+        """The least part that some tables may have, whoever owns the slices."""
+        if not members:
+            return self.part(())
+        chosen = list(members)
+        *loads, words, floats, operations = self.mean[:, chosen].sum(1).tolist()
+        most_words, most_floats = self.each[3:, chosen].max(1).tolist()
+        return self._part(
+            chosen,
+            np.repeat(loads, self.replicas).reshape(-1, self.replicas),
+            max(words, most_words),
+            max(floats, most_floats),
+            operations,
+        )
+
+    def _part(
+        self,
+        members: list[int],
+        loads: Any,
+        words: float,
+        floats: float,
+        operations: float,
+    ) -> Part:
+        messages = None
+        if members:
+            widths = {self.widths[member] for member in members}
+            messages = slice_messages(int(words), int(floats), widths)
+        memory, lookups, work = loads
+        return _part(
+            self.demands,
+            memory.astype(np.int64),
+            lookups,
+            work,
+            operations,
+            slices=messages,
+        )

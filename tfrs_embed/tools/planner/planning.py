@@ -1,0 +1,321 @@
+"""The plan for a configuration: checks, search, reasons, alternatives."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from tfrs_embed.compat.arguments import integer
+from tfrs_embed.configs import tables as configs
+from tfrs_embed.configs.hardware import Hardware, hardware
+from tfrs_embed.configs.plan import (
+    PLACEMENTS,
+    Plan,
+    PlanAlternative,
+    ReplicaPlan,
+    TablePlan,
+    format_seconds,
+)
+from tfrs_embed.configs.plan_placements import rule_name, trained_by, whole_rows
+from tfrs_embed.configs.tables import (
+    EmbeddingSpec,
+    FeatureSpec,
+    TableSpec,
+    bytes_of,
+)
+from tfrs_embed.distribution import wire
+from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
+from tfrs_embed.engines import column_slices
+from tfrs_embed.optimizers.rules import UpdateRule
+from tfrs_embed.tools.planner.candidates import Demand
+from tfrs_embed.tools.planner.inputs import table_usage
+from tfrs_embed.tools.planner.search import Found, Search
+from tfrs_embed.tools.planner.shortage import does_not_fit
+from tfrs_embed.tools.planner.usage import TableUsage
+
+#: That of the ids in docs/scaling.md.
+ZIPF_EXPONENT = 1.05
+
+# The placements of configs, as plans call them.
+_KEPT = {
+    "sharded": "row",
+    "default_device": "replicated",
+    **{name: name for name in PLACEMENTS},
+}
+
+
+def plan(
+    feature_config: Any,
+    batches_or_hotness: Any,
+    *,
+    replicas: int | None = None,
+    memory_per_replica: int | None = None,
+    topology: str | Hardware = "8xA100",
+    optimizer: Any = None,
+    batch_size: int | None = None,
+    zipf_exponent: float = ZIPF_EXPONENT,
+    communication_dtype: Any = "float32",
+    progress: bool = True,
+) -> Plan:
+    """Plans where tables go: the least predicted step time that fits.
+
+    Nothing is built: a plan is arithmetic on the tables' sizes and their use.
+    docs/planning.md has the model, and what it does not know.
+
+    Example:
+        >>> users = tfrs_embed.TableConfig("users", 5_000_000, 64)
+        >>> countries = tfrs_embed.TableConfig("countries", 200, 64)
+        >>> plan = tfrs_embed.plan(
+        ...     {
+        ...         "user": tfrs_embed.FeatureConfig("user", users),
+        ...         "country": tfrs_embed.FeatureConfig("country", countries),
+        ...     },
+        ...     {"user": 1, "country": 10},
+        ...     replicas=8,
+        ...     memory_per_replica=10**9,
+        ...     optimizer="adagrad",
+        ...     batch_size=8192,
+        ... )
+        >>> [(table.table, table.placement) for table in plan.tables]
+        [('users', 'row'), ('countries', 'row')]
+
+    Args:
+        feature_config: a `FeatureConfig`, or a nesting of them, as layers have
+            it. A table whose own `placement` is not "auto", or which has
+            `keys`, is counted and not moved. A table's `hot_rows` are copied
+            where that is predicted to be faster, or where its placement is
+            "row"; if they are a number, the most frequent ids of the batches
+            are taken.
+        batches_or_hotness: how tables are used. Hotness, the number of ids of a
+            sample: one number for all features, or a dict with a number for
+            each feature, by name or as the configuration is nested. Or a list,
+            or a dataset, of global batches, of which at most 32 are read: each
+            has the configuration's nesting, its leaves arrays, tensors (dense,
+            ragged or sparse), lists of ids, or lists of samples' lists of ids.
+        replicas: the number of replicas; None: those of one host.
+        memory_per_replica: bytes that a replica has for tables and their slots;
+            None: all that the hardware has.
+        topology: the hardware: accelerators of a host, such as "8xA100" or
+            "4xH100"; "cpu" for processes of one machine; or a `Hardware`.
+        optimizer: the tables' optimizer, in any form that layers take; it
+            decides how many slots tables have. A table's own wins. None: such
+            tables have no slots.
+        batch_size: samples of one replica; only with a hotness.
+        zipf_exponent: of the law that ids follow, for a hotness: the frequency
+            of the i-th most frequent id is proportional to 1 / i ** exponent.
+            0: all ids of a table are equally frequent.
+        communication_dtype: what rows, vectors and gradients will be sent as:
+            "float32", "bfloat16" or "float16". A layer with this plan sends
+            them so.
+        progress: whether to show how many batches were read, as
+            `tfrs_embed.progress.set_mode` says.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: the tables don't fit, with what would; or a value is out of
+            its range, names no feature, or contradicts another.
+        TypeError: a value is of the wrong kind.
+    """
+    spec = configs.parse(feature_config)
+    machine = hardware(topology)
+    if replicas is None:
+        if machine.replicas_per_host is None:
+            raise ValueError(
+                f"replicas must be given: the topology '{machine.name}' has "
+                "any number."
+            )
+        replicas = machine.replicas_per_host
+    count = integer(replicas, "replicas")
+    limit = machine.memory
+    if memory_per_replica is not None:
+        limit = integer(memory_per_replica, "memory_per_replica")
+    usage = table_usage(
+        spec, batches_or_hotness, count, batch_size, zipf_exponent, progress
+    )
+    sent_as = wire.communication_dtype(communication_dtype)
+    rules = {t.name: trained_by(t, optimizer) for t in spec.tables}
+    demands = [
+        _demand(
+            t,
+            usage[t.name],
+            rules[t.name],
+            whole_rows(t, optimizer),
+            ELEMENT_SIZES[sent_as],
+        )
+        for t in spec.tables
+    ]
+    search = Search(demands, machine, limit)
+    found = search.move_owners(search.best())
+    if found.excess:
+        found = search.move_owners(search.best_from_tightest())
+    if found.excess:
+        raise does_not_fit(search)
+    others = _alternatives(search)
+    fitting = filter(search.fits, others.values())
+    found = min([found, *fitting], key=lambda each: each.key)
+    samples = max(f.samples for u in usage.values() for f in u.features)
+    return _plan(search, found, others, spec, rules, samples, sent_as)
+
+
+def _demand(
+    table: TableSpec,
+    usage: TableUsage,
+    rule: UpdateRule | None,
+    uncut: str | None,
+    element: int,
+) -> Demand:
+    where = f"Table '{table.name}'"
+    kept, reason = None, ""
+    if table.keys is not None:
+        kept, reason = "row", f"its keys are {table.keys.dtype.name}"
+    elif table.placement != "auto":
+        kept = _KEPT.get(table.placement)
+        reason = f"placement='{table.placement}'"
+        if kept is None:
+            raise ValueError(
+                f"{where}: {reason} can't be planned; a plan is for replicas "
+                "on CPUs and GPUs."
+            )
+    if kept == "column":
+        world = len(usage.owned)
+        slices = column_slices.most_slices(table.dim, world)
+        column_slices.require_uncut(table, slices, uncut)
+    return Demand(
+        name=table.name,
+        rows=table.vocabulary_size,
+        dim=table.dim,
+        slot_numbers=rule.numbers_per_row(table.dim) if rule else 0,
+        usage=usage,
+        kept=kept,
+        reason=reason,
+        keyed=table.keys is not None,
+        element=element,
+        uncut=uncut is not None,
+        number=bytes_of(table),
+    )
+
+
+def _plan(
+    search: Search,
+    found: Found,
+    others: Mapping[str, Found],
+    spec: EmbeddingSpec,
+    rules: Mapping[str, UpdateRule | None],
+    samples: float,
+    sent_as: str,
+) -> Plan:
+    """Describes what was found, and other choices by their names."""
+    different: dict[str, Found] = {}
+    seen = {found.choice}
+    for name, each in others.items():
+        if each.choice not in seen:
+            seen.add(each.choice)
+            different[name] = each
+    prediction = found.prediction
+    sent = prediction.exchange.bytes
+    features: dict[str, list[FeatureSpec]] = {}
+    for feature in spec.features:
+        features.setdefault(feature.table.name, []).append(feature)
+    return Plan(
+        replicas=search.replicas,
+        hardware=search.hardware,
+        memory_per_replica=search.limit,
+        batch_size=samples,
+        tables=tuple(
+            TablePlan(
+                table=demand.name,
+                rows=demand.rows,
+                dim=demand.dim,
+                bytes=demand.bytes,
+                features=tuple(f.name for f in features[demand.name]),
+                hotness=demand.usage.hotness,
+                unique_share=demand.usage.unique_share,
+                placement=place.placement,  # type: ignore[arg-type]
+                ranks=place.ranks,
+                reason=_reason(search, found, i),
+                hot_rows=tuple(sorted(place.hot_rows)),
+                optimizer=rule_name(rules[demand.name]),
+                dtype=table.dtype,
+            )
+            for i, (demand, place, table) in enumerate(
+                zip(search.demands, found.places, spec.tables, strict=True)
+            )
+        ),
+        per_replica=tuple(
+            ReplicaPlan(rank, int(size), sent, float(lookups))
+            for rank, (size, lookups) in enumerate(
+                zip(prediction.memory, prediction.lookups, strict=True)
+            )
+        ),
+        seconds=found.seconds,
+        sent_bytes=sent,
+        collectives=prediction.exchange.collectives,
+        imbalance=prediction.imbalance,
+        alternatives=tuple(
+            PlanAlternative(
+                name=name,
+                seconds=each.seconds,
+                sent_bytes=each.prediction.exchange.bytes,
+                bytes=each.most,
+                fits=search.fits(each),
+            )
+            for name, each in different.items()
+        ),
+        communication_dtype=sent_as,  # type: ignore[arg-type]
+    )
+
+
+def _reason(search: Search, found: Found, index: int) -> str:
+    """Why a table is where it is: what other places would cost."""
+    demand = search.demands[index]
+    if demand.kept is not None:
+        return demand.reason
+    if search.replicas == 1:
+        return "one replica"
+    mine = found.candidates[index]
+    nearest: tuple[float, str] | None = None
+    unfit = []
+    for placement, hot in itertools.product(PLACEMENTS, (False, True)):
+        options = [
+            search.evaluate(
+                (*found.choice[:index], i, *found.choice[index + 1 :])
+            )
+            for i, c in enumerate(search.options[index])
+            if (c.placement, c.hot) == (placement, hot)
+            and (placement, hot) != (mine.placement, mine.hot)
+        ]
+        if not options:
+            continue
+        other = min(options, key=lambda each: each.key)
+        if other.excess:
+            unfit.append("row with hot rows" if hot else placement)
+            continue
+        more = other.seconds - found.seconds
+        each = max(more, 0.0), str(other.candidates[index])
+        nearest = each if nearest is None else min(nearest, each)
+    parts = []
+    if nearest is not None:
+        parts.append(f"{nearest[1]} takes {format_seconds(nearest[0])} more")
+    if unfit:
+        doesnt = "doesn't" if len(unfit) == 1 else "don't"
+        parts.append(f"{', '.join(unfit)} {doesnt} fit")
+    return "; ".join(parts)
+
+
+def _alternatives(search: Search) -> dict[str, Found]:
+    """Other choices: all tables in one placement, and the best without each.
+
+    Those that don't fit are what would be best if they did.
+    """
+    unlimited = search.with_limit(None)
+    allowed = {f"all {name}": [name] for name in PLACEMENTS}
+    for name in PLACEMENTS:
+        allowed[f"without {name}"] = [p for p in PLACEMENTS if p != name]
+    found = {name: search.best(each) for name, each in allowed.items()}
+    return {
+        name: unlimited.best(allowed[name]) if each.excess else each
+        for name, each in found.items()
+    }

@@ -1,0 +1,520 @@
+"""The search for the placements of the least predicted time.
+
+A choice is a candidate for each table; owners of slices follow from it. An
+engine's collectives cost the same whether it holds one table or all, so that
+each set of placements is searched by itself: from the best candidate of each
+table by moves that lower the time, of one table, and of all tables of one width
+and placement. A choice is evaluated only if it could be better with the most
+even loads. There are no random numbers: one demand has one result.
+"""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tfrs_embed.configs.hardware import Hardware
+from tfrs_embed.configs.plan import PLACEMENTS
+from tfrs_embed.tools.planner.candidates import Candidate, Demand, candidates
+from tfrs_embed.tools.planner.cost import move_time
+from tfrs_embed.tools.planner.parts import Owners, Part
+from tfrs_embed.tools.planner.prediction import Model, Prediction
+from tfrs_embed.tools.planner.traffic import Place
+
+#: For each table, the index of its candidate in `Search.options`.
+Choice = tuple[int, ...]
+# Up to so many choices, and so many evaluations of owners, all are looked at.
+_EXHAUSTIVE = 700
+_MOST_SWAPS = 4000
+
+
+class Found(NamedTuple):
+    """A choice, the owners of slices that follow, and what a step costs.
+
+    Attributes:
+        search: the search that found it.
+        choice: the choice.
+        owners: the owners of slices, in the order of the tables.
+        most: bytes of tables and slots of the replica that holds the most.
+        excess: bytes above the limit, of all replicas.
+        seconds: the predicted time of a step.
+    """
+
+    search: Search
+    choice: Choice
+    owners: tuple[Owners, ...]
+    most: int
+    excess: int
+    seconds: float
+
+    @property
+    def key(self) -> tuple[int, float]:
+        """Objective, minimised: bytes above the limit, then seconds."""
+        return self.excess, self.seconds
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Each table's candidate."""
+        options = self.search.options
+        return tuple(o[c] for o, c in zip(options, self.choice, strict=True))
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Each table's place."""
+        kinds = self.search.model.slices.kinds
+        ranks = {kinds[member][0]: each for member, each in self.owners}
+        return tuple(
+            Place(
+                c.placement,
+                ranks.get(i, ()),
+                d.usage.hot.ids if c.hot else (),  # type: ignore[union-attr]
+            )
+            for i, (c, d) in enumerate(
+                zip(self.candidates, self.search.demands, strict=True)
+            )
+        )
+
+    @property
+    def prediction(self) -> Prediction:
+        """What a step costs."""
+        return self.search.model.predict(self.places)
+
+
+class _Placed(NamedTuple):
+    """The owners of slices, and their part of a prediction.
+
+    Attributes:
+        owners: the owners, in the order of the tables.
+        part: the part.
+        most: bytes of slices of the replica that holds the most.
+    """
+
+    owners: tuple[Owners, ...]
+    part: Part
+    most: int
+
+
+class Search:
+    """Searches placements for tables."""
+
+    def __init__(
+        self,
+        demands: Sequence[Demand],
+        hardware: Hardware,
+        limit: int | None,
+    ):
+        """Keeps what to search for.
+
+        Args:
+            demands: the tables.
+            hardware: what the replicas run on.
+            limit: bytes of tables and slots that a replica may hold; None: any.
+        """
+        self.demands = tuple(demands)
+        self.hardware = hardware
+        self.limit = limit
+        self.replicas = len(demands[0].usage.owned)
+        self.options = [candidates(d, self.replicas) for d in demands]
+        # Of each candidate the part it belongs to, of rows, copies and slices,
+        # and its member there.
+        self._members: list[list[tuple[int, int]]] = []
+        slices: list[tuple[int, int]] = []
+        for i, options in enumerate(self.options):
+            members = []
+            for each in options:
+                if each.slices:
+                    members.append((2, len(slices)))
+                    slices.append((i, each.slices))
+                elif each.placement == "row":
+                    members.append((0, i + each.hot * len(demands)))
+                else:
+                    members.append((1, i))
+            self._members.append(members)
+        self.model = Model(demands, hardware, slices)
+        # Slices are placed by time or by bytes: the heaviest first.
+        self._pieces, self._ranking = [], []
+        for weights in (
+            [move_time(self.demands[i], n, hardware) for i, n in slices],
+            [float(self.demands[i].bytes // n) for i, n in slices],
+        ):
+            order = np.lexsort((-np.array(weights),))
+            ranking = np.empty_like(order)
+            ranking[order] = np.arange(len(order))
+            self._ranking.append(ranking.tolist())
+            self._pieces.append(
+                [
+                    (n, self.demands[i].bytes // n, weight)
+                    for (i, n), weight in zip(slices, weights, strict=True)
+                ]
+            )
+        self._placed = functools.lru_cache(self.model.kept)(self._new_placed)
+        self._found: dict[Choice, Found] = {}
+        self._bounds: dict[Choice, Found] = {}
+
+    def with_limit(self, limit: int | None) -> Search:
+        """Returns a search with another limit.
+
+        Args:
+            limit: bytes of tables and slots that a replica may hold; None: any.
+        """
+        other = copy.copy(self)
+        other.limit = limit
+        other._found, other._bounds = {}, {}
+        other.__dict__.pop("_alone", None)
+        return other
+
+    def evaluate(self, choice: Choice) -> Found:
+        """Places the slices of a choice, and predicts its cost.
+
+        Args:
+            choice: for each table, the index of its candidate in `options`.
+        """
+        found = self._found.get(choice)
+        if found is None:
+            rows, copies, slices = self._without_slices(choice)
+            free, tight = None, False
+            if self.limit is not None:
+                # The first replica has the most rows of each table.
+                free = self.limit - int(rows.memory[0]) - copies.memory
+                mean = self.model.least_slices(slices).memory[0]
+                tight = 2 * mean > free
+            for weights in (0, 1):
+                # Owners that fit are the same without a limit, and are then
+                # found once for many choices.
+                placed = self._placed(slices, weights, free if tight else None)
+                if free is not None and not tight and placed.most > free:
+                    placed = self._placed(slices, weights, free)
+                other = self._found_at(choice, rows, placed, copies)
+                if found is None or other.key < found.key:
+                    found = other
+                if not found.excess:
+                    break
+            assert found is not None
+            self._found[choice] = found
+        return found
+
+    def _bound(self, choice: Choice) -> Found:
+        """The least that a choice may cost, whoever owns its slices."""
+        found = self._bounds.get(choice)
+        if found is None:
+            rows, copies, slices = self._without_slices(choice)
+            placed = _Placed((), self.model.least_slices(slices), 0)
+            found = self._found_at(choice, rows, placed, copies)
+            self._bounds[choice] = found
+        return found
+
+    def _without_slices(
+        self, choice: Choice
+    ) -> tuple[Part, Part, tuple[int, ...]]:
+        """The parts of rows and of copies, and `Slices`' members."""
+        members: tuple[list[int], ...] = [], [], []
+        for of_table, i in zip(self._members, choice, strict=True):
+            kind, member = of_table[i]
+            members[kind].append(member)
+        rows, copies, slices = map(tuple, members)
+        return self.model.rows(rows), self.model.copies(copies), slices
+
+    def fits(self, found: Found) -> bool:
+        """Whether no replica holds more than the limit."""
+        return self.limit is None or found.most <= self.limit
+
+    def best(self, allowed: Sequence[str] = PLACEMENTS) -> Found:
+        """The best choice.
+
+        Args:
+            allowed: the placements that tables may have whose placement is not
+                kept. A table that can have none of them is on one replica.
+
+        Returns:
+            The best that was found. Where nothing that was found fits, it
+            exceeds the limit the least.
+        """
+        options = self._allowed(allowed)
+        combinations = 1
+        for each in options:
+            combinations *= len(each)
+        if combinations <= _EXHAUSTIVE:
+            choices = itertools.product(*options)
+            return min(map(self.evaluate, choices), key=lambda each: each.key)
+        results: list[Found] = []
+        kinds = [
+            tuple(k) for k in (["row"], ["table", "column"], ["replicated"])
+        ]
+        usable = [k for k in kinds if set(k) & set(allowed)]
+        for count in range(1, len(usable) + 1):
+            for engines in itertools.combinations(usable, count):
+                names = {name for k in engines for name in k} & set(allowed)
+                results.append(self._improve(self._allowed(tuple(names))))
+        best = min(results, key=lambda each: each.key)
+        # Once more with all of them.
+        return self._improve(options, best.choice)
+
+    def tightest(self) -> Found:
+        """The choice that was found with the least memory of any replica."""
+        search = self.with_limit(0)
+        # The fullest replica decides, not the sum of what exceeds.
+        key: Callable[[Found], tuple[int, float]] = lambda each: (  # noqa: E731
+            each.most,
+            each.seconds,
+        )
+        options = search._allowed(PLACEMENTS)
+        starts = [
+            tuple(
+                next((i for i, c in enumerate(o) if c.placement == name), 0)
+                for o in self.options
+            )
+            for name in ("row", "table", "column")
+        ]
+        return min(
+            (search._improve(options, start, key) for start in starts), key=key
+        )
+
+    def best_from_tightest(self) -> Found:
+        """The best near the choice with the least memory.
+
+        It may fit where nothing that `best` found does.
+        """
+        return self._improve(self._allowed(PLACEMENTS), self.tightest().choice)
+
+    def _allowed(self, allowed: Sequence[str]) -> list[tuple[int, ...]]:
+        """For each table, the indices of the candidates that it may have."""
+        return [
+            tuple(
+                i
+                for i, c in enumerate(options)
+                if demand.kept is not None or c.placement in allowed
+            )
+            or (0,)
+            for demand, options in zip(self.demands, self.options, strict=True)
+        ]
+
+    def _improve(
+        self,
+        options: Sequence[Sequence[int]],
+        start: Choice | None = None,
+        key: Callable[[Found], tuple[int, float]] = lambda each: each.key,
+    ) -> Found:
+        """Makes moves that lower the key, until there are none."""
+        found = self.evaluate(start or self._greedy(options))
+
+        def better(choice: Choice) -> bool:
+            """Whether a choice is better, which is then the one found."""
+            nonlocal found
+            if choice not in self._found and key(self._bound(choice)) >= key(
+                found
+            ):
+                return False
+            other = self.evaluate(choice)
+            if key(other) >= key(found):
+                return False
+            found = other
+            return True
+
+        while any(map(better, self._moves(found.choice, options))):
+            # Go on with single tables, in order, before all moves again.
+            for i, each in enumerate(options):
+                for candidate in each:
+                    better(_with(found.choice, i, candidate))
+        return found
+
+    @functools.cached_property
+    def _alone(self) -> list[list[tuple[int, float]]]:
+        """The key of each candidate of each table, as if it were alone."""
+        found = []
+        for demand, options in zip(self.demands, self.options, strict=True):
+            search = Search([demand], self.hardware, self.limit)
+            found.append(
+                [search.evaluate((i,)).key for i in range(len(options))]
+            )
+        return found
+
+    def _greedy(self, options: Sequence[Sequence[int]]) -> Choice:
+        """The best candidate of each table, as if it were alone."""
+        return tuple(
+            min(each, key=keys.__getitem__)
+            for keys, each in zip(self._alone, options, strict=True)
+        )
+
+    def _moves(
+        self, choice: Choice, options: Sequence[Sequence[int]]
+    ) -> Iterator[Choice]:
+        """Choices near one.
+
+        One table has another candidate, or all of one width and placement.
+        """
+        for i, each in enumerate(options):
+            for candidate in each:
+                if candidate != choice[i]:
+                    yield _with(choice, i, candidate)
+        groups: dict[tuple[int, str], list[int]] = {}
+        for i, candidate in enumerate(choice):
+            key = self.demands[i].dim, self.options[i][candidate].placement
+            groups.setdefault(key, []).append(i)
+        for members in groups.values():
+            indices = [
+                {self.options[i][c]: c for c in options[i]} for i in members
+            ]
+            for common in sorted(set.intersection(*map(set, indices))):
+                changed = list(choice)
+                for i, by_candidate in zip(members, indices, strict=True):
+                    changed[i] = by_candidate[common]
+                yield tuple(changed)
+
+    def _found_at(
+        self, choice: Choice, rows: Part, placed: _Placed, copies: Part
+    ) -> Found:
+        parts = rows, placed.part, copies
+        memory = self.model.memory(*parts)
+        most, excess = int(memory.max()), 0
+        if self.limit is not None and most > self.limit:
+            excess = int((memory - self.limit).clip(0).sum())
+        seconds = self.model.time(*parts).seconds
+        return Found(self, choice, placed.owners, most, excess, seconds)
+
+    def _new_placed(
+        self, slices: tuple[int, ...], by: int, free: int | None
+    ) -> _Placed:
+        """Gives slices to ranks: the heaviest first, to those with the least.
+
+        Args:
+            slices: `Slices`' members, in the order of tables.
+            by: the index of their weights.
+            free: bytes that each rank has for them; None: any.
+
+        Returns:
+            The owners.
+        """
+        left = [0 if free is None else free] * self.replicas
+        owned: dict[int, tuple[int, ...]] = {}
+        ranks = [(0.0, rank) for rank in range(self.replicas)]  # In order.
+        for member in sorted(slices, key=self._ranking[by].__getitem__):
+            count, size, weight = self._pieces[by][member]
+            taken = ranks[:count]
+            if free is None or all([left[r] >= size for _, r in taken]):
+                del ranks[:count]
+            else:
+                room = [each for each in ranks if left[each[1]] >= size]
+                full = [each for each in ranks if left[each[1]] < size]
+                # Nowhere to go: where most is free.
+                full.sort(key=lambda each: (-left[each[1]], each[1]))
+                taken = (room + full)[:count]
+                ranks = sorted((room + full)[count:])
+            for load, rank in taken:
+                bisect.insort(ranks, (load + weight, rank))
+                left[rank] -= size
+            owned[member] = tuple([rank for _, rank in taken])
+        return self._placed_at(
+            tuple([(member, owned[member]) for member in slices])
+        )
+
+    def _placed_at(self, owners: tuple[Owners, ...]) -> _Placed:
+        part = self.model.slices.part(owners)
+        return _Placed(owners, part, int(part.memory.max()))
+
+    def move_owners(self, found: Found) -> Found:
+        """Moves slices to other ranks, while that lowers the time.
+
+        Args:
+            found: where they are. Of many slices and ranks it is left as it is.
+
+        Returns:
+            What is no worse.
+        """
+        slices = [
+            (i, j)
+            for i, (_, ranks) in enumerate(found.owners)
+            for j in range(len(ranks))
+        ]
+        trials = len(slices) * (self.replicas + len(slices))
+        if trials > _MOST_SWAPS:
+            return found
+        rows, copies, _ = self._without_slices(found.choice)
+        better = True
+        while better:
+            better = False
+            may_help = self._what_may_help(found, rows, copies)
+            for owners in _other_owners(
+                found.owners, slices, self.replicas, may_help
+            ):
+                placed = self._placed_at(owners)
+                other = self._found_at(found.choice, rows, placed, copies)
+                if other.key < found.key:
+                    found, better = other, True
+                    break
+        return found
+
+    def _what_may_help(
+        self, found: Found, rows: Part, copies: Part
+    ) -> Callable[[int, int], bool]:
+        """Whether less on one rank and more on another may lower the key.
+
+        It can't unless the most loaded ranks, or hosts, are among them, or one
+        of them exceeds the limit.
+        """
+        loads = self.model.slices.loads(found.owners)
+        on_host = self.model.on_host
+        of_hosts = np.add.reduceat(loads.work, range(0, self.replicas, on_host))
+        most = [
+            (size, set(np.flatnonzero(each == each.max()).tolist()))
+            for size, each in (
+                (1, loads.words),
+                (1, loads.floats),
+                (on_host, of_hosts),
+            )
+        ]
+        over: set[int] = set()
+        if self.limit is not None and found.excess:
+            slices = self.model.slices.part(found.owners)
+            memory = self.model.memory(rows, slices, copies)
+            over.update(np.flatnonzero(memory > self.limit).tolist())
+
+        def may_help(one: int, other: int) -> bool:
+            if one in over or other in over:
+                return True
+            return any(
+                one // size != other // size
+                and ranks <= {one // size, other // size}
+                for size, ranks in most
+            )
+
+        return may_help
+
+
+def _with(choice: Choice, index: int, candidate: int) -> Choice:
+    return (*choice[:index], candidate, *choice[index + 1 :])
+
+
+def _other_owners(
+    owners: tuple[Owners, ...],
+    slices: Sequence[tuple[int, int]],
+    replicas: int,
+    may_help: Callable[[int, int], bool],
+) -> Iterator[tuple[Owners, ...]]:
+    """Owners with one slice on another rank, or two exchanged."""
+
+    def put(
+        owners: tuple[Owners, ...], i: int, j: int, rank: int
+    ) -> tuple[Owners, ...]:
+        table, ranks = owners[i]
+        moved = table, (*ranks[:j], rank, *ranks[j + 1 :])
+        return (*owners[:i], moved, *owners[i + 1 :])
+
+    for i, j in slices:
+        ranks = owners[i][1]
+        for rank in range(replicas):
+            if rank not in ranks and may_help(ranks[j], rank):
+                yield put(owners, i, j, rank)
+    for (i, j), (k, m) in itertools.combinations(slices, 2):
+        mine, other = owners[i][1][j], owners[k][1][m]
+        if (
+            other not in owners[i][1]
+            and mine not in owners[k][1]
+            and may_help(mine, other)
+        ):
+            yield put(put(owners, i, j, other), k, m, mine)

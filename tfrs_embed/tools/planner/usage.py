@@ -1,0 +1,316 @@
+"""The use of tables in a training step: how many ids, how many of them unique.
+
+It is measured on batches, or expected of a hotness, the ids of one sample, if
+the ids follow a Zipf law: the frequency of a table's i-th most frequent id is
+proportional to i ** -exponent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfrs_embed.configs.tables import FeatureSpec, TableSpec
+from tfrs_embed.tools.planner.batches import Bags
+from tfrs_embed.tools.planner.traffic import bag_size
+
+# Ids up to this rank have a probability of their own; the rest share those of
+# bins, each this much longer than the one before.
+_HEAD = 4096
+_BIN = 1.01
+# The part of a circle that keeps neighbours apart.
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureUsage:
+    """The use of a feature in one replica's part of a batch.
+
+    Attributes:
+        feature: its name.
+        samples: the samples, on average.
+        ids: the ids, on average.
+        most_bags: the most vectors that become of them.
+        most_ids: the most ids.
+        ragged: whether bags differ in the number of their ids.
+    """
+
+    feature: str
+    samples: float
+    ids: float
+    most_bags: int
+    most_ids: int
+    ragged: bool
+
+    @functools.cached_property
+    def bag_size(self) -> int | None:
+        """The ids of each vector; None: it isn't the same for all."""
+        return bag_size(self.most_bags, self.most_ids, self.ragged)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HotUsage:
+    """The use of a table's hot rows in one replica's part of a batch.
+
+    Attributes:
+        ids: the rows.
+        unique: how many of them are used, on average.
+        owned: as a `TableUsage`'s, of the other rows.
+    """
+
+    ids: tuple[int, ...]
+    unique: float
+    owned: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableUsage:
+    """The use of a table in one replica's part of a batch.
+
+    Attributes:
+        features: that of each feature that is looked up in it.
+        unique: the unique ids, on average.
+        most_unique: the most unique ids of any replica.
+        owned: for each rank r the unique ids that are r modulo the number of
+            replicas, on average, [replicas] float64.
+        hot: that of its hot rows; None: it has none.
+    """
+
+    features: tuple[FeatureUsage, ...]
+    unique: float
+    most_unique: float
+    owned: np.ndarray
+    hot: HotUsage | None = None
+
+    @functools.cached_property
+    def ids(self) -> float:
+        """The ids, on average."""
+        return math.fsum(f.ids for f in self.features)
+
+    @functools.cached_property
+    def most_bags(self) -> int:
+        """The most vectors that become of them."""
+        return sum(f.most_bags for f in self.features)
+
+    @property
+    def hotness(self) -> float:
+        """Ids of one sample, of all features."""
+        return math.fsum(f.ids / f.samples for f in self.features if f.samples)
+
+    @property
+    def unique_share(self) -> float:
+        """Unique ids for each id; 1 if there are no ids."""
+        return self.unique / self.ids if self.ids else 1.0
+
+
+def zipf_unique(
+    rows: int, exponent: float, draws: float, head: int | None = None
+) -> tuple[float, float]:
+    """The number of unique ids among independent draws of a Zipf law.
+
+    Args:
+        rows: the table's rows.
+        exponent: the law's exponent; 0: all ids are equally frequent.
+        draws: the number of draws.
+        head: counts so many of the most frequent ids alone; None: all.
+
+    Returns:
+        The number's mean and variance.
+    """
+    p, counts = _zipf_law(rows, exponent)
+    with np.errstate(divide="ignore"):
+        absent = np.exp(draws * np.log1p(-p))
+    if head is not None:
+        counts = np.clip(head - (np.cumsum(counts) - counts), 0, counts)
+        rows = head
+    mean = float((counts * (1.0 - absent)).sum())
+    variance = float((counts * absent * (1.0 - absent)).sum())
+    # Rounding must not give fewer than one draw does.
+    return min(max(mean, min(draws, 1.0)), float(rows), draws), variance
+
+
+def zipf_draws(
+    rows: int, exponent: float, draws: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Independent draws of a Zipf law, whose frequent ids are anywhere.
+
+    Args:
+        rows: the table's rows.
+        exponent: the law's exponent; 0: all ids are equally frequent.
+        draws: the number of draws.
+        generator: of random numbers.
+
+    Returns:
+        The ids, [draws].
+    """
+    p, counts = _zipf_law(rows, exponent)
+    upper = np.cumsum(p * counts)
+    picked = np.searchsorted(
+        upper, generator.random(draws) * upper[-1], side="right"
+    )
+    picked = np.minimum(picked, len(counts) - 1)
+    size = counts.astype(np.int64)
+    start = np.cumsum(size) - size
+    ranks = start[picked] + generator.integers(size[picked])
+    # A permutation: neighbours in rank are far apart, as after hashing.
+    step = max(1, round(rows * _GOLDEN))
+    while math.gcd(step, rows) > 1:
+        step += 1
+    if rows < 2**31:
+        return ranks * step % rows
+    return np.asarray(ranks.astype(object) * step % rows, np.int64)
+
+
+def _zipf_law(
+    rows: int, exponent: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Probabilities of ids, and how many ids have each, by falling frequency.
+
+    Those of the first 4,096 ids are exact, those of the rest integrated over
+    bins that grow by a hundredth.
+    """
+    first = np.arange(1, min(rows, _HEAD) + 1, dtype=np.float64)
+    weights, counts = first**-exponent, np.ones_like(first)
+    if rows > _HEAD:
+        bins = math.ceil(math.log(rows / _HEAD) / math.log(_BIN))
+        edges = np.unique(np.geomspace(_HEAD, rows, bins + 1).astype(np.int64))
+        size = np.diff(edges).astype(np.float64)
+        # The sum over (a, b] is nearly the integral from a + 1/2 to b + 1/2.
+        ends = np.log(edges + 0.5)
+        power = 1.0 - exponent
+        integral = (
+            np.diff(ends)
+            if power == 0
+            else np.diff(np.exp(power * ends)) / power
+        )
+        weights = np.concatenate([weights, integral / size])
+        counts = np.concatenate([counts, size])
+    return np.minimum(weights / (weights * counts).sum(), 1.0), counts
+
+
+def expected_usage(
+    table: TableSpec,
+    features: Sequence[FeatureSpec],
+    hotness: Sequence[float],
+    batch_size: int,
+    exponent: float,
+    replicas: int,
+    hot_rows: tuple[int, ...] = (),
+) -> TableUsage:
+    """The use that a hotness lets expect.
+
+    Args:
+        table: the table.
+        features: its features.
+        hotness: for each of them, the ids of one sample.
+        batch_size: the samples of one replica.
+        exponent: of the Zipf law.
+        replicas: the number of replicas.
+        hot_rows: the rows that may have copies, which are taken to be the most
+            frequent ones.
+
+    Returns:
+        The table's use.
+    """
+    used = []
+    for feature, each in zip(features, hotness, strict=True):
+        bags, length = batch_size, feature.max_sequence_length
+        if length:
+            bags, each = batch_size * length, min(each, length)
+        elif feature.output_shape is not None:
+            bags *= math.prod(d or 1 for d in feature.output_shape[1:])
+        used.append(
+            FeatureUsage(
+                feature=feature.name,
+                samples=float(batch_size),
+                ids=batch_size * each,
+                most_bags=bags,
+                most_ids=math.ceil(batch_size * each),
+                ragged=bool(batch_size * each % bags),
+            )
+        )
+    draws = math.fsum(f.ids for f in used)
+    unique, variance = zipf_unique(table.vocabulary_size, exponent, draws)
+    # What no replica exceeds in half of the steps.
+    z = statistics.NormalDist().inv_cdf(0.5 ** (1 / replicas))
+    most = min(
+        unique + max(z, 0.0) * math.sqrt(variance),
+        float(table.vocabulary_size),
+        draws,
+    )
+    # Frequent ids are anywhere; a small table may have no rows on high ranks.
+    rows = table.vocabulary_size // replicas + (
+        np.arange(replicas) < table.vocabulary_size % replicas
+    )
+    share = rows / table.vocabulary_size
+    hot = None
+    if hot_rows:
+        number = len(hot_rows)
+        known, _ = zipf_unique(table.vocabulary_size, exponent, draws, number)
+        hot = HotUsage(hot_rows, known, max(unique - known, 0.0) * share)
+    return TableUsage(tuple(used), unique, most, unique * share, hot)
+
+
+def measured_usage(
+    table: TableSpec,
+    features: Sequence[FeatureSpec],
+    batches: Sequence[Sequence[Bags]],
+    replicas: int,
+    hot_rows: tuple[int, ...] = (),
+) -> TableUsage:
+    """The use in given batches, of which each replica has an equal part.
+
+    Args:
+        table: the table.
+        features: its features.
+        batches: for each global batch, the ids of each of these features.
+        replicas: the number of replicas.
+        hot_rows: the rows that may have copies.
+
+    Returns:
+        The table's use, the mean of all batches and replicas, or the most.
+    """
+    parts = [
+        [
+            [bags.part(rank, replicas) for bags in of_features]
+            for of_features in batches
+        ]
+        for rank in range(replicas)
+    ]
+    flat = [part for by_batch in parts for part in by_batch]
+    used = []
+    for i, feature in enumerate(features):
+        all_parts = [part[i] for part in flat]
+        used.append(
+            FeatureUsage(
+                feature=feature.name,
+                samples=statistics.fmean(p.samples for p in all_parts),
+                ids=statistics.fmean(p.values.size for p in all_parts),
+                most_bags=max(p.bags for p in all_parts),
+                most_ids=max(p.values.size for p in all_parts),
+                ragged=any(p.ragged for p in all_parts),
+            )
+        )
+    owned, cold = np.zeros(replicas), np.zeros(replicas)
+    counts, known = [], 0.0
+    hot_ids = np.asarray(hot_rows, np.int64)
+    for part in flat:
+        unique = np.unique(np.concatenate([p.values for p in part]))
+        counts.append(unique.size)
+        if table.keys is None:
+            owners = unique.astype(np.int64) % replicas
+            owned += np.bincount(owners, minlength=replicas) / len(flat)
+            others = owners[~np.isin(unique, hot_ids)]
+            cold += np.bincount(others, minlength=replicas) / len(flat)
+            known += (unique.size - others.size) / len(flat)
+    mean = statistics.fmean(counts)
+    if table.keys is not None:
+        owned[:] = mean / replicas  # Their owners are decided by a hash.
+    hot = HotUsage(hot_rows, known, cold) if hot_rows else None
+    return TableUsage(tuple(used), mean, float(max(counts)), owned, hot)

@@ -1,0 +1,75 @@
+"""The command `tfrs-embed report`."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.tools.command_line import (
+    FAILED,
+    FINE,
+    WRONG,
+    add_command,
+    fail,
+)
+from tfrs_embed.tools.report.writing import write
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to a parser's commands.
+
+    Args:
+        commands: what `add_subparsers` returned.
+    """
+    parser = add_command(
+        commands,
+        "report",
+        "make a page of pictures of checkpoints, plans, limits or logs",
+        "Makes one page of HTML with the tables' sizes, norms, dead and hot "
+        "rows, their places on replicas, and their growth over checkpoints. "
+        "docs/reports.md shows one.",
+        "tfrs-embed report checkpoints/ logs/ --output report.html",
+    )
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="a checkpoint, a folder of some, or several of one run; an "
+        "exported model; the JSON of a plan or of a limits report; or a "
+        "folder of tfrs_embed.monitoring",
+    )
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        default=pathlib.Path("report.html"),
+        metavar="REPORT.html",
+        help="where to write the page [report.html]",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Args:
+        args: the arguments.
+
+    Returns:
+        The process's exit status: 2 if the input is wrong, 1 if it is damaged
+        or the page can't be made.
+    """
+    try:
+        write(args.paths, args.output)
+    except (FileNotFoundError, ValueError) as error:
+        return fail(error, WRONG)
+    except tf.errors.OpError as error:
+        return fail(error.message, FAILED)
+    except (ImportError, OSError) as error:
+        return fail(error, FAILED)
+    except MemoryError as error:
+        return fail(f"not enough memory: {error}", FAILED)
+    print(f"Written to '{args.output}'.")
+    return FINE

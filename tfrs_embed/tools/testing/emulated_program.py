@@ -1,0 +1,157 @@
+"""The rules of a TPU's program: its operations, and sums over replicas.
+
+TensorFlow's own registries have them: the types that CrossReplicaSum takes, and
+the kernels that XLA has. Those for TPUs are those for CPUs without complex128,
+and a few for TPUs alone, none of which an emulated slice makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.compat.graphs import with_called
+from tfrs_embed.compat.private_tensorflow import (
+    kernel_registry,
+    op_def_registry,
+)
+
+_COMPILED_FOR = "XLA_CPU_JIT"
+_NOT_ON_TPUS = {tf.complex128.as_datatype_enum}
+#: At most as many operations are named.
+_NAMED = 5
+
+
+class Replicas:
+    """The operations that the replicas of a call of strategy.run build.
+
+    Args:
+        graph: the graph that they build it in.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self._first = _next_id(graph)
+        self._others: list[tuple[int, int]] = []
+
+    def has(self, op: tf.Operation) -> bool:
+        """Whether a TPU would run an operation: not the host, nor around it."""
+        number = op._id
+        return (
+            op.graph is self.graph
+            and number >= self._first
+            and not any(first <= number < end for first, end in self._others)
+        )
+
+    @contextlib.contextmanager
+    def without(self) -> Iterator[None]:
+        """Leaves out operations built within: the host runs them, or none."""
+        first = _next_id(self.graph)
+        yield
+        self._others.append((first, _next_id(self.graph)))
+
+    def check_kernels(self) -> None:
+        """Checks that TPUs have kernels for what the replicas have built.
+
+        After tf.config.set_soft_device_placement(True) the host runs operations
+        without such a kernel. That is logged, as it costs a transfer each way.
+        A function that is traced has it off by default.
+
+        Raises:
+            tf.errors.InvalidArgumentError: they have not, and the host may not
+                run it instead.
+        """
+        mine = filter(self.has, self.graph.get_operations())
+        found = [
+            f"{op.type} '{op.name}'"
+            for op in with_called(mine)
+            if op.type != "Placeholder" and not _has_kernel(op)
+        ]
+        if not found:
+            return
+        text = ", ".join(found[:_NAMED])
+        if len(found) > _NAMED:
+            text += f" and {len(found) - _NAMED} more"
+        if not tf.config.get_soft_device_placement():
+            raise tf.errors.InvalidArgumentError(
+                None,
+                None,
+                f"No TPU has a kernel for {text}. With "
+                "tf.config.set_soft_device_placement(True) the host runs it.",
+            )
+        tf.get_logger().warning(
+            "No TPU has a kernel for %s: its host will run it.", text
+        )
+
+
+def require_summable(values: Any) -> None:
+    """Requires that TPUs can sum values over replicas.
+
+    Args:
+        values: nested tensors, or values of all replicas.
+
+    Raises:
+        TypeError: CrossReplicaSum, which does it, doesn't take their dtype.
+    """
+    for value in tf.nest.flatten(values):
+        if isinstance(value, tf.distribute.DistributedValues):
+            value = value.values[0]
+        if isinstance(value, tf.IndexedSlices):
+            value = value.values
+        dtype = getattr(value, "dtype", None)
+        if dtype is not None and dtype.base_dtype not in _summable():
+            raise TypeError(
+                f"TPUs can't sum {dtype.name} over replicas, only "
+                f"{', '.join(sorted(d.name for d in _summable()))}: cast it."
+            )
+
+
+@functools.cache
+def _summable() -> frozenset[tf.DType]:
+    [attribute] = op_def_registry.get("CrossReplicaSum").attr
+    return frozenset(map(tf.as_dtype, attribute.allowed_values.list.type))
+
+
+def _next_id(graph: Any) -> int:
+    return int(graph.version) + 2
+
+
+def _has_kernel(op: tf.Operation) -> bool:
+    attributes = op.node_def.attr
+    return any(
+        all(
+            _types(attributes[name]) <= allowed
+            for name, allowed in constraints.items()
+        )
+        for constraints in _kernels().get(op.type, ())
+    )
+
+
+def _types(attribute: Any) -> set[int]:
+    if attribute.HasField("list"):
+        return set(attribute.list.type)
+    return {attribute.type}
+
+
+@functools.cache
+def _kernels() -> dict[str, list[dict[str, set[int]]]]:
+    """By operation, for each kernel the types that its attributes may be."""
+    # TensorFlow registers them as it first compiles something. It may fail to:
+    # its wheel for TPUs has no compiler for the host.
+    with contextlib.suppress(tf.errors.NotFoundError), tf.init_scope():
+        tf.function(lambda: tf.constant(0) + 1, jit_compile=True)()
+    found: dict[str, list[dict[str, set[int]]]] = {}
+    for kernel in kernel_registry.get_all_registered_kernels().kernel:
+        if kernel.device_type == _COMPILED_FOR:
+            found.setdefault(kernel.op, []).append(
+                {
+                    c.name: set(c.allowed_values.list.type) - _NOT_ON_TPUS
+                    for c in kernel.constraint
+                }
+            )
+    assert found, "TensorFlow has registered no kernels of XLA's"
+    return found

@@ -1,0 +1,223 @@
+"""The functions of TensorFlow that an EmulatedTPUStrategy replaces.
+
+A replacement asks at each call whether such a strategy is in effect; if not, it
+calls TensorFlow's own function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.compat.private_tensorflow import (
+    gen_xla_ops,
+    tpu_embedding_v3,
+    tpu_replication,
+    tpu_strategy,
+    tpu_util,
+    values_util,
+)
+from tfrs_embed.compat.strategies import (
+    has_sparse_core_api,
+    require_sparse_core_api,
+)
+from tfrs_embed.sparsecore import pipelining
+from tfrs_embed.sparsecore.host_kernels import has_kernels
+from tfrs_embed.tools.testing import emulated_device_ops, emulated_host
+
+_Function = Callable[..., Any]
+
+
+class _Current(threading.local):
+    """The TPUEmbeddingV2 that this thread is in a method of."""
+
+    embedding: Any = None
+
+
+_current = _Current()
+
+
+@functools.cache
+def install() -> None:
+    """Replaces TensorFlow's functions, once."""
+    # TensorFlow would warn each time that there is no TPU program to leave.
+    _replace("outside_compilation", _call, module=tpu_replication)
+    enclosing = tpu_util.enclosing_tpu_context
+    tpu_util.enclosing_tpu_context = lambda: enclosing() or _replica()
+    pipelining.retrace_in_loops()
+    if has_sparse_core_api():
+        _install_sparse_cores()
+    else:
+        # TensorFlow 2.16: its operations for SparseCores are not these.
+        _refuse(tpu_embedding_v3.TPUEmbeddingV2)
+
+
+def _install_sparse_cores() -> None:
+    for name, emulated in emulated_device_ops.COPIES.items():
+        _replace(name, emulated)
+    for name, emulated in emulated_device_ops.LOOKUPS.items():
+        _replace(name, emulated, _looks_up)
+    for name, update in emulated_device_ops.UPDATES.items():
+        _replace(name, functools.partial(_update, update))
+    cls = tpu_embedding_v3.TPUEmbeddingV2
+    for name in ("enqueue", "dequeue", "apply_gradients"):
+        setattr(cls, name, _remembered(getattr(cls, name)))
+    cls.enqueue = _on_host(cls.enqueue)
+    if not has_kernels():
+        _replace("_preprocess_features", emulated_host.preprocess, module=cls)
+        name = "compute_sparse_core_stats"
+        _replace(name, emulated_host.statistics, module=cls)
+        setattr(cls, name, staticmethod(getattr(cls, name)))
+    _replace_shards(tpu_embedding_v3.TPUEmbeddingShardedVariable)
+
+
+def _refuse(cls: Any) -> None:
+    """Has TensorFlow's class say at once what the emulation lacks."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def checked_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if _in_effect():
+            require_sparse_core_api()
+        init(self, *args, **kwargs)
+
+    cls.__init__ = checked_init
+
+
+def _emulated(strategy: Any) -> bool:
+    # Not by its class, whose module imports this one.
+    return isinstance(strategy, tpu_strategy.TPUStrategyV2) and hasattr(
+        strategy, "topology"
+    )
+
+
+def _in_effect() -> bool:
+    """Whether an emulated strategy is in effect."""
+    if _current.embedding is not None:
+        return _emulated(_current.embedding._strategy)
+    return _emulated(tf.distribute.get_strategy())
+
+
+def _looks_up() -> bool:
+    """Whether an emulated strategy is in effect, and a lookup will be run.
+
+    Keras builds a model's graph outside of any replica, for its shapes only.
+    """
+    if _replica() is None and not tf.executing_eagerly():
+        return False
+    return _in_effect()
+
+
+def _replace(
+    name: str,
+    emulated: _Function,
+    when: Callable[[], bool] = _in_effect,
+    module: Any = gen_xla_ops,
+) -> None:
+    """Replaces a function, by default an op's."""
+    original = getattr(module, name)
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return (emulated if when() else original)(*args, **kwargs)
+
+    setattr(module, name, replacement)
+
+
+def _call(function: _Function, *args: Any, **kwargs: Any) -> Any:
+    extended = tf.distribute.get_strategy().extended
+    # There is none where an embedding is called outside of any strategy.
+    with getattr(extended, "on_host", contextlib.nullcontext)():
+        return function(*args, **kwargs)
+
+
+def _on_host(method: _Function) -> _Function:
+    @functools.wraps(method)
+    def on_host(embedding: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _in_effect():
+            return method(embedding, *args, **kwargs)
+        return _call(method, embedding, *args, **kwargs)
+
+    return on_host
+
+
+def _update(update: _Function, **kwargs: Any) -> Any:
+    return update(_current.embedding, **kwargs)
+
+
+def _remembered(method: _Function) -> _Function:
+    @functools.wraps(method)
+    def remembered(embedding: Any, *args: Any, **kwargs: Any) -> Any:
+        with _remember(embedding):
+            return method(embedding, *args, **kwargs)
+
+    return remembered
+
+
+@contextlib.contextmanager
+def _remember(embedding: Any) -> Iterator[None]:
+    before, _current.embedding = _current.embedding, embedding
+    try:
+        yield
+    finally:
+        _current.embedding = before
+
+
+class _Replica:
+    """The context of a TPU's replica, as variables use it.
+
+    Args:
+        replica: its number.
+    """
+
+    def __init__(self, replica: int) -> None:
+        self._replica = replica
+
+    def get_replicated_var_handle(
+        self, name: str, handle_id: str, values: Any, *_: Any
+    ) -> Any:
+        """Returns the handle of the replica's own variable."""
+        return values[self._replica].handle
+
+
+def _replica() -> _Replica | None:
+    """Returns the context of this replica, in an emulated replica function."""
+    context = tf.distribute.get_replica_context()
+    if context is None or not _emulated(context.strategy):
+        return None
+    return _Replica(values_util.get_current_replica_id_as_int())
+
+
+def _replace_shards(cls: Any) -> None:
+    """Lets a table's shards be read and assigned on CPUs.
+
+    TensorFlow does so by a packed handle, which only TPUs have.
+    """
+    read, assign = cls.read_from_device, cls.assign_on_device
+
+    def on_device(variable: Any, device: str) -> Any:
+        strategy = variable.distribute_strategy
+        if not _emulated(strategy):
+            return None
+        devices = strategy.extended.worker_devices
+        return variable.values[devices.index(device)]
+
+    @functools.wraps(read)
+    def read_from_device(self: Any, device: str) -> Any:
+        shard = on_device(self, device)
+        return read(self, device) if shard is None else shard.read_value()
+
+    @functools.wraps(assign)
+    def assign_on_device(self: Any, device: str, value: Any) -> Any:
+        shard = on_device(self, device)
+        if shard is None:
+            return assign(self, device, value)
+        return shard.assign(value)
+
+    cls.read_from_device = read_from_device
+    cls.assign_on_device = assign_on_device

@@ -1,0 +1,214 @@
+"""TensorFlow's bridge: from a traced function to the programs of the TPUs.
+
+The passes are those that the runtime runs before a TPUStrategy's function: they
+take out what runs on the host, lift reads and writes of variables out of the
+programs, and cut pipelined loops into their stages.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.compat.private_tensorflow import (
+    context,
+    handle_data_util,
+    pywrap_mlir,
+)
+from tfrs_embed.tools.tpu_check import offline
+from tfrs_embed.tools.tpu_check.errors import CheckError
+from tfrs_embed.tools.tpu_check.recording import Recorded
+from tfrs_embed.tools.tpu_check.slices import Slice
+
+_PIPELINE = "tf-replicated-clustering-bridge-v2"
+_PROGRAM = re.compile(
+    r"^  func\.func private @(_func\w*)\((.*?)^  }$", re.DOTALL | re.MULTILINE
+)
+# Of one replica, the host's own name.
+_HOST = re.compile(
+    r'"tf_device\.launch"\(\) <\{device = "(?:TPU_REPLICATED_HOST|[^"]*CPU:)'
+)
+_OP = re.compile(r'"tf\.(\w+)"')
+_PLACE = re.compile(r"^-:\d+:\d+: ")
+_LONGEST = 500
+_numbers = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Bridged:
+    """A function after the bridge.
+
+    Attributes:
+        name: the function's name.
+        text: the module.
+        programs: the text of each TPU program, a function of the module.
+        host_operations: how often each kind of operation runs on the host
+            within a step, for one replica.
+    """
+
+    name: str
+    text: str
+    programs: tuple[str, ...]
+    host_operations: collections.Counter[str]
+
+
+def bridge(recorded: Recorded, tpu_slice: Slice) -> Bridged:
+    """Runs TensorFlow's clustering bridge on a function.
+
+    Args:
+        recorded: the function.
+        tpu_slice: the slice whose devices it was traced for.
+
+    Returns:
+        The programs.
+
+    Raises:
+        CheckError: the bridge refuses the function.
+    """
+    text = _import(recorded.function, tpu_slice)
+    bridged = run_passes(text, _PIPELINE, f"function '{recorded.name}'")
+    programs = tuple(match[0] for match in _PROGRAM.finditer(bridged))
+    if not programs:
+        raise CheckError(
+            f"TensorFlow's bridge found no TPU program in '{recorded.name}'."
+        )
+    return Bridged(
+        recorded.name,
+        bridged,
+        programs,
+        _host_operations(bridged),
+    )
+
+
+def run_passes(text: str, pipeline: str, what: str) -> str:
+    """Runs MLIR passes.
+
+    Args:
+        text: the module.
+        pipeline: the passes.
+        what: what the module is, for errors.
+
+    Returns:
+        The module after them.
+
+    Raises:
+        CheckError: a pass failed.
+    """
+    try:
+        with _without_log():
+            result = tf.mlir.experimental.run_pass_pipeline(text, pipeline)
+    except tf.errors.OpError as error:
+        # Without a cause: its text may contain the whole program.
+        message = error.message
+    else:
+        # Not all failures raise.
+        if result.startswith("module"):
+            return result
+        message = result
+    raise CheckError(f"{what}: {_shortened(message)}", _operations(message))
+
+
+def _operations(message: str) -> list[str]:
+    """The kinds of operations that an error is about."""
+    head = message.partition(" = ")[0]
+    found = re.findall(r"'tf\.(\w+)' op", head)
+    return [kind for kind in found if not kind.startswith("_")]
+
+
+def _shortened(message: str) -> str:
+    """A pass's complaint, without the operations that it prints."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    said = [
+        _PLACE.sub("", line)
+        for line in lines
+        if "see current operation" not in line and "called from" not in line
+    ]
+    return "; ".join(line[:_LONGEST] for line in said[:3]) or "a pass failed"
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """Keeps TensorFlow's kernels from writing a line for each operation."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _import(function: Any, tpu_slice: Slice) -> str:
+    """A function in TensorFlow's MLIR dialect.
+
+    Arguments that are variables become typed handles in its body, as they are
+    when the runtime, which knows the values, compiles it.
+    """
+    definition = function.function_def
+    made = type(definition)()
+    made.CopyFrom(definition)
+    replaced, kept = {}, []
+    for i, (tensor, argument) in enumerate(
+        zip(function.inputs, definition.signature.input_arg, strict=True)
+    ):
+        kind = None
+        if tensor.dtype == tf.resource:
+            data = handle_data_util.get_resource_handle_data(tensor)
+            if data is not None and len(data.shape_and_type) == 1:
+                [kind] = data.shape_and_type
+        if kind is None:
+            kept.append((i, argument))
+            continue
+        node = made.node_def.add(name=f"handle_{i}", op="VarHandleOp")
+        node.attr["dtype"].type = kind.dtype
+        node.attr["shape"].shape.CopyFrom(kind.shape)
+        node.attr["shared_name"].s = f"v{i}".encode()
+        for name in ("container", "debug_name"):
+            node.attr[name].s = b""
+        node.attr["allowed_devices"].list.SetInParent()
+        replaced[argument.name] = f"{node.name}:resource:0"
+    del made.signature.input_arg[:]
+    made.arg_attr.clear()
+    made.resource_arg_unique_id.clear()
+    for k, (i, argument) in enumerate(kept):
+        made.signature.input_arg.append(argument)
+        if i in definition.arg_attr:
+            made.arg_attr[k].CopyFrom(definition.arg_attr[i])
+    for node in made.node_def:
+        for k, name in enumerate(node.input):
+            node.input[k] = replaced.get(name, name)
+    for key, name in list(made.ret.items()):
+        made.ret[key] = replaced.get(name, name)
+    made.signature.name = f"tpu_check_{next(_numbers)}"
+    context.context().add_function_def(made)
+    text = pywrap_mlir.ImportFunction(
+        context.context()._handle, str(made).encode(), b"", False
+    )
+    if isinstance(text, bytes):
+        text = text.decode()
+    # The runtime says which devices there are. Without it the bridge takes a
+    # program of one replica for one of the host.
+    devices = ", ".join(f'"{name}"' for name in offline.devices(tpu_slice))
+    head = "module attributes {"
+    return text.replace(head, f"{head}tf.devices = [{devices}], ", 1)
+
+
+def _host_operations(text: str) -> collections.Counter[str]:
+    found: collections.Counter[str] = collections.Counter()
+    for match in _HOST.finditer(text):
+        start = text.index("({", match.end())
+        end = text.index("tf_device.return", start)
+        found.update(_OP.findall(text[start:end]))
+    found.pop("Yield", None)
+    return found

@@ -1,0 +1,179 @@
+"""Checks the TPU programs of a user's code, without a TPU."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.compat.strategies import NoValuesError
+from tfrs_embed.tools.tpu_check import tpu_library
+from tfrs_embed.tools.tpu_check.blame import blaming, locate
+from tfrs_embed.tools.tpu_check.bridge import Bridged, bridge
+from tfrs_embed.tools.tpu_check.compiling import Compiler
+from tfrs_embed.tools.tpu_check.errors import CheckError
+from tfrs_embed.tools.tpu_check.lowering import Program, lower
+from tfrs_embed.tools.tpu_check.offline import offline
+from tfrs_embed.tools.tpu_check.recording import (
+    EndOfRecording,
+    Recorded,
+    Recorder,
+    recording,
+)
+from tfrs_embed.tools.tpu_check.report import (
+    CheckedFunction,
+    CheckedProgram,
+    Report,
+)
+from tfrs_embed.tools.tpu_check.slices import Slice
+
+
+def check(
+    program: Callable[[tf.distribute.TPUStrategy], Any],
+    topology: str | Slice,
+    *,
+    compiler: Compiler | None = None,
+    output: str | pathlib.Path | None = None,
+) -> Report:
+    """Takes the TPU programs of some code through TensorFlow and libtpu.
+
+    The code runs as it would on a TPU VM, but each function with a TPU program
+    is only traced: by TensorFlow's own `tf.distribute.TPUStrategy`, for the
+    devices of a slice. A call of it answers with zeros; a second call with the
+    same signature raises `tf.errors.OutOfRangeError`, which ends Keras's loops.
+    TensorFlow's bridge then makes TPU programs of what was traced, its TPU
+    kernels lower them, and libtpu's compiler compiles them. Tables, and other
+    variables of 1 MiB or more, have no values and take no memory: code that
+    reads such a table, for instance to save it, is stopped there.
+
+    Example:
+        >>> table = tfrs_embed.TableConfig("movie", 20_000, 8)
+        >>> def program(strategy):
+        ...     with strategy.scope():
+        ...         layer = tfrs_embed.PartialTPUEmbedding(
+        ...             tfrs_embed.FeatureConfig("movie", table), "adagrad"
+        ...         )
+        ...     @tf.function(autograph=False)
+        ...     def lookup(ids):
+        ...         return strategy.run(layer, (ids,))
+        ...     lookup(tf.range(8))
+        >>> report = tfrs_embed.tpu_check.check(program, "v5p:2x2x1")
+        >>> print(report)
+        v5p:2x2x1 (4 chips of 4 SparseCores): 1 program
+        traced and lowered by TensorFlow 2.20.0: ok
+        ...
+
+    It shows that a slice's software takes the programs. It shows no numbers, no
+    speed, and no transfer between a host and its TPUs.
+
+    Args:
+        program: the code; it gets the strategy.
+        topology: a slice, "v5p:2x2x1" or "v5p-8".
+        compiler: a Python with jax and libtpu; None: this one, if it has them,
+            else the programs are not compiled.
+        output: a folder for the programs' texts; None: they are not kept.
+
+    Returns:
+        The report.
+
+    Raises:
+        CheckError: TensorFlow can't trace the code, or refuses what it traced.
+            The message names the layer's call, or the operation.
+        ValueError: there is no such slice.
+        TypeError: the slice is not a name.
+    """
+    tpu_slice = Slice.of(topology)
+    tpu_library.require()
+    compiler = compiler or Compiler.find()
+    recorder = _trace(program, tpu_slice)
+    if not recorder.functions:
+        raise CheckError(
+            "the code called no tf.function with strategy.run in it: there is "
+            "no TPU program to check."
+        )
+    bridged, programs = [], []
+    for recorded in recorder.functions:
+        with _located(recorded):
+            bridged.append(bridge(recorded, tpu_slice))
+            programs.append(lower(bridged[-1], tpu_slice))
+    if output is not None:
+        _write(pathlib.Path(output), bridged, programs)
+    ready = [p for of in programs for p in of if p.stablehlo is not None]
+    version, verdicts = None, {}
+    if compiler is not None and ready:
+        version, found = compiler.compile(ready, tpu_slice)
+        verdicts = dict(zip(map(id, ready), found, strict=True))
+    reason = None
+    if version is None:
+        reason = "no jax and libtpu in this Python, and no other was named"
+        if not ready:
+            reason = "libtpu alone knows the operations of these TPUs' hardware"
+    return Report(
+        tpu_slice,
+        tuple(
+            CheckedFunction(
+                b.name,
+                tuple(CheckedProgram(p, verdicts.get(id(p))) for p in of),
+                b.host_operations,
+            )
+            for b, of in zip(bridged, programs, strict=True)
+        ),
+        tf.__version__,
+        version,
+        reason,
+        tuple(recorder.ended),
+        recorder.ended_by,
+    )
+
+
+def _trace(
+    program: Callable[[tf.distribute.TPUStrategy], Any], tpu_slice: Slice
+) -> Recorder:
+    with (
+        offline(tpu_slice) as resolver,
+        recording() as recorder,
+        blaming() as blamed,
+    ):
+        try:
+            program(tf.distribute.TPUStrategy(resolver))
+        except EndOfRecording:
+            pass
+        except NoValuesError as error:
+            recorder.ended_by = str(error)
+        except Exception as error:
+            if blamed.message is None:
+                raise
+            raise CheckError(blamed.message) from error
+    return recorder
+
+
+@contextmanager
+def _located(recorded: Recorded) -> Iterator[None]:
+    """Adds to an error where its operations are in the user's code."""
+    try:
+        yield
+    except CheckError as error:
+        places = locate(recorded, error.operations)
+        if not places:
+            raise
+        text = "\n".join(f"  {place}" for place in places)
+        raise CheckError(
+            f"{error}\nOperations of these kinds:\n{text}"
+        ) from error
+
+
+def _write(
+    folder: pathlib.Path, bridged: list[Bridged], programs: list[list[Program]]
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for b, of in zip(bridged, programs, strict=True):
+        (folder / f"{b.name}.bridge.mlir").write_text(b.text, encoding="utf-8")
+        for p in of:
+            name = p.name.replace("/", ".")
+            if p.stablehlo is not None:
+                (folder / f"{name}.stablehlo").write_text(
+                    p.stablehlo, encoding="utf-8"
+                )

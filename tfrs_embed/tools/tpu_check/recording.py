@@ -1,0 +1,123 @@
+"""Records the functions with TPU programs that a user's code calls.
+
+They don't run: such a call returns zeros in the shapes of its results. The rest
+of the code runs as usual, on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import tensorflow as tf
+
+from tfrs_embed.compat.graphs import operations
+from tfrs_embed.compat.private_tensorflow import concrete_function
+
+#: TPUStrategy.run puts one into each graph that has a TPU program.
+_MARK = "TPUReplicateMetadata"
+
+
+class EndOfRecording(tf.errors.OutOfRangeError):
+    """Ends a training loop; Keras's loops take it for the end of the data."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            None, None, f"{name} was called again; its program is known."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """A function with TPU programs.
+
+    Attributes:
+        name: its name in Python, with a number behind that of a second one.
+        function: the ConcreteFunction.
+    """
+
+    name: str
+    function: Any
+
+
+class Recorder:
+    """Keeps each function that is called, once for each way it was traced."""
+
+    def __init__(self) -> None:
+        self.functions: list[Recorded] = []
+        #: Names of functions at whose second call code was stopped.
+        self.ended: list[str] = []
+        #: The error that stopped the code otherwise; None: there was none.
+        self.ended_by: str | None = None
+        self._known: dict[int, Recorded] = {}
+
+    def add(self, function: Any) -> None:
+        """Takes a call.
+
+        Args:
+            function: the ConcreteFunction.
+
+        Raises:
+            EndOfRecording: it was called before.
+        """
+        known = self._known.get(id(function))
+        if known is not None:
+            if known.name not in self.ended:
+                self.ended.append(known.name)
+            raise EndOfRecording(known.name)
+        name = _name(function)
+        taken = sum(_name(f.function) == name for f in self.functions)
+        # Two functions of one name, or one that was traced twice.
+        found = Recorded(f"{name}_{taken + 1}" if taken else name, function)
+        self._known[id(function)] = found
+        self.functions.append(found)
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[Recorder]:
+    """Records the functions with TPU programs that are called within.
+
+    Yields:
+        What has been recorded.
+    """
+    recorder = Recorder()
+    call_flat = concrete_function.ConcreteFunction._call_flat
+
+    def record_or_call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if not tf.executing_eagerly() or not _has_program(function):
+            return call_flat(function, *args, **kwargs)
+        recorder.add(function)
+        return function.function_type.pack_output(
+            [_zeros(output) for output in function.graph.outputs]
+        )
+
+    with mock.patch.object(
+        concrete_function.ConcreteFunction, "_call_flat", record_or_call
+    ):
+        yield recorder
+
+
+def _has_program(function: Any) -> bool:
+    """Whether a function, or one that it calls, has a TPU program."""
+    known = getattr(function, "_tfrs_embed_has_program", None)
+    if known is None:
+        known = any(op.type == _MARK for op in operations(function.graph))
+        function._tfrs_embed_has_program = known
+    return known
+
+
+def _zeros(output: tf.Tensor) -> tf.Tensor:
+    # Of a size that is not known, something that has a first element.
+    sizes = [] if output.shape.rank is None else output.shape.as_list()
+    return tf.zeros([1 if n is None else n for n in sizes], output.dtype)
+
+
+def _name(function: Any) -> str:
+    """The Python name of a traced function."""
+    name = function.name
+    if isinstance(name, bytes):
+        name = name.decode()
+    return name.removeprefix("__inference_").rpartition("_")[0]

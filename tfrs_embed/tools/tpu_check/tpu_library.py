@@ -1,0 +1,90 @@
+"""The one function of libtpu that lowering asks for, where there is no libtpu.
+
+TensorFlow's TPU kernels call libtpu through a table of pointers, which is empty
+without it: a call would end the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from tfrs_embed.sparsecore.host_kernels import has_kernels
+from tfrs_embed.tools.tpu_check.errors import CheckError
+
+#: Where TpuTopology_MaybeAvailableSparseCoresPerLogicalDevice is in the table,
+#: by the version of tensorflow-tpu. Found in the wheel's machine code.
+_OFFSETS = {"2.20.0": 0x190}
+_TABLE = "_ZN15stream_executor3tpu8OpsApiFnEv"
+_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+
+
+def require() -> None:
+    """Checks that this TensorFlow can lower TPU programs without a TPU.
+
+    Raises:
+        CheckError: it can't.
+    """
+    known = " or ".join(_OFFSETS)
+    install = f"pip install --no-deps tensorflow-tpu=={known}"
+    if not has_kernels():
+        raise CheckError(
+            f"TensorFlow {tf.__version__} as installed has no kernels for "
+            "TPUs. A check needs the wheel for TPUs, in an environment of its "
+            f"own: {install}"
+        )
+    if tf.__version__ not in _OFFSETS:
+        raise CheckError(
+            f"A check needs tensorflow-tpu {known}, found {tf.__version__}: "
+            "what its kernels ask of libtpu is known for those versions only. "
+            f"In an environment of its own: {install}"
+        )
+
+
+def set_sparse_cores(number: int) -> None:
+    """Gives TensorFlow's kernels the number of a chip's SparseCores.
+
+    Args:
+        number: SparseCores of a chip.
+
+    Raises:
+        CheckError: this TensorFlow is not a version that is known.
+    """
+    require()
+    _answer(number)
+
+
+@functools.cache
+def _slot() -> Any:
+    """The table's entry; None where libtpu has filled it."""
+    folder = os.path.dirname(tf.__file__)
+    library = ctypes.CDLL(os.path.join(folder, "libtensorflow_cc.so.2"))
+    table = library[_TABLE]
+    table.restype = ctypes.c_void_p
+    slot = ctypes.c_void_p.from_address(table() + _OFFSETS[tf.__version__])
+    return None if slot.value else slot
+
+
+_sparse_cores = 0
+
+
+@_FUNCTION
+def _sparse_cores_per_device(result: int, _: int) -> int:
+    # The result is an absl::StatusOr<int>: 1 is OK, then the value.
+    ctypes.c_uint64.from_address(result).value = 1
+    ctypes.c_int.from_address(result + 8).value = _sparse_cores
+    return result
+
+
+def _answer(number: int) -> None:
+    global _sparse_cores
+    _sparse_cores = number
+    slot = _slot()
+    if slot is not None:
+        slot.value = ctypes.cast(
+            _sparse_cores_per_device, ctypes.c_void_p
+        ).value
