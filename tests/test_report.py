@@ -21,7 +21,7 @@ from report_sources import DIM, ODD, ROWS
 from tfrs_embed.__main__ import main
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.tools.conversion import reading
-from tfrs_embed.tools.monitoring.reports import top_share, top_shares
+from tfrs_embed.tools.monitoring.reports import top_shares
 from tfrs_embed.tools.planner.html_report import html_report
 from tfrs_embed.tools.report import pictures
 from tfrs_embed.tools.report.measured import measure_tables
@@ -248,7 +248,7 @@ def test_a_saved_model_of_others(tmp_path):
     module = tf.Module()
     module.v = tf.Variable(1.0)
     tf.saved_model.save(module, str(tmp_path / "other"))
-    with pytest.raises(ValueError, match="a SavedModel without tables that"):
+    with pytest.raises(ValueError, match="has no tables of this package"):
         page(tmp_path / "other")
 
 
@@ -353,15 +353,18 @@ def test_a_log_of_several_workers(made, tmp_path):
     assert "2 workers wrote this log" in " ".join(found.text)
 
 
-def test_a_log_without_curves_has_the_top(made, tmp_path):
+def test_a_log_of_an_older_version(made, tmp_path):
     lines = []
     for line in (made / "log" / "tables.jsonl").read_text().splitlines():
         report = json.loads(line)
         for table in report["tables"]:
             (table["lookups"] or {}).pop("top_shares", None)
+            table["of_another_version"] = 1
         lines.append(json.dumps(report))
     (tmp_path / "tables.jsonl").write_text("\n".join(lines))
-    assert "Share of lookups of the top 1% of rows" in page(tmp_path).source
+    found = page(tmp_path)
+    assert "rows looked up most" in found.source
+    assert found.rows == page(made / "log").rows
 
 
 def test_keys_of_a_checkpoint_have_a_curve(made):
@@ -376,12 +379,14 @@ def test_keys_of_a_checkpoint_have_a_curve(made):
 @pytest.mark.parametrize("rows", [7, 50, 100_000])
 def test_top_shares(rows):
     counts = np.random.default_rng(0).zipf(1.3, 50) % 1_000 + 1
-    shares = top_shares(counts[:rows], rows)
-    assert shares[0.01] == pytest.approx(top_share(counts[:rows], rows))
-    ordered = np.sort(counts[:rows])[::-1]
+    counts = counts[:rows]
+    shares = top_shares(counts, rows)
+    ordered = np.sort(counts)[::-1]
     for share, found in shares.items():
         top = ordered[: max(1, int(rows * share))]
         assert found == pytest.approx(top.sum() / ordered.sum())
+    lookups, number = np.unique(counts, return_counts=True)
+    assert top_shares(lookups, rows, number) == pytest.approx(shares)
     assert top_shares(np.array([], int), rows) == {}
 
 
@@ -486,22 +491,22 @@ CONFIG = {"tables": [], "features": [], "batch_size": 1}
     [
         (lambda f: f / "none", "There is nothing at '.*/none': expected a che"),
         (lambda f: f / "none.json", "There is no file '.*/none.json'"),
-        (lambda f: f, r"The folder '.*' has none: expected a checkpoint, a fo"),
+        (lambda f: f, r"The folder '.*' has no checkpoint: expected a ch"),
         (lambda f: f / "tables.jsonl", "has no tables.jsonl"),
         (lambda f: "", "The path is empty"),
         (lambda f: "ftp://x/y", "TensorFlow has no file system 'ftp'"),
         (_write("a.txt", "hello"), "'.*a.txt' is of no known kind: expected a"),
-        (_write("a.json", "hello"), "'.*a.json' is no JSON: Expecting value"),
+        (_write("a.json", "hello"), "'.*a.json' is not JSON: Expecting value"),
         (_write("a.json", "[1]"), "'.*a.json' is neither a plan's JSON .* nor"),
         (_write("plan", '{"x": 1}'), "'.*plan' is neither a plan's JSON"),
-        (_write("a.json", json.dumps(CONFIG)), "It looks like what `plan` re"),
+        (_write("a.json", json.dumps(CONFIG)), "It looks like a model's file"),
         (
             _write("a.json", '{"per_replica": 1}'),
             r"'.*a.json': plan lacks the fields \['replicas', 'hardware'",
         ),
         (_write("a.json", '{"stacks": 1}'), "'.*a.json': limits report lacks"),
-        (_damaged_log, "tables.jsonl', line 1, is no JSON: Expecting ':'"),
-        (_foreign_log, "a line of tables.jsonl is no report .* 'rows_read'"),
+        (_damaged_log, "tables.jsonl', line 1, is not JSON: Expecting ':'"),
+        (_foreign_log, "a line of tables.jsonl is not a report .* 'rows_read'"),
     ],
 )
 def test_wrong_input(tmp_path, capsys, make, message):

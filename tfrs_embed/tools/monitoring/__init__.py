@@ -1,17 +1,18 @@
-"""What tables do, seen between steps: norms, dead rows, lookups, replicas.
+"""Statistics of tables between steps: norms, dead rows, lookups, replicas.
 
-`reports` is the result, `rows` measures what tables hold, `lookups` what
-batches ask of them, `monitor` both from one report to the next; `log` writes
-reports and `callback` has Keras do so while it trains.
+`monitor` makes the reports of `reports`: `rows` reads tables, and `lookups`
+counts the lookups of batches. `callback` makes reports while Keras trains,
+`log` writes them, and `projector` writes tables for TensorBoard's projector.
 
 Example:
     >>> statistics = tfrs_embed.monitoring.TableStatistics("logs", every=1000)
 """
 
 from tfrs_embed.tools.monitoring.callback import TableStatistics
-from tfrs_embed.tools.monitoring.log import read_log, write_projector
+from tfrs_embed.tools.monitoring.log import read_log
 from tfrs_embed.tools.monitoring.lookups import lookup_statistics
 from tfrs_embed.tools.monitoring.monitor import TableMonitor
+from tfrs_embed.tools.monitoring.projector import write_projector
 from tfrs_embed.tools.monitoring.reports import (
     KeyReport,
     LookupReport,

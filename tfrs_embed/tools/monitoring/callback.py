@@ -8,28 +8,29 @@ from typing import Any
 
 from tfrs_embed.compat import kerases
 from tfrs_embed.compat.arguments import as_int
-from tfrs_embed.tools.monitoring.log import (
-    StatisticsLog,
-    check_labels,
-    worker_number,
-    write_projectors,
-)
+from tfrs_embed.tools.monitoring.log import StatisticsLog
 from tfrs_embed.tools.monitoring.lookups import MOST_BATCHES
 from tfrs_embed.tools.monitoring.monitor import (
     TableMonitor,
     check_sample,
     is_layer,
+    table_names,
+)
+from tfrs_embed.tools.monitoring.projector import (
+    check_labels,
+    worker_number,
+    write_projectors,
 )
 from tfrs_embed.tools.monitoring.reports import StatisticsReport
 
 
 class TableStatistics(kerases.Hooks):
-    """Writes statistics of a model's tables while Keras trains it.
+    """A callback of tf_keras or Keras 3 that writes statistics of tables.
 
-    It is a callback of tf_keras and of Keras 3. Before the first step, every
-    `every` steps and when training ends it measures the tables of all layers,
-    as `TableMonitor` does, and writes them to TensorBoard's files and to
-    `tables.jsonl`, which `read_log` reads.
+    Before the first step, every `every` steps and when training ends it
+    measures the tables of all layers, as `TableMonitor` does, and writes the
+    statistics to TensorBoard's files and to `tables.jsonl`, which `read_log`
+    reads.
 
     Example:
         >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
@@ -53,20 +54,20 @@ class TableStatistics(kerases.Hooks):
 
     Args:
         log_dir: the folder to write to.
-        every: how many steps there are between two reports.
+        every: the number of steps between two reports.
         tables: the names of the tables to measure; None: all.
         sample: about how many rows of a table to read; None: all, in blocks.
-        batches: a list of global batches of the layer's inputs, of which each
-            report counts lookups, of the first 32; None: none are counted. For
-            models with one layer of tables.
-        labels: for tables' names their rows' labels, with which the end of
-            training writes them for TensorBoard's projector.
+        batches: global batches of the layer's inputs, without labels. Each
+            report counts the lookups of the first 32. None: no lookups are
+            counted. The model must have one layer with tables.
+        labels: by the table's name, the labels of its first rows. At the end of
+            training these rows are written for TensorBoard's projector.
 
     Attributes:
         reports: the last report of each layer.
 
     Raises:
-        TypeError: `every` or `sample` is no integer.
+        TypeError: `every` or `sample` is not an integer.
         ValueError: one of them is below 1.
     """
 
@@ -89,7 +90,7 @@ class TableStatistics(kerases.Hooks):
         self._log_dir = log_dir
         self._tables = None if tables is None else list(tables)
         self._sample = check_sample(sample)
-        # An iterator would have batches for one report.
+        # An iterator has batches for one report only.
         self._batches = (
             list(itertools.islice(batches, MOST_BATCHES))
             if isinstance(batches, Iterator)
@@ -108,31 +109,18 @@ class TableStatistics(kerases.Hooks):
         self._in_epoch = 0
 
     def set_model(self, model: Any) -> None:
-        """Takes the model that is trained.
-
-        Args:
-            model: the model, of either Keras.
-        """
         self._model = model
 
     def set_params(self, params: Any) -> None:
-        """Takes what Keras says of a run.
-
-        Args:
-            params: of which "steps" is the number of an epoch's steps, or None.
-        """
         self._steps = (params or {}).get("steps")
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Measures tables that are there before the first step.
-
-        Args:
-            logs: not read.
+        """Checks arguments, and measures tables that were built before.
 
         Raises:
-            ValueError: the model has no layer with tables, or none of a name in
-                `tables` or `labels`, or several layers for one list of batches;
-                or a table can't have its labels.
+            ValueError: the model has no layer with tables, no table of a name
+                in `tables` or `labels`, or several layers with tables for one
+                list of batches; or a table can't have its labels.
         """
         self._begin()
         layers = self._layers()
@@ -141,7 +129,7 @@ class TableStatistics(kerases.Hooks):
                 f"Model '{self._model.name}' has no layer with tables that "
                 "TableStatistics can measure."
             )
-        known = [n for layer in layers for n in _names(layer)]
+        known = [n for layer in layers for n in table_names(layer)]
         for name in [*(self._tables or ()), *self._labels]:
             if name not in known:
                 raise ValueError(
@@ -156,30 +144,18 @@ class TableStatistics(kerases.Hooks):
                 f"model '{self._model.name}' has {[x.name for x in layers]}."
             )
         iterations = getattr(self._model.optimizer, "iterations", None)
-        # A run that goes on from a checkpoint goes on in the log.
+        # After a restore, steps go on from the checkpoint's.
         self._step = 0 if iterations is None else int(iterations.numpy())
         self._log = StatisticsLog(self._log_dir, worker_number())
-        if any(_built(layer) for layer in layers):
+        if any(layer._has_tables for layer in layers):
             self._report()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begins to count an epoch's steps.
-
-        Args:
-            epoch: not read.
-            logs: not read.
-        """
         self._in_epoch = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Measures the tables, if it is time.
-
-        Args:
-            batch: the number of the epoch's last batch.
-            logs: not read.
-        """
-        # Several steps may have been one execution, of which Keras 3 counts the
-        # steps that an epoch's last one would have had.
+        # With steps_per_execution several steps end here, and Keras 3 counts
+        # the steps beyond an epoch's last one, too.
         end = batch + 1
         if self._steps is not None:
             end = min(end, self._steps)
@@ -190,11 +166,6 @@ class TableStatistics(kerases.Hooks):
             self._report()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Measures the tables a last time.
-
-        Args:
-            logs: not read.
-        """
         if any(each.step != self._step for each in self.reports) or (
             not self.reports
         ):
@@ -209,7 +180,7 @@ class TableStatistics(kerases.Hooks):
         self.reports = []
         for layer in self._layers():
             # A layer that training doesn't call has no tables.
-            names = _names(layer) if _built(layer) else []
+            names = table_names(layer) if layer._has_tables else []
             if self._tables is not None:
                 names = [n for n in names if n in self._tables]
             if not names:
@@ -222,24 +193,16 @@ class TableStatistics(kerases.Hooks):
             self.reports.append(report)
 
     def _labelled(self) -> list[tuple[Any, dict[str, Sequence[str]]]]:
-        """The layers with labelled tables, and their labels."""
+        """Returns layers with labelled tables, and these tables' labels."""
         found = []
         for layer in self._layers():
-            known = _names(layer)
+            known = table_names(layer)
             mine = {n: x for n, x in self._labels.items() if n in known}
             if mine:
                 found.append((layer, mine))
         return found
 
     def _layers(self) -> list[Any]:
-        """The model's layers with tables, each once."""
+        """Returns the model's layers with tables, each once."""
         found = self._model._flatten_layers()
         return list({id(x): x for x in found if is_layer(x)}.values())
-
-
-def _names(layer: Any) -> list[str]:
-    return [t.name for t in layer._spec.tables]
-
-
-def _built(layer: Any) -> bool:
-    return bool(layer._has_tables)

@@ -1,4 +1,4 @@
-"""What batches ask of tables, counted outside of steps."""
+"""The lookups of batches in tables, counted without looking them up."""
 
 from __future__ import annotations
 
@@ -12,20 +12,16 @@ import tensorflow as tf
 
 from tfrs_embed.configs.tables import EmbeddingSpec, TableSpec
 from tfrs_embed.storage.dynamic import DynamicTable
-from tfrs_embed.tools.monitoring.reports import (
-    LookupReport,
-    top_share,
-    top_shares,
-)
+from tfrs_embed.tools.monitoring.reports import LookupReport, top_shares
 from tfrs_embed.tools.planner.inputs import MOST_BATCHES, read_batches
 
 __all__ = ["MOST_BATCHES", "count", "lookup_statistics"]
 
 
 def lookup_statistics(layer: Any, batches: Any) -> dict[str, LookupReport]:
-    """Counts what batches ask of a layer's tables.
+    """Counts the lookups of batches in a layer's tables.
 
-    Nothing is looked up, so ids out of range are counted and are no error.
+    Ids out of range are counted, without an error.
 
     Example:
         >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
@@ -43,10 +39,10 @@ def lookup_statistics(layer: Any, batches: Any) -> dict[str, LookupReport]:
             the first 32 are read.
 
     Returns:
-        For each table's name what the batches ask of it.
+        The counts by the tables' names.
 
     Raises:
-        ValueError: a batch is none of this layer's features.
+        ValueError: a batch doesn't fit the layer's features.
         TypeError: ids are of a wrong kind.
     """
     return count(layer._spec, layer.tables, batches)
@@ -55,13 +51,7 @@ def lookup_statistics(layer: Any, batches: Any) -> dict[str, LookupReport]:
 def count(
     spec: EmbeddingSpec, tables: Any, batches: Any
 ) -> dict[str, LookupReport]:
-    """Counts what batches ask of tables; see `lookup_statistics`.
-
-    Args:
-        spec: the configuration.
-        tables: the tables' states, by name.
-        batches: the batches.
-    """
+    """Counts lookups; see `lookup_statistics`. `tables` are by name."""
     every = read_batches(spec, batches, "batches", in_range=False)
     read = list(itertools.islice(every, MOST_BATCHES))
     found = {}
@@ -80,7 +70,6 @@ def _count(
     table: TableSpec, state: Any, batches: Sequence[np.ndarray]
 ) -> LookupReport:
     every = np.concatenate(batches)
-    # In Python's own order strings of any length are compared.
     unique, counts = np.unique(every, return_counts=True)
     rows = table.vocabulary_size
     if table.keys is None:
@@ -91,11 +80,12 @@ def _count(
         rows = max(state.size, 1)
     else:
         valid = np.zeros(len(unique), bool)
+    top = top_shares(counts[valid], rows)
     shares = [len(np.unique(ids)) / len(ids) for ids in batches if len(ids)]
     return LookupReport(
         ids=statistics.fmean(len(ids) for ids in batches),
         unique_share=statistics.fmean(shares) if shares else 1.0,
         invalid_share=float(counts[~valid].sum() / max(every.size, 1)),
-        top_share=top_share(counts[valid], rows),
-        top_shares=top_shares(counts[valid], rows),
+        top_share=top.get(0.01, 0.0),
+        top_shares=top,
     )

@@ -1,4 +1,4 @@
-"""Tables, measured from one report to the next."""
+"""The measuring of a layer's tables, and of their changes between reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrs_embed.checkpoint.rows import FREQUENCY, LAST_USED, HeldRows
+from tfrs_embed.checkpoint.rows import FREQUENCY, LAST_USED
 from tfrs_embed.compat.arguments import as_int
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.storage.dynamic import DynamicTable
@@ -21,25 +21,39 @@ from tfrs_embed.tools.monitoring.reports import (
     StatisticsReport,
     TableReport,
     quantiles,
-    top_share,
     top_shares,
 )
-from tfrs_embed.tools.monitoring.rows import Seen
 
-#: For how many steps rows may have been left alone, where that is counted.
+#: The numbers of steps for which the share of idle rows is reported.
 IDLE_STEPS = (1_000, 10_000, 100_000, 1_000_000)
 
 
+@dataclasses.dataclass(eq=False)
+class _Before:
+    """A table's rows as they were in the last report.
+
+    Attributes:
+        rows: the rows.
+        changed: the step of the last report that found the row changed, [n]
+            int64; of rows that never changed `first - 1`.
+        first: the step of the first report.
+    """
+
+    rows: rows.ReadRows
+    changed: np.ndarray
+    first: int
+
+
 class TableMonitor:
-    """Measures a layer's tables, and what changed since it last did.
+    """Measures a layer's tables, and their changes since the last report.
 
-    It is for training loops of one's own, between steps; `TableStatistics` is
-    the Keras callback. It changes nothing: updates that a pipelined layer has
-    deferred stay deferred, and aren't seen yet.
+    Custom training loops call it between steps; `TableStatistics` is the Keras
+    callback. Measuring changes nothing: updates that a pipelined layer has
+    deferred stay deferred, and are in a later report.
 
-    It remembers 28 bytes of each row that it reads, and the values of up to
-    10,000 rows of a table. With several workers each measures the rows that it
-    holds itself, and none waits for another.
+    A monitor keeps 28 bytes of each row that it reads, and the values of up to
+    10,000 rows of a table. Each of several workers measures the rows in its own
+    memory, without waiting for the others.
 
     Example:
         >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
@@ -58,14 +72,14 @@ class TableMonitor:
         0.0001
 
     Args:
-        layer: a layer that has its tables: one that was called or built.
+        layer: a layer with tables.
         tables: the names of the tables to measure; None: all.
-        sample: about how many rows of a table to read, always the same ones;
+        sample: about how many rows of a table to read, the same rows each time;
             None: all, in blocks.
 
     Raises:
         TypeError: the layer has no such tables, or the sample is no integer.
-        ValueError: a name is no table's, or the sample is below 1.
+        ValueError: there is no table of a name, or the sample is below 1.
     """
 
     def __init__(
@@ -81,7 +95,7 @@ class TableMonitor:
             )
         self._sample = check_sample(sample)
         self._layer = layer
-        known = list(_states(layer))
+        known = table_names(layer)
         for name in tables or ():
             if name not in known:
                 raise ValueError(
@@ -89,7 +103,7 @@ class TableMonitor:
                     f"are {known}."
                 )
         self._names = known if tables is None else list(dict.fromkeys(tables))
-        self._seen: dict[str, Seen] = {}
+        self._before: dict[str, _Before] = {}
         self._traffic: list[tuple[int, int]] = []
 
     def measure(
@@ -99,18 +113,19 @@ class TableMonitor:
 
         Args:
             step: the number of the step, for the report; None: the layer's own
-                count of its updates, 0 without one.
-            batches: global batches to count lookups of, see
-                `lookup_statistics`; None: none are counted.
+                count of its updates, or 0 if it has none.
+            batches: global batches in which lookups are counted, see
+                `lookup_statistics`; None: no lookups are counted.
 
         Returns:
             The statistics.
 
         Raises:
-            ValueError: the layer has no tables yet, or a batch is none of its.
+            ValueError: the layer was neither called nor built, or a batch
+                doesn't fit its features.
             TypeError: ids of a batch are of a wrong kind.
         """
-        states = _states(self._layer)
+        states = self._layer.tables
         if not all(states[name].variables for name in self._names):
             raise ValueError(
                 f"Layer '{self._layer.name}' has no tables yet: call or build "
@@ -138,73 +153,54 @@ class TableMonitor:
         held = state.held(PARAMETERS)
         slots = {name: state.held(name) for name in state.slots}
         initial = state.initial_slots
-        found = [
-            _read(
-                part,
-                [(slots[name][i], value) for name, value in initial.items()],
-                rows.sample(part, self._sample),
-                sum(each.rows for each in held[:i]),
-            )
-            for i, part in enumerate(held)
-        ]
-        every = _Rows.join(found, state.spec.dim)
+        now = rows.read(
+            held,
+            [(slots[name], value) for name, value in initial.items()],
+            state.spec.dim,
+            self._sample,
+        )
         report = TableReport(
             table=state.spec.name,
             rows=sum(part.rows for part in held),
             dim=state.spec.dim,
             dtype=state.table.dtype.name,
-            bytes=sum(p.bytes for p in held)
-            + sum(p.bytes for parts in slots.values() for p in parts),
-            rows_read=len(every.ids),
-            norms=quantiles(every.norms[np.isfinite(every.norms)]),
-            nonfinite_rows=int(np.sum(every.nonfinite)),
+            bytes=sum(
+                p.bytes for parts in (held, *slots.values()) for p in parts
+            ),
+            rows_read=len(now.ids),
+            norms=quantiles(now.norms[np.isfinite(now.norms)]),
+            nonfinite_rows=now.nonfinite,
+            untouched_share=now.untouched,
+            untouched_by=None if now.untouched is None else "slots",
             lookups=counted,
         )
-        report = self._compare(report, state, every, held, step)
+        report = self._compare(report, now, step)
         return _with_keys(report, state, step)
 
     def _compare(
-        self,
-        report: TableReport,
-        state: TableState,
-        now: _Rows,
-        held: Sequence[HeldRows],
-        step: int,
+        self, report: TableReport, now: rows.ReadRows, step: int
     ) -> TableReport:
-        """Adds what is known by the last report, and keeps this one's rows."""
-        name = state.spec.name
-        before = self._seen.get(name)
+        """Adds changes since the last report, and keeps this report's rows."""
+        size = len(now.ids)
+        before = self._before.get(report.table)
         first = step if before is None else before.first
-        changed = np.full(len(now.ids), first - 1, np.int64)
-        moved = np.zeros(len(now.ids), bool)
+        changed = np.full(size, first - 1, np.int64)
         more: dict[str, Any] = {}
-        read = len(now.ids) > 0  # There are no shares of no rows.
-        if before is not None and read:
-            place = before.find(now.ids)
-            known = place >= 0
-            moved = ~known  # A key that came has changed.
-            moved[known] = (
-                before.fingerprints[place[known]] != now.fingerprints[known]
-            )
-            changed[known] = before.changed[place[known]]
+        if before is not None and size:
+            moved = np.ones(size, bool)  # As new keys have.
+            old, new = rows.common(before.rows.ids, now.ids)
+            moved[new] = before.rows.fingerprints[old] != now.fingerprints[new]
+            changed[new] = before.changed[old]
             changed[moved] = step
             more["changed_share"] = float(moved.mean())
-            more["update_norms"] = _update_norms(before, now)
-            span = step - first
-            more["idle_shares"] = {
-                n: float(np.mean(np.maximum(changed, first) <= step - n))
-                for n in IDLE_STEPS
-                if n <= span
-            }
-        if now.untouched is not None and read:
-            more["untouched_share"] = float(now.untouched.mean())
-            more["untouched_by"] = "slots"
-        elif before is not None and read:
-            more["untouched_share"] = float(np.mean(changed < first))
-            more["untouched_by"] = "values"
-        self._seen[name] = Seen(
-            now.ids, now.fingerprints, changed, first, now.kept, now.values
-        )
+            more["update_norms"] = _update_norms(before.rows, now)
+            more["idle_shares"] = _idle_shares(
+                np.maximum(changed, first), step, step - first
+            )
+            if report.untouched_share is None:
+                more["untouched_share"] = float(np.mean(changed < first))
+                more["untouched_by"] = "values"
+        self._before[report.table] = _Before(now, changed, first)
         return dataclasses.replace(report, **more)
 
     def _replicas(self) -> tuple[ReplicaReport, ...]:
@@ -222,117 +218,26 @@ class TableMonitor:
         )
 
 
-@dataclasses.dataclass(eq=False)
-class _Rows:
-    """What was read of some rows, ordered by their ids.
-
-    Attributes:
-        ids: the rows' numbers or keys, [n] int64.
-        norms: [n] float32.
-        nonfinite: whether a row has a NaN or an infinity, [n].
-        fingerprints: [n] uint64.
-        untouched: whether all slots have their initial values, [n]; None: there
-            are no slots.
-        kept: places in `ids` of the rows in `values`, [k].
-        values: values of some of them, [k, dim] float32.
-    """
-
-    ids: np.ndarray
-    norms: np.ndarray
-    nonfinite: np.ndarray
-    fingerprints: np.ndarray
-    untouched: np.ndarray | None
-    kept: np.ndarray
-    values: np.ndarray
-
-    @classmethod
-    def join(cls, parts: Sequence[_Rows], dim: int) -> _Rows:
-        """Joins those of several shards."""
-        if not parts:
-            nothing = np.zeros(0, np.int64)
-            return cls(
-                nothing,
-                np.zeros(0, np.float32),
-                np.zeros(0, bool),
-                np.zeros(0, np.uint64),
-                None,
-                nothing,
-                np.zeros([0, dim], np.float32),
-            )
-        ids = np.concatenate([p.ids for p in parts])
-        order = np.argsort(ids, kind="stable")
-        kept_ids = np.concatenate([p.ids[p.kept] for p in parts])
-        values = np.concatenate([p.values for p in parts])
-        by_id = np.argsort(kept_ids, kind="stable")
-        untouched = [p.untouched for p in parts if p.untouched is not None]
-        return cls(
-            ids[order],
-            np.concatenate([p.norms for p in parts])[order],
-            np.concatenate([p.nonfinite for p in parts])[order],
-            np.concatenate([p.fingerprints for p in parts])[order],
-            np.concatenate(untouched)[order] if untouched else None,
-            rows.find(ids[order], kept_ids[by_id]),
-            values[by_id],
-        )
-
-
-def _read(
-    held: HeldRows,
-    slots: Sequence[tuple[HeldRows, float]],
-    numbers: np.ndarray,
-    offset: int,
-) -> _Rows:
-    """Reads some rows, in blocks.
+def _idle_shares(used: np.ndarray, step: int, known: int) -> dict[int, float]:
+    """Returns the shares of rows that were last used `n` steps ago or more.
 
     Args:
-        held: the rows.
-        slots: the same rows of each slot, and its initial value.
-        numbers: which rows.
-        offset: what the number of a row begins with, where it has no key.
+        used: the step in which each row was last used, [n].
+        step: the step now.
+        known: for how many steps back `used` is known.
     """
-    norms, nonfinite, prints, values = [], [], [], []
-    # Sampled places, at most so many, whatever the number of blocks.
-    step = max(1, -(-len(numbers) // rows.KEPT_ROWS))
-    done = 0
-    for block in rows.read(held, numbers):
-        length = rows.norms(block)
-        norms.append(length)
-        bad = ~np.isfinite(length)
-        # The norm of large numbers may overflow.
-        bad[bad] = ~np.isfinite(block[bad].astype(np.float64)).all(1)
-        nonfinite.append(bad)
-        prints.append(rows.fingerprints(block))
-        values.append(block[-done % step :: step].astype(np.float32))
-        done += len(block)
-    untouched = None
-    for slot, value in slots:
-        same = np.concatenate(
-            [np.zeros(0, bool)]
-            + [
-                (block == np.asarray(value, block.dtype)).all(1)
-                for block in rows.read(slot, numbers)
-            ]
-        )
-        untouched = same if untouched is None else untouched & same
-    ids = numbers + offset if held.keys is None else held.keys[numbers]
-    width = held.gather(np.zeros(0, np.int64)).shape[1]
-    return _Rows(
-        ids,
-        np.concatenate([np.zeros(0, np.float32), *norms]),
-        np.concatenate([np.zeros(0, bool), *nonfinite]),
-        np.concatenate([np.zeros(0, np.uint64), *prints]),
-        untouched,
-        np.arange(0, len(numbers), step),
-        np.concatenate([np.zeros([0, width], np.float32), *values]),
-    )
+    return {
+        n: float(np.mean(used <= step - n)) for n in IDLE_STEPS if n <= known
+    }
 
 
-def _update_norms(before: Seen, now: _Rows) -> dict[float, float]:
-    """Quantiles of the norms of changes of the rows whose values are kept."""
-    place = rows.find(before.ids[before.kept], now.ids[now.kept])
-    both = place >= 0
+def _update_norms(
+    before: rows.ReadRows, now: rows.ReadRows
+) -> dict[float, float]:
+    """Returns quantiles of the norms of changes of rows with kept values."""
+    old, new = rows.common(before.kept, now.kept)
     with np.errstate(over="ignore", invalid="ignore"):
-        change = now.values[both] - before.values[place[both]]
+        change = now.values[new] - before.values[old]
     length = rows.norms(change)
     return quantiles(length[np.isfinite(length) & (length > 0)])
 
@@ -340,27 +245,23 @@ def _update_norms(before: Seen, now: _Rows) -> dict[float, float]:
 def _with_keys(
     report: TableReport, state: TableState, step: int
 ) -> TableReport:
-    """Adds what a table knows of keys that come and go."""
+    """Adds the counters of a table with `DynamicKeys`."""
     if not isinstance(state, DynamicTable):
         return report
-    counted = state.local_counters()
-    last_used, frequency = counted[LAST_USED], counted[FREQUENCY]
-    size = len(last_used)
-    shares = {
-        n: float(np.mean(last_used <= step - n))
-        for n in IDLE_STEPS
-        if n <= step and size
-    }
-    numbers = state.local_statistics()
+    counters = state.local_counters()
+    size = len(counters[LAST_USED])
+    shares = top_shares(counters[FREQUENCY], size)
     return dataclasses.replace(
         report,
-        idle_shares=shares,
+        idle_shares=_idle_shares(
+            counters[LAST_USED], step, step if size else 0
+        ),
         keys=KeyReport(
             size=size,
             capacity=sum(state.local_capacities()),
-            top_share=top_share(frequency, size),
-            top_shares=top_shares(frequency, size),
-            **numbers,
+            top_share=shares.get(0.01, 0.0),
+            top_shares=shares,
+            **state.local_statistics(),
         ),
     )
 
@@ -371,12 +272,7 @@ def is_layer(layer: Any) -> bool:
 
 
 def check_sample(sample: Any) -> int | None:
-    """Returns a number of rows to read, or None for all.
-
-    Raises:
-        TypeError: it is no integer.
-        ValueError: it is below 1.
-    """
+    """Returns the checked number of rows to read, or None for all."""
     if sample is None:
         return None
     number = as_int(sample)
@@ -387,8 +283,6 @@ def check_sample(sample: Any) -> int | None:
     return number
 
 
-def _states(layer: Any) -> dict[str, TableState]:
-    """A layer's tables by name."""
-    return {
-        table.name: layer.tables[table.name] for table in layer._spec.tables
-    }
+def table_names(layer: Any) -> list[str]:
+    """Returns the names of a layer's tables."""
+    return [table.name for table in layer._spec.tables]

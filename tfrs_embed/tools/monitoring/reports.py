@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from tfrs_embed.compat.text_table import format_bytes, text_table
 
 @dataclasses.dataclass(frozen=True)
 class LookupReport:
-    """What batches ask of a table.
+    """The lookups of batches in a table.
 
     Example:
         >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
@@ -25,14 +26,13 @@ class LookupReport:
         0.75
 
     Attributes:
-        ids: ids of a batch, on average.
-        unique_share: unique ids for each id, on average of the batches.
-        invalid_share: the share of ids out of the table's range; of a table
-            with `DynamicKeys` those of keys without a row.
-        top_share: the share of the lookups that go to the top 1% of the rows:
-            those that the batches ask for most, as many as are a hundredth of
-            the table's rows, and one at least.
-        top_shares: the same of other shares of the rows, by these.
+        ids: the mean number of ids in a batch.
+        unique_share: a batch's unique ids divided by its ids, on average.
+        invalid_share: the share of ids out of the table's range, or, in a table
+            with `DynamicKeys`, of keys without a row.
+        top_share: the share of lookups that go to the 1% of the table's rows,
+            and at least one row, that are looked up most.
+        top_shares: the same for other shares of rows than 1%, by these.
     """
 
     ids: float
@@ -52,15 +52,15 @@ class KeyReport:
         2
 
     Attributes:
-        size: keys that have rows.
-        capacity: keys that there is room for now.
-        admitted: keys that got rows, since the table was made.
-        evicted: keys that lost theirs to others, since then.
-        rejected: keys that got none, since then.
-        hits: occurrences of keys that had rows already, since then.
-        top_share: the share of the lookups of keys with rows that go to the top
-            1% of them, by the table's own counters.
-        top_shares: the same of other shares of them, by these.
+        size: the number of keys that have rows.
+        capacity: the number of keys that the memory has room for now.
+        admitted: keys that got rows since the table was made.
+        evicted: keys that lost their rows to others since then.
+        rejected: keys that got no row since then.
+        hits: occurrences, since then, of keys that had rows already.
+        top_share: the share of the lookups of keys with rows that go to the 1%
+            of these keys looked up most, by the table's own counters.
+        top_shares: the same for other shares of keys than 1%, by these.
     """
 
     size: int
@@ -75,7 +75,7 @@ class KeyReport:
 
 @dataclasses.dataclass(frozen=True)
 class TableReport:
-    """Statistics of a table's rows that this process holds.
+    """Statistics of the rows of a table that this process holds.
 
     Example:
         >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
@@ -90,28 +90,29 @@ class TableReport:
 
     Attributes:
         table: the table's name.
-        rows: the rows that this process holds; of copies, those of one.
+        rows: the number of rows in this process; a row with several copies is
+            counted once.
         dim: the width of a row.
         dtype: the rows' dtype.
-        bytes: memory of these rows, with the slots of an engine.
-        rows_read: how many rows were read: all, or a sample.
+        bytes: the memory of these rows and of an engine's slots.
+        rows_read: the number of rows that were read: all, or a sample.
         norms: quantiles of the rows' Euclidean norms, by their probability.
             Rows with a NaN or an infinity are left out.
-        nonfinite_rows: how many of the rows read have a NaN or an infinity.
+        nonfinite_rows: the number of rows read with a NaN or an infinity.
         untouched_share: the share of rows that no update has changed yet; None:
-            it isn't known.
-        untouched_by: what says so: "slots", which still have their initial
-            values, or "values", which have not changed since the monitor's
-            first report.
+            unknown.
+        untouched_by: how this was found: "slots", which still have their
+            initial values, or "values", which have not changed since the
+            monitor's first report.
         changed_share: the share of rows that changed since the last report;
             None: this is the first.
-        update_norms: quantiles of the Euclidean norms of the changes since the
-            last report of rows that changed, as `norms`; empty: there are none.
+        update_norms: quantiles of the Euclidean norms of changes since the last
+            report, as `norms`, of rows that changed; empty: there are none.
         idle_shares: by a number of steps, the share of rows that no update has
-            changed for that many steps. For a table with `DynamicKeys` it is
-            keys that no training step has seen.
-        lookups: what batches ask of the table; None: there were no batches.
-        keys: a table's keys that come and go; None: its rows have numbers.
+            changed for at least as many steps; in a table with `DynamicKeys`,
+            the share of keys that no training step has seen for as many.
+        lookups: the lookups of batches; None: no batches were given.
+        keys: the keys of a table with `DynamicKeys`; None: its ids are rows.
     """
 
     table: str
@@ -141,10 +142,10 @@ class ReplicaReport:
         36.0
 
     Attributes:
-        replica: its number in this process.
-        unique_keys: unique keys that it looked up since the last report, or,
-            in the first, since the tables were made.
-        bytes: bytes that it sent since then.
+        replica: the replica's number in this process.
+        unique_keys: unique keys that the replica looked up since the last
+            report, or, in the first report, since the tables were made.
+        bytes: bytes that the replica sent since then.
     """
 
     replica: int
@@ -154,9 +155,9 @@ class ReplicaReport:
 
 @dataclasses.dataclass(frozen=True)
 class StatisticsReport(Mapping[str, TableReport]):
-    """Statistics of a layer's tables; prints as a table.
+    """Statistics of a layer's tables, by the tables' names.
 
-    It maps tables' names to their statistics.
+    It prints as a table with a line for each table.
 
     Example:
         >>> movies = tfrs_embed.TableConfig("movies", 20_000, 8)
@@ -169,9 +170,9 @@ class StatisticsReport(Mapping[str, TableReport]):
 
     Attributes:
         layer: the layer's name.
-        step: the step that it is of.
+        step: the number of the step after which the tables were measured.
         tables: the tables' statistics.
-        replicas: this process's replicas, if tables are spread over several.
+        replicas: this process's replicas, if they share the tables' rows.
     """
 
     layer: str
@@ -200,17 +201,20 @@ class StatisticsReport(Mapping[str, TableReport]):
 
     @property
     def imbalance(self) -> float | None:
-        """Most unique keys of a replica over their mean; None: no replicas."""
+        """The largest `unique_keys` over their mean; None: no replicas."""
         keys = [each.unique_keys for each in self.replicas]
         return max(keys) * len(keys) / sum(keys) if sum(keys) else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The statistics, JSON-able.
+        """Returns the statistics as JSON has them.
 
         Returns:
-            The attributes and `imbalance`; keys of quantiles are strings.
+            The attributes and `imbalance`. Keys of dicts, such as the
+            probabilities of quantiles, are strings.
         """
-        return {**_jsonable(self), "imbalance": self.imbalance}
+        # JSON makes lists of tuples, and strings of keys.
+        found = json.loads(json.dumps(dataclasses.asdict(self)))
+        return {**found, "imbalance": self.imbalance}
 
     def __str__(self) -> str:
         """A line for each table."""
@@ -235,8 +239,41 @@ class StatisticsReport(Mapping[str, TableReport]):
         return "\n".join(text_table(head, lines, {"table"}))
 
 
-#: The probabilities of quantiles: 0 is the least and 1 the most.
+def from_dict(found: Mapping[str, Any]) -> StatisticsReport:
+    """Returns a report, given `StatisticsReport.to_dict()`.
+
+    Fields that are unknown, as those of other versions, are left out.
+
+    Raises:
+        AttributeError, KeyError, TypeError or ValueError: it is no report.
+    """
+    return StatisticsReport(
+        str(found["layer"]),
+        int(found["step"]),
+        tuple(_decode(TableReport, each) for each in found["tables"]),
+        tuple(_decode(ReplicaReport, x) for x in found.get("replicas", ())),
+    )
+
+
+_PARTS = {"lookups": LookupReport, "keys": KeyReport}
+
+
+def _decode(cls: Any, found: Mapping[str, Any]) -> Any:
+    values = {}
+    for name in [f.name for f in dataclasses.fields(cls) if f.name in found]:
+        value = found[name]
+        if name in _PARTS and value is not None:
+            value = _decode(_PARTS[name], value)
+        elif isinstance(value, dict):
+            value = {json.loads(key): each for key, each in value.items()}
+        values[name] = value
+    return cls(**values)
+
+
+#: The probabilities of quantiles, from the minimum to the maximum.
 PROBABILITIES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+#: The shares of rows of which `top_shares` reports the share of lookups.
+TOP = (0.0001, 0.001, 0.01, 0.1, 0.5)
 
 
 def quantiles(values: np.ndarray) -> dict[float, float]:
@@ -247,71 +284,33 @@ def quantiles(values: np.ndarray) -> dict[float, float]:
     return dict(zip(PROBABILITIES, map(float, found), strict=True))
 
 
-def top_share(counts: np.ndarray, rows: int) -> float:
-    """The share of lookups that go to the top 1% of rows.
+def top_shares(
+    lookups: np.ndarray, rows: int, number: np.ndarray | None = None
+) -> dict[float, float]:
+    """The shares of lookups that go to the rows looked up most.
 
     Args:
-        counts: lookups of each row that has any, [n].
+        lookups: lookups of each row that has any, [n], in any order.
         rows: the number of all rows.
-    """
-    total = int(counts.sum())
-    top = np.sort(counts)[::-1][: max(1, rows // 100)]
-    return float(top.sum() / total) if total else 0.0
-
-
-#: The shares of rows, those looked up most, of which reports have a curve.
-TOP = (0.0001, 0.001, 0.01, 0.1, 0.5)
-
-
-def top_shares(counts: np.ndarray, rows: int) -> dict[float, float]:
-    """The shares of lookups that go to the top of the rows, as `TOP` says.
-
-    Args:
-        counts: lookups of each row that has any, [n].
-        rows: the number of all rows.
+        number: how many rows have each of `lookups`, [n]; None: one.
 
     Returns:
-        By the share of rows, of which one at least is meant, that of lookups;
+        For each share of rows in `TOP`, one row at least, the share of lookups;
         empty if there are no lookups.
     """
-    return top_shares_of(*np.unique(counts, return_counts=True), rows)
-
-
-def top_shares_of(
-    lookups: np.ndarray, number: np.ndarray, rows: int
-) -> dict[float, float]:
-    """The same as `top_shares`, of numbers of rows.
-
-    Args:
-        lookups: different numbers of lookups of a row, ascending, [n].
-        number: how many rows have each, [n].
-        rows: the number of all rows.
-    """
-    # From the most on, how many rows and lookups there are.
-    lookups, number = lookups[::-1], number[::-1]
+    if number is None:
+        number = np.ones_like(lookups)
+    order = np.argsort(lookups)[::-1]
+    lookups, number = lookups[order], number[order]
+    # Rows and lookups from the most on.
     reached = np.concatenate([[0], np.cumsum(number)])
     made = np.concatenate([[0], np.cumsum(lookups * number)])
     if not made[-1]:
         return {}
-    found = {}
-    for share in TOP:
-        wanted = max(1, int(rows * share))
-        found[share] = float(np.interp(wanted, reached, made) / made[-1])
-    return found
+    wanted = [max(1, int(rows * share)) for share in TOP]
+    found = np.interp(wanted, reached, made) / made[-1]
+    return dict(zip(TOP, map(float, found), strict=True))
 
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
-
-
-def _jsonable(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {
-            field.name: _jsonable(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-        }
-    if isinstance(value, dict):
-        return {str(key): _jsonable(each) for key, each in value.items()}
-    if isinstance(value, tuple):
-        return [_jsonable(each) for each in value]
-    return value

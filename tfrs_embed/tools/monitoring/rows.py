@@ -1,25 +1,108 @@
-"""Rows of tables, read in blocks and compared with what they were."""
+"""The reading of tables' rows, block by block, in the host's memory."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from tfrs_embed.checkpoint.rows import HeldRows
 
-#: Rows are read in blocks of this many bytes.
+#: The size of a block, in bytes.
 BLOCK_BYTES = 4 << 20
-#: Of at most this many rows the values are kept, for the norms of updates.
+#: The number of rows of a shard whose values are kept, for norms of updates.
 KEPT_ROWS = 10_000
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclasses.dataclass(eq=False)
+class ReadRows:
+    """Rows that were read for a report, in any order.
+
+    Attributes:
+        ids: the rows' numbers or keys, [n] int64.
+        fingerprints: a number that differs if a row's values do, [n] uint64.
+        norms: Euclidean norms, [n] float32; NaN or infinite if the row is, or
+            if its norm overflows.
+        nonfinite: the number of rows with a NaN or an infinity.
+        untouched: the share of rows whose slots all have their initial values;
+            None: there are no slots, or no rows.
+        kept: the ids of rows whose values are kept, [k] int64.
+        values: these values, [k, dim] float32.
+    """
+
+    ids: np.ndarray
+    fingerprints: np.ndarray
+    norms: np.ndarray
+    nonfinite: int
+    untouched: float | None
+    kept: np.ndarray
+    values: np.ndarray
+
+
+def read(
+    held: Sequence[HeldRows],
+    slots: Sequence[tuple[Sequence[HeldRows], float]],
+    dim: int,
+    most: int | None,
+) -> ReadRows:
+    """Reads a table's rows.
+
+    Args:
+        held: the rows of each shard. Ids without keys are numbered through.
+        slots: of each slot the rows of each shard, and the initial value.
+        dim: the width of a row.
+        most: about how many rows of a shard to read; None: all.
+    """
+    ids = [np.zeros(0, np.int64)]
+    kept = [np.zeros(0, np.int64)]
+    prints = [np.zeros(0, np.uint64)]
+    lengths = [np.zeros(0, np.float32)]
+    values = [np.zeros([0, dim], np.float32)]
+    nonfinite, offset = 0, 0
+    untouched = [np.zeros(0, bool)]
+    for shard, part in enumerate(held):
+        numbers = sample(part, most)
+        of_part = numbers + offset if part.keys is None else part.keys[numbers]
+        offset += part.rows
+        step = max(1, -(-len(numbers) // KEPT_ROWS))
+        ids.append(of_part)
+        kept.append(of_part[::step])
+        done = 0
+        for block in _blocks(part, numbers):
+            length = norms(block)
+            lengths.append(length)
+            # Of large numbers the norm may overflow, and only the norm.
+            bad = block[~np.isfinite(length)].astype(np.float64)
+            nonfinite += int(np.count_nonzero(~np.isfinite(bad).all(1)))
+            prints.append(fingerprints(block))
+            values.append(block[-done % step :: step].astype(np.float32))
+            done += len(block)
+        initial = np.ones(len(numbers), bool)
+        for parts, value in slots:
+            blocks = _blocks(parts[shard], numbers)
+            same = [(b == np.asarray(value, b.dtype)).all(1) for b in blocks]
+            initial &= np.concatenate([np.zeros(0, bool), *same])
+        untouched.append(initial)
+    every = np.concatenate(untouched)
+    return ReadRows(
+        np.concatenate(ids),
+        np.concatenate(prints),
+        np.concatenate(lengths),
+        nonfinite,
+        float(every.mean()) if slots and every.size else None,
+        np.concatenate(kept),
+        np.concatenate(values),
+    )
 
 
 def sample(held: HeldRows, most: int | None) -> np.ndarray:
-    """Numbers of rows to read, [n] int64, ascending.
+    """Returns numbers of rows to read, [n] int64, ascending.
 
-    They are the same each time; of a table of keys the same keys, as long as it
-    doesn't double.
+    They are the same each time; in a table of keys those of the same keys, as
+    long as the table doesn't double.
 
     Args:
         held: the rows.
@@ -28,21 +111,18 @@ def sample(held: HeldRows, most: int | None) -> np.ndarray:
     if most is None or held.rows <= most:
         return np.arange(held.rows, dtype=np.int64)
     if held.keys is None:
-        # One of each of equal parts, at a place of its own: ids have periods.
+        # A random row of each of equal parts: ids often have periods.
         edges = np.linspace(0, held.rows, most + 1).astype(np.int64)
         inside = np.random.default_rng(most).random(most)
         return edges[:-1] + (inside * np.diff(edges)).astype(np.int64)
-    # The keys whose hashes end with zeros: a power of two of them.
+    # Keys whose hashes begin with a number of zero bits.
     bits = int(np.ceil(np.log2(held.rows / most)))
     hashed = (held.keys.view(np.uint64) * _ODD) >> np.uint64(64 - bits)
     return np.flatnonzero(hashed == 0)
 
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-
-
-def read(held: HeldRows, numbers: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields rows, [n, dim], block by block, in the host's memory."""
+def _blocks(held: HeldRows, numbers: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields rows, [n, width], block by block."""
     row = max(1, held.bytes // max(1, held.rows))
     size = max(1, BLOCK_BYTES // row)
     for start in range(0, len(numbers), size):
@@ -51,18 +131,18 @@ def read(held: HeldRows, numbers: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def norms(rows: np.ndarray) -> np.ndarray:
-    """Euclidean norms of rows, [n] float32; NaN or infinite if the row is."""
+    """Returns Euclidean norms of rows, [n] float32; see `ReadRows.norms`."""
     wide = rows.astype(np.float32, copy=False)
     with np.errstate(over="ignore", invalid="ignore"):
         return np.sqrt(np.einsum("ij,ij->i", wide, wide))
 
 
 def fingerprints(rows: np.ndarray) -> np.ndarray:
-    """A number for each row, [n] uint64, by which a change is seen.
+    """Returns a number for each row that shows changes, [n] uint64.
 
-    It is a sum of the row's words, each times an odd number of its own, modulo
-    2 ** 64. A change of one word changes it; several changes together leave it
-    as it is with a probability of about 2 ** -63.
+    It is the sum of the row's words, each times a random odd number of its
+    column, modulo 2 ** 64. A change of one word changes the sum; changes of
+    several words leave it as it is with a probability of about 2 ** -63.
     """
     word = np.dtype(f"u{min(rows.dtype.itemsize, 8)}")
     words = np.ascontiguousarray(rows).view(word).astype(np.uint64)
@@ -72,43 +152,11 @@ def fingerprints(rows: np.ndarray) -> np.ndarray:
     return words @ (random * np.uint64(2) + np.uint64(1))
 
 
-@dataclasses.dataclass(eq=False)
-class Seen:
-    """Rows as they were in the last report.
-
-    Attributes:
-        ids: the rows' numbers or keys, [n] int64, ascending.
-        fingerprints: of these rows, [n] uint64.
-        changed: the step of the last report that found a row changed, [n]
-            int64; of those that never were, that of the first, less one.
-        first: the first report's step.
-        kept: places in `ids` of rows whose values are kept, ascending, [k].
-        values: these values, [k, dim].
-    """
-
-    ids: np.ndarray
-    fingerprints: np.ndarray
-    changed: np.ndarray
-    first: int
-    kept: np.ndarray
-    values: np.ndarray
-
-    def find(self, ids: np.ndarray) -> np.ndarray:
-        """The places of rows in `ids`, [n]; -1: it isn't among them."""
-        return find(self.ids, ids)
-
-
-def find(among: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Places of numbers among others.
-
-    Args:
-        among: [m], ascending.
-        ids: [n].
-
-    Returns:
-        [n]; -1 for those that are not there.
-    """
-    if not len(among):
-        return np.full(len(ids), -1)
-    place = np.minimum(np.searchsorted(among, ids), len(among) - 1)
-    return np.where(among[place] == ids, place, -1)
+def common(
+    before: np.ndarray, now: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the places in two arrays of unique ids of those in both, [n]."""
+    _, old, new = np.intersect1d(
+        before, now, assume_unique=True, return_indices=True
+    )
+    return old, new

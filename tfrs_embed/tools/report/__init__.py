@@ -1,8 +1,8 @@
-"""Reports that a person looks at: one page of HTML, with pictures.
+"""Reports: one page of HTML with pictures of files.
 
-A page is made of checkpoints, exported models, plans, limits of SparseCores and
-logs of statistics. `sources` tells which of them a path is; a module for each
-makes its part of the page, `pictures` draws and `page` puts the parts together.
+The files are checkpoints, exported models, plans, limits of SparseCores and
+statistics logs. `sources` finds the kind of a path; a module for each kind
+makes a part of the page. `pictures` draws, and `page` joins the parts.
 
 It needs jinja2 and matplotlib: `pip install "tfrs_embed[report]"`.
 

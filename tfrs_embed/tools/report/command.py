@@ -19,11 +19,7 @@ from tfrs_embed.tools.report.writing import write
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to a parser's commands.
-
-    Args:
-        commands: what `add_subparsers` returned.
-    """
+    """Adds the command to those of `add_subparsers`."""
     parser = add_command(
         commands,
         "report",
@@ -53,9 +49,6 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command.
-
-    Args:
-        args: the arguments.
 
     Returns:
         The process's exit status: 2 if the input is wrong, 1 if it is damaged

@@ -1,79 +1,76 @@
-"""The part of a page that a report of SparseCores' limits has."""
+"""The part of a page about a report of SparseCores' limits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.sparsecore.limits.report import LimitsReport, StackLoad
-from tfrs_embed.tools.planner import html_parts
-from tfrs_embed.tools.report import pictures, values
-from tfrs_embed.tools.report.page import Part, Section
+from tfrs_embed.tools.report import pictures
+from tfrs_embed.tools.report.page import (
+    Part,
+    Section,
+    percent,
+    percent_of,
+    section,
+)
 
 
 def limits(path: str, text: str) -> Part:
-    """Makes a limits report's part of a page.
-
-    Args:
-        path: where it is.
-        text: its JSON.
-
-    Returns:
-        The part.
+    """Returns the part of the limits report at `path`, given its JSON.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the JSON is not that of a limits report.
     """
     report = LimitsReport.from_json(text)
     stacks = report.stacks
-    over = [
+    exceeded = [
         f"Stack '{s.stack}' goes beyond the limits that were configured: "
         "training would stop with an error. Use those that compute_limits "
         "returned."
         for s in stacks
         if s.headroom_ids < 0 or s.headroom_unique_ids < 0
     ]
+    tables, buffers = (
+        format_bytes(sum(sizes))
+        for sizes in (
+            [s.table_bytes for s in stacks],
+            [s.buffer_bytes for s in stacks],
+        )
+    )
     facts = (
         ("topology", report.topology),
         ("batches", f"{report.batches:,}"),
         ("tables", f"{len(report.tables):,}"),
         ("stacks", f"{len(stacks):,}"),
-        ("tables on a chip", _total(s.table_bytes for s in stacks)),
-        ("buffers on a chip", _total(s.buffer_bytes for s in stacks)),
-        ("stacks beyond limits", f"{len(over):,}"),
+        ("tables on a chip", tables),
+        ("buffers on a chip", buffers),
+        ("stacks beyond limits", f"{len(exceeded):,}"),
     )
     sections = (_loads(report), _memory(report), _tables(report))
-    return Part("Limits", path, facts, sections, tuple(over))
-
-
-def _total(sizes: Iterable[int]) -> str:
-    return format_bytes(sum(sizes))
+    return Part("Limits", path, facts, sections, tuple(exceeded))
 
 
 def _loads(report: LimitsReport) -> Section:
-    stacks = sorted(report.stacks, key=_used, reverse=True)
+    def used_ids(stack: StackLoad) -> float:
+        return stack.max_ids / max(1, stack.max_ids + stack.headroom_ids)
+
+    def used_unique_ids(stack: StackLoad) -> float:
+        limit = stack.max_unique_ids + stack.headroom_unique_ids
+        return stack.max_unique_ids / max(1, limit)
+
+    stacks = sorted(report.stacks, key=used_ids, reverse=True)
     names = [s.stack for s in stacks]
-
-    def used(most: int, headroom: int) -> float:
-        return 100 * most / max(1, most + headroom)
-
     drawn = [
         pictures.bars(
             "Most ids that a SparseCore sent to one shard, of the limit",
             names,
-            {"": [used(s.max_ids, s.headroom_ids) for s in stacks]},
-            lambda v: f"{v:.3g}%",
+            {"": [used_ids(s) for s in stacks]},
+            percent,
         ),
         pictures.bars(
             "Most different ids, of the limit",
             names,
-            {
-                "": [
-                    used(s.max_unique_ids, s.headroom_unique_ids)
-                    for s in stacks
-                ]
-            },
-            lambda v: f"{v:.3g}%",
+            {"": [used_unique_ids(s) for s in stacks]},
+            percent,
         ),
         pictures.bars(
             "Ids of the fullest SparseCore, over the mean",
@@ -82,38 +79,21 @@ def _loads(report: LimitsReport) -> Section:
             lambda v: f"{v:.2f}x",
         ),
     ]
-    head = (
-        "stack",
-        "max ids",
-        "limit",
-        "headroom",
-        "max unique ids",
-        "their limit",
-        "their headroom",
-        "fullest core",
-        "load",
-    )
-    lines = [
-        (
-            s.stack,
-            f"{s.max_ids:,}",
-            f"{s.max_ids + s.headroom_ids:,}",
-            f"{s.headroom_ids:,}",
-            f"{s.max_unique_ids:,}",
-            f"{s.max_unique_ids + s.headroom_unique_ids:,}",
-            f"{s.headroom_unique_ids:,}",
-            str(s.fullest_sparse_core),
-            f"{s.load:.2f}x",
-        )
+    rows = [
+        {
+            "stack": s.stack,
+            "max ids": f"{s.max_ids:,}",
+            "limit": f"{s.max_ids + s.headroom_ids:,}",
+            "headroom": f"{s.headroom_ids:,}",
+            "max unique ids": f"{s.max_unique_ids:,}",
+            "their limit": f"{s.max_unique_ids + s.headroom_unique_ids:,}",
+            "their headroom": f"{s.headroom_unique_ids:,}",
+            "fullest core": str(s.fullest_sparse_core),
+            "load": f"{s.load:.2f}x",
+        }
         for s in stacks
     ]
-    content = html_parts.pictures(drawn)
-    content += html_parts.table(head, lines, ("stack",))
-    return Section("Loads and limits", content)
-
-
-def _used(stack: StackLoad) -> float:
-    return stack.max_ids / max(1, stack.max_ids + stack.headroom_ids)
+    return section("Loads and limits", drawn, rows)
 
 
 def _memory(report: LimitsReport) -> Section:
@@ -129,55 +109,42 @@ def _memory(report: LimitsReport) -> Section:
         },
         format_bytes,
     )
-    head = ("stack", "tables and slots", "buffers")
-    lines = [
-        (s.stack, format_bytes(s.table_bytes), format_bytes(s.buffer_bytes))
+    rows = [
+        {
+            "stack": s.stack,
+            "tables and slots": format_bytes(s.table_bytes),
+            "buffers": format_bytes(s.buffer_bytes),
+        }
         for s in stacks
     ]
-    content = html_parts.pictures([picture])
-    content += html_parts.table(head, lines, ("stack",))
-    return Section("Memory on each chip", content)
+    return section("Memory on each chip", [picture], rows)
 
 
 def _tables(report: LimitsReport) -> Section:
     tables = sorted(report.tables, key=lambda t: -t.ids)
+    names = [t.table for t in tables]
     drawn = [
         pictures.bars(
-            "Share of all ids",
-            [t.table for t in tables],
-            {"": [100 * t.share for t in tables]},
-            lambda v: f"{v:.3g}%",
+            "Share of all ids", names, {"": [t.share for t in tables]}, percent
         ),
         pictures.bars(
             "Rows that were looked up, of the table's",
-            [t.table for t in tables],
-            {"": [100 * t.unique_ids / max(1, t.rows) for t in tables]},
-            lambda v: f"{v:.3g}%",
+            names,
+            {"": [t.unique_ids / max(1, t.rows) for t in tables]},
+            percent,
         ),
     ]
-    head = (
-        "table",
-        "rows",
-        "dim",
-        "ids",
-        "unique ids",
-        "rows looked up",
-        "share of ids",
-        "stack",
-    )
-    lines = [
-        (
-            t.table,
-            f"{t.rows:,}",
-            str(t.dim),
-            f"{t.ids:,}",
-            f"{t.unique_ids:,}",
-            values.share(t.unique_ids, t.rows),
-            values.percent(t.share),
-            t.stack,
-        )
+    rows = [
+        {
+            "table": t.table,
+            "rows": f"{t.rows:,}",
+            "dim": str(t.dim),
+            "ids": f"{t.ids:,}",
+            "unique ids": f"{t.unique_ids:,}",
+            "rows looked up": percent_of(t.unique_ids, t.rows),
+            "share of ids": percent(t.share),
+            "stack": t.stack,
+        }
         for t in tables
     ]
-    content = html_parts.pictures(drawn)
-    content += html_parts.table(head, lines, ("table", "stack"))
-    return Section("Lookups of each table", content)
+    return section("Lookups of each table", drawn, rows)

@@ -15,26 +15,24 @@ from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import Column, Contents, Table
 from tfrs_embed.tools.conversion.statistics import Statistics, measure
 
-#: Norms of rows are counted in steps of an eighth of an octave.
-STEPS_PER_OCTAVE = 8
-_OCTAVES = 64
-_LOWEST = -_OCTAVES // 2
-_STEPS = STEPS_PER_OCTAVE * _OCTAVES
-#: The upper end of each step.
-UPPER_NORMS = 2.0 ** (_LOWEST + (np.arange(_STEPS) + 1.0) / STEPS_PER_OCTAVE)
+# Norms are counted in bins, 8 for each power of two from 2**-32 to 2**32.
+_EDGES = 2.0 ** (np.arange(-256, 257) / 8)
+#: The middle of each bin.
+NORM_BINS = 2.0 ** ((np.arange(-256, 256) + 0.5) / 8)
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredTable:
-    """A table with what its values are like.
+    """A table and the statistics of its values.
 
     Attributes:
         table: the table.
         statistics: those of its parameters.
-        norms: [steps], rows whose norm is finite, above zero and within a step
-            of `UPPER_NORMS`; those beyond are in the first and the last.
-        untouched: rows whose slots are as they were before the first update;
-            None: there are no slots to tell.
+        norms: the number of rows by their norm, in the bins of `NORM_BINS`;
+            norms beyond are in the first and the last bin. Rows whose norm is
+            zero or not finite aren't counted.
+        untouched: the number of rows whose slots are as they were before the
+            first update; None: there are no slots.
     """
 
     table: Table
@@ -57,17 +55,21 @@ class MeasuredTable:
         """Bytes of the parameters and slots."""
         return sum(column.nbytes for column in self.table.columns.values())
 
+    @property
+    def zero_share(self) -> float:
+        """The share of rows that are zero."""
+        return self.statistics.zero_rows / max(1, self.rows)
+
+    @property
+    def untouched_share(self) -> float | None:
+        """The share of rows in `untouched`."""
+        if self.untouched is None:
+            return None
+        return self.untouched / max(1, self.rows)
+
 
 def measure_tables(contents: Contents) -> list[MeasuredTable]:
-    """Reads all tables, a block at a time.
-
-    Args:
-        contents: those of a checkpoint, or of an exported model, whose tables
-            have no slots.
-
-    Returns:
-        The tables, the largest first.
-    """
+    """Reads and measures all tables; returns the largest first."""
     total = sum(c.nbytes for t in contents.tables for c in t.columns.values())
     name = os.path.basename(contents.path.rstrip("/"))
     with progress.Task("Reading", f"'{name}'", total) as task:
@@ -76,14 +78,13 @@ def measure_tables(contents: Contents) -> list[MeasuredTable]:
 
 
 def _measure(table: Table, advance: Callable[[int], None]) -> MeasuredTable:
-    norms = np.zeros(_STEPS, np.int64)
+    norms = np.zeros(len(NORM_BINS), np.int64)
 
     def count_norms(rows: np.ndarray) -> None:
         of_rows = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
         of_rows = of_rows[np.isfinite(of_rows) & (of_rows > 0)]
-        place = np.floor((np.log2(of_rows) - _LOWEST) * STEPS_PER_OCTAVE)
-        place = np.clip(place, 0, _STEPS - 1).astype(np.int64)
-        norms[:] += np.bincount(place, minlength=_STEPS)
+        of_rows = of_rows.clip(_EDGES[0], _EDGES[-1])
+        norms[:] += np.histogram(of_rows, _EDGES)[0]
 
     column = table.columns[PARAMETERS]
     statistics = measure(_watched(column, count_norms), advance)
@@ -98,7 +99,7 @@ def _measure(table: Table, advance: Callable[[int], None]) -> MeasuredTable:
 
 
 def _watched(column: Column, watch: Callable[[np.ndarray], None]) -> Column:
-    """A column that shows each block of rows, [n, width], as it is read."""
+    """Returns a column that passes each block it reads, [n, width], on."""
 
     def read(start: int, size: int) -> np.ndarray:
         rows = column.read(start, size)
@@ -109,10 +110,10 @@ def _watched(column: Column, watch: Callable[[np.ndarray], None]) -> Column:
 
 
 def _untouched(slot: Column, advance: Callable[[int], None]) -> int:
-    """Rows of a slot that no update has changed.
+    """Counts the rows of a slot that no update has changed.
 
-    A slot begins with zeros, or, if it adds squares up, with one number in all
-    rows, which is the least that there is.
+    A checkpoint doesn't hold the slot's initial value. It is taken to be zero,
+    or, of slots that add squares up, the least row of one number.
     """
     least, count = math.inf, 0
 
@@ -130,6 +131,6 @@ def _untouched(slot: Column, advance: Callable[[int], None]) -> int:
     found = measure(_watched(slot, count_least), advance)
     if found.zero_rows:
         return found.zero_rows
-    # Of rows of one number, one always has the least.
+    # In a slot of one number a row, some row always has the least number.
     one_number = math.prod(slot.shape[1:]) == 1
     return 0 if least < 0 or (one_number and count == 1) else count

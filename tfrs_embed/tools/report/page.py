@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Iterable, Mapping, Sequence
 
 from tfrs_embed.compat.version import __version__
 from tfrs_embed.tools.planner import html_parts
+
+# Columns of text, which are aligned to the left; numbers are to the right.
+_TEXT_COLUMNS = (
+    *("table", "by", "dtype", "slots", "variable", "shape", "checkpoint"),
+    *("stack", "replica", "counted by"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +23,7 @@ class Section:
     Attributes:
         title: its title.
         content: its HTML.
-        text: what a reader should know of it; "": nothing.
+        text: an explanation below the title; "": none.
     """
 
     title: str
@@ -26,14 +33,14 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The part of a page that one source has.
+    """The part of a page about one source.
 
     Attributes:
-        kind: what the source is: "Checkpoint".
-        path: where it is.
-        facts: what is most worth knowing: names and values.
+        kind: the kind of the source: "Checkpoint".
+        path: the source's path.
+        facts: the most important names and values.
         sections: its sections.
-        notes: what a reader should know, a sentence each.
+        notes: remarks, a sentence each.
     """
 
     kind: str
@@ -44,19 +51,48 @@ class Part:
 
     @property
     def title(self) -> str:
-        """What it is, and the end of its path."""
+        """The kind, and the end of the path."""
         return f"{self.kind} {pathlib.PurePath(self.path).name or self.path}"
 
 
-def render(parts: list[Part]) -> str:
-    """Makes the page.
+def section(
+    title: str,
+    pictures: Iterable[str],
+    rows: Sequence[Mapping[str, str]],
+    *,
+    text: str = "",
+    total: Mapping[str, str] | None = None,
+) -> Section:
+    """Returns a section of pictures and a table.
 
     Args:
-        parts: its parts.
-
-    Returns:
-        The HTML.
+        title: its title.
+        pictures: the pictures' HTML, "" for a picture without data.
+        rows: the table's rows: cells by the columns' names.
+        text: an explanation below the title.
+        total: a last row, behind a rule.
     """
+    table = html_parts.table(
+        list(rows[0]) if rows else [],
+        [list(row.values()) for row in rows],
+        _TEXT_COLUMNS,
+        None if total is None else list(total.values()),
+    )
+    return Section(title, html_parts.pictures(pictures) + table, text)
+
+
+def percent(share: float | None) -> str:
+    """Formats a share, e.g. "12.5%"; "-" if it is unknown."""
+    return "-" if share is None else f"{100 * share:.3g}%"
+
+
+def percent_of(part: float, total: float) -> str:
+    """Formats a part of a total in percent; "-" if the total is 0."""
+    return percent(part / total if total else None)
+
+
+def render(parts: list[Part]) -> str:
+    """Returns the page's HTML."""
     import jinja2
     import markupsafe
 
@@ -72,5 +108,5 @@ def render(parts: list[Part]) -> str:
         style=markupsafe.Markup(html_parts.STYLE),
         version=__version__,
     )
-    # Names of files need not be text.
+    # Names of files need not be valid Unicode.
     return str(text).encode("utf-8", "replace").decode("utf-8")

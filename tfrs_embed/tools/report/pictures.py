@@ -1,4 +1,4 @@
-"""Pictures: bars and lines, as SVG that has the colours of the page."""
+"""Pictures of bars and lines, as SVG in the colours of the page."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 
 from tfrs_embed.tools.planner.html_parts import SERIES, figure
 
-#: Names of more tables than these have no room in a picture.
+#: The most bars, or lines, that a picture has room for.
 MOST_BARS = 15
 MOST_LINES = len(SERIES)
 
-#: In points; a page shows it a third larger, or as narrow as it has to be.
+# In points. A page shows pictures in pixels, or as narrow as its window.
 _WIDTH = 360
 _POINTS_PER_INCH = 72
 _MOST_LETTERS = 22
 _MOST_NAMES = 6
 
-# matplotlib writes colours by number, which the page's variables then replace.
+# The colours that matplotlib draws in; the page's variables replace them.
 _INK, _FAINT = "#fe0100", "#fe0101"
 _COLOURS = [f"#fe00{i:02x}" for i in range(len(SERIES))]
 _VARIABLES = {
@@ -50,7 +50,7 @@ _SETTINGS: Any = {
     "ytick.color": _FAINT,
     "ytick.labelcolor": _INK,
 }
-# Settings are the process's.
+# matplotlib's settings are global.
 _lock = threading.Lock()
 
 Format = Callable[[float], str]
@@ -62,13 +62,13 @@ def bars(
     series: Mapping[str, Sequence[float]],
     text: Format,
 ) -> str:
-    """Draws a bar for each name, made of a piece for each series.
+    """Draws a bar for each name, as long as the sum of its values.
 
     Args:
-        caption: what it shows.
-        names: the names, from the top; only the first have room.
-        series: values by the series' names.
-        text: writes a bar's length.
+        caption: the caption.
+        names: the names, from the top; the first `MOST_BARS` are drawn.
+        series: by a part's name, its value for each name.
+        text: formats a bar's length.
 
     Returns:
         The figure's HTML; "" if there are no names.
@@ -121,16 +121,15 @@ def lines(
     """Draws a line for each series.
 
     Args:
-        caption: what it shows.
+        caption: the caption.
         x: the places of the values.
-        series: values by the series' names; None: there is none at that place.
-            Only the first series have room.
-        text: writes a value.
-        x_label: what x is.
+        series: by name, a value for each place, None if it is unknown; the
+            first `MOST_LINES` are drawn.
+        text: formats a value.
+        x_label: the name of the x axis.
         x_names: names of the places; None: their numbers.
-        log_x: whether x is shown by its logarithm.
-        least: the least value that the picture has room for; None: that of the
-            series.
+        log_x: whether the x axis is logarithmic.
+        least: the lower end of the y axis; None: it follows from the values.
 
     Returns:
         The figure's HTML; "" if there is no value.
@@ -148,7 +147,7 @@ def lines(
     def draw(axes: Any) -> None:
         for colour, values in zip(_COLOURS, shown.values(), strict=False):
             marker = "o" if len(x) <= 40 else None
-            # A line goes on over what is not known.
+            # A line connects the known values on both sides of unknown ones.
             there = [i for i, v in enumerate(values) if not math.isnan(v)]
             axes.plot(
                 [x[i] for i in there],
@@ -167,7 +166,7 @@ def lines(
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         if x_names is not None:
-            # Not all of many have room.
+            # Not all names have room.
             each = -(-len(x) // _MOST_NAMES)
             axes.set_xticks(
                 x[::each], [_shorten(name, 12) for name in x_names[::each]]
@@ -187,13 +186,13 @@ def lines(
 
 
 def _draw(label: str, height: float, draw: Callable[[Any], None]) -> str:
-    """Draws axes of a height in points; returns SVG for a page."""
+    """Draws a picture of a height in points; returns SVG for a page."""
     import matplotlib
     from matplotlib.figure import Figure
 
     written = io.StringIO()
     with _lock, matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
-        # Of letters that the font lacks by which text is measured.
+        # The page's fonts may have letters that matplotlib's font lacks.
         warnings.filterwarnings("ignore", "Glyph .* missing")
         size = (_WIDTH / _POINTS_PER_INCH, height / _POINTS_PER_INCH)
         picture = Figure(size, layout="constrained")
@@ -203,13 +202,13 @@ def _draw(label: str, height: float, draw: Callable[[Any], None]) -> str:
 
 
 def _for_page(svg: str, label: str) -> str:
-    """Takes out what a page has no use for, and the fixed colours and size."""
+    """Removes metadata and styles from SVG; sets colours, ids and size."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.S)
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.S)
-    # Ids are the page's, which has other pictures.
+    # Ids must differ from those of the page's other pictures.
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
-    mark = f"{_hash(label + svg):x}"
+    mark = f"{zlib.crc32((label + svg).encode('utf-8', 'replace')):x}"
     svg = re.sub(
         r' id="([^"]*)"',
         lambda found: f' id="{mark}-{found[1]}"' if found[1] in used else "",
@@ -234,12 +233,7 @@ def _for_page(svg: str, label: str) -> str:
     return svg
 
 
-def _hash(text: str) -> int:
-    """A number that is the same in each process, for a text."""
-    return zlib.crc32(text.encode("utf-8", "replace"))
-
-
 def _shorten(name: str, most: int = _MOST_LETTERS) -> str:
-    """A name's end, which differs where paths begin alike."""
+    """Returns the end of a name: paths often begin alike."""
     name = "".join(c if c.isprintable() else " " for c in name)
     return name if len(name) <= most else "…" + name[1 - most :]

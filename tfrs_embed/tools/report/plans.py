@@ -1,4 +1,4 @@
-"""The part of a page that a plan has."""
+"""The part of a page about a plan."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ from tfrs_embed.tools.report.page import Part, Section
 
 
 def plan(path: str, text: str) -> Part:
-    """Makes a plan's part of a page.
-
-    Args:
-        path: where it is.
-        text: its JSON.
-
-    Returns:
-        The part.
+    """Returns the part of the plan at `path`, given its JSON.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the JSON is not that of a plan.
     """
     read = Plan.from_json(text)
     most = max(replica.bytes for replica in read.per_replica)
@@ -33,6 +26,7 @@ def plan(path: str, text: str) -> Part:
         ("sent per replica", format_bytes(read.sent_bytes)),
         ("imbalance", f"{read.imbalance:.2f}"),
     )
-    made = [Section(title, content) for title, content in sections(read)]
-    made[0] = Section(made[0].title, made[0].content, summary(read)[0] + ".")
+    (title, content), *others = sections(read)
+    made = [Section(title, content, summary(read)[0] + ".")]
+    made += [Section(title, content) for title, content in others]
     return Part("Plan", path, facts, tuple(made))

@@ -1,23 +1,18 @@
-"""What a path is, and the part of a page that it has."""
+"""Which kind of source a path is, and the part of a page about it."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.tools.conversion import exported as exports
-from tfrs_embed.tools.conversion import keras_files, sok
+from tfrs_embed.tools.conversion import exported, keras_files, sok
 from tfrs_embed.tools.conversion import paths as paths_lib
-from tfrs_embed.tools.report import (
-    checkpoints,
-    exported,
-    limits,
-    plans,
-    statistics_log,
-)
+from tfrs_embed.tools.report import limits, plans, statistics_log
+from tfrs_embed.tools.report.checkpoints import checkpoints
 from tfrs_embed.tools.report.page import Part
 
 _EXPECTED = (
@@ -28,13 +23,7 @@ _EXPECTED = (
 
 
 def read(paths: Sequence[str]) -> list[Part]:
-    """Makes the parts of a page.
-
-    Args:
-        paths: where their sources are. All checkpoints are one part.
-
-    Returns:
-        The parts, in the order of their sources.
+    """Returns the parts about some paths; all checkpoints are one part.
 
     Raises:
         ValueError: a path is of no known kind, or its contents are wrong.
@@ -42,32 +31,28 @@ def read(paths: Sequence[str]) -> list[Part]:
         tf.errors.OpError: a checkpoint is damaged.
     """
     run: list[str] = []
-    parts: list[Part | None] = []
-    place = 0
+    make: list[Callable[[], Part]] = []
     for given in paths:
         path = paths_lib.resolve(given, "path")
-        of_path: list[str] = []
+        found: list[str] = []
         if statistics_log.is_log(path):
-            parts.append(statistics_log.statistics_log(path))
-            if tf.io.gfile.isdir(path):  # Which may have both.
-                of_path = _listed(path)
-        elif exports.is_saved_model(path):
-            parts.append(exported.exported(path))
+            make.append(functools.partial(statistics_log.statistics_log, path))
+            # A folder may have a log and checkpoints.
+            found = _listed(path) if tf.io.gfile.isdir(path) else []
+        elif exported.is_saved_model(path):
+            make.append(functools.partial(checkpoints, [path]))
         elif _is_json(path):
-            parts.append(_json(path))
+            make.append(functools.partial(_json, path))
         else:
-            of_path = _checkpoints(path)
-        if of_path and not run:
-            place = len(parts)
-            parts.append(None)
-        run += of_path
-    if run:
-        parts[place] = checkpoints.checkpoints(run)
-    return [part for part in parts if part is not None]
+            found = _checkpoints(path)
+        if found and not run:
+            make.append(functools.partial(checkpoints, run))
+        run += found
+    return [each() for each in make]
 
 
 def _is_json(path: str) -> bool:
-    """Whether a path is named as JSON is, or is a file that begins so."""
+    """Whether a path ends with ".json", or is a file that begins with "{"."""
     if path.endswith(".json"):
         return True
     if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
@@ -84,21 +69,22 @@ def _json(path: str) -> Part:
     except tf.errors.NotFoundError:
         raise ValueError(f"There is no file '{path}'.") from None
     except ValueError as error:
-        raise ValueError(f"'{path}' is no JSON: {error}.") from None
+        raise ValueError(f"'{path}' is not JSON: {error}.") from None
     if isinstance(value, dict) and "report" in value:
-        value = value["report"]  # Of tfrs-embed limits --json.
+        value = value["report"]  # tfrs-embed limits --json writes it there.
         text = json.dumps(value)
+    fields = set(value) if isinstance(value, dict) else set()
     try:
-        if isinstance(value, dict) and "per_replica" in value:
+        if "per_replica" in fields:
             return plans.plan(path, text)
-        if isinstance(value, dict) and "stacks" in value:
+        if "stacks" in fields:
             return limits.limits(path, text)
     except ValueError as error:
         raise ValueError(f"'{path}': {error}") from None
     hint = ""
-    if isinstance(value, dict) and {"tables", "features"} <= set(value):
+    if {"tables", "features"} <= fields:
         hint = (
-            " It looks like what `plan` reads: make a plan of it first, with "
+            " It looks like a model's file: make a plan of it first, with "
             "tfrs-embed plan CONFIG.json --output PLAN.json."
         )
     raise ValueError(
@@ -108,7 +94,7 @@ def _json(path: str) -> Part:
 
 
 def _checkpoints(path: str) -> list[str]:
-    """The checkpoints that a path stands for: a folder for all of its own."""
+    """Returns a checkpoint's path, or all those that a folder lists."""
     if tf.io.gfile.isdir(path):
         if every := _listed(path):
             return every
@@ -116,7 +102,9 @@ def _checkpoints(path: str) -> list[str]:
             sok.is_folder(path)
             or tf.io.gfile.glob(os.path.join(path, "*.index"))
         ):
-            raise ValueError(f"The folder '{path}' has none: {_EXPECTED}.")
+            raise ValueError(
+                f"The folder '{path}' has no checkpoint: {_EXPECTED}."
+            )
         return [path]
     if tf.io.gfile.exists(f"{path.removesuffix('.index')}.index"):
         return [path]
@@ -128,7 +116,7 @@ def _checkpoints(path: str) -> list[str]:
 
 
 def _listed(folder: str) -> list[str]:
-    """The checkpoints that a folder's own file lists, if they are there."""
+    """Returns the checkpoints that a folder's file lists and that exist."""
     try:
         state = tf.train.get_checkpoint_state(folder)
     except (ValueError, tf.errors.OpError) as error:

@@ -1,187 +1,146 @@
-"""Sections on what tables hold: their sizes, norms and dead rows."""
+"""Sections about tables' values: their sizes, norms and dead rows."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.tools.conversion.contents import Contents
-from tfrs_embed.tools.planner import html_parts
 from tfrs_embed.tools.report import pictures
-from tfrs_embed.tools.report.measured import (
-    STEPS_PER_OCTAVE,
-    UPPER_NORMS,
-    MeasuredTable,
+from tfrs_embed.tools.report.measured import NORM_BINS, MeasuredTable
+from tfrs_embed.tools.report.page import (
+    Section,
+    percent,
+    percent_of,
+    section,
 )
-from tfrs_embed.tools.report.page import Section
 
 _MOST_OTHERS = 20
+_NORMS = (
+    "Norms are those of finite values; the median is of the rows that are "
+    "not zero, to a tenth of it. A row was never updated if its "
+    "slots are all as they begin: zero, or, if they add squares up, the "
+    "least number there is."
+)
 
 
-def names(tables: Sequence[MeasuredTable]) -> list[str]:
-    """Names of tables: paths, without what all of them begin with.
-
-    Args:
-        tables: the tables.
-    """
+def by_name(tables: Sequence[MeasuredTable]) -> dict[str, MeasuredTable]:
+    """Returns tables by their names, or by their paths in several layers."""
     layers = {each.table.layer for each in tables}
-    # The second is the name of every DynamicEmbedding's table.
+    # Each DynamicEmbedding names its table "table".
     nameless = any(each.table.name in ("", "table") for each in tables)
     if len(layers) == 1 and not nameless:
-        return [each.table.name for each in tables]
-    return [each.table.path or "table" for each in tables]
+        return {each.table.name: each for each in tables}
+    return {each.table.path or "table": each for each in tables}
 
 
-def facts(tables: Sequence[MeasuredTable]) -> tuple[tuple[str, str], ...]:
-    """What is most worth knowing of tables: names and values.
-
-    Args:
-        tables: the tables.
-    """
+def facts(tables: Sequence[MeasuredTable]) -> dict[str, str]:
+    """Returns the most important names and values."""
     rows = sum(each.rows for each in tables)
     zero = sum(each.statistics.zero_rows for each in tables)
-    told = [each for each in tables if each.untouched is not None]
+    with_slots = [each for each in tables if each.untouched is not None]
     bad = sum(each.statistics.nan + each.statistics.inf for each in tables)
-    found = [
-        ("tables", f"{len(tables):,}"),
-        ("rows", f"{rows:,}"),
-        ("memory with slots", format_bytes(sum(each.bytes for each in tables))),
-        ("zero rows", share(zero, rows)),
+    found = {
+        "tables": f"{len(tables):,}",
+        "rows": f"{rows:,}",
+        "memory with slots": format_bytes(sum(each.bytes for each in tables)),
+        "zero rows": percent_of(zero, rows),
+    }
+    if with_slots:
+        untouched = sum(each.untouched or 0 for each in with_slots)
+        total = sum(each.rows for each in with_slots)
+        found["never updated"] = percent_of(untouched, total)
+    return {**found, "NaN and infinite values": f"{bad:,}"}
+
+
+def sizes(tables: Mapping[str, MeasuredTable]) -> Section:
+    """Returns the section on the sizes of tables, by their names."""
+    total = sum(each.bytes for each in tables.values())
+    total_of_rows = sum(each.row_bytes for each in tables.values())
+    rows = [
+        {
+            "table": name,
+            "by": "keys" if each.table.keys else "ids",
+            "rows": f"{each.rows:,}",
+            "dim": str(each.table.shape[1]),
+            "dtype": each.table.columns[PARAMETERS].dtype.name,
+            "rows' size": format_bytes(each.row_bytes),
+            "slots": ", ".join(n for n in each.table.columns if n != PARAMETERS)
+            or "-",
+            "slots' size": format_bytes(each.bytes - each.row_bytes),
+            "size": format_bytes(each.bytes),
+            "share": percent_of(each.bytes, total),
+        }
+        for name, each in tables.items()
     ]
-    if told:
-        untouched = sum(each.untouched or 0 for each in told)
-        of = sum(each.rows for each in told)
-        found.append(("never updated", share(untouched, of)))
-    return (*found, ("NaN and infinite values", f"{bad:,}"))
-
-
-def sizes(tables: Sequence[MeasuredTable]) -> Section:
-    """The section on sizes and memory.
-
-    Args:
-        tables: the tables, the largest first.
-    """
-    total = sum(each.bytes for each in tables)
-    head = (
-        "table",
-        "by",
-        "rows",
-        "dim",
-        "dtype",
-        "rows' size",
-        "slots",
-        "slots' size",
-        "size",
-        "share",
-    )
-    lines = []
-    for name, each in zip(names(tables), tables, strict=True):
-        slots = [n for n in each.table.columns if n != PARAMETERS]
-        lines.append(
-            (
-                name,
-                "keys" if each.table.keys else "ids",
-                f"{each.rows:,}",
-                str(each.table.shape[1]),
-                each.table.columns[PARAMETERS].dtype.name,
-                format_bytes(each.row_bytes),
-                ", ".join(slots) or "-",
-                format_bytes(each.bytes - each.row_bytes),
-                format_bytes(each.bytes),
-                share(each.bytes, total),
-            )
-        )
-    last = ["total", "", f"{sum(each.rows for each in tables):,}", "", ""]
-    last += [format_bytes(sum(each.row_bytes for each in tables)), ""]
-    last += [
-        format_bytes(sum(each.bytes - each.row_bytes for each in tables)),
-        format_bytes(total),
-        "",
-    ]
+    last = dict.fromkeys(rows[0], "") | {
+        "table": "total",
+        "rows": f"{sum(each.rows for each in tables.values()):,}",
+        "rows' size": format_bytes(total_of_rows),
+        "slots' size": format_bytes(total - total_of_rows),
+        "size": format_bytes(total),
+    }
     picture = pictures.bars(
         "Memory of the tables",
-        names(tables),
+        list(tables),
         {
-            "rows": [each.row_bytes for each in tables],
-            "slots": [each.bytes - each.row_bytes for each in tables],
+            "rows": [each.row_bytes for each in tables.values()],
+            "slots": [each.bytes - each.row_bytes for each in tables.values()],
         },
         format_bytes,
     )
-    content = html_parts.pictures([picture]) + html_parts.table(
-        head, lines, ("table", "by", "dtype", "slots"), last
-    )
-    return Section("Tables by size", content)
+    return section("Tables by size", [picture], rows, total=last)
 
 
-def norms(tables: Sequence[MeasuredTable]) -> Section:
-    """The section on norms and dead rows.
+def norms(tables: Mapping[str, MeasuredTable]) -> Section:
+    """Returns the section on the norms and dead rows of tables."""
 
-    Args:
-        tables: the tables, the largest first.
-    """
-    head = (
-        "table",
-        "norm",
-        "mean row",
-        "median row",
-        "largest row",
-        "zero rows",
-        "never updated",
-        "NaN",
-        "inf",
-    )
-    lines = []
-    for name, each in zip(names(tables), tables, strict=True):
-        found = each.statistics
-        untouched = "-"
-        if each.untouched is not None:
-            untouched = _count(each.untouched, each.rows)
-        lines.append(
-            (
-                name,
-                f"{found.norm:.5g}",
-                f"{found.mean_row_norm:.4g}",
-                _median(each.norms),
-                f"{found.max_row_norm:.4g}",
-                _count(found.zero_rows, each.rows),
-                untouched,
-                f"{found.nan:,}",
-                f"{found.inf:,}",
-            )
-        )
-    content = html_parts.pictures(
-        [_distribution(tables), _dead(tables)]
-    ) + html_parts.table(head, lines, ("table",))
-    text = (
-        "Norms are those of finite values; the median is of the rows that are "
-        "not zero, to a tenth of it. A row was never updated if its "
-        "slots are all as they begin: zero, or, if they add squares up, the "
-        "least number there is."
-    )
-    return Section("Norms and dead rows", content, text)
+    def count(number: int | None, each: MeasuredTable) -> str:
+        if not number:
+            return "-" if number is None else "0"
+        return f"{number:,} ({percent_of(number, each.rows)})"
+
+    rows = [
+        {
+            "table": name,
+            "norm": f"{each.statistics.norm:.5g}",
+            "mean row": f"{each.statistics.mean_row_norm:.4g}",
+            "median row": _median(each.norms),
+            "largest row": f"{each.statistics.max_row_norm:.4g}",
+            "zero rows": count(each.statistics.zero_rows, each),
+            "never updated": count(each.untouched, each),
+            "NaN": f"{each.statistics.nan:,}",
+            "inf": f"{each.statistics.inf:,}",
+        }
+        for name, each in tables.items()
+    ]
+    drawn = [
+        _distribution(tables),
+        _shares("Rows that are zero", tables, lambda t: t.zero_share),
+        _shares(
+            "Rows that were never updated", tables, lambda t: t.untouched_share
+        ),
+    ]
+    return section("Norms and dead rows", drawn, rows, text=_NORMS)
 
 
-def _distribution(tables: Sequence[MeasuredTable]) -> str:
-    counts = np.stack([each.norms for each in tables])
-    used = np.flatnonzero(counts.sum(0))
+def _distribution(tables: Mapping[str, MeasuredTable]) -> str:
+    used = np.flatnonzero(sum(each.norms for each in tables.values()))
     if not used.size:
         return ""
-    # A step of no rows on either side, for a line to begin and to end at.
-    low, high = max(0, used[0] - 1), min(len(UPPER_NORMS), used[-1] + 2)
-    middle = UPPER_NORMS[low:high] * 2 ** (-0.5 / STEPS_PER_OCTAVE)
-    series: dict[str, list[float | None]] = {}
-    for name, each in zip(names(tables), tables, strict=True):
-        if each.norms.any():
-            of_table = each.norms[low:high] / each.norms.sum()
-            series[name] = [float(value) for value in of_table]
+    # The lines begin and end in an empty bin.
+    bins = slice(max(0, used[0] - 1), used[-1] + 2)
     return pictures.lines(
         "Norms of rows, as shares of the table's rows that are not zero",
-        [float(value) for value in middle],
-        series,
+        NORM_BINS[bins].tolist(),
+        {
+            name: (each.norms[bins] / each.norms.sum()).tolist()
+            for name, each in tables.items()
+            if each.norms.any()
+        },
         percent,
         x_label="norm",
         log_x=True,
@@ -189,68 +148,49 @@ def _distribution(tables: Sequence[MeasuredTable]) -> str:
     )
 
 
-def _dead(tables: Sequence[MeasuredTable]) -> str:
-    """Shares of rows that are zero, or that nothing has updated."""
-    counts: dict[str, list[int | None]] = {
-        "Rows that are zero": [each.statistics.zero_rows for each in tables],
-        "Rows that were never updated": [each.untouched for each in tables],
-    }
-    drawn = []
-    for caption, rows in counts.items():
-        pairs = [
-            (name, 100 * count / max(1, each.rows))
-            for name, each, count in zip(
-                names(tables), tables, rows, strict=True
-            )
-            if count is not None
-        ]
-        if any(value for _, value in pairs):
-            named, values = zip(*pairs, strict=True)
-            drawn.append(
-                pictures.bars(
-                    caption, named, {"share": values}, lambda v: f"{v:.3g}%"
-                )
-            )
-    return "".join(drawn)
+def _shares(
+    caption: str,
+    tables: Mapping[str, MeasuredTable],
+    share: Callable[[MeasuredTable], float | None],
+) -> str:
+    shares = {name: share(each) for name, each in tables.items()}
+    known = {name: value for name, value in shares.items() if value is not None}
+    if not any(known.values()):
+        return ""
+    return pictures.bars(
+        caption, list(known), {"": list(known.values())}, percent
+    )
 
 
 def others(contents: Contents) -> Section | None:
-    """The section on variables that belong to no table.
-
-    Args:
-        contents: the checkpoint's contents.
-    """
-    every = sorted(contents.others, key=lambda other: -other.nbytes)
-    if not every:
+    """Returns the section on variables that belong to no table, if any."""
+    if not contents.others:
         return None
-    shown, hidden = every[:_MOST_OTHERS], every[_MOST_OTHERS:]
-    lines = [
-        (o.name, str(list(o.shape)), o.dtype, format_bytes(o.nbytes))
-        for o in shown
+    every = sorted(contents.others, key=lambda other: -other.nbytes)
+    rows = [
+        {
+            "variable": other.name,
+            "shape": str(list(other.shape)),
+            "dtype": other.dtype,
+            "size": format_bytes(other.nbytes),
+        }
+        for other in every[:_MOST_OTHERS]
     ]
-    if hidden:
-        size = format_bytes(math.fsum(other.nbytes for other in hidden))
-        lines.append((f"{len(hidden):,} smaller ones", "", "", size))
-    head = ("variable", "shape", "dtype", "size")
-    return Section("Other variables", html_parts.table(head, lines, head[:3]))
-
-
-def share(part: float, of: float) -> str:
-    """A part in percent, e.g. "12.5%"; "-" of nothing."""
-    return percent(part / of) if of else "-"
-
-
-def percent(value: float) -> str:
-    """A share in percent, e.g. "12.5%"."""
-    return f"{100 * value:.3g}%"
-
-
-def _count(rows: int, of: int) -> str:
-    return f"{rows:,} ({share(rows, of)})" if rows else "0"
+    if hidden := every[_MOST_OTHERS:]:
+        rows.append(
+            {
+                "variable": f"{len(hidden):,} smaller ones",
+                "shape": "",
+                "dtype": "",
+                "size": format_bytes(sum(other.nbytes for other in hidden)),
+            }
+        )
+    return section("Other variables", [], rows)
 
 
 def _median(counts: np.ndarray) -> str:
+    """Formats the median of norms that are counted in `NORM_BINS`."""
     if not counts.any():
         return "-"
     place = int(np.searchsorted(np.cumsum(counts), (counts.sum() + 1) // 2))
-    return f"{UPPER_NORMS[place] * 2 ** (-0.5 / STEPS_PER_OCTAVE):.2g}"
+    return f"{NORM_BINS[place]:.2g}"

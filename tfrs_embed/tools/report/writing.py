@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 from collections.abc import Sequence
 
-from tfrs_embed.tools.report import extra, page, sources
+from tfrs_embed.tools.report import page, sources
 
 #: A path, or several.
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -25,44 +26,36 @@ def write(paths: Paths, output: str | os.PathLike[str] = "report.html") -> None:
         >>> tfrs_embed.report.write("run", "report.html")
 
     Args:
-        paths: what to report on, see `render`.
-        output: the file, which is replaced if it is there.
+        paths: the sources of the report, see `render`.
+        output: the file to write; an existing file is replaced.
 
     Raises:
         ImportError: jinja2 or matplotlib is not installed.
         ValueError: a path is of no known kind, or its contents are wrong; or
-            the output is a folder, in none, or one of the paths.
+            the output is a folder, in no folder, or one of the paths.
         OSError: a file can't be read or written.
         tf.errors.OpError: a checkpoint is damaged.
     """
-    # Before tables are read for an hour.
+    # Checked before tables are read, which may take an hour.
     file = pathlib.Path(output)
     if file.is_dir() or not file.parent.is_dir():
         raise ValueError(
-            f"The report can't be written to '{file}': it must be a file in a "
-            "folder that is there."
+            f"The report can't be written to '{file}': it must be a file in an "
+            "existing folder."
         )
-    if any(_same(path, file) for path in _listed(paths)):
+    if file.exists() and any(
+        os.path.exists(path) and file.samefile(path) for path in _listed(paths)
+    ):
         raise ValueError(
             f"'{file}' is to be read: the report needs another name."
         )
     file.write_text(render(paths), "utf-8")
 
 
-def _same(path: str, file: pathlib.Path) -> bool:
-    return file.exists() and os.path.exists(path) and file.samefile(path)
-
-
-def _listed(paths: Paths) -> list[str]:
-    if isinstance(paths, str | os.PathLike):
-        paths = [paths]
-    return [os.fspath(path) for path in paths]
-
-
 def render(paths: Paths) -> str:
-    """Makes a report: one page of HTML that needs no other file.
+    """Returns a report: one page of HTML that needs no other file.
 
-    Tables are read in blocks, all values of them.
+    All values of the tables are read, in blocks.
 
     Example:
         >>> batches = [{"movie": tf.range(64)}, {"movie": tf.range(64) * 16}]
@@ -77,11 +70,11 @@ def render(paths: Paths) -> str:
         '<!DOCTYPE html>'
 
     Args:
-        paths: what to report on, each a checkpoint, or a folder of checkpoints;
-            an exported model's folder; the JSON of a `Plan` or of a
-            `LimitsReport`, whose name ends in ".json"; or a folder that
-            `TableStatistics` writes. Checkpoints, if there are several, are of
-            one run, and the report shows how it went.
+        paths: a path or several, each of a checkpoint, or a folder of
+            checkpoints; an exported model's folder; the JSON of a `Plan` or of
+            a `LimitsReport`, whose name ends in ".json"; or a folder that
+            `TableStatistics` writes. Several checkpoints must be of one run:
+            the report shows their growth.
 
     Returns:
         The HTML.
@@ -95,5 +88,21 @@ def render(paths: Paths) -> str:
     given = _listed(paths)
     if not given:
         raise ValueError("There are no paths to report on.")
-    extra.check()
+    missing = [
+        package
+        for package in ("jinja2", "matplotlib")
+        if importlib.util.find_spec(package) is None
+    ]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        raise ImportError(
+            f"Reports need {' and '.join(missing)}, which {verb} not "
+            'installed: pip install "tfrs_embed[report]"'
+        )
     return page.render(sources.read(given))
+
+
+def _listed(paths: Paths) -> list[str]:
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    return [os.fspath(path) for path in paths]
