@@ -1,7 +1,7 @@
-"""Facts that must be the same on all replicas, for their messages to fit.
+"""Facts that must be equal on all replicas, so that their messages fit.
 
-Where replicas differ in them, the largest and the smallest checksum of them
-differ too, and all of the replicas know.
+Each replica sends a checksum of its facts, and its negative, in a max
+collective: where replicas differ, the largest and the smallest checksum differ.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Facts(NamedTuple):
 
     Attributes:
         rule: the error's first words: what all replicas must do.
-        names: what errors call that of which each fact is.
-        values: the facts, which "the replica of rank 0" is the subject of; as
-            many on each replica.
+        names: what errors call the subject of each fact.
+        values: the facts, each the predicate of "the replica of rank 0 ...";
+            equally many on each replica.
     """
 
     rule: str
@@ -38,16 +38,9 @@ class Facts(NamedTuple):
 def gather_texts(
     replicas: Replicas, replica: int, texts: Sequence[Any], channel: int
 ) -> tf.Tensor:
-    """Gathers texts of all replicas.
+    """Gathers `_LENGTH` bytes of texts of all replicas, by rank.
 
-    Args:
-        replicas: the replicas.
-        replica: the local one that calls.
-        texts: its texts, of which `_LENGTH` bytes are sent.
-        channel: the collective's channel.
-
-    Returns:
-        [world, texts] strings, by rank.
+    Returns [world, texts] strings.
     """
     # Collectives carry numbers only.
     sent = tf.io.decode_raw(tf.stack(texts), tf.uint8, fixed_length=_LENGTH)
@@ -69,22 +62,22 @@ def agreed_max(
     facts: Sequence[Facts],
     channel: int,
 ) -> tf.Tensor:
-    """The largest of the replicas' sizes, where their facts are equal.
+    """Returns the largest of all replicas' sizes, if their facts are equal.
 
     Args:
         replicas: the replicas.
-        replica: the local one that calls.
-        sizes: scalars, int64; as many on all replicas.
-        facts: the replica's facts. The first are as many on each replica; the
-            next ones are where the first are equal.
-        channel: a collective channel of its own; buckets tell texts apart.
+        replica: the local replica that calls.
+        sizes: scalars int64; equally many on all replicas.
+        facts: the replica's facts. The first are equally many on each replica;
+            the next are too, where the first are equal.
+        channel: a collective channel of its own; texts have other buckets.
 
     Returns:
         [sizes] int64.
 
     Raises:
-        tf.errors.InvalidArgumentError: facts differ. It names the first one,
-            and the first rank whose fact is another than that of rank 0.
+        tf.errors.InvalidArgumentError: facts differ. The error names the first
+            one that does, and the first rank that differs from rank 0.
     """
     checksum = zlib.crc32(repr([[*each.values] for each in facts]).encode())
     both = tf.constant([checksum, -checksum], tf.int64)
@@ -107,7 +100,7 @@ def _fail(
     channel: int,
     result: tf.Tensor,
 ) -> tf.Tensor:
-    """Fails as some of the facts differ; returns the result, to TensorFlow."""
+    """Raises the error of `agreed_max`; returns `result`, for the branch."""
     first, *more = facts
     texts = gather_texts(replicas, replica, first.values, channel)
     differs = tf.cast(tf.not_equal(texts, texts[:1]), tf.int32)

@@ -1,8 +1,9 @@
-"""One verdict of all replicas, on their inputs and on their actions.
+"""One verdict of all replicas, about their inputs and their actions.
 
-Each call of a layer begins with such a verdict, and all of a strategy's are the
-same collective. So replicas whose calls are in different orders meet here,
-where they can tell, and not in exchanges of which each would wait for another.
+Each call of a layer begins with a verdict, and all verdicts of a strategy are
+the same collective. So replicas that call layers in different orders meet in a
+verdict, which raises an error, and not in different exchanges, where each would
+wait for the other.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ MOST_SIZES = 12
 
 
 class Preparation(NamedTuple):
-    """A lookup that has begun before its ids are known to be valid.
+    """A lookup that begins before its ids are known to be valid.
 
     Attributes:
-        tensors: those that the rest of the lookup takes.
-        sizes: scalars, int64, up to `MOST_SIZES`: the lookup needs the largest
-            of all replicas'.
-        facts: what must be the same on all replicas.
+        tensors: the tensors that the rest of the lookup takes.
+        sizes: up to `MOST_SIZES` scalars int64, of which the lookup needs the
+            largest of all replicas'.
+        facts: facts that must be equal on all replicas.
         finish: takes the tensors, and the largest sizes, [sizes] int64, which
-            exist if the ids are valid; returns what the lookup goes on with.
+            exist if the ids are valid; returns a value for the rest of the
+            lookup.
     """
 
     tensors: list[tf.Tensor]
@@ -46,13 +48,13 @@ Prepare = Callable[
 
 
 class ReplicaConsensus(Consensus):
-    """Lets the replicas of a strategy decide together.
+    """Decides together with the other replicas of a strategy.
 
     Args:
         replicas: the replicas.
-        replica: the local one that decides.
-        number: the layer's number, as layers may have one name.
-        doing: says what the layer does, for errors.
+        replica: the local replica that decides.
+        number: the layer's number; several layers may have one name.
+        doing: what the layer does, for errors.
         prepare: begins the lookup that is decided on; None: there is none.
     """
 
@@ -88,7 +90,7 @@ class ReplicaConsensus(Consensus):
             self.begun = self._preparation.finish(list(tensors), self._longest)
 
     def holds(self, ok: tf.Tensor) -> tf.Tensor:
-        """Whether it holds on all; fails if replicas do different things."""
+        """Whether `ok` on all replicas; fails if they call different layers."""
         bad = tf.cast(tf.logical_not(ok), tf.int64)
         begun = self._preparation
         sizes = begun.sizes if begun else []

@@ -1,9 +1,9 @@
-"""A comparison of what workers build, and of what each does for the first time.
+"""Checks that workers build the same tables, and call them in one order.
 
-If they differed, the workers' collectives would wait for each other forever, or
-give one layer's rows to another, or each worker would train by its own rules.
-Tables are compared before they are made, and a layer's first lookup and update
-as they are traced, when no worker waits for another in a collective yet.
+If workers differed, their collectives would wait for each other forever, or
+give one layer's rows to another, or train by different rules. Tables are
+compared before they are made. A layer's first lookup and update are compared
+when they are traced, before a worker waits for another in a collective.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _PROGRAM = "the program"
 
 
 def program() -> dict[str, Any]:
-    """The facts about this program that its workers must share.
+    """Returns facts about this program that must be equal on all workers.
 
-    Other versions may send other messages. With and without kernels numbers are
-    rounded otherwise, and the workers' copies of a table would drift apart.
+    Other versions may send other messages. Kernels and TensorFlow's operations
+    round differently, so that copies of a table would drift apart.
     """
     return {
         "tfrs_embed": __version__,
@@ -61,14 +61,14 @@ def program() -> dict[str, Any]:
 def compare_workers(
     strategy: tf.distribute.Strategy, name: str, facts: Callable[[], Facts]
 ) -> None:
-    """Compares what this worker is about to build with what the others are.
+    """Compares what this worker is about to build with the other workers.
 
-    Only a digest is sent, unless there is a difference to be named.
+    Workers send a digest, and the facts only if digests differ.
 
     Args:
-        strategy: the strategy of the workers, if it has several.
+        strategy: the strategy; nothing happens unless it has several workers.
         name: what is being built.
-        facts: returns what it is.
+        facts: returns the facts about it.
 
     Raises:
         RuntimeError: another worker builds something else, or nothing within
@@ -92,14 +92,14 @@ def compare_workers(
 
 
 def compare_actions(strategy: tf.distribute.Strategy, name: str) -> None:
-    """Compares what this worker is about to do with what the others are.
+    """Compares what this worker does for the first time with the others.
 
-    All do it, or build a layer, in one order. A worker that comes late is not
-    waited for longer than some seconds.
+    Builds and first calls have one order on all workers. A late worker is
+    waited for `_CALL_TIMEOUT_S` seconds.
 
     Args:
-        strategy: the strategy of the workers, if it has several.
-        name: what one of their replicas does, for the first time.
+        strategy: the strategy; nothing happens unless it has several workers.
+        name: what one of its replicas is about to do.
 
     Raises:
         RuntimeError: another worker does something else.
@@ -171,7 +171,7 @@ def _linger(replicas: Replicas, prefix: str) -> None:
 
 
 def _differences(mine: Any, theirs: Any) -> Iterator[str]:
-    """Yields the differences between two workers' facts, each with its path."""
+    """Yields the differences between two workers' facts, with their paths."""
     here, there = dict(_leaves(mine)), dict(_leaves(theirs))
     for path in {**here, **there}:
         one, other = (
@@ -183,7 +183,7 @@ def _differences(mine: Any, theirs: Any) -> Iterator[str]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The numbers, strings and empty lists in a value, with their paths."""
+    """Yields the numbers, strings and empty lists of a value, with paths."""
     if isinstance(value, dict) and value:
         for key, each in value.items():
             # "Table 't': optimizer.rule.beta_1" is easier on the eye.

@@ -1,4 +1,4 @@
-"""The time after which a worker that gives no sign of life is given up."""
+"""The time after which a worker without heartbeats counts as dead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEFAULT_S = 10.0
 
 
 def timeout() -> float:
-    """The seconds after which a silent worker counts as dead."""
+    """Returns the seconds after which a silent worker counts as dead."""
     service: Any = context.context()
     config = service.coordination_service
     chosen = 0 if config is None else config.heartbeat_timeout_in_ms
@@ -21,13 +21,13 @@ def timeout() -> float:
 
 
 def set_heartbeat_timeout(seconds: float) -> None:
-    """Sets after how long a silent worker ends the job.
+    """Sets after how many seconds without heartbeats a worker counts as dead.
 
-    Workers of a `MultiWorkerMirroredStrategy` send each other heartbeats. One
-    from which none has come for this long counts as dead, and all others end
-    with an error that names it. TensorFlow's own choice is some 10 seconds,
-    which is too short where a worker may stand still for longer, as virtual
-    machines that are moved do.
+    Workers of a `MultiWorkerMirroredStrategy` send each other heartbeats. A
+    worker that sends none for this time counts as dead, and all others end with
+    an error that names it. TensorFlow's default is about 10 seconds, too short
+    for workers that may pause longer, for example virtual machines that are
+    moved.
 
     Call it in all workers, with one number, before the strategy is made.
 
@@ -42,8 +42,8 @@ def set_heartbeat_timeout(seconds: float) -> None:
         Nothing.
 
     Raises:
-        ValueError: it is no such number.
-        RuntimeError: this process has made its strategy already.
+        ValueError: seconds is not a finite number above 0.
+        RuntimeError: this process has already made its strategy.
     """
     if (
         not isinstance(seconds, (int, float))

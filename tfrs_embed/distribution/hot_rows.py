@@ -1,7 +1,4 @@
-"""Keys of which each replica has a copy of the row, and which need not be sent.
-
-They are told apart once the keys of a batch are unique.
-"""
+"""Keys whose rows every replica has a copy of, so that they are not sent."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ from tfrs_embed.ops.messages import Route, counts_of
 
 
 class HotKeys(NamedTuple):
-    """Those of a replica's unique keys whose rows it has a copy of.
+    """A replica's unique keys that have copies of their rows.
 
     Attributes:
         places: [h] int32, unique, the places of their rows among the copies.
-        order: [u] int32, for each of all unique keys its number among those
-            that are sent, or how many these are plus its number among `places`.
+        order: [u] int32, for each unique key its index among [keys sent, keys
+            with copies].
     """
 
     places: tf.Tensor
@@ -26,15 +23,10 @@ class HotKeys(NamedTuple):
 
 
 def split(routed: Route, hot_keys: tf.Tensor) -> tuple[Route, HotKeys]:
-    """Takes the keys that have copies out of a route.
+    """Splits a route of unique keys into keys to send and keys with copies.
 
-    Args:
-        routed: the route of all of a replica's keys.
-        hot_keys: [n] int64, ascending: the keys that have copies.
-
-    Returns:
-        The route of the others, whose `index` is still that of all; and those
-        that are left out.
+    `hot_keys`, [n] int64 ascending, are the keys that have copies. The route's
+    `index` is still that of all keys.
     """
     world = routed.counts.shape[0]
     keys = routed.row * world + tf.cast(routed.owner, tf.int64)

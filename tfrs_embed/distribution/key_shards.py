@@ -1,9 +1,9 @@
-"""The shards of keys, where a table of keys is spread over replicas.
+"""The shards of keys, if replicas share a table with keys.
 
-Ids come in steps: multiples of 1,000, or pairs of numbers in one of 64 bits.
-Key modulo shards would fill one shard and leave the others empty. So each key
-is mapped to a number, by a hash that no two keys share. The key's shard is
-number % world. It is sent number // world, and computes the key from both.
+Ids may have a pattern: multiples of 1,000, or pairs of numbers in 64 bits. Key
+modulo shards would then fill one shard and leave others empty. So each key is
+mapped to a number by a hash without collisions. The key's shard is number %
+world. The shard gets number // world, and computes the key from both.
 """
 
 from __future__ import annotations
@@ -22,14 +22,9 @@ _INVERSE = pow(_FACTOR, -1, 1 << 64)
 
 
 def numbers_of(keys: tf.Tensor, world: int) -> tf.Tensor:
-    """The numbers by which keys are sent to their shards.
+    """Returns the numbers that decide keys' shards, int64 of the same shape.
 
-    Args:
-        keys: int64, of any shape and value.
-        world: the number of shards; with one, a key is its own number.
-
-    Returns:
-        int64 of the same shape; keys that differ have numbers that differ.
+    Different keys have different numbers. With one shard a key is its number.
     """
     if world == 1:
         return keys
@@ -39,7 +34,7 @@ def numbers_of(keys: tf.Tensor, world: int) -> tf.Tensor:
 
 
 def keys_of(numbers: tf.Tensor, world: int) -> tf.Tensor:
-    """The keys that have these numbers; see `numbers_of`."""
+    """Returns the keys with these numbers; the inverse of `numbers_of`."""
     if world == 1:
         return numbers
     keys = _UNMIX(numbers)
@@ -48,7 +43,7 @@ def keys_of(numbers: tf.Tensor, world: int) -> tf.Tensor:
 
 
 def shards_of(keys: np.ndarray, world: int) -> np.ndarray:
-    """The shards of keys, [n] int64, as [n] int32, in functions too."""
+    """Returns keys' shards, [n] int64, as [n] int32; also while tracing."""
     with tf.init_scope(), tf.device("CPU:0"):
         numbers = numbers_of(tf.constant(keys, tf.int64), world).numpy()
     return np.mod(numbers, world).astype(np.int32)
@@ -70,7 +65,7 @@ _UNMIX = TracedOnce(_unmix, tf.TensorSpec(None, tf.int64))
 
 
 def _fold(z: tf.Tensor, by: int) -> tf.Tensor:
-    """Adds higher bits to lower ones."""
+    """Mixes higher bits into lower ones."""
     return tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, _uint64(by)))
 
 

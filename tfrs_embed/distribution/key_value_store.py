@@ -1,6 +1,6 @@
-"""Texts that workers send each other, in the coordination service's store.
+"""Texts that workers exchange in the coordination service's store.
 
-The service is a part of the first worker's process.
+The service runs in the first worker's process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PATIENCE = 3
 
 
 class Late(TimeoutError):
-    """A worker has not left its text in time."""
+    """A worker has not sent its text in time."""
 
     def __init__(self, worker: int) -> None:
         super().__init__(worker)
@@ -37,27 +37,23 @@ class Late(TimeoutError):
 
 
 def send(key: str, text: str) -> None:
-    """Leaves a text, under a key that nobody has used before.
+    """Stores a text under a new key.
 
     Raises:
-        tf.errors.UnavailableError: the service doesn't answer.
+        tf.errors.UnavailableError: the service does not answer.
     """
     service: Any = context.context()
     _ask(lambda: service.set_config_key_value(key, text))
 
 
 def remove(key: str) -> None:
-    """Removes a text, if it is there.
-
-    Raises:
-        tf.errors.UnavailableError: the service doesn't answer.
-    """
+    """Removes a text, if it exists; raises as `send` does."""
     service: Any = context.context()
     _ask(lambda: service.delete_config_key_value(key))
 
 
 def _ask(call: Callable[[], T]) -> T:
-    """Calls the service. TensorFlow would wait for its answer forever."""
+    """Calls the service, with a timeout that TensorFlow lacks."""
     done: futures.Future[T] = futures.Future()
 
     def run() -> None:
@@ -81,11 +77,7 @@ def _ask(call: Callable[[], T]) -> T:
 
 
 def _require_alive(replicas: Replicas, worker: int) -> None:
-    """Requires that a worker doesn't count as dead.
-
-    Raises:
-        tf.errors.UnavailableError: it does, or the service doesn't answer.
-    """
+    """Raises UnavailableError if a worker counts as dead."""
     task = replicas.task(worker)
     job, number = re.findall("/(?:job|task):([^/]*)", task)
     service: Any = context.context()
@@ -102,27 +94,24 @@ def _require_alive(replicas: Replicas, worker: int) -> None:
 
 
 def has_timeouts() -> bool:
-    """Whether `receive` waits no longer than told, as from TF 2.19 on."""
+    """Whether `receive` respects its timeout, as from TF 2.19 on."""
     get = inspect.signature(context.Context.get_config_key_value)
     return "timeout_in_ms" in get.parameters
 
 
 def receive(replicas: Replicas, key: str, worker: int, timeout: float) -> str:
-    """Waits for a text.
+    """Waits for the text that a worker sends under a key.
 
     Args:
         replicas: the workers' replicas.
-        key: what the text is left under.
-        worker: the worker that leaves it.
+        key: the text's key.
+        worker: the worker that sends it.
         timeout: seconds to wait.
 
-    Returns:
-        The text.
-
     Raises:
-        Late: it was not left in this time.
-        tf.errors.UnavailableError: the worker has ended, or it or the service
-            stands still.
+        Late: the text was not sent in this time.
+        tf.errors.UnavailableError: the worker has ended; or it, or the service,
+            does not answer.
     """
     service: Any = context.context()
     end, missed = time.monotonic() + timeout, 0

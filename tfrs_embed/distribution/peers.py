@@ -1,4 +1,4 @@
-"""Whether other workers are there."""
+"""Whether other workers still run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,9 @@ TIMEOUT_S = 2
 
 
 def is_there(task: str) -> bool:
-    """Asks a worker for a sign of life.
+    """Whether a worker answers; True if it is only too busy to do so in time.
 
-    Args:
-        task: TensorFlow's name for the worker.
-
-    Returns:
-        Whether it gives one. Also True if that can't be told, as when it is
-        too busy to answer in time.
+    `task` is TensorFlow's name for the worker.
     """
     service: Any = context.context()
     try:

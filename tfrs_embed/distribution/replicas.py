@@ -1,8 +1,8 @@
 """A strategy's replicas, and the collectives between them.
 
-The collectives run in the group of Keras's own all-reduce: its launchers' keys,
-devices and ordering tokens. So all collectives of a device are in one order,
-the same on all devices, without which they deadlock.
+The collectives run in the group of Keras's own all-reduce, with its launchers'
+keys, devices and ordering tokens. So all devices run all collectives in one
+order; otherwise they would deadlock.
 """
 
 from __future__ import annotations
@@ -50,12 +50,8 @@ def of(strategy: tf.distribute.Strategy) -> Replicas:
         strategy: a MirroredStrategy or MultiWorkerMirroredStrategy, or the
             default strategy, which has one replica.
 
-    Returns:
-        The replicas.
-
     Raises:
-        NotImplementedError: the strategy has no collectives that tables could
-            share.
+        NotImplementedError: the strategy lacks collectives for tables.
     """
     if strategy not in _of_strategy:
         _of_strategy[strategy] = Replicas(strategy)
@@ -63,16 +59,10 @@ def of(strategy: tf.distribute.Strategy) -> Replicas:
 
 
 class Replicas:
-    """The replicas of a strategy, of which this process runs some.
+    """The replicas of a strategy, some of which this process runs.
 
-    A local replica is named by its index among the process's own; the place
-    of a replica among all is its rank, which need not be its replica id.
-
-    Args:
-        strategy: the strategy.
-
-    Raises:
-        NotImplementedError: see `of`.
+    A local replica is named by its index in this process. A replica's index
+    among all is its rank, which may differ from TensorFlow's replica id.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -96,7 +86,7 @@ class Replicas:
         self.sent = [Sent() for _ in self._launchers]
 
     def operations(self, replica: int, training: bool) -> Stock:
-        """The operations where a local replica is; see `backend.of`."""
+        """Returns the operations for a local replica; see `backend.of`."""
         return backend.of(self.devices[replica], training)
 
     @property
@@ -110,7 +100,7 @@ class Replicas:
         return self._ids()[0] // self.local
 
     def task(self, worker: int) -> str:
-        """TensorFlow's name for a worker."""
+        """Returns TensorFlow's name for a worker."""
         strategy: Any = self._strategy()
         spec = strategy.cluster_resolver.cluster_spec()
         tasks = [
@@ -127,16 +117,15 @@ class Replicas:
         return self._group_keys[0]
 
     def count(self, what: str) -> int:
-        """Counts what the process's workers do together, this time included.
+        """Counts an action that this process does together with others.
 
-        Args:
-            what: "handshakes", "saves", "waits" or "layers".
+        `what` is "handshakes", "saves", "waits" or "layers".
         """
         _numbers[what] += 1
         return _numbers[what]
 
     def _ids(self) -> list[int]:
-        """The replica id of each local replica."""
+        """Returns the replica id of each local replica."""
         strategy: Any = self._strategy()
         extended = strategy.extended
         return [
@@ -147,7 +136,7 @@ class Replicas:
     def ranks(self) -> list[int]:
         """The rank of each local replica.
 
-        Asking for it the first time is a collective: all workers must.
+        The first use is a collective: all workers must take part.
         """
         if self._ranks is None:
             self._ranks = [0] if self.world == 1 else self._find_ranks()
@@ -171,14 +160,10 @@ class Replicas:
         return [self._ids_by_rank.index(i) for i in ids]
 
     def _gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Gathers numbers between steps.
+        """Gathers one number of each local replica, between steps.
 
-        Args:
-            numbers: those of the local replicas.
-
-        Returns:
-            For each local replica, the numbers of its group in TensorFlow's
-            order of ranks.
+        Returns, for each local replica, its group's numbers in TensorFlow's
+        order of ranks.
         """
         channel = self.allocate(1)
 
@@ -192,16 +177,15 @@ class Replicas:
             return [found.numpy().tolist() for found in TracedOnce(gather)()]
 
     def split(self, size: int, *, neighbours: bool) -> Replicas:
-        """The replicas in groups of one size, which exchange by themselves.
+        """Returns the replicas in groups of one size; each exchanges by itself.
 
-        All workers must call together. What is returned stands in for the
-        replicas where one has to do with its group alone; its rank is the
-        replica's place in its group there.
+        All workers must call together. A replica's rank is then its place in
+        its group.
 
         Args:
             size: the size of a group, which divides the number of replicas.
-            neighbours: whether a group is of neighbouring ranks; else it is of
-                every (world / size)-th.
+            neighbours: whether a group has neighbouring ranks; else it has
+                every (world / size)-th rank.
         """
         number = self.world // size
         first_key = _FIRST_GROUP_KEY + _numbers["groups"]
@@ -222,10 +206,10 @@ class Replicas:
         return groups
 
     def allocate(self, channels: int) -> int:
-        """Reserves instance keys for `channels` collectives; returns the first.
+        """Reserves `channels` collective channels; returns the first.
 
-        No other strategy of the process gets them. All workers must ask in the
-        same order; a replica that is alone reserves none.
+        Channels are unique in the process. All workers must ask in one order. A
+        single replica reserves none.
         """
         if self.world == 1:
             return 0
@@ -237,11 +221,10 @@ class Replicas:
     def current(self, what: str) -> int | None:
         """Returns the local replica that is running; None: outside of any.
 
-        Args:
-            what: what is about to run collectives, for errors.
+        `what` is about to run collectives; errors name it.
 
         Raises:
-            NotImplementedError: it runs where collectives would hang.
+            NotImplementedError: collectives would hang here.
         """
         context = tf.distribute.get_replica_context()
         if context is None or context.strategy is not self._strategy():
@@ -252,7 +235,7 @@ class Replicas:
         return int(context._local_replica_id)
 
     def _check_nesting(self, what: str) -> None:
-        """Refuses what would run one local replica before another starts."""
+        """Refuses code that runs one local replica before another starts."""
         thread = threading.current_thread()
         if getattr(thread, "in_eager", tf.executing_eagerly()):
             raise NotImplementedError(
@@ -270,11 +253,7 @@ class Replicas:
             )
 
     def warn_of_branch(self, what: str) -> None:
-        """Warns where replicas may not all come by.
-
-        Args:
-            what: what is about to run collectives.
-        """
+        """Warns inside a tf.cond, which not all replicas may run."""
         if any("Cond" in type(g).__name__ for g in _graphs_of_replica()):
             warnings.warn(
                 f"{what} is called inside a tf.cond. All replicas must take "
@@ -285,12 +264,7 @@ class Replicas:
 
     @contextlib.contextmanager
     def counting(self, replica: int, counters: tf.Variable) -> Iterator[None]:
-        """Counts what a local replica sends meanwhile.
-
-        Args:
-            replica: the local replica.
-            counters: [4] int64, the numbers of its `Traffic`.
-        """
+        """Counts what a local replica sends inside, in [4] int64 `counters`."""
         sent = self.sent[replica] = Sent(tf.compat.v1.get_default_graph())
         try:
             yield
@@ -307,16 +281,13 @@ class Replicas:
         channel: int,
         bucket: Any = 0,
     ) -> tf.Tensor:
-        """Sends values[r] to rank r, and returns what the ranks sent here.
+        """Sends values[r] to rank r; returns what each rank sent here.
 
         Args:
             replica: the local replica that calls.
             values: [world, ...], of one shape on all replicas.
             channel: the collective's channel.
-            bucket: distinguishes the shapes that the channel is used with.
-
-        Returns:
-            A tensor of that shape: what each rank sent.
+            bucket: a number for each shape that the channel is used with.
         """
         op, order = tf.raw_ops.CollectiveAllToAllV2, self._orders[replica]
         ranks = list(range(self.world))
@@ -327,29 +298,23 @@ class Replicas:
         return tf.gather(sent, [order.index(rank) for rank in ranks])
 
     def max(self, replica: int, values: tf.Tensor, channel: int) -> tf.Tensor:
-        """Returns the maximum over all replicas.
+        """Returns the maximum over all replicas, of a fixed shape.
 
-        Args:
-            replica: the local replica that calls.
-            values: int64 or float32, of a fixed shape.
-            channel: the collective's channel.
+        Values are int64 or float32.
         """
         return self._reduce(replica, values, channel, "Max")
 
     def sum(self, replica: int, values: tf.Tensor, channel: int) -> tf.Tensor:
-        """Returns the sum over all replicas, the same bits on each.
+        """Returns the sum over all replicas of float32 values of a fixed shape.
 
-        Args:
-            replica: the local replica that calls.
-            values: float32, of a fixed shape.
-            channel: the collective's channel.
+        Its bits are equal on each.
         """
         return self._reduce(replica, values, channel, "Add")
 
     def _reduce(
         self, replica: int, values: tf.Tensor, channel: int, merge: str
     ) -> tf.Tensor:
-        """All replicas' values as one, by TensorFlow's `merge_op`."""
+        """Reduces all replicas' values by TensorFlow's `merge_op`."""
         return self._launch(
             tf.raw_ops.CollectiveReduceV2,
             replica,
@@ -366,16 +331,9 @@ class Replicas:
         channel: int,
         bucket: Any = 0,
     ) -> tf.Tensor:
-        """Returns the replicas' values, [n, ...] each, in rank order.
+        """Returns all replicas' values, [n, ...] each, in rank order.
 
-        Args:
-            replica: the local replica that calls.
-            values: [n, ...], of one shape on all replicas.
-            channel: the collective's channel.
-            bucket: distinguishes the shapes that the channel is used with.
-
-        Returns:
-            [world * n, ...].
+        The arguments are those of `all_to_all`, the result is [world * n, ...].
         """
         op = tf.raw_ops.CollectiveGatherV2
         return self._move(op, replica, values, channel, bucket)
@@ -434,7 +392,7 @@ class Replicas:
 
 
 def _graphs_of_replica() -> Iterator[Any]:
-    """The graphs being traced, inside of what strategy.run runs."""
+    """Yields the graphs being traced inside of strategy.run."""
     outermost = getattr(threading.current_thread(), "graph", None)
     graph = tf.compat.v1.get_default_graph()
     while graph is not None and graph is not outermost:
@@ -443,16 +401,16 @@ def _graphs_of_replica() -> Iterator[Any]:
 
 
 def bucket_of(count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Rounds a count up, to one of eight capacities per power of two.
+    """Rounds a count up to one of eight capacities per power of two.
 
-    Collectives leak a little memory per shape, and padding is sent for
-    nothing: this keeps the shapes few and the padding under an eighth.
+    Collectives leak some memory per shape, and padding is sent too: shapes are
+    few, and padding is below an eighth.
 
     Args:
         count: scalar int64.
 
     Returns:
-        The capacity, a scalar int32, at least 8, and its number, below 512.
+        The capacity, a scalar int32, at least 8; and its number, below 512.
     """
     n = tf.cast(tf.maximum(count, 8), tf.float64)
     exponent = tf.floor(
@@ -465,7 +423,7 @@ def bucket_of(count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _launchers(strategy: tf.distribute.Strategy) -> Sequence[Any]:
-    """The launchers of Keras's own collectives, one per local replica."""
+    """Returns the launchers of Keras's collectives, one per local replica."""
     kind, extended = type(strategy).__name__, strategy.extended
     ops = getattr(extended, "_cross_device_ops", None)
     if not isinstance(ops, cross_device_ops.CollectiveAllReduce):

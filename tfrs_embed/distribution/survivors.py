@@ -1,12 +1,13 @@
-"""What a worker does that ends because another one has died.
+"""What a worker does that ends because another worker has died.
 
-TensorFlow's error names the worker that this one could not reach. That may be a
-survivor which has ended for the same reason: with it ends, if it is the first
-worker, the service by which all others would have heard who died. So a survivor
-looks who is gone, says so, tells the others, and stays until they have heard.
+TensorFlow's error names a worker that could not be reached. That may be a
+survivor that ended for the same reason; if it is the first worker, the
+coordination service ends with it, and nobody else learns who died. So a
+survivor looks which workers are gone, prints it, tells the others, and stays
+until they know.
 
-A worker that was stopped for longer than heartbeats may stay out finds the
-others gone, and would blame them: it says that it stood still itself.
+A worker that was stopped for longer than the heartbeat timeout finds the others
+gone. It prints that it stood still itself.
 """
 
 from __future__ import annotations
@@ -58,11 +59,7 @@ _stood_s, _went_on = 0.0, 0.0
 
 
 def watch(replicas: Replicas) -> None:
-    """Has this process tell of a dead worker, should it end because of one.
-
-    Args:
-        replicas: the workers' replicas.
-    """
+    """Makes this process report dead workers, should it end because of one."""
     global _watching
     if not _watching:
         tasks = [replicas.task(w) for w in range(replicas.workers)]
@@ -74,7 +71,7 @@ def watch(replicas: Replicas) -> None:
 
 
 def _watch_clock(timeout: float) -> None:
-    """Notes when the process has stood still for so long that it is missed."""
+    """Notes when the process has stood still for a heartbeat's time."""
     global _stood_s, _went_on
     overdue = max(_OVERDUE * timeout, _ASKED_S)
     looked, used = time.monotonic(), time.process_time()
@@ -97,12 +94,12 @@ def _end(me: int, tasks: list[str]) -> None:
 
 
 def _tell(me: int, tasks: list[str], silent: bool) -> None:
-    """Says who is gone, here and to the others, and waits until they know.
+    """Prints which workers are gone, tells the others, and waits for them.
 
     Args:
         me: this worker.
         tasks: TensorFlow's names for all workers.
-        silent: whether the first worker may be there, but answers nothing.
+        silent: whether the first worker may run, but does not answer.
     """
     others = {w: task for w, task in enumerate(tasks) if w != me}
     gone = {w: task for w, task in others.items() if not is_there(task)}

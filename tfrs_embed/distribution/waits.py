@@ -1,8 +1,7 @@
-"""A warning where a worker waits long for others, between training steps.
+"""A warning if a worker waits long for others, between training steps.
 
-Workers save and read sharded tables together, and build the same layers. If one
-does so alone, the others' parts never come, and TensorFlow's collectives wait
-without a word.
+Workers build layers, and save and read sharded tables, together. If one worker
+does so alone, TensorFlow's collectives wait without a message.
 """
 
 from __future__ import annotations
@@ -30,14 +29,8 @@ _ANSWER_S = 0.1
 def together(replicas: Replicas, action: str) -> Iterator[None]:
     """Runs a collective between steps; reports a long wait for other workers.
 
-    All workers must come by in the same order.
-
-    Args:
-        replicas: the workers' replicas.
-        action: what all workers do, "read 'movies/parameters'".
-
-    Yields:
-        Nothing.
+    All workers must enter in one order. `action` is what they do, for example
+    "read 'movies/parameters'".
     """
     if replicas.workers == 1:
         yield
@@ -62,7 +55,7 @@ def _watch(
     Args:
         replicas: the workers' replicas.
         action: what all workers do.
-        prefix: what the workers' texts about this wait are left under.
+        prefix: the prefix of the keys of the workers' texts about this wait.
         ended: set when the wait has ended.
     """
     first = _ANNOUNCED_AFTER * AFTER_S

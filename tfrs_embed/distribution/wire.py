@@ -1,4 +1,4 @@
-"""The form in which rows, vectors and gradients travel between replicas."""
+"""The dtype in which rows, vectors and gradients are sent."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
 
 
 def communication_dtype(value: Any) -> str:
-    """Checks an argument that says what rows and gradients are sent as.
+    """Checks an argument for the dtype in which rows and gradients are sent.
 
     Args:
-        value: a name, or what TensorFlow or numpy have as a dtype.
+        value: a name, or a dtype of TensorFlow or numpy.
 
     Returns:
         Its name, one of `ELEMENT_SIZES`.
@@ -36,13 +36,12 @@ def communication_dtype(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """Turns float32 numbers into those that are sent, and back.
+    """Converts float32 numbers to the dtype in which they are sent, and back.
 
-    A number is rounded to the nearest one of the dtype, ties to even: by at
-    most 2^-8 of it as bfloat16 and 2^-11 as float16, whose numbers below 2^-14
-    are rounded by at most 2^-25. float16 makes numbers from 65,520 on infinite.
-    NaN and infinity stay what they are. What was rounded once, sending again
-    does not change.
+    A number is rounded to the nearest, ties to even: by at most 2^-8 of it as
+    bfloat16, and 2^-11 as float16, whose numbers below 2^-14 are rounded by at
+    most 2^-25. In float16, numbers from 65,520 on become infinite. NaN and
+    infinity stay. Rounding twice changes nothing.
 
     Attributes:
         name: the dtype, one of `ELEMENT_SIZES`.
@@ -61,17 +60,13 @@ class Wire:
         return ELEMENT_SIZES[self.name]
 
     def of_rows(self, dtype: tf.DType) -> Wire:
-        """What rows of a dtype are sent as: of two bytes, as they are."""
+        """Returns the wire for rows of a dtype; rows of two bytes stay."""
         return Wire(dtype.name) if dtype.size < tf.float32.size else self
 
     def encode(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns what is sent for values, of their shape and of `dtype`.
-
-        Args:
-            values: float32, or of `dtype` already.
-        """
+        """Casts values, float32 or of `dtype` already, to `dtype`."""
         return tf.cast(values, self.dtype)
 
     def decode(self, sent: tf.Tensor) -> tf.Tensor:
-        """Returns what `encode` made as float32."""
+        """Casts encoded values to float32."""
         return tf.cast(sent, tf.float32)

@@ -1,4 +1,4 @@
-"""Errors that name the table for which there is no memory."""
+"""Errors that name the table for which memory lacked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfrs_embed.storage.row_store import StoredTable
 def of_table(
     table: StoredTable, device: str | None
 ) -> contextlib.AbstractContextManager[None]:
-    """Names a table that is made on a device; see `naming`."""
+    """Names a stored table in errors of the code inside; see `naming`."""
     spec = table.spec
     return naming(
         f"Table '{spec.name}'",
@@ -34,20 +34,14 @@ def naming(
     slots: int,
     device: str | None,
 ) -> Iterator[None]:
-    """Names the table in the error of an allocation that fails inside.
+    """Names a table if the code inside fails to allocate its memory.
 
     Args:
-        owner: the table, or the layer, as errors call it.
-        shape: [rows, dim], of the variable that is made here.
-        dtype: its dtype.
-        slots: the number of float32 numbers in a row's slots.
+        owner: the table or layer, as errors name it.
+        shape: [rows, dim].
+        dtype: the rows' dtype.
+        slots: how many float32 numbers of slots a row has.
         device: where it is made; None: where TensorFlow places it.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        tf.errors.ResourceExhaustedError: there is no memory for it.
     """
     try:
         yield

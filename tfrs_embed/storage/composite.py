@@ -1,4 +1,4 @@
-"""A value that is kept in parts, seen as one variable."""
+"""Values that are kept in parts, and look like one variable."""
 
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ from tfrs_embed.compat.strategies import NoValuesError, is_offline
 
 
 class CompositeVariable(Trackable):
-    """Variables of several shards, seen as one.
+    """Variables of this process's shards that look like one variable.
 
-    A checkpoint holds the whole. A SavedModel holds the variables instead: its
-    functions read those.
-
-    Args:
-        variables: the variables of this process's shards.
-        strategy: the strategy they were made under.
+    A checkpoint holds the whole value. A SavedModel holds the shards'
+    variables, because its functions read these.
     """
 
     trainable = False
@@ -64,21 +60,20 @@ class CompositeVariable(Trackable):
 
     @abc.abstractmethod
     def numpy(self) -> Any:
-        """The whole, as numpy has it."""
+        """Returns the whole value."""
 
     def read(self) -> tf.Tensor:
-        """The whole, as a tensor in the host's memory."""
+        """Returns the whole value as a tensor in the host's memory."""
         with tf.init_scope(), tf.device("CPU:0"):
             return tf.constant(self.numpy())
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        """The whole."""
         value = np.asarray(self.numpy())
         return value.astype(dtype or value.dtype, copy=False)
 
     @abc.abstractmethod
     def assign(self, value: Any) -> None:
-        """Sets the whole."""
+        """Sets the whole value."""
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         if self.exporting or not tf.executing_eagerly():
@@ -136,17 +131,13 @@ tf.Variable.register(CompositeVariable)
 
 
 class CompositeTable(CompositeVariable, Rows):
-    """A table, or a slot, that is kept in parts.
-
-    It has those parts of a variable's interface that see it whole, and a
-    checkpoint holds it whole, as if it were one variable.
+    """A table, or a slot, in parts; checkpoints see one variable.
 
     Args:
-        name: the name, "<table>/parameters" or "<table>/<slot>".
-        shape: [vocabulary_size, dim], or [vocabulary_size] of a slot that has
-            one number for each row.
+        name: "<table>/parameters" or "<table>/<slot>".
+        shape: [vocabulary_size, dim]; [vocabulary_size] for a slot by row.
         variables: the variables that hold its parts in this process.
-        strategy: the strategy it was made under.
+        strategy: the strategy under which it was made.
         dtype: the dtype of its numbers.
     """
 
@@ -165,11 +156,7 @@ class CompositeTable(CompositeVariable, Rows):
         self._has_values = not is_offline(strategy)
 
     def _require_values(self) -> None:
-        """Requires that there are values to read.
-
-        Raises:
-            NoValuesError: its TPUs are only looked at.
-        """
+        """Raises NoValuesError where the strategy's TPUs are not connected."""
         if not self._has_values:
             raise NoValuesError(
                 f"'{self._shared_name}' has no values: its TPUs are only "
@@ -177,7 +164,7 @@ class CompositeTable(CompositeVariable, Rows):
             )
 
     def numpy(self) -> np.ndarray:
-        """The whole table or slot, of its shape and dtype."""
+        """Returns the whole table or slot."""
         whole = np.empty(self.shape.as_list(), self.dtype.as_numpy_dtype)
         with self.reading():
             for start, size in blocks(whole.shape, self.dtype):
@@ -186,14 +173,10 @@ class CompositeTable(CompositeVariable, Rows):
         return whole
 
     def assign(self, value: Any) -> None:
-        """Sets the whole table.
-
-        Args:
-            value: of its shape, the same on all workers. Each takes the rows
-                that it holds.
+        """Sets the whole table; of the same value each worker keeps its rows.
 
         Raises:
-            ValueError: another shape.
+            ValueError: the value has another shape.
         """
         with tf.device("CPU:0"):
             value = tf.cast(tf.convert_to_tensor(value), self.dtype)
@@ -219,7 +202,7 @@ class CompositeTable(CompositeVariable, Rows):
         run_in_place(take)
 
     def _copy_on_host(self) -> CompositeTable:
-        """Makes the same of variables in the host's memory."""
+        """Returns a copy whose variables are in the host's memory."""
         with tf.init_scope(), tf.device("CPU:0"):
             copies = [
                 tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
@@ -230,7 +213,6 @@ class CompositeTable(CompositeVariable, Rows):
         return whole
 
     def __repr__(self) -> str:
-        """Name, shape and parts."""
         return (
             f"<{type(self).__name__} '{self.name}' shape={tuple(self.shape)}, "
             f"{len(self._variables)} parts here>"

@@ -1,4 +1,4 @@
-"""The number of updates, counted by all parts of an engine, as one variable."""
+"""The number of updates, kept by all parts of an engine, as one variable."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ from tfrs_embed.storage.composite import CompositeVariable
 
 
 class CompositeStep(CompositeVariable):
-    """The number of updates made, seen as one variable.
+    """The number of updates; every part of an engine has a copy.
 
-    Restoring it drops deferred updates, as a one-device engine's step does.
-
-    Args:
-        steps: each part's step: a variable, or an object like one.
-        strategy: the strategy they were made under.
-        drop_deferred: drops the updates that pipelining has deferred.
+    Restoring it calls `drop_deferred`, which drops the updates that pipelining
+    has deferred: a one-device engine's step does so too.
     """
 
     dtype = tf.int64
@@ -37,11 +33,9 @@ class CompositeStep(CompositeVariable):
         self._drop_deferred = drop_deferred
 
     def numpy(self) -> np.int64:
-        """The number."""
         return self._variables[0].numpy()
 
     def __int__(self) -> int:
-        """The number, as Python has it."""
         return int(self.numpy())
 
     def assign(self, value: Any) -> None:
@@ -50,7 +44,6 @@ class CompositeStep(CompositeVariable):
             step.assign(tf.cast(value, tf.int64))
 
     def read(self) -> tf.Tensor:
-        """The number, a scalar tensor."""
         return tf.convert_to_tensor(self._variables[0])
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:

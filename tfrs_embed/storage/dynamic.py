@@ -1,4 +1,4 @@
-"""The state of a table whose keys come and go."""
+"""The state of a table with `DynamicKeys`: what `layer.tables[name]` is."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ _STATISTICS = ("admitted", "evicted", "rejected", "hits")
 
 
 class DynamicTable(TableState):
-    """A table whose keys come and go: its keys, their rows and slots.
+    """A table with `DynamicKeys`: its keys, their rows and slots.
 
-    It is `layer.tables[name]`. Its methods are for programs that run eagerly,
-    between steps; with several workers all of them must call a method, and
-    where it takes keys, with the same.
+    It is `layer.tables[name]`. Call its methods eagerly, between steps. With
+    several workers, all of them must call a method, with the same keys.
 
-    A checkpoint holds `<table>/keys`, [n] int64, `<table>/parameters` and
-    `<table>/<slot>`, [n, dim] or [n], and `<table>/frequency` and
-    `<table>/last_used`, [n] int64, in one order; and `<table>/candidates`,
-    [c, 3] int64: a key, its occurrences, and the step that it was last seen in.
-    Strings are their fingerprints. An `All2AllDenseEmbedding`'s table whose
-    keys stay has no counters and candidates there.
+    A checkpoint holds, in one order, `<table>/keys`, [n] int64,
+    `<table>/parameters` and `<table>/<slot>`, [n, dim] or [n], and
+    `<table>/frequency` and `<table>/last_used`, [n] int64; and
+    `<table>/candidates`, [c, 3] int64: a key, its number of occurrences, and
+    the step of the last one. Strings are saved as their fingerprints. An
+    `All2AllDenseEmbedding` that never removes keys saves no counters and no
+    candidates.
 
     Args:
         spec: the table.
-        optimizer: the table's optimizer; None: it is not trained.
+        optimizer: the table's optimizer; None: the table is not trained.
 
     Raises:
-        ValueError: its initializer can't make a key's row alone.
+        ValueError: the initializer can't make the row of a single key.
     """
 
     def __init__(self, spec: TableSpec, optimizer: TableOptimizer | None):
@@ -63,19 +63,10 @@ class DynamicTable(TableState):
         strategy: tf.distribute.Strategy,
         step: Any,
     ) -> Sequence[KeyedShard]:
-        """Gives rows to keys, and adds what checkpoints hold.
+        """Creates the keys of this process's shards, and what checkpoints hold.
 
-        What was restored before is written now.
-
-        Args:
-            owner: whose table it is, for errors.
-            stores: the rows of this process's shards; see `rows_at_first`.
-            replicas: the replicas.
-            strategy: the strategy that it was made under.
-            step: the number of updates made, as the engine has it.
-
-        Returns:
-            This process's shards of the table.
+        Values of a checkpoint that was read before are written now. `stores`
+        have `rows_at_first` rows. `step` is the engine's number of updates.
         """
         shards = [
             KeyedShard(
@@ -113,27 +104,27 @@ class DynamicTable(TableState):
 
     @property
     def size(self) -> int:
-        """The number of keys that have rows."""
+        """The number of keys with rows."""
         return sum(self._built("size").counts())
 
     @property
     def capacity(self) -> int:
-        """The number of keys that there is room for now."""
+        """The number of keys for which there is room now."""
         return sum(self._built("capacity").numbers(KeyTable.capacity))
 
     def counts(self) -> list[int]:
-        """The number of keys with rows, of each shard."""
+        """Returns each shard's number of keys with rows."""
         return self._built("the number of keys").counts()
 
     def local_counts(self) -> dict[int, int]:
-        """The same by the ranks of this process's shards."""
+        """Returns `counts` of this process's shards, by rank."""
         return self._built("the number of keys").local_counts()
 
     def keys(self) -> np.ndarray:
-        """The keys that have rows, [size] int64, ascending.
+        """Returns the keys with rows, [size] int64, ascending.
 
-        Those of uint64 have the same bits; of strings these are the
-        fingerprints, as `tf.fingerprint` makes them.
+        uint64 keys keep their bits. Strings are the fingerprints that
+        `tf.fingerprint` computes.
         """
         return self._built("keys").read(KEYS)
 
@@ -141,76 +132,75 @@ class DynamicTable(TableState):
         """Finds the rows of keys.
 
         Args:
-            keys: of the table's dtype of keys, [n].
+            keys: [n], of the table's dtype of keys.
 
         Returns:
             [n] int64, the number of each key's row on the key's shard; -1 for a
             key without a row.
 
         Raises:
-            TypeError: keys of another dtype.
-            ValueError: keys of another shape.
+            TypeError: the keys have another dtype.
+            ValueError: the keys have another shape.
         """
         return self._built("lookup").find(self._as_keys(keys))
 
     def give_rows(self, keys: Any) -> None:
-        """Gives initial rows to keys, in the place of all that have any.
+        """Replaces all keys by others, with initial rows.
 
-        If the table evicts keys, those for which their shards have no room are
-        left out, with a warning.
+        If the table evicts keys, keys for which their shards have no room are
+        left out with a warning.
 
         Args:
-            keys: of the table's dtype of keys, [n].
+            keys: [n], of the table's dtype of keys.
 
         Raises:
-            TypeError: keys of another dtype.
-            ValueError: there is no room for them, or they have another shape.
+            TypeError: the keys have another dtype.
+            ValueError: there is no room for the keys, or they have another
+                shape.
         """
         rows = self._built("give_rows")
         rows.write(KEYS, np.unique(self._as_keys(keys)))
 
     def remove(self, keys: Any) -> int:
-        """Takes the rows of keys, and forgets what is known of them.
+        """Removes keys, their rows and counters.
 
-        Keys that have no row are left alone, but for what admission remembers
-        of them. A key that comes back begins anew.
+        A candidate, a key that has no row yet, is forgotten. A key that comes
+        back starts with an initial row.
 
         Args:
-            keys: of the table's dtype of keys, [n].
+            keys: [n], of the table's dtype of keys.
 
         Returns:
             The number of these keys that had a row in this process.
 
         Raises:
-            TypeError: keys of another dtype.
-            ValueError: keys of another shape.
-            RuntimeError: it is called in a function that is being traced, as
-                part of a step.
+            TypeError: the keys have another dtype.
+            ValueError: the keys have another shape.
+            RuntimeError: it is called in a traced function.
         """
         return self._built("remove").remove(np.unique(self._as_keys(keys)))
 
     def evict(self, count: int | None = None) -> int:
-        """Takes the rows of those keys that are the first to go.
+        """Removes the keys that the table's eviction rule puts first.
 
         Args:
-            count: how many. None: those that have expired, if the eviction
-                rule is a `TimeToLive`.
+            count: how many keys. None: the expired ones, if the eviction rule
+                is a `TimeToLive`.
 
         Returns:
-            The number of keys of this process that lost their rows.
+            The number of this process's keys that lost their rows.
 
         Raises:
-            ValueError: there is no eviction rule, or no count; or a function
-                that is the rule returned something else than a number for
-                each key.
-            RuntimeError: see `remove`.
+            ValueError: there is no eviction rule, or no count; or the rule is a
+                function that did not return a number for each key.
+            RuntimeError: it is called in a traced function.
         """
         rows = self._built("evict")
         order = self._by_score(rows, count)
         return rows.remove(rows.read(KEYS)[order], evicted=True)
 
     def _by_score(self, rows: KeyedRows, count: int | None) -> np.ndarray:
-        """The places of the keys to evict, among the keys in their order."""
+        """Returns the indices of the keys to evict, among the sorted keys."""
         where = f"Table '{self.spec.name}'"
         rule = self.spec.keys.eviction  # type: ignore[union-attr]
         if rule is None:
@@ -226,14 +216,14 @@ class DynamicTable(TableState):
         return eviction_order(self.spec, keys, frequency, last_used)[:count]
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """What training steps did with keys: the last one, and all together.
+        """Counts what training steps did with keys: the last step, and all.
 
         Returns:
             "last_step" and "in_all", each with "admitted", the keys that got
-            rows; "evicted", those that lost theirs to others; "rejected", those
-            that got none; "hits", the occurrences of keys that had rows before
-            the step. They count from when the table was made, and are in no
-            checkpoint.
+            rows; "evicted", the keys that lost rows to others; "rejected", the
+            keys that got no row; "hits", the occurrences of keys that had rows
+            before the step. Counting starts when the table is made; checkpoints
+            don't hold these numbers.
         """
         numbers = self._built("statistics").statistics().tolist()
         return {
@@ -242,13 +232,13 @@ class DynamicTable(TableState):
         }
 
     def local_statistics(self) -> dict[str, int]:
-        """`statistics`' "in_all", of this process's shards alone."""
+        """Returns "in_all" of `statistics`, for this process's shards."""
         shards = self._built("statistics").shards
         numbers = np.sum([s.key_table.statistics() for s in shards], 0)
         return dict(zip(_STATISTICS, map(int, numbers[4:]), strict=True))
 
     def local_counters(self) -> dict[str, np.ndarray]:
-        """Both counters, by name, of this process's keys, [n] int64."""
+        """Returns both counters of this process's keys, [n] int64, by name."""
         shards = self._built("the counters").shards
         return {
             name: np.concatenate([getattr(s.live(), name) for s in shards])
@@ -256,7 +246,7 @@ class DynamicTable(TableState):
         }
 
     def local_capacities(self) -> list[int]:
-        """The number of keys that each shard of this process has room for."""
+        """Returns for how many keys each of this process's shards has room."""
         shards = self._built("the capacity").shards
         return [int(shard.key_table.capacity()) for shard in shards]
 

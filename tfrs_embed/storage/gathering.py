@@ -1,4 +1,4 @@
-"""Arrays of all shards, brought together between steps."""
+"""Collects arrays of all workers' shards, between training steps."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ _LARGEST = 21
 
 
 class Gathering:
-    """Brings together the arrays of this process's shards and of other ones.
+    """Collects one array of each shard, in all workers.
 
-    Workers send the arrays' bytes, in blocks of some sizes: a collective's
-    channel is bound to one dtype, and to a shape for each bucket.
-
-    Args:
-        replicas: the replicas that hold the shards.
-        action: what all workers do meanwhile, for the report of a long wait.
+    Workers send an array's bytes in blocks, padded to a power of two: a
+    collective's channel allows one dtype, and one shape per bucket. `action` is
+    what the workers do meanwhile, for the warning of a long wait.
     """
 
     def __init__(self, replicas: Replicas, action: str) -> None:
@@ -34,13 +31,10 @@ class Gathering:
         self._collect: dict[int, TracedOnce] = {}
 
     def __call__(self, here: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns each shard's array, in the order of the ranks.
+        """Returns each shard's array, by rank; all workers must call.
 
-        With several workers all must call.
-
-        Args:
-            here: the arrays of this process's shards, [n, ...] of one dtype,
-                which differ in n at most.
+        `here` are the arrays of this process's shards, [n, ...] of one dtype.
+        Only n may differ.
         """
         ranks = self._replicas.ranks
         if self._replicas.workers == 1:
@@ -66,12 +60,7 @@ class Gathering:
         ]
 
     def _gather(self, sent: Sequence[np.ndarray], bucket: int) -> np.ndarray:
-        """Gathers at most 2**bucket numbers of each shard, [shards, 2**bucket].
-
-        Args:
-            sent: those of this process's shards.
-            bucket: says how many; numbers that are missing are zeros.
-        """
+        """Gathers up to 2**bucket int64 of each shard: [shards, 2**bucket]."""
         size = 1 << bucket
         if bucket not in self._collect:
             spec = tf.TensorSpec([size], tf.int64)
@@ -92,6 +81,6 @@ class Gathering:
 
 
 def _numbers(array: np.ndarray, size: int) -> np.ndarray:
-    """An array's bytes, and zeros behind them, as [size] int64."""
+    """Returns an array's bytes as [size] int64, padded with zeros."""
     found = array.tobytes()
     return np.frombuffer(found.ljust(8 * size, b"\0"), np.int64)

@@ -1,8 +1,7 @@
 """A table's initial rows, made block by block.
 
-The blocks' sizes and values depend on the table alone, and not on the shards.
-So a table starts with the same values however it is sharded, and no process has
-to hold all of it to fill a shard.
+A block's size and values depend on the table only. So a table starts with the
+same values for every sharding, and no process holds the whole table.
 """
 
 from __future__ import annotations
@@ -47,35 +46,32 @@ _building: contextvars.ContextVar[progress.Task | None] = (
 def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
     """Yields a table's initial rows in order, block by block.
 
-    A table of at most `BLOCK_ELEMENTS` numbers is one block: what its
-    initializer returns. A larger one has blocks of equally many rows, the last
-    one of what is left. These initializers make each block by itself:
+    A table of at most `BLOCK_ELEMENTS` numbers is one block: the initializer's
+    result. A larger table has blocks of equally many rows, and a rest. These
+    initializers make single blocks:
 
-    * TF's and Keras's constants of one number, and their random
-      initializers. The values differ from those that one call for the whole
-      table gives; their distribution does not.
-    * A callable with parameters named `partition_shape` and
-      `partition_offset`, as TF and Keras define them: it is called with the
-      table's shape, and returns the rows of the block. A `**kwargs` is not
-      enough, as most that have one ignore it.
+    * TF's and Keras's constants of one number, and their random initializers.
+      The values differ from those of one call for the whole table; their
+      distribution does not.
+    * A callable with parameters named `partition_shape` and `partition_offset`,
+      as TF and Keras define them: it gets the table's shape, and returns the
+      rows of the block. A `**kwargs` is not enough, because most callables
+      ignore it.
 
-    Any other initializer is called once for the whole table, which the host
-    then holds until the last block is taken.
+    Other initializers are called once for the whole table, which the host holds
+    until the last block is taken.
 
     A seeded initializer of TF's or Keras's yields the same values each time, in
-    every process. One of Keras's without a seed yields the same in this process
-    only, as it picks a seed once; TF's without a seed never do.
-
-    Args:
-        table: the table.
+    every process. Without a seed, Keras's yields the same values within one
+    process, because it picks a seed once; TF's never does.
 
     Yields:
         The index of the block's first row, and its rows, [n, dim] of the
         table's dtype, to which float32 values are rounded to the nearest.
 
     Raises:
-        ValueError: the initializer returned something else, or numbers that
-            the table's dtype has no room for.
+        ValueError: the initializer returned another shape or dtype, or numbers
+            beyond the table's dtype.
     """
     shape = (table.vocabulary_size, table.dim)
     outer = _building.get()
@@ -92,7 +88,7 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
 
 @contextlib.contextmanager
 def building(tables: Sequence[TableSpec]) -> Iterator[None]:
-    """Shows the making of all these tables' initial rows as one task."""
+    """Shows the making of several tables' initial rows as one task."""
     with _task(tables) as task:
         token = _building.set(task)
         try:
@@ -109,7 +105,6 @@ def _task(tables: Sequence[TableSpec]) -> progress.Task:
 
 
 def _bytes_of_rows(table: TableSpec, rows: int) -> int:
-    """The size of a number of a table's rows."""
     return rows * table.dim * bytes_of(table)
 
 
@@ -141,9 +136,9 @@ def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:
 
 
 def _sampler(initializer: Any, name: str, shape: _Shape) -> Callable[..., Any]:
-    """Returns a function that makes a random initializer's block.
+    """Returns a function that makes blocks of a random initializer.
 
-    The initializer is called as the class `name` is.
+    Calling the initializer runs the code of the class `name`.
     """
     own = kerases.of(initializer)
     of_keras_3 = own is not None and own.__name__ == kerases.KERAS_3
@@ -180,7 +175,7 @@ def _sampler(initializer: Any, name: str, shape: _Shape) -> Callable[..., Any]:
 
 
 def _of_block(initializer: Any, first: int) -> Any:
-    """An initializer of Keras 3, which knows no partitions, for one block."""
+    """Returns an initializer of Keras 3, without partitions, for one block."""
     if not first or not isinstance(initializer.seed, int):
         return initializer
     # It would repeat itself in each block.
@@ -191,13 +186,13 @@ def _of_block(initializer: Any, first: int) -> Any:
 
 
 def fan_of(initializer: Any, shape: _Shape) -> float:
-    """The fan by which a `VarianceScaling` divides, of a table's shape."""
+    """Returns the fan by which a `VarianceScaling` divides."""
     fans = {"fan_in": shape[0], "fan_out": shape[1]}
     return fans.get(initializer.mode, sum(shape) / 2)
 
 
 def constant_of(initializer: Any) -> float | None:
-    """The number that an initializer fills rows with, if it is one."""
+    """Returns the number with which an initializer fills rows, if any."""
     if calls_as(initializer, "Zeros"):
         return 0.0
     if calls_as(initializer, "Ones"):
@@ -210,7 +205,7 @@ def constant_of(initializer: Any) -> float | None:
 def calls_as(initializer: Any, *names: str) -> bool:
     """Whether calling it runs the code of one of TF's or Keras's classes.
 
-    It does not if its class has a `__call__` of its own.
+    A subclass with its own `__call__` does not.
     """
     call = type(initializer).__call__
     return any(
@@ -224,7 +219,7 @@ def calls_as(initializer: Any, *names: str) -> bool:
 
 
 def parameters(initializer: Any) -> set[str]:
-    """Returns the names of the parameters that an initializer takes."""
+    """Returns the names of an initializer's parameters."""
     try:
         return set(inspect.signature(initializer).parameters)
     except (TypeError, ValueError):

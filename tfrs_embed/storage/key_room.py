@@ -1,4 +1,4 @@
-"""Room for keys in a table's shards, and which keys go first where it lacks."""
+"""How many keys a table has room for, and which ones are evicted first."""
 
 from __future__ import annotations
 
@@ -23,19 +23,13 @@ def eviction_order(
     frequency: np.ndarray,
     last_used: np.ndarray,
 ) -> np.ndarray:
-    """The places of keys, [n] int64, from the first that goes to the last.
+    """Returns the indices that sort keys, first to be evicted first, [n] int64.
 
-    Without an eviction rule they are in the order of "lru".
-
-    Args:
-        table: the table.
-        keys: [n] int64.
-        frequency: [n] int64, how often each was used.
-        last_used: [n] int64, the step of its last use.
+    Keys, frequencies and steps of last use are [n] int64. A table without an
+    eviction rule has the order of "lru".
 
     Raises:
-        ValueError: a function that is the rule returned something else than a
-            number for each key.
+        ValueError: the rule is a function that did not return a number per key.
     """
     rule = table.keys.eviction  # type: ignore[union-attr]
     if rule is None or rule == "lru" or isinstance(rule, TimeToLive):
@@ -55,13 +49,7 @@ def eviction_order(
 
 
 class KeyRoom:
-    """How many keys a table's shards have room for.
-
-    Args:
-        table: the table.
-        world: the number of shards.
-        owner: the table, as errors call it.
-    """
+    """For how many keys a table's shards have room; errors call it `owner`."""
 
     def __init__(self, table: TableSpec, world: int, owner: str) -> None:
         rules = key_rules(table, world)
@@ -72,11 +60,9 @@ class KeyRoom:
         self._evicts = rules.evicts
 
     def require(self, keys: np.ndarray, evict: bool = True) -> None:
-        """Requires room for keys, unless some may be left out.
+        """Requires room for all keys, [n] int64.
 
-        Args:
-            keys: [n] int64.
-            evict: whether the table's rule may leave keys out.
+        If `evict`, the table's eviction rule may leave keys out instead.
 
         Raises:
             ValueError: a shard has no room for all of its keys.
@@ -98,13 +84,9 @@ class KeyRoom:
     def choose(
         self, keys: np.ndarray, known: Mapping[str, np.ndarray]
     ) -> np.ndarray:
-        """Finds which keys the shards have room for, [n] bool.
+        """Chooses the keys that find room, those evicted last: [n] bool.
 
-        Those stay that would be evicted last.
-
-        Args:
-            keys: [n] int64.
-            known: the keys' counters, by name; zeros if they are left out.
+        `known` has the keys' counters by name; a missing counter is zeros.
         """
         kept = np.ones(len(keys), bool)
         shard_of = shards_of(keys, self._world)
@@ -121,11 +103,7 @@ class KeyRoom:
         return kept
 
     def _shortage(self, shard_of: np.ndarray) -> str:
-        """The text of which shard has no room for its keys; "" if all have.
-
-        Args:
-            shard_of: the keys' shards, [n] int32.
-        """
+        """Names the fullest of the keys' shards if it lacks room; else ""."""
         sizes = np.bincount(shard_of, minlength=self._world)
         fullest = int(np.argmax(sizes))
         if sizes[fullest] <= self._capacity:
@@ -142,13 +120,7 @@ class KeyRoom:
         )
 
     def left_out(self, keys: np.ndarray, kept: np.ndarray, source: str) -> str:
-        """The text of a warning of keys without room; "" if none is due.
-
-        Args:
-            keys: all keys, [n] int64.
-            kept: which of them have found room, [n] bool.
-            source: says where they come from.
-        """
+        """Returns a warning of keys that are not `kept`; "" if none is due."""
         if kept.all() or growth.may_shrink():
             return ""
         rule = self._table.keys.eviction  # type: ignore[union-attr]
@@ -160,11 +132,7 @@ class KeyRoom:
         )
 
     def unevenly_full(self, sizes: Sequence[int]) -> str:
-        """The text of a warning of a full shard beside free ones; or "".
-
-        Args:
-            sizes: the number of keys of each shard.
-        """
+        """Returns a warning of one full shard beside free ones, or ""."""
         free = [self._capacity - size for size in sizes]
         rows = self._capacity * len(sizes)
         if not self._evicts or min(free) > 0 or sum(free) <= _FREE_PART * rows:

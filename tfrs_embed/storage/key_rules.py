@@ -1,4 +1,4 @@
-"""What decides which keys have rows, and what is known of them."""
+"""The rules by which the keys of a shard get and lose rows."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class KeyRules:
     """When the keys of one shard get and lose rows.
 
     Attributes:
-        capacity: the number of keys that have rows, at the beginning.
-        max_capacity: what it may double up to; `capacity` if it may not.
-        candidates: of how many keys without rows the occurrences are
-            remembered; at least 1.
-        threshold: a key gets a row once it occurred so often; 0: at once, if
-            `probability` is 1.
-        probability: a key without a row gets one with this probability each
-            time it occurs.
-        seed: of these probabilities, 64 bits.
+        capacity: the number of keys that can have rows, at first.
+        max_capacity: the most to which the capacity may double.
+        candidates: for how many keys without rows occurrences are remembered;
+            at least 1.
+        threshold: a key gets a row after this many occurrences; 0: at the
+            first, with `probability`.
+        probability: the probability that a key without a row gets one when it
+            occurs.
+        seed: the seed of these draws, 64 bits.
         policy: the order of eviction. "lru": by the last use; "lfu": by
             frequency, then by the last use; "ttl": expired keys, then as "lru";
             "none": no order.
-        ttl: with the policy "ttl" a key expires when it was not used in so
-            many steps; else 0.
-        evicts: whether keys that aren't expired are evicted too.
+        ttl: with the policy "ttl", a key expires after this many steps without
+            use; else 0.
+        evicts: whether keys that have not expired are evicted too.
     """
 
     capacity: int
@@ -70,12 +70,7 @@ class KeyRules:
 
 
 def key_rules(table: TableSpec, world: int) -> KeyRules:
-    """The rules by which a shard's keys come and go.
-
-    Args:
-        table: the table, one with keys.
-        world: the number of shards.
-    """
+    """Returns the rules for one of `world` shards of a table with keys."""
     keys = table.keys
     assert keys is not None
     evicts = keys.when_full in ("evict", "grow") and keys.evicts_in_steps
@@ -117,16 +112,11 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
 
 
 def _rows_of_shard(rows: int, world: int, exact: bool) -> int:
-    """How many keys a shard has room for.
+    """Returns for how many keys one of `world` shards has room.
 
-    Keys fall on shards by chance. A shard that evicts, or whose rows are
-    declared, has its part of the rows. Another has more, so that as many keys
-    as rows find room.
-
-    Args:
-        rows: the table's rows.
-        world: the number of shards.
-        exact: whether it has its part.
+    Keys fall on shards at random. If `exact`, as where keys are evicted or a
+    shard's rows are declared, a shard has its share of the rows. Otherwise it
+    has more, so that as many keys as the table has rows find room.
     """
     share = -(-rows // world)
     if exact or world == 1:
@@ -135,20 +125,20 @@ def _rows_of_shard(rows: int, world: int, exact: bool) -> int:
 
 
 def rows_at_first(table: TableSpec, world: int) -> int:
-    """The rows that a shard's variables are made with."""
+    """Returns the number of rows of a shard's variables at first."""
     capacity = key_rules(table, world).capacity
     spare = max(capacity // _SPARE_PART, min(capacity, _MOST_SPARE_OF_SMALL))
     return FIRST_ROW + capacity + spare
 
 
 class Live(NamedTuple):
-    """The keys that have rows, in any order.
+    """The keys with rows, in any order.
 
     Attributes:
         keys: [n] int64.
-        rows: [n] int64, each key's own.
-        frequency: [n] int64, how often each was used.
-        last_used: [n] int64, the step of its last use.
+        rows: [n] int64, each key's row.
+        frequency: [n] int64, how often each key was used.
+        last_used: [n] int64, the step of each key's last use.
     """
 
     keys: np.ndarray

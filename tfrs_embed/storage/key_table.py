@@ -1,14 +1,13 @@
-"""The keys that have a shard's rows: which are admitted, which are evicted.
+"""The keys of one shard: which are admitted, which are evicted.
 
-A training step reserves rows and then commits. The reservation is for the
-lookup: it says which rows to read, and for keys that the commit will admit it
-has rows that no key has, where their initial values can be written. The commit
-is for the update: it counts the keys, evicts and admits, and says which rows to
-write.
+A training step reserves rows, then commits. Reserving serves the lookup: it
+returns the rows to read. A key that the commit will admit gets a row that no
+key has, for its initial values. Committing serves the update: it counts the
+keys, evicts and admits, and returns the rows to write.
 
-Other threads read rows meanwhile. A reader finds rows, reads them, and then
-checks that they haven't been written for other keys since; and nobody finds the
-keys that a commit admits before their rows are written and it is published.
+Other threads read meanwhile. A reader finds rows, reads them, and then checks
+that they were not written for other keys in between. Keys that a commit admits
+are not found until `publish`, after their rows are written.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ class GivenRows(NamedTuple):
     """The rows that a step's keys have, or would have.
 
     Attributes:
-        rows: [n] int64, the keys' rows. Reserved: `ABSENT` for keys that have
-            none and would not be admitted, and for entries that don't count.
-            Committed: `TRASH` for these.
+        rows: [n] int64, the keys' rows. For a key that has none and is not
+            admitted, and for an entry with count 0, `ABSENT` if reserved and
+            `TRASH` if committed.
         new_keys: [m] int64, the keys that are admitted, or would be, table
             after table.
-        new_rows: [m] int64, their rows. Reserved: rows of no key, which stand
-            for theirs in `rows`. Committed: they have to be reset.
-        new_sizes: [tables] int64, how many of these each table has.
-        lacking: [tables] int64, how many rows too few a table has; if it isn't
-            0, that table has not changed, and the rest has no meaning.
-        physical: [tables] int64, how many rows variables must have.
-        versions: [tables] int64, which `KeyTables.publish` takes of a commit.
+        new_rows: [m] int64, the new keys' rows. Reserved: rows of no key.
+            Committed: their rows, which the caller has to reset.
+        new_sizes: [tables] int64, how many new keys each table has.
+        lacking: [tables] int64, how many rows each table lacks; if not 0, the
+            table is unchanged and its other values mean nothing.
+        physical: [tables] int64, how many rows the variables must have.
+        versions: [tables] int64, for `KeyTables.publish` after a commit.
     """
 
     rows: tf.Tensor
@@ -60,9 +59,9 @@ class Found(NamedTuple):
     """The rows of keys at a moment.
 
     Attributes:
-        rows: [n] int64, the keys' rows; `ABSENT` for those without.
-        table_of: [n] int32, the table of each; None: there is one.
-        versions: [tables] int64; see `KeyTables.check`.
+        rows: [n] int64, the keys' rows; `ABSENT` for a key without one.
+        table_of: [n] int32, each key's table; None: there is one table.
+        versions: [tables] int64, for `KeyTables.check`.
     """
 
     rows: tf.Tensor
@@ -71,13 +70,11 @@ class Found(NamedTuple):
 
 
 class KeyTables:
-    """The keys of several tables' rows on one shard, by one operation for all.
+    """The keys of several tables on one shard; one operation serves all tables.
 
-    In a traced function its operations run in the order they are traced in.
-    Several threads may use it.
-
-    Args:
-        tables: the tables.
+    Operations in a traced function run in the order of tracing. Several threads
+    may use the tables. In all methods `keys` is [n] int64, and `table_of` is
+    [n] int32, each key's table, or None if there is one table.
     """
 
     def __init__(self, tables: Sequence[KeyTable]) -> None:
@@ -89,50 +86,34 @@ class KeyTables:
             return self._operations.run(name, *inputs)
 
     def info(self) -> tf.Tensor:
-        """What is known of each table.
+        """Returns the numbers of each table, [tables, 12] int64.
 
-        Returns:
-            [tables, 12] int64: size, capacity, physical rows, the statistics,
-            and how many commits are not published.
+        A table's numbers are: keys, capacity, physical rows, the eight of
+        `KeyTable.statistics`, and unpublished commits.
         """
         return self._run("info")
 
     def look_up(
         self, keys: tf.Tensor, table_of: tf.Tensor | None = None
     ) -> Found:
-        """Finds the rows of keys, to be read and checked.
-
-        Args:
-            keys: [n] int64.
-            table_of: [n] int32, the table of each; None: there is one.
-        """
+        """Finds the rows of keys, to read and then `check`."""
         rows, versions = self._run("find", keys, _given(table_of))
         return Found(rows, table_of, versions)
 
     def check(self, found: Found) -> tuple[tf.Tensor, tf.Tensor]:
-        """Finds out which rows may have been read as those of other keys.
+        """Returns rows with `ABSENT` for stale ones; and how many those are.
 
-        Args:
-            found: what `look_up` returned.
-
-        Returns:
-            The rows, `ABSENT` in the place of those that were given to other
-            keys since, or reserved by another step; and the number of these, a
-            scalar int64.
+        Rows are stale that were given to another key, or reserved, since
+        `look_up`. Their number is a scalar int64.
         """
         rows, table_of, versions = found
         current, changed = self._run("check", rows, _given(table_of), versions)
         return current, changed
 
     def check_vectors(self, found: Found, vectors: tf.Tensor) -> tf.Tensor:
-        """Clears vectors that may be other keys'.
+        """Returns vectors, [n, dim], with zeros where a row changed its key.
 
-        Args:
-            found: the keys' rows.
-            vectors: [n, dim], which have been read from there since.
-
-        Returns:
-            [n, dim]: zeros where a row was given to another key meanwhile.
+        The vectors were read from the rows after `look_up`.
         """
         with tf.control_dependencies(graphs.here([vectors])):
             rows, changed = self.check(found)
@@ -147,11 +128,7 @@ class KeyTables:
         )
 
     def publish(self, versions: tf.Tensor) -> None:
-        """Lets a commit's new keys be found: their rows are written.
-
-        Args:
-            versions: the commit's.
-        """
+        """Lets a commit's new keys be found, after their rows were written."""
         self._run("publish", versions)
 
     def reserve(
@@ -161,18 +138,17 @@ class KeyTables:
         step: tf.Tensor,
         table_of: tf.Tensor | None = None,
     ) -> GivenRows:
-        """Says what `commit` would do; nobody can see a change.
+        """Returns the rows that `commit` would give; changes nothing visible.
+
+        Without a commit between them, a second call returns other free rows
+        than the first, if there are enough.
 
         Args:
-            keys: [n] int64, not necessarily unique.
-            counts: [n] int64, how often each entry's key occurs; an entry of 0
-                does not count. None: once.
-            step: scalar int64, the step's number.
-            table_of: [n] int32, the table of each; None: there is one.
-
-        Returns:
-            The rows. If no commit is between two calls, the second has other
-            free rows than the first, if there are enough.
+            keys: [n] int64, in which keys may repeat.
+            counts: [n] int64, each entry's number of occurrences; an entry with
+                0 does not count. None: 1 each.
+            step: the step's number, a scalar int64.
+            table_of: [n] int32, or None.
         """
         found = self._run(
             "plan", keys, _given(table_of), _or_none(counts), step
@@ -187,18 +163,10 @@ class KeyTables:
         step: tf.Tensor,
         table_of: tf.Tensor | None = None,
     ) -> GivenRows:
-        """Counts a step's keys, and gives rows to those that are admitted.
+        """Counts a step's keys, and gives rows to admitted ones.
 
-        Args:
-            keys: [n] int64, not necessarily unique.
-            counts: [n] int64, how often each entry's key occurs; an entry of 0
-                does not count. None: once.
-            rows: [n] int64, those reserved; others only take longer.
-            step: scalar int64, the step's number.
-            table_of: [n] int32, the table of each; None: there is one.
-
-        Returns:
-            What it did.
+        The arguments are those of `reserve`. `rows`, [n] int64, are the
+        reserved rows: hints, without which it takes longer.
         """
         found = self._run(
             "commit", keys, _given(table_of), _or_none(counts), rows, step
@@ -207,13 +175,7 @@ class KeyTables:
 
 
 class KeyTable(KeyTables):
-    """The keys of one table's rows on one shard.
-
-    No strategy mirrors it.
-
-    Args:
-        rules: when keys get and lose rows.
-    """
+    """The keys of one table on one shard; strategies don't mirror it."""
 
     def __init__(self, rules: KeyRules) -> None:
         self.rules = rules
@@ -229,31 +191,30 @@ class KeyTable(KeyTables):
         super().__init__([self])
 
     def size(self) -> tf.Tensor:
-        """The number of keys that have rows, a scalar int64."""
+        """Returns the number of keys with rows, a scalar int64."""
         return self.info()[0, 0]
 
     def capacity(self) -> tf.Tensor:
-        """How many keys can have rows as yet, a scalar int64."""
+        """Returns how many keys can have rows now, a scalar int64."""
         return self.info()[0, 1]
 
     def physical(self) -> tf.Tensor:
-        """How many rows variables must have, a scalar int64; it never falls."""
+        """Returns how many rows the variables must have; it never falls."""
         return self.info()[0, 2]
 
     def find(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of keys, [n] int64; `ABSENT` for those without."""
+        """Returns the keys' rows, [n] int64; `ABSENT` for a key without one."""
         return self.look_up(keys).rows
 
     def live(self) -> Live:
-        """The keys that have rows, of one moment."""
+        """Returns the keys with rows, at one moment."""
         return Live(*(x.numpy() for x in self._run("export", False)))
 
     def candidates(self) -> np.ndarray:
-        """The keys without rows that admission remembers, of one moment.
+        """Returns the keys without rows that admission remembers, [c, 3] int64.
 
-        Returns:
-            [c, 3] int64, in any order: a key, how often it was seen, and the
-            step that saw it last.
+        In any order: a key, its number of occurrences, the step of the last
+        one.
         """
         keys, _, *seen = self._run("export", True)
         return np.stack([keys, *seen], 1)
@@ -265,22 +226,19 @@ class KeyTable(KeyTables):
         last_used: np.ndarray,
         candidates: np.ndarray,
     ) -> tuple[np.ndarray, tf.Tensor]:
-        """Forgets all keys, and gives rows to others.
-
-        The capacity doubles, up to its bound, until they fit.
+        """Replaces all keys; the capacity doubles as needed, up to its bound.
 
         Args:
-            live_keys: [n] int64, unique, as many as may have rows at most.
-            frequency: [n] int64, how often each was used.
-            last_used: [n] int64, the step of its last use.
-            candidates: the keys without rows to remember, unique, as
-                `candidates` returns them. Those that are live are left out,
-                then those seen longest ago if they are too many, and all if no
-                threshold asks for them.
+            live_keys: [n] int64, unique, at most `max_capacity`.
+            frequency: [n] int64, how often each key was used.
+            last_used: [n] int64, the step of each key's last use.
+            candidates: [c, 3] int64, as `candidates` returns them, with unique
+                keys. Live keys are left out, then those seen longest ago if
+                there are too many. Without a threshold none is kept.
 
         Returns:
-            Their rows, [n] int64: `FIRST_ROW` and those that follow; and the
-            version to publish.
+            The live keys' rows, [n] int64, from `FIRST_ROW` on; and the version
+            to publish.
         """
         given = [live_keys, frequency, last_used, *candidates.T]
         version = self._run(
@@ -289,32 +247,25 @@ class KeyTable(KeyTables):
         return FIRST_ROW + np.arange(len(live_keys)), version
 
     def remove(self, keys: np.ndarray, evicted: bool = False) -> np.ndarray:
-        """Forgets keys, those that have rows and those that have none.
+        """Removes keys and candidates; returns their rows, or `ABSENT`.
 
-        Args:
-            keys: [n] int64.
-            evicted: whether those that have rows count as evicted.
-
-        Returns:
-            The rows that they had, [n] int64; `ABSENT` if none.
+        If `evicted`, keys with rows count as evicted in the statistics.
         """
         keys = np.asarray(keys, np.int64)
         return self._run("remove", keys, evicted).numpy()
 
     def statistics(self) -> np.ndarray:
-        """The numbers of keys in the last commit that did not fail, and in all.
+        """Returns counts of the last successful commit, then of all: [8] int64.
 
-        Returns:
-            [8] int64: of the last commit the keys that were admitted and
-            evicted, and those that got no row, then the occurrences of keys
-            that had rows before; the same of all commits together.
+        Four numbers each: keys admitted, keys evicted, keys that got no row,
+        occurrences of keys that had rows before.
         """
         return self.info().numpy()[0, 3:11]
 
     def moment(self) -> tuple[int, ...]:
-        """Numbers that differ once keys have got or lost rows.
+        """Returns numbers that change when keys get or lose rows.
 
-        It waits, up to a second, for rows that are being written for new keys.
+        It waits, up to a second, until all commits are published.
         """
         end = time.monotonic() + 1
         while True:
@@ -336,7 +287,7 @@ def _given(table_of: tf.Tensor | None) -> tf.Tensor:
 
 
 class _KernelOperations:
-    """The compiled operations on tables' handles."""
+    """The compiled operations, on the tables' handles."""
 
     def __init__(self, module: Any, handles: Sequence[tf.Tensor]) -> None:
         self._module = module
@@ -361,10 +312,10 @@ class _KernelOperations:
 
     @classmethod
     def together(cls, each: Sequence[_KernelOperations]) -> _KernelOperations:
-        """The operations on several tables at once."""
+        """Returns the operations on several tables at once."""
         return cls(each[0]._module, [h for e in each for h in e._handles])
 
     def run(self, name: str, *inputs: Any) -> Any:
-        """Runs the operation of this name."""
+        """Runs the operation with this name."""
         operation = getattr(self._module, f"tfrs_embed_key_tables_{name}")
         return operation(self._handles, *inputs)

@@ -1,10 +1,9 @@
-"""The initial rows of keys, each made of its key and the table's seed alone.
+"""The initial rows of keys, each computed from the key and the table's seed.
 
-A key's row starts with the same values whenever it comes, on whatever row and
-replica it is, and when it comes back after its row was taken. An initializer
-makes rows one after the other, so this module draws from its distribution in
-its stead: number j of key k is a hash of (seed, k, j), taken for a uniform
-number and mapped to the distribution.
+A key starts with the same values at any time, on any row and replica, also
+after an eviction. An initializer makes many rows at once, so this module draws
+from the initializer's distribution instead: number j of key k is a hash of
+(seed, k, j), taken for a uniform number and mapped to the distribution.
 
 The hash is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable
 pseudorandom number generators", OOPSLA 2014).
@@ -46,10 +45,10 @@ _TRUNCATED_STDDEV = 0.87962566103423978
 
 
 def seed_of(table: TableSpec) -> int:
-    """The seed of a table's keys, 64 bits.
+    """Returns the seed of a table's keys, 64 bits.
 
-    That of its initializer; without one, a number made of the table's name, and
-    of its layer's where many tables have that name.
+    It is the initializer's. Without one it is computed from the table's name,
+    and its layer's where several tables have one name.
     """
     initializer = table.initializer
     # Keras 3 picks a seed where none is given, and keeps what was.
@@ -63,14 +62,14 @@ def seed_of(table: TableSpec) -> int:
 
 
 def maker(table: TableSpec) -> Maker:
-    """Returns what makes the initial rows of a table's keys.
+    """Returns a function that makes the initial rows of a table's keys.
 
     Raises:
-        ValueError: its initializer's rows can't be made one by one. These can:
-            TF's and Keras's zeros, ones, constants of one number, uniform,
-            normal and truncated normal ones, and those that scale the variance;
-            and a callable with a parameter named `keys`, which is called with
-            the shape [n, dim] and the keys, [n] int64.
+        ValueError: the initializer can't make single rows. These can: TF's and
+            Keras's zeros, ones, constants of one number, uniform, normal,
+            truncated normal and variance scaling; and a callable with a
+            parameter `keys`, which gets the shape [n, dim] and the keys, [n]
+            int64.
     """
     initializer, dim = table.initializer, table.dim
     if "keys" in parameters(initializer):
@@ -94,15 +93,7 @@ def maker(table: TableSpec) -> Maker:
 
 @dataclasses.dataclass(frozen=True)
 class _Drawn:
-    """Draws a table's keys' rows from a distribution.
-
-    Attributes:
-        kind: "uniform", "normal" or "truncated_normal".
-        first: see `_draw`.
-        scale: see `_draw`.
-        seed: 64 bits.
-        dim: the width of a row.
-    """
+    """Draws rows of a table's keys; `_draw` explains kind, first and scale."""
 
     kind: str
     first: float
@@ -117,15 +108,10 @@ class _Drawn:
 def make_rows(
     makers: Sequence[Maker], keys: tf.Tensor, sizes: tf.Tensor
 ) -> tf.Tensor:
-    """Makes the initial rows of several tables' keys.
+    """Makes the initial rows of several tables' keys, [n, dim] float32.
 
-    Args:
-        makers: each table's maker; the tables have one width.
-        keys: [n] int64, table after table.
-        sizes: [tables] int64, how many of them each table has.
-
-    Returns:
-        [n, dim] float32.
+    The tables have one width. Keys, [n] int64, are in the order of the tables;
+    `sizes`, [tables] int64, says how many each table has.
     """
     number = len(makers)
     if number == 1:
@@ -159,7 +145,7 @@ def _draw_rows(
 
 
 def _called(table: TableSpec, keys: tf.Tensor) -> tf.Tensor:
-    """Rows that a callable made of keys."""
+    """Makes rows of keys by calling the initializer."""
     shape = tf.stack([tf.size(keys), table.dim])
     rows = table.initializer(shape, keys=keys)
     rows = checked(table, rows, [keys.shape[0], table.dim])
@@ -169,7 +155,10 @@ def _called(table: TableSpec, keys: tf.Tensor) -> tf.Tensor:
 def _distribution(
     initializer: Any, shape: tuple[int, int]
 ) -> tuple[str, float, float] | None:
-    """An initializer's distribution: its kind, and two numbers of `_draw`."""
+    """Returns the kind of an initializer's distribution, and two numbers.
+
+    They are `first` and `scale` of `_draw`.
+    """
     if calls_as(initializer, "RandomUniform"):
         low, high = initializer.minval, initializer.maxval
         return "uniform", low, high - low
@@ -197,14 +186,14 @@ def _draw(
     dim: tf.Tensor,
     keys: tf.Tensor,
 ) -> tf.Tensor:
-    """Draws numbers from a distribution for keys: [n, dim] float32.
+    """Draws numbers for keys: [n, dim] float32.
 
     Args:
         kind: "uniform", "normal" or "truncated_normal".
         seed: [n] or [1] uint64.
         first: [n] or [1] float32: the least number of a uniform distribution;
-            the mean of others.
-        scale: [n] or [1] float32: how far numbers are from the least; the
+            else the mean.
+        scale: [n] or [1] float32: the range of a uniform distribution; else the
             standard deviation.
         dim: scalar int32.
         keys: [n] int64.
@@ -224,7 +213,7 @@ def _draw(
 
 
 def _uniform(seed: tf.Tensor, keys: tf.Tensor, dim: tf.Tensor) -> tf.Tensor:
-    """Numbers in (0, 1) of keys, [n] int64: [n, dim] float32."""
+    """Returns numbers in (0, 1) for keys, [n] int64: [n, dim] float32."""
     key = _mix(tf.bitcast(keys, tf.uint64))
     state = _mix(tf.bitwise.bitwise_xor(seed, key))
     bits = _mix(state[:, None] + tf.cast(tf.range(dim), tf.uint64))
@@ -249,7 +238,7 @@ _DRAW = {
 
 
 def _mix(z: tf.Tensor) -> tf.Tensor:
-    """splitmix64's next number of a state, uint64."""
+    """Returns splitmix64's next number after a state, uint64."""
     z += _uint64(_GOLDEN)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z = tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, _uint64(shift)))

@@ -1,4 +1,4 @@
-"""The keys of a table in checkpoints: those to restore, and saved when."""
+"""The keys of a table that a checkpoint restores."""
 
 from __future__ import annotations
 
@@ -20,20 +20,16 @@ from tfrs_embed.storage.keyed_rows import COUNTERS, KeyedRows, checked_integers
 
 
 class KeyedCheckpoint:
-    """The keys to restore, with what is known of them.
+    """Keys and counters to restore into a table.
 
-    A restore reads and checks keys, counters and candidates before anything
-    changes; then it replaces all keys. Rows and slots follow; see
-    `KeyedVariable`.
-
-    Args:
-        rows: the table.
-        step: the number of updates made, as the engine has it.
+    A restore first reads and checks keys, counters and candidates, then
+    replaces all keys. Rows and slots follow in `KeyedVariable`. `step` is the
+    engine's number of updates.
 
     Attributes:
-        source: the checkpoint that new keys were last read from.
+        source: the checkpoint from which new keys were last read.
         num_new_keys: the number of these keys.
-        moments: the moments at which sessions began to save the table.
+        moments: the table's moment when each session began to save it.
     """
 
     moments: MutableMapping[Session, list[tuple[int, ...]]]
@@ -55,16 +51,11 @@ class KeyedCheckpoint:
         self.moments = weakref.WeakKeyDictionary()
 
     def read_keys(self, key: str, reader: BundleReader) -> None:
-        """Reads the keys that `restore_keys` is to put in the place of all.
-
-        Counters and candidates are read with them.
-
-        Args:
-            key: the checkpoint's key.
-            reader: the checkpoint.
+        """Reads keys, counters and candidates, for `restore_keys`.
 
         Raises:
-            ValueError: they are no keys, or a shard has no room for its own.
+            ValueError: the keys are invalid, or a shard has no room for its
+                own.
         """
         keys = _read(key, reader)
         where = f"{self._rows.owner}: '{reader.prefix}'"
@@ -86,7 +77,7 @@ class KeyedCheckpoint:
         self._saved_at = _step_of(key, reader)
 
     def read_numbers(self, rows: int, prefix: str) -> None:
-        """Makes keys of the numbers of a table's rows; see `read_keys`."""
+        """Takes the row numbers of a table without keys as keys."""
         self._take(np.arange(rows, dtype=np.int64), {}, prefix)
 
     def _take(
@@ -99,10 +90,7 @@ class KeyedCheckpoint:
         self.source, self.num_new_keys = prefix, len(keys)
 
     def restore_keys(self) -> None:
-        """Replaces all keys by new ones, if any were read since the last time.
-
-        Their rows and slots are initial ones.
-        """
+        """Replaces all keys by the last read, once; resets rows and slots."""
         if self._new is None:
             return
         keys, known = self._new
@@ -120,12 +108,11 @@ class KeyedCheckpoint:
             self.count_from_step()
 
     def count_from_step(self) -> None:
-        """Moves restored uses by as many steps as this layer's are behind.
+        """Shifts restored steps of last use to this layer's step.
 
-        A table that is restored without its layer keeps the step of the layer
-        that it comes to. Its keys then have been used as many steps ago as
-        where they were saved. To be called when the step has been restored, if
-        it is to be; what is restored later comes after the step.
+        A table that is restored without its layer keeps its new layer's step.
+        Its keys then were used as many steps ago as when they were saved. Call
+        it after the step was restored, if one is.
         """
         self._has_step = True
         newest, self._newest = self._newest, None
@@ -145,7 +132,7 @@ class KeyedCheckpoint:
 
 
 def _step_of(key: str, reader: BundleReader) -> int | None:
-    """The step of the layer that a table's keys were saved with, if any was.
+    """Returns the step saved with a table's layer, if any.
 
     A layer has its tables as "tables/<name>", or one as "table".
     """
@@ -163,7 +150,7 @@ def _step_of(key: str, reader: BundleReader) -> int | None:
 
 
 def _read(key: str, reader: BundleReader) -> np.ndarray:
-    """A small tensor of a checkpoint."""
+    """Reads a small tensor of a checkpoint."""
     shape, dtype = reader.shapes[key], reader.dtypes[key]
     if shape[0] == 0:
         return np.zeros(shape, dtype.as_numpy_dtype)

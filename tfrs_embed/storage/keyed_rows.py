@@ -1,8 +1,8 @@
-"""The rows of a table's shards, read and written by key.
+"""All shards' rows of a table with keys, read and written in key order.
 
-A key's row depends on who asked for it when, and on the number of replicas;
-none of that is of interest outside. Keys, what is known of them, rows and slots
-are therefore read and written in the order of the keys.
+The row of a key depends on the order of requests and on the number of replicas.
+Users and checkpoints therefore see keys, counters, rows and slots sorted by
+key.
 """
 
 from __future__ import annotations
@@ -38,21 +38,16 @@ INTEGERS = (KEYS, *COUNTERS, CANDIDATES)
 
 
 class KeyedRows:
-    """The keys of this process's shards, what is known of them, and their rows.
+    """A table's keys, counters and rows, of this process's shards.
 
     Its parts have names: "keys", "frequency", "last_used", "candidates",
     "parameters" and those of slots.
 
-    Args:
-        table: the table.
-        shards: this process's shards of it.
-        replicas: the replicas.
-
     Attributes:
         names: the names of parameters and slots.
         shards: this process's shards.
-        owner: the table, as errors call it.
-        room: how many keys there is room for.
+        owner: the table, as errors name it.
+        room: for how many keys there is room.
     """
 
     def __init__(
@@ -78,29 +73,29 @@ class KeyedRows:
         self._coming: dict[str, np.ndarray] = {}
 
     def variables(self, name: str) -> list[tf.Variable]:
-        """The shards' variables of a part, or beside it, for TensorFlow."""
+        """Returns a part's variables; for integers, those of the parameters."""
         name = "parameters" if name in INTEGERS else name
         return [shard.variables[name] for shard in self.shards]
 
     def row_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of what a part has for each key."""
+        """Returns the shape of a part's values for one key."""
         if name in INTEGERS:
             return (3,) if name == CANDIDATES else ()
         return tuple(self.shards[0].variables[name].shape[1:])
 
     def by_ranks(self) -> list[tuple[int, KeyedShard]]:
-        """This process's shards, with their ranks."""
+        """Returns this process's shards, with their ranks."""
         return list(zip(self.replicas.ranks, self.shards, strict=True))
 
     def warn(self, text: str) -> None:
-        """Warns, on one of the workers, if there is a text."""
+        """Warns on the first worker, unless the text is empty."""
         if text and self.replicas.worker == 0:
             warnings.warn(text, UserWarning, stacklevel=2)
 
     # Reading.
 
     def counts(self, name: str = KEYS) -> list[int]:
-        """The length of a part, of each shard; all workers must ask."""
+        """Returns each shard's length of a part; all workers must call."""
         if name == CANDIDATES:
             return self.numbers(lambda table: len(table.candidates()))
         counts = self.numbers(KeyTable.size)
@@ -111,16 +106,16 @@ class KeyedRows:
         return counts
 
     def local_counts(self) -> dict[int, int]:
-        """The number of keys of this process's shards, by their ranks."""
+        """Returns the number of keys of this process's shards, by rank."""
         return {r: int(shard.key_table.size()) for r, shard in self.by_ranks()}
 
     def numbers(self, of_keys: Callable[[KeyTable], Any]) -> list[int]:
-        """A number of each shard's keys; all workers must ask."""
+        """Returns a number of each shard's keys; all workers must call."""
         here = [np.array([of_keys(s.key_table)], np.int64) for s in self.shards]
         return [int(array[0]) for array in self._gather(here)]
 
     def read(self, name: str) -> np.ndarray:
-        """A part of all shards, [n, ...], in the order of the keys.
+        """Returns a part of all shards, [n, ...], sorted by key.
 
         Raises:
             RuntimeError: another thread changed the keys meanwhile.
@@ -136,7 +131,7 @@ class KeyedRows:
         return found[np.argsort(keys)]
 
     def _all(self, name: str) -> np.ndarray:
-        """A part of all shards, shard after shard, and by row in each."""
+        """Returns a part of all shards, shard after shard, by row in each."""
         here = []
         for shard in self.shards:
             if name in INTEGERS:
@@ -146,7 +141,7 @@ class KeyedRows:
         return np.concatenate(self._gather(here))
 
     def held(self, name: str) -> list[HeldRows]:
-        """The parameters or a slot of this process's shards; no collective."""
+        """Returns a part's rows in this process's shards; no collective."""
         row = 4 * math.prod(self.row_shape(name))
         found = []
         for shard in self.shards:
@@ -164,9 +159,9 @@ class KeyedRows:
         return found
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The rows of keys, [n] int64, on their shards; -1: none.
+        """Returns the keys' rows on their shards, [n] int64; -1: none.
 
-        With several workers all must ask for the same keys.
+        All workers must call with the same keys.
         """
         found = []
         for _, places, rows in self._located(keys):
@@ -176,21 +171,21 @@ class KeyedRows:
         return np.max(self._gather(found), 0)
 
     def statistics(self) -> np.ndarray:
-        """The sums of all shards' statistics, [8] int64."""
+        """Returns the sums of all shards' statistics, [8] int64."""
         here = [shard.key_table.statistics() for shard in self.shards]
         return np.sum(self._gather(here), 0)
 
     def moment(self) -> list[tuple[int, ...]]:
-        """Numbers that change with the keys of this process's shards."""
+        """Returns numbers that change with this process's keys."""
         return [shard.key_table.moment() for shard in self.shards]
 
     def require_moment(self, before: list[tuple[int, ...]], what: str) -> None:
-        """Requires that the keys are still those of a moment.
+        """Requires, with one worker, that the keys have not changed since.
 
-        With several workers, which may not stop alone, nothing is required.
+        One of several workers may not stop alone.
 
         Raises:
-            RuntimeError: they have changed.
+            RuntimeError: the keys have changed.
         """
         if self.replicas.workers == 1 and self.moment() != before:
             raise RuntimeError(
@@ -203,21 +198,17 @@ class KeyedRows:
     def write(self, name: str, values: np.ndarray) -> None:
         """Sets a part of all shards.
 
-        Keys replace all that there are, and get initial rows and slots, and
-        counters of zero. If the table evicts keys, those without room are left
-        out: which, is decided again when counters are written for all of them.
-        Candidates replace all candidates. Other parts are those of the keys
-        that there are, or that were last written.
-
-        Args:
-            name: which part.
-            values: [n, ...]; keys [n] int64, ascending.
+        Keys, [n] int64 ascending, replace all keys, and get initial rows,
+        initial slots and counters of zero. If the table evicts keys, those
+        without room are left out; which ones is decided again once counters
+        were written for all of them. Candidates replace all candidates. Other
+        parts, [n, ...], belong to the keys that exist, or were last written.
 
         Raises:
-            ValueError: another shape, or keys that are not ascending, or that a
-                shard has no room for.
-            RuntimeError: with several workers, keys came since they were
-                written.
+            ValueError: the shape is wrong, keys are not ascending, or a shard
+                has no room for them.
+            RuntimeError: with several workers, keys came after the last write
+                of keys.
         """
         if name == CANDIDATES:
             candidates = checked_integers(name, values, 0, self.owner)
@@ -241,11 +232,7 @@ class KeyedRows:
                     self._choose_again()
 
     def check_keys(self, keys: np.ndarray) -> None:
-        """Checks keys that are to be written.
-
-        Raises:
-            ValueError: as `write` does.
-        """
+        """Checks keys before they are written; see `write`."""
         if keys.dtype != np.int64 or keys.ndim != 1:
             raise ValueError(
                 f"{self.owner}: keys must be int64 of shape [n], got "
@@ -269,15 +256,9 @@ class KeyedRows:
     def replace(
         self, keys: np.ndarray, known: Mapping[str, np.ndarray]
     ) -> np.ndarray:
-        """Replaces all keys, whose rows and slots are initial ones.
+        """Replaces all keys, [n] int64; returns which found room, [n] bool.
 
-        Args:
-            keys: [n] int64.
-            known: their counters by name, and the candidates; zeros and none if
-                they are left out.
-
-        Returns:
-            Which keys found room, [n] bool.
+        `known` has counters and candidates by name. Missing counters are zeros.
         """
         kept = self.room.choose(keys, known)
         world, zeros = self.replicas.world, np.zeros(len(keys), np.int64)
@@ -296,7 +277,7 @@ class KeyedRows:
         return kept
 
     def _choose_again(self) -> None:
-        """Writes the keys that were left out anew, now by their counters."""
+        """Writes all keys again, and chooses those to leave out by counters."""
         coming, self._coming = self._coming, {}
         keys = coming.pop(KEYS)
         self._write_keys(keys, coming)
@@ -318,7 +299,7 @@ class KeyedRows:
     def _checked_part(
         self, name: str, values: np.ndarray, n: int
     ) -> np.ndarray:
-        """Counters, parameters or slots of n keys, if they have the shape."""
+        """Returns a part's values for n keys; checks their shape."""
         if name in COUNTERS:
             return checked_integers(name, values, n, self.owner)
         shape = (n, *self.row_shape(name))
@@ -331,13 +312,7 @@ class KeyedRows:
         return values
 
     def write_for(self, name: str, keys: np.ndarray, values: Any) -> None:
-        """Sets a part of some keys; those without a row are left out.
-
-        Args:
-            name: counters, parameters or a slot.
-            keys: [n] int64, unique.
-            values: [n, ...].
-        """
+        """Sets a part, [n, ...], of unique keys; skips keys without a row."""
         for shard, places, rows in self._located(keys):
             if name in COUNTERS:
                 live = shard.live()
@@ -354,7 +329,7 @@ class KeyedRows:
     def _located(
         self, keys: np.ndarray
     ) -> Iterator[tuple[KeyedShard, np.ndarray, np.ndarray]]:
-        """Yields each shard here, which keys have rows there, and these."""
+        """Yields each shard, the indices of keys with rows there, the rows."""
         shard_of = shards_of(keys, self.replicas.world)
         for rank, shard in self.by_ranks():
             places = np.flatnonzero(shard_of == rank)
@@ -363,11 +338,9 @@ class KeyedRows:
             yield shard, places[found], rows[found]
 
     def remove(self, keys: np.ndarray, evicted: bool = False) -> int:
-        """Takes keys' rows; returns how many of this process's had one.
+        """Removes unique keys; returns how many had rows in this process.
 
-        Args:
-            keys: [n] int64, unique.
-            evicted: whether they count as evicted.
+        If `evicted`, they count as evicted.
         """
         shard_of = shards_of(keys, self.replicas.world)
         rows = [
@@ -380,17 +353,12 @@ class KeyedRows:
 def checked_integers(
     name: str, values: np.ndarray, keys: int, what: str
 ) -> np.ndarray:
-    """Counters as [keys] int64, or candidates as [c, 3] int64.
+    """Returns counters as [keys] int64, or candidates as [c, 3] int64.
 
-    Args:
-        name: which of them.
-        values: as they are given.
-        keys: the number of keys that the counters are of.
-        what: their table, for errors.
+    Errors name the table as `what`.
 
     Raises:
-        ValueError: they are of another shape or kind, or candidates have a key
-            twice.
+        ValueError: the shape or dtype is wrong, or two candidates have one key.
     """
     values = np.asarray(values)
     wanted: list[int | None] = [keys]

@@ -1,4 +1,4 @@
-"""A shard's rows of a table whose keys come and go."""
+"""One shard of a table with keys: the keys, and their rows in a store."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ _BLOCK_ELEMENTS = 1 << 20
 
 
 class KeyedShard:
-    """A shard's keys of one table, and the rows they have.
+    """The keys and rows of one table on one shard.
 
     Args:
-        owner: whose they are, for errors.
-        table: the table, one with keys.
+        owner: the layer, as errors name it.
+        table: the table.
         world: the number of shards.
-        store: the shard's rows, all zero, and slots, all of their initial
-            values; see `rows_at_first`.
+        store: the shard's rows, `rows_at_first` of zeros, and initial slots.
         slots: the slots, by name.
         make_initial: makes keys' initial values; see `key_values.maker`.
     """
@@ -71,7 +70,7 @@ class KeyedShard:
             return self.key_table.check_vectors(found, vectors)
 
     def without_row(self) -> str:
-        """Says of a key that it has no row, and what would make room."""
+        """Says, after a key, that it has no row, and what would make room."""
         keys = self._table.keys
         assert keys is not None
         fingerprint = "the fingerprint of " * (keys.dtype == tf.string)
@@ -89,7 +88,7 @@ class KeyedShard:
             self.store.write(self._table.name, name, rows, values)
 
     def reset(self, rows: tf.Tensor, initial: tf.Tensor) -> None:
-        """Gives rows initial values, and their slots theirs."""
+        """Sets rows to initial values, and their slots too."""
         self.write(PARAMETERS, rows, initial)
         for name, slot in self._slots.items():
             self.write(name, rows, tf.constant(slot.initial))
@@ -97,19 +96,19 @@ class KeyedShard:
     # Eagerly, of what users and checkpoints read and write.
 
     def live(self) -> Live:
-        """The keys that have rows, by row."""
+        """Returns the keys with rows, sorted by row."""
         live = self.key_table.live()
         order = np.argsort(live.rows)
         return Live(*(values[order] for values in live))
 
     def integers(self, name: str) -> np.ndarray:
-        """The keys or one of their counters, by row; or the candidates."""
+        """Returns the keys or a counter, sorted by row; or the candidates."""
         if name == CANDIDATES:
             return self.key_table.candidates()
         return getattr(self.live(), name)
 
     def gather(self, name: str, rows: np.ndarray) -> tf.Tensor:
-        """Rows of the parameters or a slot, in the host's memory."""
+        """Returns rows of the parameters or a slot, in the host's memory."""
         with tf.device(self.store.device):
             numbers = tf.constant(rows, tf.int64)
             found = self.store.read(self._table.name, name, numbers)
@@ -123,13 +122,9 @@ class KeyedShard:
         last_used: np.ndarray,
         candidates: np.ndarray,
     ) -> None:
-        """Forgets all keys, and gives rows of initial values to others.
+        """Replaces all keys; their rows and slots have initial values.
 
-        Args:
-            keys: [n] int64, unique.
-            frequency: [n] int64.
-            last_used: [n] int64.
-            candidates: as `KeyTable.candidates` returns them.
+        Keys, unique, and counters are [n] int64; candidates are [c, 3].
         """
         rows, version = self.key_table.replace(
             keys, frequency, last_used, candidates
@@ -150,14 +145,7 @@ class KeyedShard:
         last_used: np.ndarray | None = None,
         candidates: np.ndarray | None = None,
     ) -> None:
-        """Sets what is known of keys, and leaves their vectors alone.
-
-        Args:
-            frequency: of the keys that have rows, by row; None: as it is.
-            last_used: of these, too.
-            candidates: as `KeyTable.candidates` returns them; None: the
-                same.
-        """
+        """Sets counters, [n] sorted by row, and candidates; None: unchanged."""
         live = self.live()
         if candidates is None:
             candidates = self.key_table.candidates()
@@ -177,7 +165,7 @@ class KeyedShard:
 def ensure_rows(
     shards: Sequence[KeyedShard], rows: Sequence[tf.Tensor]
 ) -> None:
-    """Gives shards' variables as many rows at least, scalars int64."""
+    """Gives shards' variables at least so many rows, scalars int64."""
     wanted: dict[RowStore, dict[str, tf.Tensor]] = {}
     for shard, number in zip(shards, rows, strict=True):
         rules = shard.rules
@@ -189,16 +177,7 @@ def ensure_rows(
 
 
 class KeyedShards:
-    """Shards of tables of one width, whose keys are worked on together.
-
-    Args:
-        shards: the tables' shards, all of one device.
-
-    Attributes:
-        shards: these.
-        key_tables: their keys.
-        dim: their width.
-    """
+    """Shards of tables of one width, on one device, used together."""
 
     def __init__(self, shards: Sequence[KeyedShard]) -> None:
         self.shards = tuple(shards)
@@ -212,13 +191,10 @@ class KeyedShards:
         counts: tf.Tensor | None,
         lacking: tf.Tensor,
     ) -> tf.Tensor:
-        """Says that a step's keys lack rows: a scalar string.
+        """Returns an error's text: a step's keys lack rows; a scalar string.
 
-        Args:
-            keys: [n] int64.
-            table_of: [n] int32, the table of each; None: there is one.
-            counts: [n] int64, how often each occurred; None: once.
-            lacking: [tables] int64, how many rows each table lacks.
+        Keys and counts are those of `Request`; `lacking`, [tables] int64, says
+        how many rows each table lacks.
         """
         if counts is None:
             counts = tf.ones_like(keys)
@@ -237,7 +213,7 @@ class KeyedShards:
         )
 
     def make_initial(self, keys: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
-        """Keys' initial rows, [m, dim] float32; see `key_values.make_rows`."""
+        """Makes keys' initial rows, [m, dim]; see `key_values.make_rows`."""
         makers = [shard.make_initial for shard in self.shards]
         return key_values.make_rows(makers, keys, sizes)
 
@@ -253,7 +229,7 @@ def _no_room(
     counts: tf.Tensor,
     rows: tf.Tensor,
 ) -> tf.Tensor:
-    """The text of `KeyedShards.no_room`, of the table that lacks most."""
+    """Writes the text of `KeyedShards.no_room`, of the worst table."""
     worst = tf.argmax(lacking, output_type=tf.int32)
     absent = tf.equal(rows, ABSENT) & (counts > 0) & tf.equal(table_of, worst)
     key = tf.reduce_sum(tf.boolean_mask(keys, absent)[:1])

@@ -1,4 +1,4 @@
-"""The keys, the rows or a slot of a table by key, seen as one variable."""
+"""A part of a table with keys, for checkpoints: keys, rows, or a slot."""
 
 from __future__ import annotations
 
@@ -26,22 +26,14 @@ from tfrs_embed.storage.keyed_rows import KeyedRows
 
 
 class KeyedVariable(CompositeVariable, Saved):
-    """A part of a table by key of all shards, in the order of the keys.
+    """A part of a table with keys, of all shards, sorted by key.
 
-    It has those parts of a variable's interface that see it whole.
+    With several workers, reading gathers the values of all, and saving has each
+    worker write its own: all workers must do it. When the variable is written
+    or restored, every worker gets the same value and keeps its shard.
 
-    With several workers, reading it gathers the values of all, and saving it
-    has each write its own: all workers must do it. When it is written or
-    restored, every worker gets the same value and keeps its shard.
-
-    A checkpoint holds it shard by shard, so that nobody needs all of it.
-
-    Args:
-        table: the table's name.
-        part: the name of the part; see `KeyedRows`.
-        rows: the rows by key.
-        checkpoint: saves and restores them.
-        strategy: the strategy it was made under.
+    A checkpoint holds the part shard by shard, so that no process needs all of
+    it. `KeyedRows` lists the names of parts.
     """
 
     def __init__(
@@ -64,20 +56,16 @@ class KeyedVariable(CompositeVariable, Saved):
 
     @property
     def optional(self) -> bool:  # type: ignore[override]
-        """Whether there are checkpoints without it: of tables of other kinds.
-
-        Their keys are then the numbers of their rows.
-        """
+        """Whether checkpoints may lack this part, as of tables without keys."""
         return self._part not in self._rows.names
 
     @property
     def current_shape(self) -> tf.TensorShape:
-        """The shape, with the keys that there are; all workers must ask."""
+        """The shape with the present number of keys; all workers must ask."""
         count = sum(self._rows.counts(self._part))
         return tf.TensorShape([count, *self.shape[1:]])
 
     def numpy(self) -> np.ndarray:
-        """The whole value."""
         return self._rows.read(self._part)
 
     def held(self) -> list[HeldRows]:
@@ -95,23 +83,17 @@ class KeyedVariable(CompositeVariable, Saved):
     def assign(self, value: Any) -> None:
         """Sets the whole value.
 
-        Args:
-            value: keys replace all that there are, and their rows and slots
-                become initial ones; rows and slots are those of the keys that
-                there are.
+        Keys replace all keys; their rows and slots become initial ones. Rows
+        and slots belong to the keys that the table has.
 
         Raises:
-            ValueError: another shape, keys that are not ascending, or more keys
-                than a shard has rows for.
+            ValueError: the shape is wrong, keys are not ascending, or a shard
+                has no room for them.
         """
         self._rows.write(self._part, np.asarray(value))
 
     def check_value(self, value: Any) -> None:
-        """Checks keys that are to be assigned, and changes nothing.
-
-        Raises:
-            ValueError: they can't be.
-        """
+        """Raises ValueError if `assign` would refuse keys; changes nothing."""
         if self._part == KEYS:
             self._rows.check_keys(np.asarray(value))
 
@@ -120,7 +102,7 @@ class KeyedVariable(CompositeVariable, Saved):
         return self._rows.replicas.workers
 
     def save(self, key: str, session: Session) -> None:
-        """Writes it shard after shard; each worker what it holds.
+        """Writes the part shard by shard; each worker writes its shards.
 
         Raises:
             RuntimeError: another thread changed the keys since the session
@@ -183,7 +165,6 @@ class KeyedVariable(CompositeVariable, Saved):
         copy_for_saving(self, object_map, self.numpy)
 
     def __repr__(self) -> str:
-        """Name, shape and dtype."""
         return (
             f"<KeyedVariable '{self.name}' shape={tuple(self.shape)} "
             f"dtype={self.dtype.name}>"

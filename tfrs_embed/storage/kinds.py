@@ -8,6 +8,6 @@ from tfrs_embed.storage.row_store import RowStore
 
 
 def kind_of(table: TableSpec) -> type[RowStore]:
-    """The class of the store that keeps a table's rows."""
+    """Returns the class of the store that keeps a table's rows."""
     del table  # All tables are in memory.
     return MemoryRows

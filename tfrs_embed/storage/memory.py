@@ -130,14 +130,14 @@ def _grow_each(
     handles: list[list[tf.Tensor]],
     slots: tuple[_Slots, ...],
 ) -> None:
-    """Gives each table's variables as many rows at least; see `_grow`."""
+    """Calls `_grow` for each table."""
     for each in zip(rows, handles, slots, strict=True):
         _grow(*each)
 
 
 @tf.function(autograph=False, **graphs.NOT_INLINED)
 def _grow(rows: tf.Tensor, handles: list[tf.Tensor], slots: _Slots) -> None:
-    """Gives variables [n, ...] as many rows at least, and some to spare."""
+    """Gives a table's variables at least `rows` rows, and some to spare."""
     shape = tf.raw_ops.VariableShape(input=handles[0])
     here = tf.cast(shape[0], tf.int64)
 

@@ -1,10 +1,9 @@
-"""Rows for the keys of a training step: reserved, then given.
+"""A training step's rows for keys: reserved in the lookup, then committed.
 
-A training step's lookup reserves: it finds the rows of the keys, and for keys
-that the step would admit it writes their initial values into rows that no key
-has. Nothing of that can be observed, so a step that fails, or that a loss scale
-skips, has changed nothing. The update commits: it counts the step's keys, gives
-rows to some and takes them from others.
+`reserve` finds the rows of a step's keys. For keys that the step would admit,
+it writes initial values into rows that no key has. Readers can't see this, so a
+step that fails, or that loss scaling skips, changes nothing. `commit`, in the
+update, counts the keys, and admits and evicts.
 """
 
 from __future__ import annotations
@@ -28,9 +27,10 @@ class Request(NamedTuple):
     Attributes:
         tables: the tables' rows there.
         keys: [n] int64.
-        table_of: [n] int32, the table of each; None: there is one.
-        counts: [n] int64, how often each occurred, 0 for padding; None: once.
-        step: scalar int64, the step's number: 1 for the first.
+        table_of: [n] int32, each key's table; None: there is one table.
+        counts: [n] int64, how often each key occurred, 0 for padding; None: 1
+            each.
+        step: the step's number, a scalar int64; 1 for the first.
     """
 
     tables: KeyedShards
@@ -41,15 +41,15 @@ class Request(NamedTuple):
 
 
 class Reservation(NamedTuple):
-    """The rows that a step has reserved for keys, on one shard.
+    """The rows that a step has reserved for its keys, on one shard.
 
     Attributes:
         request: the keys.
-        rows: [n] int64, the keys' rows; of a key that this step admits a row
-            of its initial values, of another without a row one of zeros.
-        new_keys: [m] int64, the keys that this step admits, table after table.
-        new_sizes: [tables] int64, how many of them each table has.
-        initial: [m, dim] float32, their initial values.
+        rows: [n] int64, the keys' rows; for a key that is admitted a row with
+            its initial values, for another key without a row a row of zeros.
+        new_keys: [m] int64, the keys to admit, table after table.
+        new_sizes: [tables] int64, how many new keys each table has.
+        initial: [m, dim] float32, the new keys' initial values.
     """
 
     request: Request
@@ -62,17 +62,13 @@ class Reservation(NamedTuple):
 def reserve(
     requests: Sequence[Request], consensus: Consensus | None = None
 ) -> list[Reservation]:
-    """Finds the rows of a training step's keys; nobody can see a change.
+    """Finds the rows of a training step's keys; changes nothing visible.
 
-    Args:
-        requests: the keys, of all tables of the step.
-        consensus: with whom to decide whether there is room.
-
-    Returns:
-        The rows of each request.
+    The requests have the keys of all tables of the step. `consensus` decides
+    with other replicas whether there is room.
 
     Raises:
-        tf.errors.InvalidArgumentError: they need more rows than there are.
+        tf.errors.InvalidArgumentError: the keys need more rows than there are.
     """
     checks = Checks(consensus)
     given = []
@@ -114,14 +110,10 @@ def reserve(
 
 
 def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
-    """Counts a step's keys, and gives rows to those that it admits.
+    """Counts a step's keys, and gives rows to those that are admitted.
 
-    Args:
-        reservations: what `reserve` returned.
-
-    Returns:
-        The rows to train of each, [n] int64; those of keys without one are a
-        row that nobody reads.
+    Returns, for each reservation, the rows to train, [n] int64. For keys
+    without one it is a row that nobody reads.
 
     Raises:
         tf.errors.InvalidArgumentError: another step has taken the rows that a
@@ -170,7 +162,7 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
 def _by_table(
     tables: KeyedShards, new: GivenRows, initial: tf.Tensor
 ) -> Iterator[tuple[KeyedShard, tf.Tensor, tf.Tensor]]:
-    """Yields each table's shard, new rows and values; makes room for them."""
+    """Makes room, and yields each table's shard, new rows and their values."""
     number = len(tables.shards)
     ensure_rows(tables.shards, tf.unstack(new.physical, number))
     return zip(
@@ -191,10 +183,10 @@ def _split(values: tf.Tensor, sizes: tf.Tensor, number: int) -> list[tf.Tensor]:
 def _initial_of(
     reservations: Sequence[Reservation], given: Sequence[GivenRows]
 ) -> list[tf.Tensor]:
-    """The initial values of the keys that got rows: of each, [m, dim] float32.
+    """Returns the initial values of each request's new keys, [m, dim].
 
-    Those that were made for the lookup, unless another step came between and
-    has admitted some of the keys, or made others forgotten.
+    These are the reserved ones, unless another step has changed which keys are
+    new.
     """
     here, expected = (
         tf.concat([t for e in each for t in (e.new_sizes, e.new_keys)], 0)
@@ -219,15 +211,10 @@ def _if_any_new(
     work: Callable[[], list[tf.Tensor]],
     otherwise: Callable[[], list[tf.Tensor]],
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Does some work if there are new keys.
+    """Runs `work` if there are new keys, else `otherwise`.
 
-    Args:
-        given: the rows of each request.
-        work: what to do; returns tensors.
-        otherwise: returns as many, of the same dtypes.
-
-    Returns:
-        The tensors, and the keys' rows, which are there once it is done.
+    Both return equally many tensors of the same dtypes. Returns these, and the
+    keys' rows, which exist after `work` has run.
     """
     if not given:
         return [], []

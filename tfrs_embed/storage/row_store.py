@@ -1,9 +1,10 @@
-"""The interface of what keeps tables' rows on one device.
+"""The interface of a store of rows: tables and their slots on one device.
 
-Engines look up and update rows by it alone. Steps change rows in `update` and
-`write`. Restores and first values change them by `scatter_update` and `assign`
-of what `variables` returns: a store that has to know which rows have changed
-returns objects whose methods call its `write`.
+Engines reach rows through `RowStore` alone. A training step changes rows with
+`update` and `write`, and `resize` adds rows. Restores and initial values change
+rows with the methods `assign` and `scatter_update` of the objects that
+`variables` returns. A store that has to see every change returns objects whose
+methods call its `write`, as `tests/numpy_rows.py` does.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class StoredTable:
 
 
 class RowStore(abc.ABC):
-    """Keeps the rows of tables, and the optimizers' slots of these rows.
+    """Keeps the rows of several tables, and the optimizers' slots of the rows.
 
-    It takes many tables at once, as the kernels do. A name is a slot's, or
-    "parameters". Operations run in graphs in the order they are written in.
+    A method's argument `name` is "parameters" or a slot's name. In a graph,
+    operations run in the order in which they were traced.
 
     Args:
         device: where the rows are used; None: where TensorFlow places them.
@@ -51,19 +52,19 @@ class RowStore(abc.ABC):
 
     @abc.abstractmethod
     def build(self, tables: Sequence[StoredTable]) -> None:
-        """Makes tables: rows of zeros, and slots of their initial values.
+        """Makes tables: rows of zeros, and slots with their initial values.
 
         Raises:
-            tf.errors.ResourceExhaustedError: there is no room for one.
+            tf.errors.ResourceExhaustedError: the device lacks memory.
         """
 
     @abc.abstractmethod
     def variables(self, table: str) -> dict[str, Any]:
-        """What checkpoints and SavedModels hold of a table, by name.
+        """Returns what checkpoints and SavedModels hold of a table, by name.
 
         Returns:
-            Variables, or objects that have of a variable `shape`, `dtype`,
-            `device`, `numpy`, `assign`, `sparse_read` and `scatter_update`.
+            Variables, or objects with a variable's `shape`, `dtype`, `device`,
+            `numpy`, `assign`, `sparse_read` and `scatter_update`.
         """
 
     @abc.abstractmethod
@@ -74,65 +75,55 @@ class RowStore(abc.ABC):
         training: bool,
         dtype: tf.DType,
     ) -> list[tf.Tensor]:
-        """Looks up features.
+        """Looks up features' bags; returns vectors as `Stock.lookup` does.
 
         Args:
             tables: each feature's table.
             bags: each feature's bags.
-            training: whether this is a training step.
-            dtype: what the vectors will be cast to.
-
-        Returns:
-            Each feature's vectors, as `tfrs_embed.ops.stock.Stock.lookup`
-            gives them.
+            training: whether this is part of a training step.
+            dtype: the dtype to which the caller casts the vectors.
         """
 
     @abc.abstractmethod
     def read(self, table: str, name: str, rows: tf.Tensor) -> tf.Tensor:
-        """Returns rows, [n, dim] or [n] of their own dtype; reads no others.
+        """Reads some rows, [n, dim] or [n] of their own dtype, and no others.
 
         Args:
             table: the table.
             name: "parameters" or a slot's.
-            rows: [n] int32 or int64, their numbers.
+            rows: [n] int32 or int64, the rows' numbers.
         """
 
     @abc.abstractmethod
     def write(
         self, table: str, name: str, rows: tf.Tensor, values: tf.Tensor
     ) -> None:
-        """Sets rows.
+        """Sets some rows.
 
         Args:
             table: the table.
             name: "parameters" or a slot's.
-            rows: [n] int32 or int64, unique, or equal ones with equal values.
-            values: [n, dim] or [n] of the rows' dtype; or a scalar, for all.
+            rows: [n] int32 or int64. A number may occur twice with equal
+                values.
+            values: [n, dim] or [n] of the rows' dtype, or one scalar for all.
         """
 
     @abc.abstractmethod
     def update(self, updates: Mapping[str, TableUpdate]) -> None:
-        """Updates the rows that gradients are for.
-
-        Args:
-            updates: each table's update by name, without variables.
-        """
+        """Updates rows that have gradients; `updates` have no variables."""
 
     @abc.abstractmethod
     def count(self, table: str) -> tf.Tensor:
-        """The number of rows that a table has, a scalar int64."""
+        """Returns the number of a table's rows, a scalar int64."""
 
     @abc.abstractmethod
     def resize(self, rows: Mapping[str, tf.Tensor]) -> None:
-        """Adds rows to tables of keys up to a number, with some to spare.
+        """Gives tables of keys at least `rows` rows each, and some to spare.
 
-        They are zeros, and their slots the initial values. A table that has as
-        many rows stays what it is.
-
-        Args:
-            rows: each table's number of rows, a scalar int64.
+        The numbers are scalars int64. New rows are zeros, and their slots have
+        the initial values. A table that has enough rows stays as it is.
         """
 
     @abc.abstractmethod
     def drop(self) -> None:
-        """Frees all rows, as another table has found no room."""
+        """Frees all rows, after the memory lacked for another table."""

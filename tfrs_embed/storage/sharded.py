@@ -1,4 +1,4 @@
-"""A table whose rows, or columns, several variables hold, seen as one."""
+"""A table whose rows or columns are spread over several variables."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ BLOCK_ELEMENTS = 1 << 22
 
 
 class Part(NamedTuple):
-    """Which rows and columns of a table a variable holds.
+    """The rows and columns of a table that a variable holds.
 
     Attributes:
-        rows: the table's rows, in the order that the variable has them in.
-        columns: the first of the table's columns, and the one after the last;
-            None: the variable has all, or the rows have no columns.
-        offset: the variable's row that is the first of `rows`.
+        rows: the table's rows, in the variable's order.
+        columns: the first column, and the one after the last; None: all
+            columns, or the rows have none.
+        offset: the variable's row that holds the first of `rows`.
     """
 
     rows: range
@@ -41,24 +41,17 @@ class Part(NamedTuple):
     offset: int = 0
 
     def within(self, start: int, size: int) -> tuple[int, int]:
-        """Where the part has rows of a block: the first, and after the last.
-
-        Args:
-            start: the block's first row in the table.
-            size: the number of the block's rows.
-        """
+        """Returns which of `rows` are in [start, start + size): first, end."""
         before = start - self.rows.start
         first = -(-before // self.rows.step)
         end = -(-(before + size) // self.rows.step)
         return max(0, first), min(len(self.rows), end)
 
     def write(self, variable: tf.Variable, start: int, rows: tf.Tensor) -> None:
-        """Sets those of some rows of the table that the variable holds.
+        """Writes to the variable those of [n, dim] or [n] table rows it holds.
 
-        Args:
-            variable: the variable. Columns beyond the table's are set to zero.
-            start: the first row's index in the table.
-            rows: [n, dim], with all columns; [n] if the rows have none.
+        `start` is the first row's index in the table. `rows` have all columns;
+        the variable's columns beyond the table's are set to zero.
         """
         first, end = self.within(start, rows.shape[0])
         if first >= end:
@@ -79,29 +72,24 @@ class Part(NamedTuple):
 
 
 class ShardedVariable(CompositeTable):
-    """A table, or a slot, that is kept in parts: rows, columns, or copies.
+    """A table, or a slot, in parts: rows, columns, or copies.
 
-    With several workers that a table is spread over, reading it gathers the
-    rows of all, and saving it has each write a part: all workers must do it, as
-    all workers save Keras's variables.
+    If several workers share the table, reading it gathers the rows of all, and
+    saving it has each worker write a part. All workers must then read and save
+    together, as they save Keras's variables.
 
     Args:
-        name: the name, "<table>/parameters" or "<table>/<slot>".
-        shape: [vocabulary_size, dim], or [vocabulary_size] of a slot that has
-            one number for each row.
-        held: the variables of this process, each with the part that it holds,
-            in the order of the replicas' ranks.
-        strategy: the strategy it was made under.
+        name: "<table>/parameters" or "<table>/<slot>".
+        shape: [vocabulary_size, dim]; [vocabulary_size] for a slot by row.
+        held: this process's parts and their variables, by the replicas' ranks.
+        strategy: the strategy under which it was made.
         dtype: the dtype of its numbers.
-        replicas: the replicas that the table is spread over; None: this process
-            has all of it.
-        parts: the parts by these replicas' ranks. All have as many columns, and
-            all rows, or every n-th one of n replicas.
-        copied: whether each variable holds the whole table. Reading it takes
-            the first.
+        replicas: the replicas that share the table; None: this process has all.
+        parts: the parts by these replicas' ranks. All parts have equally many
+            columns, and either all rows or every n-th row of n replicas.
+        copied: whether each variable holds the whole table; the first is read.
         exported: the variables that a SavedModel holds; None: all.
-        on_write: called with a block that was written: its first row's index,
-            and its rows.
+        on_write: called after a block was written: f(first row's index, rows).
     """
 
     def __init__(
@@ -158,13 +146,13 @@ class ShardedVariable(CompositeTable):
 
     @property
     def nbytes(self) -> int:
-        """See the base class: each worker writes about as much."""
+        """The bytes that this worker writes: about its share of the table."""
         return super().nbytes // self._workers
 
     def read_rows(self, start: int, size: int) -> tf.Tensor:
         """Returns rows, [size, dim] or [size], in the host's memory.
 
-        With several workers it is a collective: all must ask for the same.
+        With several workers this is a collective: all must read the same rows.
         """
         self._require_values()
         found: dict[Any, list[tuple[range, tf.Tensor]]] = {}
@@ -185,11 +173,7 @@ class ShardedVariable(CompositeTable):
     def _read_parts(
         self, start: int, size: int
     ) -> Iterator[tuple[Part, int, tf.Tensor]]:
-        """Yields rows of parts, among them those of a block of the table.
-
-        Yields:
-            A part, the number of the first of its rows, and the rows.
-        """
+        """Yields a block's rows: a part, its first row there, and the rows."""
         if self._workers == 1:
             for part, variable in self._sources():
                 first, end = part.within(start, size)
@@ -212,12 +196,12 @@ class ShardedVariable(CompositeTable):
                 yield part, row, by_rank[rank]
 
     def _sources(self) -> list[tuple[Part, tf.Variable]]:
-        """The parts here, each row and column in one of them."""
+        """The parts to read here, with each row and column once."""
         parts = list(zip(self._parts, self._variables, strict=True))
         return parts[:1] if self._copied else parts
 
     def held(self) -> list[HeldRows]:
-        """See the base class; if workers share columns none has whole rows."""
+        """The rows here; none if this process lacks columns of its rows."""
         self._require_values()
         found = [self._held(*each) for each in self._sources()]
         if not found or all(part.columns is None for part in self._parts):
@@ -234,7 +218,7 @@ class ShardedVariable(CompositeTable):
         return [HeldRows(self.shape[0], size, gather)]
 
     def _held(self, part: Part, variable: tf.Variable) -> HeldRows:
-        """The rows of a part."""
+        """The rows of one part."""
         row = self.shape[1:].as_list()
         if part.columns is not None:
             row = [part.columns[1] - part.columns[0]]
@@ -249,19 +233,14 @@ class ShardedVariable(CompositeTable):
         return HeldRows(len(part.rows), size, gather)
 
     def write_rows(self, start: int, rows: tf.Tensor) -> None:
-        """Sets those of some rows that are this process's.
-
-        Args:
-            start: the first row's index.
-            rows: [n, dim] or [n].
-        """
+        """Sets rows, [n, dim] or [n]; keeps those that this process has."""
         for part, variable in zip(self._parts, self._variables, strict=True):
             part.write(variable, start, rows)
         if self._on_write is not None:
             self._on_write(start, rows)
 
     def save(self, key: str, session: Session) -> None:
-        """Writes the table under a key, of several workers each a part."""
+        """Writes the table; with several workers, each writes a part."""
         if self._replicas is None or self._replicas.workers == 1:
             super().save(key, session)
             return
@@ -290,13 +269,13 @@ class ShardedVariable(CompositeTable):
                 writer.add_rows(key, shape, start, rows, column)
 
     def _together(self, action: str) -> Any:
-        """Surrounds a collective."""
+        """Reports if the collective inside waits long for other workers."""
         assert self._replicas is not None
         name = f"'{self._shared_name}'"
         return waits.together(self._replicas, f"{action} {name}")
 
     def _gather_block(self, start: tf.Tensor) -> tf.Tensor:
-        """A block of rows of all replicas; zeros of those that have none."""
+        """Gathers a block of rows of all replicas; zeros if one has no part."""
         replicas = self._replicas
         assert replicas is not None
         mine = [rank for rank in replicas.ranks if rank in self._by_rank]
@@ -311,10 +290,10 @@ class ShardedVariable(CompositeTable):
         return gathered[0]
 
     def _swap_block(self, start: tf.Tensor) -> list[tf.Tensor]:
-        """For each local replica, of rank r, a block of the table's rows.
+        """Exchanges rows so that local replicas get blocks in table order.
 
-        It is the rows that all shards have at [start + r * block, start +
-        (r + 1) * block), in the table's order.
+        Local replica of rank r gets the rows that all shards have at [start + r
+        * block, start + (r + 1) * block).
         """
         replicas, parts = self._replicas, self._by_rank
         assert replicas is not None
@@ -344,7 +323,7 @@ class ShardedVariable(CompositeTable):
 
 
 def _in_order(found: Sequence[tuple[range, tf.Tensor]]) -> tf.Tensor:
-    """Puts rows at their places, each of which has some."""
+    """Puts rows at their places; the places are complete."""
     if len(found) == 1:
         return found[0][1]
     places = [tf.range(r.start, r.stop, r.step) for r, _ in found]

@@ -1,4 +1,4 @@
-"""The state of a table, as its checkpoint holds it."""
+"""A table's parameters and slots by name, as its checkpoint holds them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tfrs_embed.storage.initial_values import initial_blocks
 class TableState(Trackable):
     """A table's parameters and slots by name: variables, or objects like them.
 
-    A checkpoint holds them as `<table>/parameters` and `<table>/<slot>`, and
-    restores them when they are created if it was read before. Beside them it
-    has the optimizer's learning rate, unless that is computed.
+    A checkpoint holds them as `<table>/parameters` and `<table>/<slot>`. If a
+    checkpoint was read before they exist, they are restored as they are added.
+    The optimizer's learning rate is saved with them, unless it is computed.
 
     Args:
         spec: the table.
@@ -61,7 +61,7 @@ class TableState(Trackable):
     def _initial(
         self, name: str, first: int
     ) -> Iterator[tuple[int, tf.Tensor]]:
-        """Makes the initial rows of a variable from a row on."""
+        """Yields a variable's initial rows from row `first` on."""
         if name != PARAMETERS:
             slot = self._slots[name]
             row = slot.row(self.spec.dim)
@@ -92,15 +92,15 @@ class TableState(Trackable):
             saved.growing = self._growing
 
     def step_restored(self) -> None:
-        """Called when the layer has its step, restored if it was to be."""
+        """Called when the layer's step exists and, if pending, was restored."""
 
     def held(self, name: str) -> list[HeldRows]:
-        """The rows of "parameters" or a slot that this process holds."""
+        """Returns this process's rows of "parameters" or a slot."""
         return self._saved[name].held()
 
     @property
     def initial_slots(self) -> dict[str, float]:
-        """The value that each slot has where no row was updated yet."""
+        """The value of each slot in rows that were never updated."""
         return {name: slot.initial for name, slot in self._slots.items()}
 
     @property
@@ -115,13 +115,7 @@ class TableState(Trackable):
 
 
 class Tables(Trackable, Mapping[str, TableState]):
-    """The states of a layer's tables by name, as its checkpoint holds them.
-
-    It is a mapping that can't be changed, in the order of the tables.
-
-    Args:
-        states: the states to begin with.
-    """
+    """The states of a layer's tables, by table name; a read-only mapping."""
 
     def __init__(self, states: Iterable[TableState] = ()) -> None:
         self._states: dict[str, TableState] = {}
@@ -129,7 +123,7 @@ class Tables(Trackable, Mapping[str, TableState]):
             self.add(state)
 
     def add(self, state: TableState) -> None:
-        """Puts a table's state under the table's name."""
+        """Adds a table's state under the table's name."""
         self._states[state.spec.name] = state
         self._track_trackable(state, state.spec.name)
 
