@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
@@ -17,11 +17,12 @@ from tfrs_embed.layers.base import ChangeIds
 from tfrs_embed.layers.table_arguments import TableArguments
 from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.optimizers.rules import TableOptimizer
-from tfrs_embed.storage.dynamic import DynamicTable
 from tfrs_embed.storage.state import TableState
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from tfrs_embed.storage.dynamic import DynamicTable
 
 KEY_DTYPES = (tf.int32, tf.int64, tf.uint32, tf.uint64)
 _TABLE = "table"
@@ -307,10 +308,10 @@ class All2AllDenseEmbedding(TableLayer):
         return max(table.counts()) / max(table.local_capacities())
 
     def _keys(self, what: str) -> DynamicTable:
-        if not isinstance(self.table, DynamicTable):
+        if self._spec.tables[0].keys is None:
             raise AttributeError(
                 f"Layer '{self.name}' has no {what}: with use_hashtable=False "
                 "every key has its row."
             )
         self._ensure_tables()
-        return self.table
+        return cast("DynamicTable", self.table)

@@ -14,7 +14,6 @@ import tensorflow as tf
 from tfrs_embed.compat import strategies
 from tfrs_embed.compat.arguments import named
 from tfrs_embed.configs import tables as configs
-from tfrs_embed.configs.plan import Plan
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.configs.types import InvalidIds, LayerArguments, Optimizer
 from tfrs_embed.engines.engine import FixedBatches
@@ -28,6 +27,8 @@ from tfrs_embed.ops.tensors import to_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from tfrs_embed.configs.plan import Plan
 
 # The key by which results of `preprocess` are known.
 _PREPROCESSED = "preprocessed_inputs"

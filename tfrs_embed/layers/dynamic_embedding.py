@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -17,10 +17,11 @@ from tfrs_embed.layers.table_arguments import TableArguments, check_integer
 from tfrs_embed.layers.table_layer import TableLayer
 from tfrs_embed.ops.checks import Checks
 from tfrs_embed.ops.key_inputs import as_int64
-from tfrs_embed.storage.dynamic import DynamicTable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from tfrs_embed.storage.dynamic import DynamicTable
 
 _TABLE = "table"
 
@@ -183,9 +184,7 @@ class DynamicEmbedding(TableLayer):
     def table(self) -> DynamicTable:
         """The table."""
         self._ensure_tables()
-        state = self.tables[_TABLE]
-        assert isinstance(state, DynamicTable)
-        return state
+        return cast("DynamicTable", self.tables[_TABLE])
 
     def _make_tables(self) -> None:
         super()._make_tables()

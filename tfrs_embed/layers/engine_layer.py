@@ -23,7 +23,6 @@ from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.lookup import activations
 from tfrs_embed.optimizers import unreached
 from tfrs_embed.storage.initial_values import building
-from tfrs_embed.storage.keyed_variable import KeyedVariable
 from tfrs_embed.storage.state import Tables
 
 
@@ -238,14 +237,13 @@ class EngineLayer(Layer):
                 )
             return
         try:
-            found = [
-                (variable, _stored(store, state.spec.name, name, variable))
-                for state in self.engine.states.values()
-                for name, variable in state.variables.items()
-            ]
-            for variable, value in found:
-                if isinstance(variable, KeyedVariable):
-                    variable.check_value(value)
+            found = []
+            for state in self.engine.states.values():
+                for name, variable in state.variables.items():
+                    value = _stored(store, state.spec.name, name, variable)
+                    if state.spec.keys is not None:
+                        variable.check_value(value)
+                    found.append((variable, value))
         except ValueError as error:
             # Keras 3 tries again by other paths of the file, where there is
             # nothing, and shows the last error.

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from tfrs_embed.compat.arguments import named
 from tfrs_embed.configs import tables as configs
-from tfrs_embed.configs.plan import Plan
 from tfrs_embed.configs.types import InvalidIds, LayerArguments, Optimizer
 from tfrs_embed.layers.embedding import Embedding
 from tfrs_embed.layers.engine_layer import EngineLayer
@@ -16,6 +15,8 @@ from tfrs_embed.layers.table_layer import TableLayer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from tfrs_embed.configs.plan import Plan
 
 
 class PartialTPUEmbedding(TableLayer):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import tensorflow as tf
 
 from tfrs_embed.compat.arguments import as_int, choice
 from tfrs_embed.configs import serialization
-from tfrs_embed.configs.plan import Plan
 from tfrs_embed.configs.tables import TableSpec, by_optimizer
 from tfrs_embed.configs.types import InvalidIds
 from tfrs_embed.distribution import wire
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.optimizers.rules import TableOptimizer
+
+if TYPE_CHECKING:
+    from tfrs_embed.configs.plan import Plan
 
 _INVALID_IDS: tuple[str, ...] = get_args(InvalidIds)
 
@@ -60,9 +62,9 @@ class TableArguments:
         self.plan: Plan | None = given.get("plan")
         self.communication_dtype: str | None = given["communication_dtype"]
         choice(self.invalid_ids, _INVALID_IDS, "invalid_ids")
-        if self.communication_dtype and isinstance(self.plan, Plan):
-            planned = self.plan.communication_dtype
-            if planned != self.communication_dtype:
+        if self.communication_dtype and self.plan is not None:
+            planned = getattr(self.plan, "communication_dtype", None)
+            if planned not in (None, self.communication_dtype):
                 raise ValueError(
                     f"communication_dtype='{self.communication_dtype}', but "
                     "the plan is for rows and gradients that are sent as "
@@ -131,13 +133,19 @@ def _stored(
         "eviction_policy": _RULE,
         "initial_vocabulary": (_as_text, tuple),
         "key_dtype": (serialization.to_config, tf.as_dtype),
-        "plan": (Plan.to_json, Plan.from_json),
+        "plan": (lambda plan: plan.to_json(), _plan_from_json),
         "sparse_core_embedding_config": (
             dataclasses.asdict,
             serialization.sparse_core_from_config,
         ),
         "table_stacking": (copy.deepcopy, copy.deepcopy),
     }
+
+
+def _plan_from_json(text: str) -> Plan:
+    from tfrs_embed.configs.plan import Plan
+
+    return Plan.from_json(text)
 
 
 def check_integer(

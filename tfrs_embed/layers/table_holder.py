@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import tensorflow as tf
 
@@ -17,10 +17,8 @@ from tfrs_embed.compat.graphs import variables_at_once
 from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs import descriptions, placement, serialization
 from tfrs_embed.configs.placement import Assignment, Placement, ShardingType
-from tfrs_embed.configs.plan_placements import with_plan
 from tfrs_embed.configs.tables import EmbeddingSpec
 from tfrs_embed.distribution import handshake
-from tfrs_embed.engines import factory
 from tfrs_embed.engines.engine import Engine, FixedBatches
 from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.gradients import loss_scale
@@ -36,10 +34,10 @@ from tfrs_embed.layers.table_arguments import (
 from tfrs_embed.layers.table_values import check_values
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.sparsecore import stacking as stackings
-from tfrs_embed.storage.dynamic import DynamicTable
 from tfrs_embed.storage.state import Tables, TableState
 
 if TYPE_CHECKING:
+    from tfrs_embed.storage.dynamic import DynamicTable
     from tfrs_embed.tools.monitoring.reports import StatisticsReport
 
 
@@ -74,6 +72,9 @@ class TableHolder(Layer):
             ValueError: a table can't have the place, or the dtype there, that
                 it asks for.
         """
+        # Imported here, as a program's start needs neither plans nor engines.
+        from tfrs_embed.configs.plan_placements import with_plan
+
         spec = with_plan(
             spec, arguments.plan, self._strategy, arguments.optimizer
         )
@@ -149,6 +150,8 @@ class TableHolder(Layer):
         stacking: stackings.Groups | None,
     ) -> Engine:
         """Makes the engine for all tables that no Keras layer holds."""
+        from tfrs_embed.engines import factory
+
         arguments, strategy = self._arguments, self._strategy
         given, device = arguments.given, None
         if tf.distribute.has_strategy():
@@ -325,8 +328,7 @@ class TableHolder(Layer):
                 f"its tables with them are {dynamic}."
             )
         self._ensure_tables()
-        state = self.tables[table]
-        assert isinstance(state, DynamicTable)
+        state: DynamicTable = cast(Any, self.tables[table])
         return state.evict(count)
 
     def statistics(
