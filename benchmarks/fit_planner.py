@@ -94,7 +94,7 @@ def build(strategy, kind, shape, batches=2):
     # The host's cores and memory are shared by all replicas.
     terms = [world * x / machine.memory_bandwidth for x in per_replica]
     terms[2] = world * count * slices * machine.operation
-    sent = cost.passed_bytes(exchange_of(plan, tables, seen))
+    sent = exchange_of(plan, tables, seen).passed_bytes
     fixed = cost.transfer_time(sent, world, machine)
     if kind == "vectors":
         fixed += (

@@ -1,7 +1,8 @@
 """A model of the bytes that a step on sharded tables sends.
 
-The formulas are those of `tfrs_embed.planner.traffic`, whose `expected_traffic`
-computes the numbers that `RowWiseEngine.traffic` counts for given ids;
+The formulas are those of `tfrs_embed.distribution.row_exchange`. With them
+`expected_traffic` of `tfrs_embed.planner.traffic` computes the numbers that
+`RowWiseEngine.traffic` counts for given ids;
 `benchmarks/sharded.py --check-model` compares the two. This applies them to
 clusters on which the library has not run yet, and prints the tables of
 docs/scaling.md.
@@ -14,16 +15,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfrs_embed.distribution.exchange_kind import first_stage
-from tfrs_embed.tools.planner.traffic import (
-    FLOAT,
-    KEY,
-    bucket,
-    collectives,
-    least_bytes,
-    longest_message,
-    sent_bytes,
-)
+from tfrs_embed.distribution import row_exchange
+from tfrs_embed.distribution.exchange_kind import first_stage, key_bytes
+from tfrs_embed.distribution.traffic import KEY, capacity_of
+from tfrs_embed.tools.planner.traffic import FLOAT, longest_message
+
+
+def sent_bytes(world: int, longest: int, dim: int) -> int:
+    """Bytes that a GPU sends among `world`, of one width, in one stage.
+
+    Args:
+        world: the number of GPUs.
+        longest: the keys of the longest message.
+        dim: the width.
+    """
+    messages = row_exchange.collectives(longest, dim, FLOAT, FLOAT)
+    return sum(each.sent(world) for each in messages)
+
+
+def least_bytes(remote_keys: float, dim: int) -> float:
+    """Bytes of one width for keys of other GPUs, without padding."""
+    return remote_keys * key_bytes(dim, FLOAT, FLOAT)
 
 
 def power_law(rows: int, alpha: float) -> np.ndarray:
@@ -135,17 +147,17 @@ def flat(world: int, unique: float, length: int, dim: int, link: Link) -> Flat:
         link: the cluster.
     """
     mean = unique / world
-    capacity = bucket(length)
-    sent = sent_bytes(world - 1, capacity, dim)
+    sent = sent_bytes(world, length, dim)
     mates = min(world, link.node) - 1
     outside = (world - 1 - mates) / (world - 1)
     return Flat(
         mean,
-        capacity,
+        capacity_of(length),
         sent,
         sent / least_bytes(mean * (world - 1), dim),
         outside,
-        collectives(1) * levels(world, link) * link.latency,
+        # A consensus on ids and sizes; keys, rows, gradients.
+        4 * levels(world, link) * link.latency,
         3 * (world - 1) * link.message,
         max(
             sent * (1 - outside) / link.inside,
@@ -185,10 +197,10 @@ def staged(
     """
     size = first_stage(world, link.node)
     groups, mine = world // size, of_group / size
-    first = bucket(longest_message(unique / size, size * world))
-    second = bucket(longest_message(mine / groups, groups * world))
-    in_group = sent_bytes(size - 1, first, dim)
-    between = sent_bytes(groups - 1, second, dim)
+    first = longest_message(unique / size, size * world)
+    second = longest_message(mine / groups, groups * world)
+    in_group = sent_bytes(size, first, dim)
+    between = sent_bytes(groups, second, dim)
     mates = (min(size, link.node) - 1) / (size - 1)
     inside = in_group * mates
     outside = in_group - inside + between
@@ -196,7 +208,7 @@ def staged(
     return Staged(
         size,
         of_group / (unique * size),
-        (first, second),
+        (capacity_of(first), capacity_of(second)),
         inside,
         outside,
         (in_group + between) / least_bytes(moved, dim),
@@ -248,8 +260,7 @@ def simulate(
             counts = np.bincount(keys % world // size, minlength=groups)
             second = max(second, int(counts.max()))
             moved += len(keys) - int(counts[group])
-    sent = sent_bytes(size - 1, bucket(first), dim)
-    sent += sent_bytes(groups - 1, bucket(second), dim)
+    sent = sent_bytes(size, first, dim) + sent_bytes(groups, second, dim)
     return first, second, sent / least_bytes(moved / world, dim)
 
 

@@ -168,7 +168,7 @@ def difference(after, before, replica=0):
     return traffic.Traffic(
         *(
             getattr(after[replica], field) - getattr(before[replica], field)
-            for field in traffic.Traffic._fields
+            for field in traffic.Traffic.__annotations__
         )
     )
 

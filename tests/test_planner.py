@@ -21,6 +21,13 @@ from tfrs_embed import FeatureConfig, Hardware, Plan, TableConfig, plan
 from tfrs_embed.__main__ import main
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.configs.hardware import hardware, parse_bytes
+from tfrs_embed.distribution import (
+    bag_exchange,
+    hot_rows,
+    row_exchange,
+    vector_exchange,
+)
+from tfrs_embed.distribution.traffic import Traffic, capacity_of
 from tfrs_embed.tools.planner import (
     batches,
     cost,
@@ -249,14 +256,26 @@ def test_bytes_and_collectives_are_those_of_the_messages(data):
 
 
 def test_the_formulas_by_hand():
-    exchange = traffic.Exchange(4, {16: 8, 32: 10}, (24, 48), (12, 64), {16: 9})
+    messages = [
+        *row_exchange.collectives(8, 16, 4, 4),
+        *row_exchange.collectives(10, 32, 4, 4),
+        *vector_exchange.collectives(4, 6, 12, 4),
+        *bag_exchange.collectives(12, 64, 8, 4),
+        *traffic.copies({16: 9}, 4),
+        *hot_rows.collectives(100),
+    ]
+    exchange = traffic.Exchange(4, tuple(messages))
     row = 3 * (8 * 9 + 8 * 16 * 8) + 3 * (8 * 11 + 8 * 32 * 10)
     vectors = 4 * 24 + 3 * 4 * 48 + 4 * 48
     slices = 3 * (4 * 12 + 2 * 4 * 64)
     replicated = 9 * (8 + 4 * 16)
-    assert exchange.bytes == row + vectors + slices + replicated
-    assert traffic.sent_bytes(3, 8, 16) + traffic.sent_bytes(3, 10, 32) == row
-    assert exchange.collectives == 3 * 2 + 3 + (3 + 1) + (2 + 1) + 1
+    hot = 2 * 3 * 4 * 25
+    sent = row + vectors + slices + replicated + hot
+    assert exchange.bytes == sent
+    passed_on = 2 * (4 * 24 + 4 * 48 + replicated)
+    assert exchange.passed_bytes == sent + passed_on
+    assert exchange.collectives == 3 * 2 + 3 + (3 + 1) + (2 + 1) + 1 + 1
+    assert exchange.rounds == 3 * 2 + 3 + 3 + 2 + 2
 
 
 def test_what_sharded_tables_alone_send():
@@ -281,9 +300,9 @@ def test_what_sharded_tables_alone_send():
         least += by_vectors.bags * (4 * 15 + 3 * 4 * 16)
         assert counted.least_bytes == least
         assert counted.unique_keys == sum(map(len, keys)) + 15 * by_vectors.bags
-        assert counted.collectives == traffic.collectives(1) + 3
+        assert counted.collectives == (1 + 3) + 3
         assert counted.bytes > least
-    assert traffic.expected_traffic(tables, ids[:1]) == [(0, 0, 0, 0)]
+    assert traffic.expected_traffic(tables, ids[:1]) == [Traffic(0, 0, 0, 0)]
 
 
 def test_replicas_without_bags_send_vectors_too():
@@ -293,7 +312,7 @@ def test_replicas_without_bags_send_vectors_too():
         for bags in (3, 0)
     ]
     exchange = traffic.exchange_of_ids(tables, places, ids)
-    assert (exchange.row, exchange.vectors) == ({}, (36, 48))
+    assert [m.size for m in exchange.messages] == [4 * 36, 4 * 48, 4 * 48]
 
 
 def test_on_one_replica_nothing_is_sent():
@@ -302,12 +321,12 @@ def test_on_one_replica_nothing_is_sent():
         ids = [[FeatureIds("t", [1, 2, 3], 3)]]
         exchange = traffic.exchange_of_ids(tables, {"t": place}, ids)
         assert (exchange.bytes, exchange.collectives) == (0, 0)
-        assert exchange.exchanges == 0
+        assert exchange.rounds == 0
 
 
 def test_counts_are_rounded_up_to_eight_sizes_per_power_of_two():
     for count in range(0, 2000):
-        assert traffic.bucket(count) == padded(count)
+        assert capacity_of(count) == padded(count)
 
 
 def test_the_longest_of_many_messages():
@@ -483,7 +502,9 @@ def test_the_expected_exchange_is_near_that_of_ids():
         )
         assert expected.collectives == exact.collectives
         assert expected.bytes == pytest.approx(exact.bytes, rel=0.15)
-        assert expected.vectors == exact.vectors
+        if places[2].placement == "row":
+            vectors = set(vector_exchange.collectives(batch, 12, 32, 4))
+            assert vectors <= {*expected.messages} & {*exact.messages}
         if places[0].ranks:
             assert expected.bytes == exact.bytes
 
@@ -507,17 +528,24 @@ def test_a_table_may_be_asked_for_rows_and_for_vectors():
         expected([8.5, 7.5]),
     )
     # Of all ids a fourth is by rows.
-    assert both.vectors == (traffic.bucket(12_000), traffic.bucket(16_000))
-    assert both.row[16] == pytest.approx(rows.row[16] / 4, rel=0.15)
-    assert (rows.vectors, both.collectives) == (None, rows.collectives + 3)
+    assert [each.size for each in both.messages[3:]] == [
+        4 * capacity_of(12_000),
+        4 * capacity_of(16_000),
+        4 * capacity_of(16_000),
+    ]
+    assert both.messages[1].size == pytest.approx(
+        rows.messages[1].size / 4, rel=0.15
+    )
+    assert both.collectives == rows.collectives + 3 == 7
     assert both_time.memory < rows_time.memory
     assert both_time.operations > rows_time.operations
     vectors, _ = expected([12, 12])
-    assert vectors.row == {} and vectors.collectives == rows.collectives
+    kinds = [each.kind for each in vectors.messages]
+    assert kinds == ["all_gather", "all_to_all", "all_gather"]
     assert vectors.bytes < rows.bytes
     # Of keys all go by rows, and so do bags of different numbers of ids.
     for others in (expected([12, 12], keyed=True), expected([12.5, 12.5])):
-        assert others[0].vectors is None
+        assert {m.kind for m in others[0].messages} == {"all_to_all"}
 
 
 def test_the_longest_message_is_that_of_all_pairs():
@@ -525,8 +553,8 @@ def test_the_longest_message_is_that_of_all_pairs():
     mean = demand.usage.unique / 8
     exchange = prediction.predict([demand], [Place("row")], GPUS).exchange
     longest = traffic.longest_message(mean, 64)
-    assert exchange.row == {16: traffic.bucket(longest)}
-    assert traffic.bucket(longest) > 1.3 * traffic.bucket(mean)
+    assert [*exchange.messages] == row_exchange.collectives(longest, 16, 4, 4)
+    assert capacity_of(longest) > 1.3 * capacity_of(mean)
 
 
 # What is chosen.
@@ -918,7 +946,7 @@ def test_the_expected_exchange_with_hot_rows_is_near_that_of_ids():
     exact = traffic.exchange_of_ids(
         {"users": (10**6, 128)}, {"users": Place("row", (), hot)}, ids
     )
-    assert exact.hot == 1000 * 129
+    assert exact.messages[-1] == ("all_reduce", 4 * 1000 * 129)
     expected = plan(users(hot, "row"), frequent_of_one_owner(), replicas=8)
     assert expected.collectives == exact.collectives == 1 + 3 + 1
     assert abs(expected.sent_bytes / exact.bytes - 1) < 0.1
@@ -1108,14 +1136,13 @@ def test_columns_that_cannot_be_cut_are_one_slice(dim, replicas):
 
 
 def test_bytes_leave_the_host_on_its_slower_links():
-    exchange = traffic.Exchange(16, {32: 1024}, None, None, {})
     [demand] = demands_of([(1_000_000, 32, 4)], 16, 4096)
     predicted = prediction.predict([demand], [Place("row")], GPUS)
     share = 8 / 15
     assert predicted.time.transfer == pytest.approx(
         predicted.exchange.bytes * share / GPUS.outside_bandwidth
     )
-    assert predicted.exchange.replicas == exchange.replicas
+    assert predicted.exchange.replicas == 16
 
 
 # What can't be.

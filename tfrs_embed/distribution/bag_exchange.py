@@ -8,7 +8,7 @@ and widths travel in one collective each way.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -17,11 +17,37 @@ from tfrs_embed.distribution import bag_messages
 from tfrs_embed.distribution.alike import Facts, agreed_max
 from tfrs_embed.distribution.bag_messages import Piece
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
+from tfrs_embed.distribution.traffic import WORD, Collective, capacity_of
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops.bags import BaggedIds
 
 # The collective channels of an exchange, one for each kind of message.
 _SIZES, _BAGS, _VECTORS, _GRADIENTS = range(4)
+
+
+def unit_of(widths: Iterable[int]) -> int:
+    """The numbers that vectors are moved in, of slices of these widths."""
+    return math.gcd(*widths)
+
+
+def collectives(
+    words: float, floats: float, unit: int, element: int
+) -> list[Collective]:
+    """A training step's collectives for all slices of all tables.
+
+    Args:
+        words: the words of the longest message of ids.
+        floats: the numbers of the longest message of vectors.
+        unit: what `unit_of` returns.
+        element: the bytes of a number of vectors and gradients.
+    """
+    vectors = element * unit * capacity_of(int(floats) // unit)
+    return [
+        Collective("max"),
+        Collective("all_to_all", WORD * capacity_of(int(words))),
+        Collective("all_to_all", vectors),
+        Collective("all_to_all", vectors),
+    ]
 
 
 class BagsReceived(NamedTuple):
@@ -72,9 +98,7 @@ class BagExchange:
         #: In the order of messages: by rank, then by feature.
         self.pieces = sorted(pieces, key=lambda p: (p.rank, p.feature))
         self._ranks = tf.constant([p.rank for p in self.pieces])
-        #: The most numbers that all pieces' vectors are made of: they are moved
-        #: so many at a time.
-        self.unit = math.gcd(*(p.width for p in self.pieces))
+        self.unit = unit_of(p.width for p in self.pieces)
 
     def here(self, replica: int) -> list[Piece]:
         """The pieces that a local replica holds, in the order of messages."""

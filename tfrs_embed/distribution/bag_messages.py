@@ -12,7 +12,7 @@ don't.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -61,6 +61,23 @@ class Written(NamedTuple):
     sizes: tf.Tensor
 
 
+def id_words(wide: bool, weighted: bool) -> int:
+    """Words of an id, with its weight if there is one."""
+    return 1 + wide + weighted
+
+
+def piece_words(bags: Any, ids: Any, has_lengths: Any, words_of_id: Any) -> Any:
+    """Words of a piece, with its head; arguments are numbers or tensors.
+
+    Args:
+        bags: the number of bags.
+        ids: the number of ids.
+        has_lengths: 1 if the bags' lengths are sent, as they differ; else 0.
+        words_of_id: what `id_words` returns.
+    """
+    return HEAD + has_lengths * bags + words_of_id * ids
+
+
 def write(pieces: Sequence[Piece], bags: Sequence[BaggedIds]) -> Written:
     """Writes messages.
 
@@ -74,8 +91,10 @@ def write(pieces: Sequence[Piece], bags: Sequence[BaggedIds]) -> Written:
     has_lengths = tf.constant([int(not b.even) for b in used.values()])
     counts = tf.stack([b.count for b in used.values()])
     numbers = num_rows([b.ids for b in used.values()])
-    of_id = [1 + (i in wide) + (b.weights is not None) for i, b in used.items()]
-    sizes = HEAD + has_lengths * counts + numbers * tf.constant(of_id)
+    words_of_id = tf.constant(
+        [id_words(i in wide, b.weights is not None) for i, b in used.items()]
+    )
+    sizes = piece_words(counts, numbers, has_lengths, words_of_id)
     heads = tf.stack([has_lengths, counts, numbers, tf.zeros_like(counts)], 1)
     places = {feature: place for place, feature in enumerate(used)}
     of_piece = tf.constant([places[p.feature] for p in pieces])

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tfrs_embed.distribution.traffic import KEY, WORD
+
 #: Bytes of a number of a row or a gradient, by what these are sent as.
 ELEMENT_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def key_bytes(dim: int, row: int, gradient: int) -> int:
+    """Bytes of a key, its row and its gradient, as they are sent.
+
+    Args:
+        dim: the table's width.
+        row: the bytes of a number of a row.
+        gradient: the bytes of a number of a gradient.
+    """
+    return KEY + (row + gradient) * dim
 
 
 def vectors_are_less(
@@ -25,23 +38,9 @@ def vectors_are_less(
         number: the bytes of a number of the table's rows; those of two are
             sent as they are.
     """
-    by_vectors = world * (4 * bag_size + 2 * element * dim)
-    of_row = 8 + (min(element, number) + element) * dim
-    by_rows = bag_size / 2 * of_row
+    by_vectors = world * (WORD * bag_size + 2 * element * dim)
+    by_rows = bag_size / 2 * key_bytes(dim, min(element, number), element)
     return world > 1 and bag_size > 1 and by_vectors <= by_rows
-
-
-def all_reduce_bytes(floats: int, world: int) -> int:
-    """Bytes that a replica sends in an all-reduce of float32 numbers.
-
-    In a ring each replica sends a part of the numbers to the next, once to sum
-    them and once to spread the sums, until all have been everywhere.
-
-    Args:
-        floats: how many numbers.
-        world: the number of replicas.
-    """
-    return 2 * (world - 1) * 4 * -(-floats // world)
 
 
 def first_stage(world: int, on_host: int) -> int:

@@ -6,7 +6,25 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfrs_embed.distribution.traffic import WORD, Collective
 from tfrs_embed.ops.messages import Route, counts_of
+
+
+def num_floats(rows: int, dim: int) -> int:
+    """The numbers that a step sums over replicas for a table's hot rows.
+
+    They are the gradients, and for each row whether it was looked up.
+    """
+    return rows * (dim + 1)
+
+
+def collectives(floats: int) -> list[Collective]:
+    """A training step's collectives for the hot rows of all tables.
+
+    Args:
+        floats: the sum of the tables' `num_floats`.
+    """
+    return [Collective("all_reduce", WORD * floats)] if floats else []
 
 
 class HotKeys(NamedTuple):

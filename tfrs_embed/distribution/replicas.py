@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat.graphs import TracedOnce
 from tfrs_embed.compat.private_tensorflow import cross_device_ops
-from tfrs_embed.distribution.traffic import Sent
+from tfrs_embed.distribution.traffic import Collective, Sent
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.stock import Stock
 
@@ -348,13 +348,13 @@ class Replicas:
     ) -> tf.Tensor:
         """Launches a collective that moves values, and changes none."""
         number = values.shape.num_elements()
-        sent = tf.size(values, tf.int64) if number is None else number
+        size = tf.size(values, tf.int64) if number is None else number
+        size = size * values.dtype.size
+        kind = "all_gather"
         if op is tf.raw_ops.CollectiveAllToAllV2:
-            # One of the messages stays here.
-            sent = sent * (values.dtype.size * (self.world - 1)) // self.world
-        else:
-            sent = sent * values.dtype.size
-        self.sent[replica].add(bytes=sent)
+            # One message for each replica, this one too.
+            kind, size = "all_to_all", size // self.world
+        self.sent[replica].add(bytes=Collective(kind, size).sent(self.world))
         if values.dtype == tf.bfloat16:
             # TensorFlow gathers none. No bit of what is sent changes, so that
             # it may be of another dtype.

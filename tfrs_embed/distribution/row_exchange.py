@@ -17,14 +17,32 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrs_embed.distribution.exchange_kind import first_stage
+from tfrs_embed.distribution.exchange_kind import first_stage, key_bytes
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
+from tfrs_embed.distribution.traffic import KEY, Collective, capacity_of
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.messages import Route
 
 #: The kinds of messages of an exchange, each of which has a channel.
 KEYS, ROWS, GRADIENTS, COUNTS = range(4)
+
+
+def collectives(
+    keys: float, dim: int, row: int, gradient: int
+) -> list[Collective]:
+    """A training step's collectives for a group of tables, in one stage.
+
+    Args:
+        keys: the most keys that any replica has for any other.
+        dim: the group's width.
+        row: the bytes of a number of a row, as it is sent.
+        gradient: the bytes of a number of a gradient, as it is sent.
+    """
+    capacity = capacity_of(keys)
+    numbers = dim * capacity
+    sizes = KEY * (1 + capacity), row * numbers, gradient * numbers
+    return [Collective("all_to_all", size) for size in sizes]
 
 
 class Received(NamedTuple):
@@ -163,7 +181,7 @@ class RowExchange:
             dim, wire = self._groups[i]
             mine = tf.reduce_sum(routed.counts[self._replicas.ranks[replica]])
             moved = tf.reduce_sum(routed.counts) - mine
-            size = 8 + (wire.size + self._wire.size) * dim
+            size = key_bytes(dim, wire.size, self._wire.size)
             self._replicas.sent[replica].add(least=size * moved)
             found[i] = Received(
                 rows,

@@ -1,11 +1,52 @@
-"""The communication of a replica, counted."""
+"""What a replica sends: its collectives, and the counters of what was sent."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+KEY = 8  # Bytes of a key.
+WORD = 4  # Bytes of a word of bags, and of a float32 number.
+
+
+class Collective(NamedTuple):
+    """A collective of a training step.
+
+    Attributes:
+        kind: "all_to_all", "all_gather", "all_reduce" of float32 numbers, or
+            "max", which agrees on ids and sizes and is not counted in bytes.
+        size: bytes that a replica puts in. Of "all_to_all" those for one other
+            replica.
+    """
+
+    kind: str
+    size: Any = 0
+
+    def sent(self, world: int) -> Any:
+        """Bytes that a replica sends; those of an all-gather count once.
+
+        In an all-reduce, which is a ring, each replica sends a part of the
+        numbers to the next one, once to sum them and once to spread the sums,
+        until all parts have been everywhere.
+
+        Args:
+            world: the number of replicas.
+        """
+        if self.kind == "all_to_all":
+            return (world - 1) * self.size
+        if self.kind == "all_reduce":
+            return 2 * (world - 1) * WORD * -(-self.size // WORD // world)
+        return self.size
+
+
+def capacity_of(count: float) -> int:
+    """Rounds a count up as `replicas.bucket_of` does; for known counts."""
+    n = max(math.ceil(count), 8)
+    unit = 1 << (n.bit_length() - 4)
+    return -(-n // unit) * unit
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,13 +16,47 @@ import tensorflow as tf
 from tfrs_embed.configs.tables import FeatureSpec
 from tfrs_embed.distribution.alike import Facts
 from tfrs_embed.distribution.replicas import Replicas, bucket_of
+from tfrs_embed.distribution.traffic import WORD, Collective, capacity_of
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops import bag_matrix
 from tfrs_embed.ops.bag_matrix import BagColumns
-from tfrs_embed.ops.bags import BaggedIds, concat
+from tfrs_embed.ops.bags import BaggedIds, concat, is_wide
 
 # The collective channels of an exchange, one for each kind of message.
 _BAGS, _VECTORS, _GRADIENTS = range(3)
+
+
+def collectives(
+    bags: int, words: int, floats: int, element: int
+) -> list[Collective]:
+    """A training step's collectives for all features exchanged by vectors.
+
+    Args:
+        bags: the most bags that a feature has on any replica.
+        words: the words of a bag of each feature, added up.
+        floats: the widths of the features' tables, added up.
+        element: the bytes of a number of vectors and gradients.
+    """
+    vectors = element * capacity_of(bags * floats)
+    return [
+        Collective("all_gather", WORD * capacity_of(bags * words)),
+        Collective("all_to_all", vectors),
+        Collective("all_gather", vectors),
+    ]
+
+
+def bag_bytes(words: int, dim: int, element: int, world: int) -> int:
+    """Bytes that a bag needs: its ids, its vectors and its gradient.
+
+    A vector goes to each of the other replicas, and the gradient to all alike.
+
+    Args:
+        words: the words of the bag's ids and weights.
+        dim: the table's width.
+        element: the bytes of a number of vectors and gradients.
+        world: the number of replicas.
+    """
+    return WORD * words + world * element * dim
 
 
 class VectorsReceived(NamedTuple):
@@ -129,9 +163,8 @@ class VectorExchange:
             [(rank - self._first_ranks[t.name]) % world for t in tables],
         )
         for i, of_feature in zip(mine, columns, strict=True):
-            # What a step needs for its ids without padding.
-            numbers = self._wire.size * world * self._features[i].table.dim
-            size = 4 * of_feature.width + numbers
+            dim = self._features[i].table.dim
+            size = bag_bytes(of_feature.width, dim, self._wire.size, world)
             self._replicas.sent[replica].add(
                 least=size * tf.cast(bags[i].count, tf.int64),
                 unique=tf.size(bags[i].ids, tf.int64),
@@ -241,6 +274,6 @@ class VectorExchange:
         assert bags.bag_size is not None
         return BagColumns(
             bags.bag_size,
-            self._features[feature].table.vocabulary_size > tf.int32.max,
+            is_wide(self._features[feature].table.vocabulary_size),
             bags.weights is not None,
         )

@@ -21,14 +21,11 @@ from tfrs_embed.engines.options import EngineOptions
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.ops import lookup as lookup_ops
 from tfrs_embed.ops import rounding
-from tfrs_embed.ops.bags import BaggedIds, concat
+from tfrs_embed.ops.bags import BaggedIds, concat, is_wide
 from tfrs_embed.ops.rounding import Rounding, widen
 from tfrs_embed.ops.update import GradientContributions, add_bags
 from tfrs_embed.optimizers.rules import TableOptimizer
 from tfrs_embed.storage.sharded import Part
-
-# Ids of larger tables are sent as 64 bits.
-_MOST_NARROW = tf.int32.max
 
 
 class ColumnWiseEngine(CollectiveEngine):
@@ -71,7 +68,7 @@ class ColumnWiseEngine(CollectiveEngine):
                 feature.table.name,
                 rank,
                 self._of_table[feature.table.name].width,
-                feature.table.vocabulary_size > _MOST_NARROW,
+                is_wide(feature.table.vocabulary_size),
             )
             for i, feature in enumerate(self.features)
             for rank in self._of_table[feature.table.name].ranks

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfrs_embed.compat.graphs import TracedOnce
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.replicas import bucket_of
+from tfrs_embed.distribution.traffic import KEY, Collective, capacity_of
 from tfrs_embed.engines.collective import CollectiveEngine, Residuals
 from tfrs_embed.engines.table_group import TableGroup, by_kind
 from tfrs_embed.ops import backend
@@ -28,6 +29,21 @@ from tfrs_embed.storage.sharded import Part
 
 # The collective channels of a group: its keys' and its gradients'.
 _CHANNELS = 2
+
+
+def collectives(keys: float, dim: int, element: int) -> list[Collective]:
+    """A training step's collectives for tables of one width.
+
+    One more "max" agrees on the sizes of all widths.
+
+    Args:
+        keys: the most unique keys of any replica.
+        dim: the width.
+        element: the bytes of a number of a gradient.
+    """
+    capacity = capacity_of(keys)
+    sizes = KEY * capacity, element * dim * capacity
+    return [Collective("all_gather", size) for size in sizes]
 
 
 class DataParallelEngine(CollectiveEngine):

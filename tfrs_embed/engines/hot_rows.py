@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfrs_embed.checkpoint.rows import scatter
 from tfrs_embed.compat.graphs import TracedOnce
 from tfrs_embed.configs.tables import TableSpec
-from tfrs_embed.distribution.hot_rows import HotKeys
+from tfrs_embed.distribution.hot_rows import HotKeys, num_floats
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.engines.shard import Shard
 from tfrs_embed.engines.table_group import TableGroup
@@ -209,9 +209,9 @@ class HotRows:
 
     @property
     def floats(self) -> int:
-        """The numbers of an all-reduce: gradients, and who looked rows up."""
+        """The numbers that a training step sums over replicas."""
         return sum(
-            len(group.trained) * (1 + group.copies.dim)
+            num_floats(len(group.trained), group.copies.dim)
             for group in self._groups.values()
         )
 

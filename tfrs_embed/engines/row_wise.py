@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfrs_embed.configs.tables import FeatureSpec, TableSpec, bytes_of
-from tfrs_embed.distribution import alike, consensus, row_exchange
+from tfrs_embed.distribution import alike, consensus, hot_rows, row_exchange
 from tfrs_embed.distribution.consensus import Preparation
 from tfrs_embed.distribution.exchange_kind import (
-    all_reduce_bytes,
     first_ranks,
     vectors_are_less,
 )
@@ -351,8 +350,8 @@ class RowWiseEngine(CollectiveEngine):
             replica, kept.asked, got
         )
         contributions.update(of_copies)
-        if self._hot_rows.floats:
-            size = all_reduce_bytes(self._hot_rows.floats, self._replicas.world)
+        for each in hot_rows.collectives(self._hot_rows.floats):
+            size = each.sent(self._replicas.world)
             self._replicas.sent[replica].add(bytes=size, least=size)
         if kept.vectors is not None:
             of_bags = self._vectors.send_gradients(

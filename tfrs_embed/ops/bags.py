@@ -16,9 +16,14 @@ from tfrs_embed.compat.strategies import is_tpu
 from tfrs_embed.configs.tables import FeatureSpec, TableSpec
 
 
+def is_wide(rows: int) -> bool:
+    """Whether the ids of a table of so many rows take 64 bits."""
+    return rows > tf.int32.max
+
+
 def id_dtype(table: TableSpec) -> tf.DType:
     """The smallest of int32 and int64 that holds a table's ids."""
-    large = table.keys is not None or table.vocabulary_size > tf.int32.max
+    large = table.keys is not None or is_wide(table.vocabulary_size)
     return tf.int64 if large else tf.int32
 
 

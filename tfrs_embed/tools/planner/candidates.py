@@ -8,7 +8,11 @@ import math
 from typing import NamedTuple
 
 from tfrs_embed.distribution.exchange_kind import vectors_are_less
-from tfrs_embed.tools.planner.traffic import FLOAT, id_words, piece_words
+from tfrs_embed.tools.planner.traffic import (
+    FLOAT,
+    words_of_bag,
+    words_of_piece,
+)
 from tfrs_embed.tools.planner.usage import FeatureUsage, TableUsage
 
 # A narrower slice costs more for its ids than for its columns.
@@ -64,7 +68,7 @@ class Demand:
     def message_words(self) -> int:
         """Words that a replica sends to the owner of a slice."""
         return sum(
-            int(piece_words(f.most_bags, f.most_ids, self.rows, f.ragged))
+            words_of_piece(f.most_bags, f.most_ids, self.rows, f.ragged)
             for f in self.usage.features
         )
 
@@ -105,7 +109,7 @@ class Demand:
     def bag_words(self) -> int:
         """Words of a bag of each feature that is exchanged by vectors."""
         sizes = [f.bag_size or 0 for f in self.by_vectors]
-        return sum(sizes) * id_words(self.rows)
+        return sum(words_of_bag(size, self.rows) for size in sizes)
 
 
 class Candidate(NamedTuple):

@@ -27,8 +27,8 @@ from __future__ import annotations
 import dataclasses
 
 from tfrs_embed.configs.hardware import Hardware
+from tfrs_embed.distribution.traffic import WORD
 from tfrs_embed.tools.planner.candidates import Demand
-from tfrs_embed.tools.planner.traffic import WORD, Exchange
 
 _LOOKUP_PASSES = 2
 _GRADIENT_PASSES = 2
@@ -215,24 +215,11 @@ def copy_work(demand: Demand) -> float:
     return moved + _ID_BYTES["replicated"] * ids
 
 
-def passed_bytes(exchange: Exchange) -> int:
-    """Bytes that a replica sends, and those that it passes on.
-
-    Args:
-        exchange: the messages.
-
-    Returns:
-        The bytes. In an all-gather a replica passes on what it gets.
-    """
-    gathered = (exchange.replicas - 1) * exchange.all_gather_bytes
-    return exchange.all_to_all_bytes + gathered + exchange.all_reduce_bytes
-
-
 def transfer_time(sent: int, replicas: int, hardware: Hardware) -> float:
     """Seconds of sending: inside a host and out of it at the same time.
 
     Args:
-        sent: the bytes of `passed_bytes`.
+        sent: the exchange's `passed_bytes`.
         replicas: the number of replicas.
         hardware: what they run on.
     """

@@ -7,25 +7,23 @@ changes a table at a time, so most of its choices have parts that others have.
 from __future__ import annotations
 
 import itertools
-import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tfrs_embed.distribution import (
+    bag_exchange,
+    hot_rows,
+    row_exchange,
+    vector_exchange,
+)
 from tfrs_embed.distribution.exchange_kind import first_ranks
+from tfrs_embed.distribution.traffic import Collective
 from tfrs_embed.tools.planner import cost
 from tfrs_embed.tools.planner.candidates import Demand
-from tfrs_embed.tools.planner.traffic import (
-    HALF,
-    Exchange,
-    bucket,
-    hot_floats,
-    longest_message,
-    slice_messages,
-    vector_messages,
-)
+from tfrs_embed.tools.planner.traffic import Exchange, copies, longest_message
 
 #: The number of a table's slices in `Slices`, and the ranks of all of them.
 Owners = tuple[int, tuple[int, ...]]
@@ -41,20 +39,18 @@ class Part(NamedTuple):
             float64, or one number.
         work: weighted bytes that each replica reads and writes, as `lookups`.
         operations: operations of each replica.
+        exchange: the collectives of these tables.
         sent: bytes that each replica sends, and passes on.
-        collectives: collectives, without the consensus on ids.
         rounds: how many times a replica sends a message to each of the others.
-        exchange: the messages of these tables.
     """
 
     memory: Any
     lookups: Any
     work: Any
     operations: float
-    sent: int
-    collectives: int
-    rounds: int
     exchange: Exchange
+    sent: int
+    rounds: int
 
 
 class Loads(NamedTuple):
@@ -81,35 +77,19 @@ def _part(
     lookups: Any,
     work: Any,
     operations: float,
-    row: Mapping[int, int] = types.MappingProxyType({}),
-    vectors: tuple[int, int] | None = None,
-    slices: tuple[int, int] | None = None,
-    replicated: Mapping[int, int] = types.MappingProxyType({}),
-    halves: Mapping[int, int] = types.MappingProxyType({}),
-    hot: int = 0,
+    messages: Sequence[Collective],
 ) -> Part:
-    """A part, given some of its fields, and of its exchange's."""
-    exchange = Exchange(
-        len(demands[0].usage.owned),
-        row,
-        vectors,
-        slices,
-        replicated,
-        halves,
-        hot,
-        demands[0].element,
-    )
-    calls = exchange.collectives - 1 if exchange.replicas > 1 else 0
+    """A part, given its collectives on more than one replica."""
+    replicas = len(demands[0].usage.owned)
+    exchange = Exchange(replicas, tuple(messages) if replicas > 1 else ())
     return Part(
         memory,
         lookups,
         work,
         operations,
-        cost.passed_bytes(exchange),
-        calls,
-        # A ring goes around twice.
-        exchange.exchanges + bool(exchange.hot),
         exchange,
+        exchange.passed_bytes,
+        exchange.rounds,
     )
 
 
@@ -153,8 +133,9 @@ class Rows:
         if hot:
             assert demand.usage.hot is not None
             self.memory[member] += demand.hot_bytes
-            floats = hot_floats(len(demand.usage.hot.ids), demand.dim)
-            self.vectors[member, 3] = floats
+            self.vectors[member, 3] = hot_rows.num_floats(
+                len(demand.usage.hot.ids), demand.dim
+            )
         else:
             self.vectors[member, :3] = (
                 max((f.most_bags for f in demand.by_vectors), default=0),
@@ -170,32 +151,31 @@ class Rows:
         lookups, work, started = self.costs[each].sum(0).tolist()
         *_, words, floats, hot = self.vectors[each].sum(0).tolist()
         bags = int(self.vectors[each, 0].max(initial=0))
-        row, halves = self._messages(members)
+        messages = self._messages(members)
+        if bags:
+            messages += vector_exchange.collectives(
+                bags, words, floats, self.demands[0].element
+            )
+        messages += hot_rows.collectives(hot)
         return _part(
             self.demands,
             self.memory[each].sum(0),
             lookups,
             work,
             started,
-            row=row,
-            vectors=vector_messages(bags, words, floats) if bags else None,
-            halves=halves,
-            hot=hot,
+            messages,
         )
 
-    def _messages(
-        self, members: tuple[int, ...]
-    ) -> tuple[dict[int, int], dict[int, int]]:
-        """The keys of a message of each width, of four bytes and of two."""
-        row: dict[int, int] = {}
-        halves: dict[int, int] = {}
+    def _messages(self, members: tuple[int, ...]) -> list[Collective]:
+        """The collectives for keys, rows and their gradients."""
+        messages: list[Collective] = []
         kinds: dict[tuple[int, int], list[int]] = {}
         for position, member in enumerate(members):
             kind = self.kinds[member]
             if kind is not None:
                 kinds.setdefault(kind, []).append(position)
         if not kinds:
-            return row, halves
+            return messages
         world, number = self.replicas, len(self.demands)
         names = (self.demands[m % number].name for m in members)
         first = np.array(list(first_ranks(names, world).values()))
@@ -212,8 +192,11 @@ class Rows:
             kinds, high.tolist(), owners.tolist(), strict=True
         ):
             longest = longest_message(round(most, 3), count * world)
-            (halves if size == HALF else row)[dim] = bucket(longest)
-        return row, halves
+            element = self.demands[0].element
+            messages += row_exchange.collectives(
+                longest, dim, min(element, size), element
+            )
+        return messages
 
 
 class Copies:
@@ -240,7 +223,7 @@ class Copies:
             lookups,
             work,
             len(members) * cost.copy_operations(),
-            replicated={dim: bucket(count) for dim, count in keys.items()},
+            copies(keys, self.demands[0].element),
         )
 
 
@@ -329,10 +312,11 @@ class Slices:
         floats: float,
         operations: float,
     ) -> Part:
-        messages = None
+        messages: list[Collective] = []
         if members:
-            widths = {self.widths[member] for member in members}
-            messages = slice_messages(int(words), int(floats), widths)
+            unit = bag_exchange.unit_of(self.widths[m] for m in members)
+            element = self.demands[0].element
+            messages = bag_exchange.collectives(words, floats, unit, element)
         memory, lookups, work = loads
         return _part(
             self.demands,
@@ -340,5 +324,5 @@ class Slices:
             lookups,
             work,
             operations,
-            slices=messages,
+            messages,
         )

@@ -123,7 +123,7 @@ class Model:
         if machine.shared:
             work = np.add.reduceat(work, self._starts)
             started *= self.on_host
-        calls = rows.collectives + slices.collectives + copies.collectives
+        calls = sum(len(p.exchange.messages) for p in (rows, slices, copies))
         rounds = rows.rounds + slices.rounds + copies.rounds
         return StepTime(
             memory=float(work.max()) / machine.memory_bandwidth,
@@ -158,14 +158,11 @@ class Model:
                 by_row.append(i)
         rows, copies = self.rows(tuple(by_row)), self.copies(tuple(copied))
         slices = self.slices.part(owners)
-        exchange = dataclasses.replace(
-            rows.exchange,
-            slices=slices.exchange.slices,
-            replicated=copies.exchange.replicated,
-        )
+        parts = rows, slices, copies
+        messages = [m for part in parts for m in part.exchange.messages]
         return Prediction(
-            self.time(rows, slices, copies),
-            exchange,
+            self.time(*parts),
+            Exchange(self.replicas, tuple(messages)),
             self.memory(rows, slices, copies),
             rows.lookups + slices.lookups + copies.lookups,
             rows.work + slices.work + copies.work,

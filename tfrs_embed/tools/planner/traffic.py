@@ -1,15 +1,12 @@
-"""The messages of a training step: their sizes, and how many there are.
+"""The collectives of a training step on tables in given places.
 
-All replicas of a collective send messages of one size, that of the longest,
-rounded up by `bucket`. An `Exchange` has these sizes, and what follows from
-them; `exchange_of_ids` finds them for given ids, to the byte, and
-`expected_exchange` for ids of which no more than their use is known. Nothing
-here needs TensorFlow.
+The exchanges of `distribution` and `engines` say which collectives they launch
+for messages of given sizes. All replicas send messages of the size of the
+longest one. This module finds these sizes for given ids; `parts` predicts them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,27 +14,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfrs_embed.distribution import (
+    bag_exchange,
+    hot_rows,
+    row_exchange,
+    vector_exchange,
+)
+from tfrs_embed.distribution.bag_messages import id_words, piece_words
 from tfrs_embed.distribution.exchange_kind import (
-    all_reduce_bytes,
     first_ranks,
+    key_bytes,
     vectors_are_less,
 )
+from tfrs_embed.distribution.traffic import Collective, Traffic
+from tfrs_embed.engines import data_parallel
+from tfrs_embed.ops.bag_matrix import BagColumns
+from tfrs_embed.ops.bags import is_wide
 
 FLOAT = 4  # Bytes of a number of a row, and of one that is sent unless told.
 HALF = 2  # Bytes of a number of a row of bfloat16 or float16.
-KEY = 8  # Bytes of a key.
-WORD = 4  # Bytes of a number of a slice's message.
-HEAD = 4  # Words that a piece begins with: flags, bags, ids, a spare one.
-_INT32_MAX = 2**31 - 1
-
-
-class Traffic(NamedTuple):
-    """The traffic of one replica in a step; the fields of `engines.Traffic`."""
-
-    collectives: int
-    bytes: int
-    least_bytes: int
-    unique_keys: int
 
 
 class Place(NamedTuple):
@@ -61,9 +56,8 @@ class FeatureIds(NamedTuple):
     Attributes:
         table: the table's name.
         ids: the ids, [n].
-        bags: how many vectors become of them.
-        ragged: whether bags have different numbers of ids, so that these
-            travel too.
+        bags: the number of bags, each of which becomes one vector.
+        ragged: whether bags have different numbers of ids.
         weighted: whether the ids have weights.
     """
 
@@ -74,260 +68,230 @@ class FeatureIds(NamedTuple):
     weighted: bool = False
 
 
-def bucket(count: float) -> int:
-    """Rounds a count up to one of eight capacities per power of two."""
-    n = max(math.ceil(count), 8)
-    unit = 1 << (n.bit_length() - 4)
-    return -(-n // unit) * unit
+class Exchange(NamedTuple):
+    """The collectives of a step, besides the consensus on all features' ids.
 
-
-def collectives(widths: int) -> int:
-    """Collectives of a training step on tables that are sharded by row.
-
-    One agrees on the ids and on the capacities; then the keys, rows and
-    gradients of each width. Features that are exchanged by vectors are left
-    out.
+    Attributes:
+        replicas: the number of replicas.
+        messages: the collectives.
     """
-    return 1 + 3 * widths
 
+    replicas: int
+    messages: tuple[Collective, ...]
 
-def sent_bytes(
-    peers: int,
-    capacity: int,
-    dim: int,
-    element: int = FLOAT,
-    number: int = FLOAT,
-) -> int:
-    """Bytes of one width of sharded tables to a number of peers.
+    @property
+    def bytes(self) -> int:
+        """Bytes that a replica sends."""
+        return sum(each.sent(self.replicas) for each in self.messages)
 
-    Each gets a message of keys, which begins with their number, and one of rows
-    and one of gradients.
+    @property
+    def passed_bytes(self) -> int:
+        """Bytes that a replica sends and, in all-gathers, passes on."""
+        gathered = sum(m.size for m in self.messages if m.kind == "all_gather")
+        return self.bytes + (self.replicas - 2) * gathered
 
-    Args:
-        peers: the number of peers.
-        capacity: the keys of a message.
-        dim: the width.
-        element: the bytes of a number of a gradient, or of a row of four bytes.
-        number: the bytes of a number of the table's rows.
-    """
-    keys = KEY * (1 + capacity)
-    row = min(element, number)  # Rows of two bytes are sent as they are.
-    return peers * (keys + (row + element) * dim * capacity)
+    @property
+    def rounds(self) -> int:
+        """How many times a replica sends a message to each other replica."""
+        rounds = {"max": 0, "all_reduce": 2}  # A ring goes around twice.
+        return sum(rounds.get(each.kind, 1) for each in self.messages)
 
-
-def least_bytes(
-    remote_keys: float, dim: int, element: int = FLOAT, number: int = FLOAT
-) -> float:
-    """Bytes of one width for keys of other replicas, without any padding."""
-    return remote_keys * (KEY + (min(element, number) + element) * dim)
+    @property
+    def collectives(self) -> int:
+        """The number of collectives, with the consensus on ids."""
+        return len(self.messages) + (self.replicas > 1)
 
 
 def bag_size(bags: int, ids: int, ragged: bool) -> int | None:
-    """The number of ids in each of a feature's bags.
+    """The number of ids in each of a feature's bags; None: bags may differ.
 
     Args:
-        bags: how many bags there are.
-        ids: how many ids they have together.
-        ragged: whether they may differ.
-
-    Returns:
-        The number; None: it isn't the same in all.
+        bags: the number of bags.
+        ids: the number of their ids.
+        ragged: whether bags may differ.
     """
     if ragged or not bags or ids % bags:
         return None
     return ids // bags
 
 
-def id_words(rows: int, weighted: bool = False) -> int:
-    """Words of an id that travels with its bag.
+def words_of_bag(size: int, rows: int, weighted: bool = False) -> int:
+    """Words of a bag that is exchanged by vectors.
 
     Args:
-        rows: the table's rows, which decide how long an id is.
-        weighted: whether it has a weight.
-
-    Returns:
-        The number of 4-byte words.
+        size: the number of its ids.
+        rows: the table's rows.
+        weighted: whether its ids have weights.
     """
-    return (2 if rows > _INT32_MAX else 1) + weighted
+    return BagColumns(size, is_wide(rows), weighted).width
 
 
-def piece_words(
-    bags: float, ids: float, rows: int, ragged: bool, weighted: bool = False
-) -> float:
+def words_of_piece(
+    bags: int, ids: int, rows: int, ragged: bool, weighted: bool = False
+) -> int:
     """Words of a feature's ids in the message to a rank with its table's slice.
 
     Args:
-        bags: how many vectors become of the ids.
+        bags: the number of bags.
         ids: the number of ids.
-        rows: the table's rows, which decide how long an id is.
-        ragged: whether the bags' sizes travel.
-        weighted: whether weights travel.
-
-    Returns:
-        The number of 4-byte words.
+        rows: the table's rows.
+        ragged: whether bags may differ in size.
+        weighted: whether the ids have weights.
     """
-    return HEAD + ragged * bags + id_words(rows, weighted) * ids
+    of_id = id_words(is_wide(rows), weighted)
+    return int(piece_words(bags, ids, int(ragged), of_id))
 
 
-@dataclasses.dataclass(frozen=True)
-class Exchange:
-    """The sizes of a step's messages, after rounding.
+class _Step:
+    """A step on given ids; see `exchange_of_ids` for the arguments."""
 
-    Attributes:
-        replicas: the number of replicas.
-        row: for each width of tables that are sharded by row, the keys of a
-            message. A width has none if all of its features are exchanged by
-            vectors.
-        vectors: words of a message of bags, and floats of a message of vectors,
-            of all features of tables sharded by row that are exchanged by
-            vectors; None: there are none.
-        slices: words of a message of ids, and floats of a message of vectors,
-            of all tables on one rank and in columns; None: there are none.
-        replicated: for each width of replicated tables, the keys of a message.
-        halves: as `row`, of tables whose numbers have two bytes.
-        hot: numbers of the all-reduce of hot rows' gradients; 0: there are
-            none.
-        element: bytes of a number of vectors and gradients, and of rows of four
-            bytes.
-    """
+    def __init__(
+        self,
+        tables: Mapping[str, tuple[int, int]],
+        places: Mapping[str, Place],
+        ids: Sequence[Sequence[FeatureIds]],
+        element: int,
+        narrow: Collection[str],
+    ):
+        self.tables, self.places, self.ids = tables, places, ids
+        self.element, self.world = element, len(ids)
+        self.number = {t: HALF if t in narrow else FLOAT for t in tables}
+        # The features that are exchanged by vectors: the words of a bag.
+        self.by_vectors: dict[int, int] = {}
+        for i, of_ranks in enumerate(zip(*ids, strict=True)):
+            words = self._words_by_vectors(of_ranks)
+            if words is not None:
+                self.by_vectors[i] = words
+        # For each rank, the unique keys of each table but for these features.
+        self.unique = [
+            _unique_by_table(
+                f for i, f in enumerate(each) if i not in self.by_vectors
+            )
+            for each in ids
+        ]
 
-    replicas: int
-    row: Mapping[int, int]
-    vectors: tuple[int, int] | None
-    slices: tuple[int, int] | None
-    replicated: Mapping[int, int]
-    halves: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    hot: int = 0
-    element: int = FLOAT
-
-    @property
-    def all_to_all_bytes(self) -> int:
-        """Bytes that a replica sends to the others, to each its own."""
-        peers = self.replicas - 1
-        total = sum(
-            sent_bytes(peers, c, dim, self.element, number)
-            for messages, number in ((self.row, FLOAT), (self.halves, HALF))
-            for dim, c in messages.items()
-        )
-        if self.vectors is not None:
-            total += peers * self.element * self.vectors[1]
-        if self.slices is not None:
-            words, floats = self.slices
-            total += peers * (WORD * words + 2 * self.element * floats)
-        return total
-
-    @property
-    def all_gather_bytes(self) -> int:
-        """Bytes that a replica sends for all others alike."""
-        if self.replicas == 1:
-            return 0
-        size = self.element
-        total = sum(c * (KEY + size * d) for d, c in self.replicated.items())
-        if self.vectors is not None:
-            bags, vectors = self.vectors  # Vectors have gradients.
-            total += WORD * bags + size * vectors
-        return total
-
-    @property
-    def all_reduce_bytes(self) -> int:
-        """Bytes that a replica sends to its neighbour, of hot rows."""
-        return all_reduce_bytes(self.hot, self.replicas)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that a replica sends."""
-        return (
-            self.all_to_all_bytes
-            + self.all_gather_bytes
-            + self.all_reduce_bytes
-        )
-
-    @property
-    def exchanges(self) -> int:
-        """Collectives that rows, vectors or gradients travel in."""
-        if self.replicas == 1:
-            return 0
-        together = (self.vectors is not None) + (self.slices is not None)
-        of_all_to_alls = 3 * (len(self.row) + len(self.halves) + together)
-        return of_all_to_alls + 2 * len(self.replicated) + bool(self.hot)
-
-    @property
-    def collectives(self) -> int:
-        """All collectives, with those that agree on sizes and on the ids."""
-        if self.replicas == 1:
-            return 0
-        # The consensus on ids finds the sizes of tables by row, too.
-        return self.exchanges + 1 + bool(self.slices) + bool(self.replicated)
-
-
-def slice_messages(
-    words: int, floats: int, widths: Iterable[int]
-) -> tuple[int, int]:
-    """The sizes of messages to the owners of slices, rounded up.
-
-    Args:
-        words: those of the longest message of ids.
-        floats: those of the longest message of vectors.
-        widths: the widths of all slices. Vectors are moved in units of their
-            greatest common divisor.
-
-    Returns:
-        The sizes of messages of ids, in words, and of vectors, in floats.
-    """
-    unit = math.gcd(*widths)
-    return bucket(int(words)), unit * bucket(int(floats) // unit)
-
-
-def vector_messages(bags: int, words: int, floats: int) -> tuple[int, int]:
-    """The sizes of messages of features exchanged by vectors, rounded up.
-
-    Args:
-        bags: the most that a feature has on any replica.
-        words: those of a bag of each feature.
-        floats: those of a vector of each feature.
-
-    Returns:
-        The sizes of messages of bags, in words, and of vectors, in floats.
-    """
-    return bucket(bags * words), bucket(bags * floats)
-
-
-def _by_vectors(
-    tables: Mapping[str, tuple[int, int]],
-    places: Mapping[str, Place],
-    ids: Sequence[Sequence[FeatureIds]],
-    element: int,
-    narrow: Collection[str],
-) -> dict[int, int]:
-    """The features that are exchanged by vectors: the sizes of their bags."""
-    found = {}
-    for i, of_ranks in enumerate(zip(*ids, strict=True)):
-        table = of_ranks[0].table
+    def _words_by_vectors(self, ids: Sequence[FeatureIds]) -> int | None:
+        """The words of a feature's bags by vectors; None: it goes by rows."""
+        table = ids[0].table
+        rows, dim = self.tables[table]
+        place = self.places[table]
         # A replica may have no bags.
         size = bag_size(
-            sum(f.bags for f in of_ranks),
-            sum(np.size(f.ids) for f in of_ranks),
-            any(f.ragged for f in of_ranks),
+            sum(f.bags for f in ids),
+            sum(np.size(f.ids) for f in ids),
+            any(f.ragged for f in ids),
         )
-        if (
-            places[table].placement == "row"
-            and not len(places[table].hot_rows)
-            and size is not None
-            and vectors_are_less(
-                size,
-                tables[table][1],
-                len(ids),
-                element,
-                HALF if table in narrow else FLOAT,
-            )
+        if place.placement != "row" or len(place.hot_rows) or size is None:
+            return None
+        if not vectors_are_less(
+            size, dim, self.world, self.element, self.number[table]
         ):
-            found[i] = size
+            return None
+        return words_of_bag(size, rows, ids[0].weighted)
+
+    @functools.cached_property
+    def rows(self) -> dict[tuple[int, int], np.ndarray]:
+        """Keys of tables by row, [from rank, to rank].
+
+        They are by the tables' width and the bytes of a number of their rows.
+        """
+        found: dict[tuple[int, int], np.ndarray] = {}
+        by_row = (f.table for f in self.ids[0])
+        by_row = (t for t in by_row if self.places[t].placement == "row")
+        for table, first in first_ranks(by_row, self.world).items():
+            kind = self.tables[table][1], self.number[table]
+            for rank, unique in enumerate(self.unique):
+                if table not in unique:
+                    continue
+                counts = found.setdefault(
+                    kind, np.zeros([self.world] * 2, np.int64)
+                )
+                keys = np.setdiff1d(unique[table], self.places[table].hot_rows)
+                owners = (keys.astype(np.int64) + first) % self.world
+                counts[rank] += np.bincount(owners, minlength=self.world)
+        return found
+
+    def exchange(self) -> Exchange:
+        if self.world == 1:
+            return Exchange(1, ())
+        messages = [
+            each
+            for (dim, number), counts in self.rows.items()
+            for each in row_exchange.collectives(
+                counts.max(), dim, min(self.element, number), self.element
+            )
+        ]
+        if self.by_vectors:
+            tables = [self.ids[0][i].table for i in self.by_vectors]
+            messages += vector_exchange.collectives(
+                max(f[i].bags for f in self.ids for i in self.by_vectors),
+                sum(self.by_vectors.values()),
+                sum(self.tables[table][1] for table in tables),
+                self.element,
+            )
+        messages += self.hot_rows() + self._slices() + self._copies()
+        return Exchange(self.world, tuple(messages))
+
+    def hot_rows(self) -> list[Collective]:
+        return hot_rows.collectives(
+            sum(
+                hot_rows.num_floats(len(place.hot_rows), self.tables[name][1])
+                for name, place in self.places.items()
+            )
+        )
+
+    def _slices(self) -> list[Collective]:
+        words = np.zeros([self.world] * 2, np.int64)  # From each rank, to each.
+        floats = np.zeros_like(words)
+        widths = []
+        for name, place in self.places.items():
+            if place.ranks:
+                widths.append(self.tables[name][1] // len(place.ranks))
+        if not widths:
+            return []
+        for rank, features in enumerate(self.ids):
+            for f in features:
+                rows, dim = self.tables[f.table]
+                for owner in self.places[f.table].ranks:
+                    words[rank, owner] += words_of_piece(
+                        f.bags, np.size(f.ids), rows, f.ragged, f.weighted
+                    )
+                    slices = len(self.places[f.table].ranks)
+                    floats[rank, owner] += f.bags * dim // slices
+        unit = bag_exchange.unit_of(widths)
+        return bag_exchange.collectives(
+            words.max(), floats.max(), unit, self.element
+        )
+
+    def _copies(self) -> list[Collective]:
+        counts: dict[int, np.ndarray] = {}
+        for rank, unique in enumerate(self.unique):
+            for table, keys in unique.items():
+                if self.places[table].placement == "replicated":
+                    dim = self.tables[table][1]
+                    counts.setdefault(dim, np.zeros(self.world, np.int64))
+                    counts[dim][rank] += keys.size
+        return copies(
+            {dim: each.max() for dim, each in counts.items()}, self.element
+        )
+
+
+def copies(most: Mapping[int, float], element: int) -> list[Collective]:
+    """The collectives for replicated tables.
+
+    Args:
+        most: for each width the most unique keys of any replica.
+        element: bytes of a number of a gradient.
+    """
+    if not most:
+        return []
+    found = [Collective("max")]
+    for dim, keys in most.items():
+        found += data_parallel.collectives(keys, dim, element)
     return found
 
 
-def _unique_by_table(
-    features: Iterable[FeatureIds],
-) -> dict[str, np.ndarray]:
+def _unique_by_table(features: Iterable[FeatureIds]) -> dict[str, np.ndarray]:
     """The unique ids of each table."""
     ids: dict[str, list[np.ndarray]] = {}
     for feature in features:
@@ -351,89 +315,8 @@ def exchange_of_ids(
         element: bytes of a number of vectors and gradients, and of rows of four
             bytes.
         narrow: the tables whose numbers have two bytes.
-
-    Returns:
-        The exchange.
     """
-    world = len(ids)
-    by_vectors = _by_vectors(tables, places, ids, element, narrow)
-    first = first_ranks(
-        (f.table for f in ids[0] if places[f.table].placement == "row"), world
-    )
-    keys: dict[int, np.ndarray] = {}
-    halves: dict[int, np.ndarray] = {}
-    copies: dict[int, np.ndarray] = {}
-    words = np.zeros((world, world), np.int64)  # To each rank, from each.
-    floats = np.zeros((world, world), np.int64)
-    for rank, features in enumerate(ids):
-        for feature in features:
-            place = places[feature.table]
-            rows, dim = tables[feature.table]
-            for owner in place.ranks:
-                words[rank, owner] += int(
-                    piece_words(
-                        feature.bags,
-                        np.size(feature.ids),
-                        rows,
-                        feature.ragged,
-                        feature.weighted,
-                    )
-                )
-                floats[rank, owner] += feature.bags * dim // len(place.ranks)
-        others = [f for i, f in enumerate(features) if i not in by_vectors]
-        for table, unique in _unique_by_table(others).items():
-            dim = tables[table][1]
-            if places[table].placement == "row":
-                of_dtype = halves if table in narrow else keys
-                counts = of_dtype.setdefault(dim, np.zeros_like(words))
-                unique = np.setdiff1d(unique, places[table].hot_rows)
-                owners = (unique.astype(np.int64) + first[table]) % world
-                counts[rank] += np.bincount(owners, minlength=world)
-            elif places[table].placement == "replicated":
-                copies.setdefault(dim, np.zeros(world, np.int64))
-                copies[dim][rank] += unique.size
-    vectors = None
-    if by_vectors:
-        mine = {i: ids[0][i] for i in by_vectors}
-        vectors = vector_messages(
-            max(features[i].bags for features in ids for i in by_vectors),
-            sum(
-                by_vectors[i] * id_words(tables[f.table][0], f.weighted)
-                for i, f in mine.items()
-            ),
-            sum(tables[f.table][1] for f in mine.values()),
-        )
-    widths = [
-        tables[name][1] // len(place.ranks)
-        for name, place in places.items()
-        if place.ranks
-    ]
-    slices = None
-    if widths:
-        slices = slice_messages(words.max(), floats.max(), widths)
-    return Exchange(
-        world,
-        {dim: bucket(counts.max()) for dim, counts in keys.items()},
-        vectors,
-        slices,
-        {dim: bucket(counts.max()) for dim, counts in copies.items()},
-        {dim: bucket(counts.max()) for dim, counts in halves.items()},
-        sum(
-            hot_floats(len(place.hot_rows), tables[name][1])
-            for name, place in places.items()
-        ),
-        element,
-    )
-
-
-def hot_floats(rows: int, dim: int) -> int:
-    """Numbers of an all-reduce for hot rows: gradients, and who had them.
-
-    Args:
-        rows: how many rows.
-        dim: their width.
-    """
-    return rows * (dim + 1)
+    return _Step(tables, places, ids, element, narrow).exchange()
 
 
 def expected_traffic(
@@ -456,34 +339,28 @@ def expected_traffic(
     Returns:
         Each rank's traffic, as `RowWiseEngine.traffic` counts it.
     """
-    world = len(ids)
-    if world == 1:
-        return [Traffic(0, 0, 0, 0)]  # Nothing is sent, nor counted.
     hot = hot_rows or {}
     places = {t: Place("row", (), hot.get(t, ())) for t in tables}
-    exchange = exchange_of_ids(tables, places, ids, element, narrow)
-    by_vectors = _by_vectors(tables, places, ids, element, narrow)
-    first = first_ranks((f.table for f in ids[0]), world)
+    step = _Step(tables, places, ids, element, narrow)
+    world = step.world
+    if world == 1:
+        return [Traffic(0, 0, 0, 0)]  # Nothing is sent, nor counted.
+    exchange = step.exchange()
     result = []
     for rank, features in enumerate(ids):
-        least, total = float(exchange.all_reduce_bytes), 0
-        others = [f for i, f in enumerate(features) if i not in by_vectors]
-        for table, unique in _unique_by_table(others).items():
-            total += unique.size
-            unique = np.setdiff1d(unique, places[table].hot_rows)
-            owners = (unique.astype(np.int64) + first[table]) % world
-            remote = int(np.count_nonzero(owners != rank))
-            number = HALF if table in narrow else FLOAT
-            least += least_bytes(remote, tables[table][1], element, number)
-        for i, size in by_vectors.items():
-            feature = features[i]
-            rows, dim = tables[feature.table]
-            words = size * id_words(rows, feature.weighted)
-            # A vector for each of the others, and a gradient for all.
-            least += feature.bags * (WORD * words + world * element * dim)
-            total += np.size(feature.ids)
+        least = sum(each.sent(world) for each in step.hot_rows())
+        for (dim, number), counts in step.rows.items():
+            remote = int(counts[rank].sum() - counts[rank, rank])
+            least += remote * key_bytes(dim, min(element, number), element)
+        unique = sum(keys.size for keys in step.unique[rank].values())
+        for i, words in step.by_vectors.items():
+            dim = tables[features[i].table][1]
+            least += features[i].bags * vector_exchange.bag_bytes(
+                words, dim, element, world
+            )
+            unique += np.size(features[i].ids)
         result.append(
-            Traffic(exchange.collectives, exchange.bytes, int(least), total)
+            Traffic(exchange.collectives, exchange.bytes, least, unique)
         )
     return result
 
@@ -493,8 +370,8 @@ def longest_message(mean: float, messages: int) -> int:
     """The longest of many messages of one mean length.
 
     A message's length is a sum of zeros and ones: which of an owner's rows
-    occur in a batch. Of a Poisson variable of the same mean, which varies a
-    little more, this errs on the long side.
+    occur in a batch. A Poisson variable of the same mean, which stands for it
+    here, varies a little more.
 
     Args:
         mean: the mean length.
