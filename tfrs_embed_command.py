@@ -1,28 +1,26 @@
 """The command line: `tfrs-embed`, and `python -m tfrs_embed`.
 
-It is no part of the package, whose import takes the seconds that TensorFlow's
-does: what it says of itself it says at once, and TensorFlow's log is quiet
-before TensorFlow is there. A command's module is imported where that command is
-given.
+This module is outside the package because `tfrs-embed --help` must answer
+without TensorFlow's import, which takes 5 seconds: importing any module of the
+package imports TensorFlow. The module of a command is imported when that
+command is given.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import os
 import pathlib
-import re
 import runpy
-import signal
+import subprocess
 import sys
-import time
 from collections.abc import Callable, Collection, Sequence
-from typing import NoReturn
 
-#: Each command's module, whose `add_parser` adds it, and what it is for, as
-#: its own `help` says.
+#: By command, the module whose `add_parser` adds it, and the command's purpose
+#: in the words of the module.
 COMMANDS = {
     "info": (
         "tfrs_embed.tools.commands.info",
@@ -64,22 +62,25 @@ exit status: 0: all is well. 1: the work failed, or a check found something.
 tfrs-embed COMMAND --help says more.
 """
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-# Information, and what says that it is not in a file.
-_STARTING = re.compile(rb"I\d{4} |WARNING: All log messages before absl::")
+# Copies lines, but those of TensorFlow's start.
+_FILTER = """
+import os, re, sys
+start = re.compile(rb"I\\d{4} |WARNING: All log messages before absl::")
+for line in sys.stdin.buffer:
+    if not start.match(line):
+        os.write(1, line)
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command.
+    """Runs a command, and returns the process's exit status.
 
     Args:
-        arguments: those of the command line; None: the process's.
-
-    Returns:
-        The process's exit status.
+        arguments: the command line's arguments; None: the process's.
     """
     environment = dict(os.environ)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    # Behind it are the arguments of a script that a command runs.
+    # The arguments after "--" are those of a script that a command runs.
     end = given.index("--") if "--" in given else len(given)
     named = next((each for each in given[:end] if each[:1] != "-"), None)
 
@@ -102,23 +103,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def finish(work: Callable[[], int]) -> int:
-    """Does a command's work, and says in a line what ends it early.
-
-    Args:
-        work: does it, and returns the process's exit status.
-
-    Returns:
-        The process's exit status.
-    """
+    """Runs `work`, which returns the exit status; prints errors in one line."""
     try:
         status = work()
         sys.stdout.flush()
         return status
-    except ImportError as error:  # TensorFlow's, or of what a command needs.
+    except ImportError as error:  # A package is missing or damaged.
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # Of head, say, which has read enough.
-        # What is still to be written would be an error at the process's end.
+    except BrokenPipeError:  # The reader, such as head, has read enough.
+        # Python flushes stdout at its end, which must not fail again.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         return 1
@@ -128,14 +122,11 @@ def finish(work: Callable[[], int]) -> int:
 
 
 def make_parser(commands: Collection[str]) -> argparse.ArgumentParser:
-    """Makes the command line's parser.
+    """Returns the command line's parser.
 
     Args:
-        commands: the commands whose modules are imported. The others have
-            their line in the help, and no options.
-
-    Returns:
-        The parser.
+        commands: the commands whose modules are imported and add their options.
+            The others have a line in the help.
     """
     parser = argparse.ArgumentParser(
         prog="tfrs-embed",
@@ -156,47 +147,34 @@ def make_parser(commands: Collection[str]) -> argparse.ArgumentParser:
 
 
 def _import_quietly() -> None:
-    """Imports TensorFlow, without what it always says as it starts."""
+    """Imports TensorFlow, without the lines that it logs at each start."""
     os.environ[_LOG_LEVEL] = "3"
-    if "tensorflow" in sys.modules or not hasattr(os, "fork"):
+    if "tensorflow" in sys.modules:
         return
-    # The variable doesn't reach some lines of TensorFlow 2.21. A process takes
-    # them out, rather than this one: what a library says before it aborts this
-    # one is still passed on.
-    read, write = os.pipe()
+    # Some lines of TensorFlow 2.21 come in spite of the variable. A process
+    # filters them: if TensorFlow aborts this one, its last lines are passed on.
+    child = subprocess.Popen(
+        [sys.executable, "-ISc", _FILTER],
+        stdin=subprocess.PIPE,
+        stdout=2,
+        start_new_session=True,  # SIGINT must not end it before its input does.
+    )
+    assert child.stdin is not None
     stderr = os.dup(2)
-    child = os.fork()
-    if not child:
-        os.close(write)
-        _pass_on(read, stderr)
-    os.close(read)
-    os.dup2(write, 2)
-    os.close(write)
+    os.dup2(child.stdin.fileno(), 2)
+    child.stdin.close()
     try:
         importlib.import_module("tensorflow")
     finally:
-        os.dup2(stderr, 2)  # The pipe's end, unless a process has it too.
+        os.dup2(stderr, 2)
         os.close(stderr)
-        for _ in range(100):
-            if os.waitpid(child, os.WNOHANG)[0]:
-                break
-            time.sleep(0.01)
-
-
-def _pass_on(source: int, target: int) -> NoReturn:
-    """Copies lines but those that say that TensorFlow starts, and exits."""
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Until the pipe's end.
-        with os.fdopen(source, "rb") as lines:
-            for line in lines:
-                if not _STARTING.match(line):
-                    os.write(target, line)
-    finally:
-        os._exit(0)
+        # It lives on if another process has the other end of its input.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1)
 
 
 def _version() -> str:
-    """The package's version, without importing it."""
+    """Returns the package's version, without importing the package."""
     spec = importlib.util.find_spec("tfrs_embed")
     assert spec is not None and spec.origin is not None
     path = pathlib.Path(spec.origin).with_name("compat") / "version.py"

@@ -1,19 +1,24 @@
-"""What commands of `tfrs-embed` have in common: help, errors, exit statuses."""
+"""The common part of `tfrs-embed`'s commands: help, errors, exit statuses."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import textwrap
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-#: All is well.
+import tensorflow as tf
+
+T = TypeVar("T")
+
+#: The exit status of a command that did its work.
 FINE = 0
 #: The work failed, or a check found something.
 FAILED = 1
 #: The command line or an input is wrong.
 WRONG = 2
-#: A shell's exit status of a command that SIGINT ended.
+#: SIGINT ended the command.
 INTERRUPTED = 130
 
 EXIT_STATUS = """\
@@ -24,7 +29,7 @@ _WIDTH = 78
 
 
 class InputError(ValueError):
-    """What a command was given is wrong; the text says where, and how."""
+    """A command's input is wrong; the text says where, and how."""
 
 
 def add_command(
@@ -34,17 +39,14 @@ def add_command(
     description: str,
     example: str,
 ) -> argparse.ArgumentParser:
-    """Adds a command.
+    """Adds a command, and returns its parser.
 
     Args:
-        commands: what `add_subparsers` returned.
+        commands: the result of `add_subparsers`.
         name: the command's name.
-        summary: what it is for, in a few words.
-        description: what it does, one paragraph.
+        summary: its purpose in a few words.
+        description: its work, in one paragraph.
         example: a command line, or several.
-
-    Returns:
-        The command's parser.
     """
     lines = textwrap.indent(textwrap.dedent(example).strip(), "  ")
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -57,10 +59,40 @@ def add_command(
     return parser
 
 
-def fail(error: object, status: int = FAILED) -> int:
-    """Says in one line on stderr why a command ends, and returns the status.
+def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Returns an argument's `type`: `parse`, with its ValueErrors shown.
 
-    A BrokenPipeError is raised again: there is no more to say.
+    argparse doesn't show the text of a ValueError.
+    """
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def integer(least: int) -> Callable[[str], int]:
+    """Returns an argument's `type`: an int64 of at least `least`."""
+
+    def parse(text: str) -> int:
+        valid = text.isascii() and text.isdigit()
+        if not valid or not least <= int(text) <= tf.int64.max:
+            raise ValueError(
+                f"must be an integer from {least} to {tf.int64.max}, got "
+                f"{text!r}"
+            )
+        return int(text)
+
+    return checked(parse)
+
+
+def fail(error: object, status: int = FAILED) -> int:
+    """Prints an error in one line on stderr, and returns the exit status.
+
+    A BrokenPipeError is raised again: nobody reads on.
     """
     if isinstance(error, BrokenPipeError):
         raise error

@@ -1,4 +1,4 @@
-"""The command line: `tfrs-embed info`."""
+"""The command `tfrs-embed info`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.compat.version import __version__
 from tfrs_embed.tools.command_line import FINE, add_command
 
-# TensorFlow's wheels, of which an environment should have one.
+# TensorFlow's wheels; only one of them should be installed.
 _TENSORFLOWS = (
     "tensorflow",
     "tensorflow-cpu",
@@ -29,49 +29,38 @@ _TENSORFLOWS = (
     "tf-nightly-cpu",
 )
 _OTHERS = ("tf-keras", "keras", "keras-rs", "numpy", "tensorflow-recommenders")
-# Variables that this package or TensorFlow reads, and that decide what they do:
-# the report has the values of these and of no others. Other programs' secrets
-# begin with TF_, too: Terraform's are TF_VAR_... and TF_TOKEN_...
-_VARIABLES = (
-    *("TFRS_EMBED_KERNELS", "TFRS_EMBED_LOOPS", "TFRS_EMBED_PROGRESS"),
-    *("TF_CONFIG", "TF_USE_LEGACY_KERAS"),
-    *("TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL", "TF_CPP_VMODULE"),
-    *("TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS"),
-    *("TF_OVERRIDE_GLOBAL_THREADPOOL", "TF_SYNC_ON_FINISH"),
-    *("TF_ENABLE_ONEDNN_OPTS", "TF_ONEDNN_USE_SYSTEM_ALLOCATOR"),
-    *("TF_SET_ONEDNN_FPMATH_MODE", "TF_ENABLE_ZENDNN_OPTS"),
-    *("TF_DETERMINISTIC_OPS", "TF_CUDNN_DETERMINISTIC"),
-    *("TF_CUDNN_USE_AUTOTUNE", "TF_MATMUL_AUTOTUNE_ENABLE"),
-    *("TF_FORCE_GPU_ALLOW_GROWTH", "TF_FORCE_UNIFIED_MEMORY"),
-    *("TF_GPU_ALLOCATOR", "TF_GPU_HOST_MEM_LIMIT_IN_MB"),
-    *("TF_DEVICE_MIN_SYS_MEMORY_IN_MB", "TF_PER_DEVICE_MEMORY_LIMIT_MB"),
-    *("TF_GPU_THREAD_COUNT", "TF_GPU_THREAD_MODE"),
-    *("TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB"),
-    *("TF_ENABLE_COND_V2", "TF_ENABLE_CONTROL_FLOW_V2", "TF_ENABLE_WHILE_V2"),
-    *("TF_XLA_FLAGS", "TF_FUNCTION_JIT_COMPILE_DEFAULT", "TF_XLA_BRIDGE"),
-    *("TF_GRPC_DEFAULT_OPTIONS", "TF_GRPC_REUSE_PORT"),
-    *("TF_DATA_EXPERIMENT_OPT_IN", "TF_DATA_EXPERIMENT_OPT_OUT"),
-)
+# The variables whose values are shown: settings of this package and TensorFlow.
+# No others: secrets may begin with TF_, too, as Terraform's TF_VAR_... do.
+_VARIABLES = """
+  TFRS_EMBED_KERNELS TFRS_EMBED_LOOPS TFRS_EMBED_PROGRESS TF_CONFIG
+  TF_USE_LEGACY_KERAS TF_CPP_MIN_LOG_LEVEL TF_CPP_MAX_VLOG_LEVEL TF_CPP_VMODULE
+  TF_NUM_INTEROP_THREADS TF_NUM_INTRAOP_THREADS TF_OVERRIDE_GLOBAL_THREADPOOL
+  TF_SYNC_ON_FINISH TF_ENABLE_ONEDNN_OPTS TF_ONEDNN_USE_SYSTEM_ALLOCATOR
+  TF_SET_ONEDNN_FPMATH_MODE TF_ENABLE_ZENDNN_OPTS TF_DETERMINISTIC_OPS
+  TF_CUDNN_DETERMINISTIC TF_CUDNN_USE_AUTOTUNE TF_MATMUL_AUTOTUNE_ENABLE
+  TF_FORCE_GPU_ALLOW_GROWTH TF_FORCE_UNIFIED_MEMORY TF_GPU_ALLOCATOR
+  TF_GPU_HOST_MEM_LIMIT_IN_MB TF_DEVICE_MIN_SYS_MEMORY_IN_MB
+  TF_PER_DEVICE_MEMORY_LIMIT_MB TF_GPU_THREAD_COUNT TF_GPU_THREAD_MODE
+  TF_CPU_ALLOCATOR_USE_BFC TF_CPU_BFC_MEM_LIMIT_IN_MB TF_ENABLE_COND_V2
+  TF_ENABLE_CONTROL_FLOW_V2 TF_ENABLE_WHILE_V2 TF_XLA_FLAGS
+  TF_FUNCTION_JIT_COMPILE_DEFAULT TF_XLA_BRIDGE TF_GRPC_DEFAULT_OPTIONS
+  TF_GRPC_REUSE_PORT TF_DATA_EXPERIMENT_OPT_IN TF_DATA_EXPERIMENT_OPT_OUT
+"""
 _LEGACY = "TF_USE_LEGACY_KERAS"
-# Instruction sets that decide how fast lookups are, as Linux calls them.
-_INSTRUCTION_SETS = (
-    *("sse4_2", "avx", "avx2", "fma", "f16c"),
-    *("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"),
-    *("avx512_vnni", "amx_bf16", "amx_tile", "asimd", "sve", "sve2", "bf16"),
-)
+# Linux's names of the instruction sets that make lookups faster.
+_INSTRUCTION_SETS = """
+  sse4_2 avx avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_bf16
+  avx512_vnni amx_bf16 amx_tile asimd sve sve2 bf16
+"""
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to a parser's commands.
-
-    Args:
-        commands: what `add_subparsers` returned.
-    """
+    """Adds the command to those of `add_subparsers`."""
     parser = add_command(
         commands,
         "info",
         "show versions, devices and settings, for a bug report",
-        "Shows what others need to know to see what you see: versions, "
+        "Shows the settings that others need to reproduce a bug: versions, "
         "processor, memory, devices, which Keras tf.keras is, whether compiled "
         "kernels are in use, and environment variables that this package or "
         "TensorFlow reads. TF_CONFIG has the names of a cluster's hosts. It "
@@ -85,13 +74,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command.
+    """Runs the command, and returns the process's exit status.
 
-    Args:
-        args: the arguments, and the `environment` that the command began in.
-
-    Returns:
-        The process's exit status.
+    `args.environment` has the variables that the command began with.
     """
     found = gather(args.environment)
     if args.json:
@@ -102,15 +87,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def gather(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Looks at the machine and what is installed.
+    """Describes the machine and the installed packages.
 
     Args:
-        environment: the variables.
+        environment: the environment variables.
 
     Returns:
-        What there is, as JSON has it. What isn't known is None.
+        A description as JSON has it, with None for unknown values.
     """
-    devices = _devices()  # Before the kernels start TensorFlow's runtime.
+    devices = _devices()  # Loading the kernels starts TensorFlow's runtime.
     return {
         "versions": _versions(),
         "platform": platform.platform(),
@@ -121,7 +106,7 @@ def gather(environment: Mapping[str, str]) -> dict[str, Any]:
         "kernels": dataclasses.asdict(kernels.status()),
         "environment": {
             name: environment[name]
-            for name in sorted(_VARIABLES)
+            for name in sorted(_VARIABLES.split())
             if name in environment
         },
     }
@@ -154,14 +139,14 @@ def _cpu() -> dict[str, Any]:
     return {
         "name": name,
         "machine": platform.machine(),
-        "instruction_sets": [s for s in _INSTRUCTION_SETS if s in has],
+        "instruction_sets": [s for s in _INSTRUCTION_SETS.split() if s in has],
         "cores": os.cpu_count(),
         "usable_cores": len(usable(0)) if usable else os.cpu_count(),
     }
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor's fields, where Linux tells them."""
+    """Returns the fields of the first processor, on Linux."""
     lines = (_read("/proc/cpuinfo") or "").partition("\n\n")[0].splitlines()
     pairs = (line.partition(":") for line in lines)
     return {name.strip(): value.strip() for name, _, value in pairs}
@@ -177,18 +162,18 @@ def _read(path: str) -> str | None:
 def _memory() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Of Windows.
+    except (AttributeError, ValueError, OSError):  # On Windows.
         return None
 
 
 def _memory_limit() -> int | None:
-    """What a container may take, where that is known."""
+    """Returns the memory limit of the container, if there is one."""
     for path in (
         "/sys/fs/cgroup/memory.max",
         "/sys/fs/cgroup/memory/memory.limit_in_bytes",
     ):
         text = (_read(path) or "").strip()
-        # Version 1 says a very large number where there is no limit.
+        # Version 1 of cgroups has a very large number in place of no limit.
         if text.isdecimal() and int(text) < (_memory() or 2**62):
             return int(text)
     return None
@@ -209,7 +194,7 @@ def _details(device: Any) -> dict[str, str]:
 
 
 def _tf_keras() -> dict[str, str | None]:
-    """Which Keras tf.keras is; None, and why, if it can't be imported."""
+    """Returns the package and version of tf.keras, or the import's error."""
     try:
         package = str(tf.keras.__name__).partition(".")[0]
         version = str(importlib.import_module(package).__version__)
@@ -219,14 +204,7 @@ def _tf_keras() -> dict[str, str | None]:
 
 
 def as_text(found: Mapping[str, Any]) -> str:
-    """Lays out what `gather` returned as text.
-
-    Args:
-        found: that.
-
-    Returns:
-        Lines of a name and a value each.
-    """
+    """Returns the result of `gather` as lines of a name and a value."""
     lines = list(_lines(found))
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)

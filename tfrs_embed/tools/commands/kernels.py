@@ -1,4 +1,4 @@
-"""The command line: `tfrs-embed kernels`."""
+"""The command `tfrs-embed kernels`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from tfrs_embed.tools.command_line import FAILED, FINE, add_command
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to a parser's commands.
-
-    Args:
-        commands: what `add_subparsers` returned.
-    """
+    """Adds the command to those of `add_subparsers`."""
     parser = add_command(
         commands,
         "kernels",
@@ -57,11 +53,8 @@ def add_parser(commands: Any) -> None:
 def run_status(args: argparse.Namespace) -> int:
     """Tells whether the kernels are in use.
 
-    Args:
-        args: the arguments.
-
     Returns:
-        The process's exit status: 1 if they are not.
+        The process's exit status: 1 if they are not in use.
     """
     status = kernels.status()
     if args.json:

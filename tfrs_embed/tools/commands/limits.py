@@ -1,4 +1,4 @@
-"""The command line: `tfrs-embed limits`."""
+"""The command `tfrs-embed limits`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from tfrs_embed.tools.command_line import (
     WRONG,
     InputError,
     add_command,
+    checked,
     fail,
+    integer,
 )
 from tfrs_embed.tools.commands import npz_batches
 from tfrs_embed.tools.planner import model_file
 from tfrs_embed.tools.planner.model_file import Model
 
-# What makes the limits; the rest of the config is TensorFlow's default.
+# The fields of SparseCoreEmbeddingConfig that are computed.
 _LIMITS = (
     "max_ids_per_table",
     "max_unique_ids_per_table",
@@ -33,11 +35,7 @@ _LIMITS = (
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to a parser's commands.
-
-    Args:
-        commands: what `add_subparsers` returned.
-    """
+    """Adds the command to those of `add_subparsers`."""
     parser = add_command(
         commands,
         "limits",
@@ -56,7 +54,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--topology",
         required=True,
-        type=_topology,
+        type=checked(sparsecore.Topology.of),
         metavar="SLICE",
         help="the slice, such as v5p-8 or v6e-4",
     )
@@ -68,54 +66,35 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--draw",
-        type=_positive,
+        type=integer(1),
         metavar="NUMBER",
         help="how many batches to draw where there are no files [100]",
     )
     parser.add_argument(
         "--seed",
-        type=_natural,
+        type=integer(0),
         metavar="NUMBER",
-        help="of what is drawn [0]",
+        help="the seed of the drawn batches [0]",
     )
     parser.add_argument(
         "--safety",
-        type=_safety,
+        type=checked(_safety),
         default=1.2,
         metavar="FACTOR",
         help="by which the limits are raised, at least 1 [1.2]",
     )
     parser.add_argument(
         "--size-threshold",
-        type=_natural,
+        type=integer(0),
         default=10_000,
         metavar="ROWS",
-        help="tables of at most so many rows are left out, as "
-        "PartialTPUEmbedding leaves them to Keras; the layer's [10000]",
+        help="leave out tables of at most so many rows, which "
+        "PartialTPUEmbedding leaves to Keras; the layer's argument [10000]",
     )
     parser.add_argument(
         "--json", action="store_true", help="print JSON instead of text"
     )
     parser.set_defaults(run=run)
-
-
-def _topology(text: str) -> sparsecore.Topology:
-    try:
-        return sparsecore.Topology.of(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _natural(text: str, least: int = 0) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) < least:
-        raise argparse.ArgumentTypeError(
-            f"must be an integer >= {least}, got {text!r}"
-        )
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    return _natural(text, 1)
 
 
 def _safety(text: str) -> float:
@@ -124,19 +103,12 @@ def _safety(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 1 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number >= 1, got {text!r}")
+        raise ValueError(f"must be a number >= 1, got {text!r}")
     return value
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Args:
-        args: the arguments.
-
-    Returns:
-        The process's exit status.
-    """
+    """Runs the command, and returns the process's exit status."""
     try:
         require_sparse_core_api()
     except RuntimeError as error:
@@ -181,8 +153,7 @@ def run(args: argparse.Namespace) -> int:
 def _batches(
     args: argparse.Namespace, model: Model
 ) -> tuple[Iterable[Any], str]:
-    """The batches of a chip, and where they are from."""
-    drawing = args.draw is not None or args.seed is not None
+    """Returns a chip's batches, and a description of their source."""
     if args.batches is None:
         number, seed = args.draw or 100, args.seed or 0
         return (
@@ -190,11 +161,11 @@ def _batches(
             f"drawn from hotness and zipf_exponent={model.zipf_exponent:g}, "
             f"seed {seed}; those of your data may need more",
         )
-    if drawing:
+    if args.draw is not None or args.seed is not None:
         raise InputError("--draw and --seed are for a run without --batches.")
     paths: list[str] = []
     for pattern in args.batches:
-        # A name that is there is no pattern, whatever characters it has.
+        # The name of an existing file is not a pattern.
         found = glob.glob(glob.escape(pattern)) or sorted(glob.glob(pattern))
         if not found:
             raise InputError(f"--batches: there is no file '{pattern}'.")
@@ -205,7 +176,7 @@ def _batches(
 
 
 def _as_python(limits: dict[str, Any]) -> Iterable[str]:
-    """The config as code."""
+    """Yields the lines of Python that make the config."""
     yield "tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig("
     for name, value in limits.items():
         if isinstance(value, dict):

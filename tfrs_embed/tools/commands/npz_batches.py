@@ -1,8 +1,8 @@
-"""Batches of one chip for a model: those of .npz files, or drawn ones.
+"""Batches of one chip for a model: from .npz files, or drawn.
 
-In a file a feature is an array of its name, [samples] or [samples, ids]; or,
-where samples have different numbers of ids, `<name>.values`, and
-`<name>.row_splits` as in a RaggedTensor.
+In a file, a feature is an array of its name, [samples] or [samples, ids]. If
+samples have different numbers of ids, it is two arrays as in a RaggedTensor,
+`<name>.values` and `<name>.row_splits`.
 """
 
 from __future__ import annotations
@@ -26,20 +26,17 @@ _Ids = tuple[NDArray, NDArray]
 def read(
     paths: Sequence[str], model: Model, chips: int
 ) -> Iterator[dict[str, tf.RaggedTensor]]:
-    """Reads files of a batch each.
+    """Yields a chip's batches from files.
+
+    Samples without ids are added to batches smaller than the model's.
 
     Args:
-        paths: the files.
-        model: the features. Its batch_size is that of a chip.
-        chips: their number. A file may have the batch of all of them.
-
-    Yields:
-        A chip's batch. One of fewer samples is filled up with samples that have
-        no ids.
+        paths: the files, each with the batch of a chip or of all chips.
+        model: the features, and a chip's batch size.
+        chips: the number of chips.
 
     Raises:
-        InputError: a file is not as it should be, or an id is outside its
-            table.
+        InputError: a file has a wrong format, or an id is outside its table.
     """
     rows = {table.name: table.rows for table in model.tables}
     told: set[str] = set()
@@ -77,7 +74,7 @@ def _arrays(path: str) -> Mapping[str, NDArray]:
 def _feature(
     arrays: Mapping[str, NDArray], feature: Feature, rows: int, path: str
 ) -> _Ids:
-    """A feature's ids and row splits, checked."""
+    """Returns a feature's checked ids and row splits."""
     name, problem = feature.name, f"'{path}', feature '{feature.name}': "
     ragged = (name + _VALUES, name + _SPLITS)
     if name in arrays and not any(each in arrays for each in ragged):
@@ -102,8 +99,8 @@ def _feature(
             or (splits[1:] < splits[:-1]).any()
         ):
             raise InputError(
-                problem + f"{ragged[1]} must be integers that begin with 0, "
-                f"don't fall, and end with the number of {ragged[0]}."
+                problem + f"{ragged[1]} must be ascending integers from 0 to "
+                f"the number of {ragged[0]}."
             )
     else:
         raise InputError(
@@ -124,7 +121,7 @@ def _feature(
 def _of_chips(
     batch: Mapping[str, _Ids], size: int, chips: int, path: str
 ) -> Iterator[dict[str, tf.RaggedTensor]]:
-    """Cuts a file's batch into those of chips."""
+    """Yields the parts of a file's batch for each chip."""
     counts = {name: len(splits) - 1 for name, (_, splits) in batch.items()}
     samples = max(counts.values())
     if len(set(counts.values())) > 1:
@@ -133,8 +130,8 @@ def _of_chips(
         )
     if not 0 < samples <= size and samples != size * chips:
         raise InputError(
-            f"'{path}' has {samples} samples: batch_size={size} is that of a "
-            f"chip, and {chips} chips have {size * chips}."
+            f"'{path}' has {samples} samples: a chip's batch has batch_size="
+            f"{size}, and the batch of {chips} chips {size * chips}."
         )
     for start in range(0, samples, size):
         yield {
@@ -152,18 +149,9 @@ def _padded(ids: NDArray, splits: NDArray, size: int) -> tf.RaggedTensor:
 def drawn(
     model: Model, number: int, seed: int
 ) -> Iterator[dict[str, tf.RaggedTensor]]:
-    """Draws batches as a model's file describes them.
+    """Yields random batches of a chip.
 
-    A sample has as many ids as the feature's hotness says; of one that is no
-    integer, one more in some samples.
-
-    Args:
-        model: the features.
-        number: how many batches.
-        seed: of the random numbers.
-
-    Yields:
-        A chip's batch.
+    The mean number of ids in a sample is the feature's hotness.
     """
     generator = np.random.default_rng(seed)
     rows = {table.name: table.rows for table in model.tables}

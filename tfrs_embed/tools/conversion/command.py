@@ -27,6 +27,7 @@ from tfrs_embed.tools.command_line import (
     InputError,
     add_command,
     fail,
+    integer,
 )
 from tfrs_embed.tools.conversion import convert, paths, reading
 from tfrs_embed.tools.conversion.contents import Contents, Table
@@ -166,7 +167,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     )
     converts.add_argument(
         "--step",
-        type=_integer(0),
+        type=integer(0),
         help="the number of updates made, where the source doesn't tell it",
     )
     _add_shared(converts)
@@ -181,27 +182,9 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dim",
-        type=_integer(1),
+        type=integer(1),
         help="width of the rows in files of sok.Saver, which don't tell it",
     )
-
-
-def _integer(least: int) -> Callable[[str], int]:
-    """Reads an int64 of the command line that has a least value."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if not least <= value <= tf.int64.max:
-            raise argparse.ArgumentTypeError(
-                f"must be an integer from {least} to {tf.int64.max}, got "
-                f"'{text}'"
-            )
-        return value
-
-    return parse
 
 
 def _inspect(args: argparse.Namespace) -> None:

@@ -13,7 +13,9 @@ from tfrs_embed.tools.command_line import (
     FINE,
     WRONG,
     add_command,
+    checked,
     fail,
+    integer,
 )
 from tfrs_embed.tools.planner import model_file
 from tfrs_embed.tools.planner.html_report import html_report
@@ -41,13 +43,13 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("config", metavar="CONFIG.json", help="the model")
     parser.add_argument(
         "--replicas",
-        type=_replicas,
+        type=integer(1),
         metavar="NUMBER",
         help="the number of replicas [those of one host]",
     )
     parser.add_argument(
         "--topology",
-        type=_topology,
+        type=checked(_topology),
         default="8xA100",
         metavar="HOST",
         help="accelerators of a host, such as 8xA100 or 4xH100, or cpu "
@@ -55,7 +57,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--memory",
-        type=_memory,
+        type=checked(parse_bytes),
         metavar="SIZE",
         help="memory of a replica for tables and their slots, such as 40GB or "
         "1.5GiB [all that the hardware has]",
@@ -80,27 +82,9 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _replicas(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(
-            f"must be an integer >= 1, got {text!r}"
-        )
-    return int(text)
-
-
 def _topology(text: str) -> str:
-    try:
-        hardware(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    hardware(text)  # Checks it.
     return text
-
-
-def _memory(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(args: argparse.Namespace) -> int:

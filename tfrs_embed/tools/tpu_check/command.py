@@ -18,6 +18,7 @@ from tfrs_embed.tools.command_line import (
     WRONG,
     InputError,
     add_command,
+    checked,
     fail,
 )
 from tfrs_embed.tools.tpu_check.checking import check
@@ -51,7 +52,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--topology",
         required=True,
-        type=_slice,
+        type=checked(Slice.of),
         metavar="SLICE",
         help="such as v5p:2x2x1, v5p-8 or v6e-4",
     )
@@ -70,13 +71,6 @@ def add_parser(commands: Any) -> None:
         "--json", action="store_true", help="print JSON instead of text"
     )
     parser.set_defaults(run=run, arguments=[])
-
-
-def _slice(name: str) -> Slice:
-    try:
-        return Slice.of(name)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(args: argparse.Namespace) -> int:
