@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from tfrs_embed.distribution.replicas import BUCKETS, Replicas
 
-# Of a text, this many bytes reach the other replicas.
+# This many bytes of a text are sent.
 _LENGTH = 1024
-# What each byte adds to a text; zeros pad it, and add nothing.
+# The text of each byte; texts are padded with zeros.
 _BYTES = [b"", *(bytes([i]) for i in range(1, 256))]
 
 
@@ -42,13 +42,13 @@ def gather_texts(
 
     Returns [world, texts] strings.
     """
-    # Collectives carry numbers only.
+    # Collectives send numbers only.
     sent = tf.io.decode_raw(tf.stack(texts), tf.uint8, fixed_length=_LENGTH)
     bucket = min(len(texts), BUCKETS - 1)
     found = replicas.gather(replica, tf.cast(sent, tf.float32), channel, bucket)
     codes = tf.cast(found, tf.int32)
     found = tf.strings.reduce_join(tf.gather(_BYTES, codes), -1)
-    # The last character may have lost bytes.
+    # The last character may be cut.
     found = tf.strings.unicode_transcode(
         found, "UTF-8", "UTF-8", errors="ignore"
     )
@@ -84,7 +84,7 @@ def agreed_max(
     longest = replicas.max(
         replica, tf.concat([tf.stack(sizes), both], 0), channel
     )
-    # An assertion outside of a branch would wait for those of other replicas,
+    # In a branch: an assertion outside would wait for those of other replicas,
     # which wait for this one.
     return tf.cond(
         tf.equal(longest[-2], -longest[-1]),

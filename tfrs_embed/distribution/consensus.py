@@ -18,7 +18,7 @@ from tfrs_embed.distribution.alike import Facts
 from tfrs_embed.distribution.replicas import Replicas
 from tfrs_embed.ops.checks import Consensus
 
-#: Room for sizes in a verdict: all of a strategy's have one shape.
+#: The most sizes in a verdict: all verdicts of a strategy have one shape.
 MOST_SIZES = 12
 
 
@@ -41,7 +41,7 @@ class Preparation(NamedTuple):
     finish: Callable[[list[tf.Tensor], tf.Tensor], Any]
 
 
-#: Begins a lookup, as `Consensus.prepare` does; None: it can't.
+#: Begins a lookup, as `Consensus.prepare` does; None: it can't begin yet.
 Prepare = Callable[
     [Sequence[Any], Sequence[Any], Sequence[bool]], Preparation | None
 ]

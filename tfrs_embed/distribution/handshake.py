@@ -25,19 +25,19 @@ from tfrs_embed.ops import backend
 
 #: Seconds that a worker waits for the others to build the same tables.
 TIMEOUT_S = 300
-# For the others to do something for the first time it waits so long, then goes
-# on: they may be loading data, or do no such thing, which the replicas'
-# consensus notices in the next step.
+# For a first call a worker waits this long, then goes on: others may still load
+# data, or call another layer, which `ReplicaConsensus` reports in the next
+# step.
 _CALL_TIMEOUT_S = 10
-# A worker that has found a difference stays this long, for the others to find
-# it: the first worker's process keeps all messages.
+# A worker that found a difference stays this long, so that others find it: the
+# first worker's process keeps all messages.
 _LINGER_S = 5
-# An error lists so many differences, with so many characters of a value.
+# The most differences in an error, and the most characters of a value.
 _MOST_LISTED = 5
 _MOST_CHARACTERS = 200
 
-#: Facts that must be equal, in values that JSON holds: settings and their
-#: values by their owner ("Table 'movies'"), which is "" for the layer itself.
+#: Facts that must be equal, as JSON: settings and their values, by their owner
+#: ("Table 'movies'"; "" for the layer).
 Facts = dict[str, dict[str, Any]]
 
 
@@ -105,7 +105,7 @@ def compare_actions(strategy: tf.distribute.Strategy, name: str) -> None:
         RuntimeError: another worker does something else.
         tf.errors.UnavailableError: another worker has ended.
     """
-    # Without timeouts one that never comes would be waited for.
+    # Without timeouts, this would wait forever for a worker that never comes.
     if _has_several(strategy) and key_value_store.has_timeouts():
         with tf.init_scope(), contextlib.suppress(key_value_store.Late):
             _compare(replicas_lib.of(strategy), name, {}, _CALL_TIMEOUT_S)
@@ -122,7 +122,6 @@ def _compare(
     replicas: Replicas, name: str, facts: Facts, timeout: float
 ) -> None:
     me, number = replicas.worker, replicas.count("handshakes")
-    # The coordination service of the workers keeps values by key.
     prefix = f"tfrs_embed/{replicas.group}/{number}"
     ordered = json.dumps(facts, sort_keys=True)
     mine = [name, hashlib.sha256(ordered.encode()).hexdigest()]
@@ -136,8 +135,7 @@ def _compare(
         )
         if theirs == mine:
             continue
-        # The other one will see it too, as all that differ from any do: so
-        # its facts are under way.
+        # The other worker sees the difference too, and sends its facts.
         key_value_store.send(f"{prefix}/facts/{me}", ordered)
         if theirs[0] != name:
             _linger(replicas, prefix)
@@ -186,7 +184,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the numbers, strings and empty lists of a value, with paths."""
     if isinstance(value, dict) and value:
         for key, each in value.items():
-            # "Table 't': optimizer.rule.beta_1" is easier on the eye.
+            # "Table 't': optimizer.rule.beta_1" is easier to read.
             dot = "" if not path else ": " if path.endswith("'") else "."
             yield from _leaves(each, f"{path}{dot}{key}")
     elif isinstance(value, list) and value:

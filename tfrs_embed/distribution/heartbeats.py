@@ -8,7 +8,7 @@ from typing import Any
 
 from tfrs_embed.compat.private_tensorflow import context
 
-# TensorFlow's own choice, in seconds.
+# TensorFlow's default.
 _DEFAULT_S = 10.0
 
 
@@ -61,7 +61,7 @@ def set_heartbeat_timeout(seconds: float) -> None:
             "set_heartbeat_timeout must be called before the strategy is made: "
             "its workers exchange heartbeats already."
         )
-    # The strategy configures the service as it is made, and leaves this out.
+    # The strategy configures the service without a timeout when it is made.
     configure = type(service).configure_coordination_service
     service.configure_coordination_service = functools.partial(
         configure,

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tfrs_embed.compat.graphs import TracedOnce
 
-# A round of splitmix64's finaliser (Steele, Lea and Flood, "Fast splittable
-# pseudorandom number generators", OOPSLA 2014): two shifts and a factor. The
-# whole finaliser takes 24 operations there and back, one round 14.
+# One round of splitmix64's finaliser (Steele, Lea and Flood, "Fast splittable
+# pseudorandom number generators", OOPSLA 2014): two shifts and a factor. There
+# and back it takes 14 operations, the whole finaliser 24.
 _SHIFTS = (30, 31)
 _FACTOR = 0xBF58476D1CE4E5B9
 _INVERSE = pow(_FACTOR, -1, 1 << 64)
@@ -59,7 +59,7 @@ def _unmix(numbers: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(_unfold(z, _SHIFTS[0]), tf.int64)
 
 
-# Each is traced once, not for each table.
+# Each is traced once for all tables.
 _MIX = TracedOnce(_mix, tf.TensorSpec(None, tf.int64))
 _UNMIX = TracedOnce(_unmix, tf.TensorSpec(None, tf.int64))
 

@@ -22,8 +22,8 @@ from tfrs_embed.distribution.replicas import Replicas
 
 T = TypeVar("T")
 
-# A worker that is waited for is looked after this often, in seconds, and given
-# up when it has not been there so many times.
+# Seconds between checks of a worker that is waited for, and how many checks it
+# may fail.
 _INTERVAL_S = 2
 _PATIENCE = 3
 
@@ -81,7 +81,7 @@ def _require_alive(replicas: Replicas, worker: int) -> None:
     task = replicas.task(worker)
     job, number = re.findall("/(?:job|task):([^/]*)", task)
     service: Any = context.context()
-    # Those of the job's first tasks, up to this one.
+    # The job's first tasks, up to this one.
     jobs = [(job, int(number) + 1)]
     *_, error = _ask(lambda: service.get_task_states(jobs))
     if error is not None:

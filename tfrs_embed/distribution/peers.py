@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfrs_embed.compat.private_tensorflow import context
 
-# Seconds in which a worker has to answer.
+# Seconds within which a worker must answer.
 TIMEOUT_S = 2
 
 

@@ -24,22 +24,22 @@ from tfrs_embed.distribution.traffic import Collective, Sent
 from tfrs_embed.ops import backend
 from tfrs_embed.ops.stock import Stock
 
-# TensorFlow numbers its own collectives upwards from 100, one per step and
-# collective; ours have keys of their own.
+# TensorFlow numbers its own collectives from 100 upwards, one per step and
+# collective; ours have other keys.
 _FIRST_INSTANCE_KEY = 1 << 30
 #: An instance key is bound to one shape: a channel has a key for each bucket.
 BUCKETS = 512
-# TensorFlow numbers its own groups upwards from 1, one per set of devices.
+# TensorFlow numbers its own groups from 1 upwards.
 _FIRST_GROUP_KEY = 1 << 20
-# From here on collectives between the logical CPUs of one process return wrong
-# data, without an error.
+# With more logical CPUs in one process, collectives return wrong data without
+# an error.
 _MAX_LOCAL_CPUS = 11
 
 _of_strategy: Any = weakref.WeakKeyDictionary()
 
-# Counts are of the process, not of a strategy: strategies over the same devices
-# have one group key, with which one's collectives would be taken for the
-# other's.
+# Counts belong to the process, not to a strategy: strategies over the same
+# devices have one group key, so that TensorFlow would confuse their
+# collectives.
 _numbers: Counter[str] = Counter()
 
 
@@ -70,11 +70,11 @@ class Replicas:
         self._strategy = weakref.ref(strategy)
         self._ranks: list[int] | None = None
         self._ids_by_rank: list[int] = list(range(self.world))
-        # One replica has no collectives.
+        # A single replica has no collectives.
         self._launchers = [] if self.world == 1 else _launchers(strategy)
         self.local = max(1, len(self._launchers))
-        # Of each local replica: its group's key, and the ranks of this group in
-        # TensorFlow's order, which on GPUs follows their interconnect.
+        # For each local replica its group's key, and the group's ranks in
+        # TensorFlow's order, which on GPUs depends on their interconnect.
         self._group_keys: list[int] = [
             each._group_key for each in self._launchers
         ]
@@ -153,8 +153,8 @@ class Replicas:
         return self.local if neighbours else 1
 
     def _find_ranks(self) -> list[int]:
-        # Ranks order tasks by name ("10" before "2"), and GPUs by their
-        # interconnect.
+        # TensorFlow sorts ranks by tasks' names ("10" before "2"), and GPUs by
+        # their interconnect.
         ids = self._ids()
         [self._ids_by_rank, *_] = self._gather_numbers(ids)
         return [self._ids_by_rank.index(i) for i in ids]
@@ -356,8 +356,8 @@ class Replicas:
             kind, size = "all_to_all", size // self.world
         self.sent[replica].add(bytes=Collective(kind, size).sent(self.world))
         if values.dtype == tf.bfloat16:
-            # TensorFlow gathers none. No bit of what is sent changes, so that
-            # it may be of another dtype.
+            # TensorFlow has no bfloat16 collectives. Bits don't change, so
+            # another dtype of that size serves.
             values = tf.bitcast(values, tf.float16)
             found = self._launch(op, replica, values, channel, bucket)
             return tf.bitcast(found, tf.bfloat16)

@@ -26,31 +26,30 @@ from tfrs_embed.distribution import heartbeats, peers
 from tfrs_embed.distribution.peers import is_there
 from tfrs_embed.distribution.replicas import Replicas
 
-# What TensorFlow raises in the survivors.
+# The errors that TensorFlow raises in survivors.
 _ERRORS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.DeadlineExceededError,
 )
-# The service tells all at once what one has reported, or has told them what it
-# has found itself. Without it they find out by heartbeats, some 5 s apart.
+# How long a worker stays. The service passes its report on at once; without the
+# service, others find out by heartbeats, about 5 s apart.
 _TOLD_S, _UNTOLD_S = 1, 5
-# The first worker stays for as long as others need the service, at most.
+# The first worker stays up to this long, while others need the service.
 _LAST_S = 10
 _INTERVAL_S = 0.1
-# A process that stands still misses its thread's next look at the clock, and
-# takes little processor time meanwhile: one whose other threads keep this one
-# waiting takes all of a core. It notices the others' end within so many seconds
-# after it goes on.
+# A process stood still if its thread misses looks at the clock, and the process
+# used little processor time: other busy threads would use all of a core. It
+# notices the others' end within this many seconds afterwards.
 _LOOK_S = 0.25
 _IDLE = 0.5
 _NOTICED_S = 60
-# TensorFlow sends a heartbeat in each half of the timeout. The last one before
-# a process stands still may be that old.
+# TensorFlow sends a heartbeat in each half of the timeout, so the last one
+# before a process stands still may be that old.
 _OVERDUE = 0.5
-# Asking for another worker stops all of Python for up to `peers.TIMEOUT_S`.
+# Asking for a worker blocks all of Python for up to `peers.TIMEOUT_S`.
 _ASKED_S = 1.25 * peers.TIMEOUT_S
-# What the error says if the first worker answers no heartbeat.
+# The error contains this if the first worker answers no heartbeat.
 _SILENT = "CoordinationService/Heartbeat"
 
 _watching = False
@@ -88,7 +87,8 @@ def _end(me: int, tasks: list[str]) -> None:
     # The exception that ends the program, if one does.
     error = getattr(sys, "last_value", None)
     if isinstance(error, _ERRORS):
-        # The main thread may have failed before the other has looked.
+        # So that the thread looks at the clock after the main thread has
+        # failed.
         time.sleep(2 * _LOOK_S)
         _tell(me, tasks, silent=me != 0 and _SILENT in str(error))
 
@@ -104,7 +104,7 @@ def _tell(me: int, tasks: list[str], silent: bool) -> None:
     others = {w: task for w, task in enumerate(tasks) if w != me}
     gone = {w: task for w, task in others.items() if not is_there(task)}
     names = " and ".join(f"worker {w} ({task})" for w, task in gone.items())
-    # It may be why the others are gone.
+    # This may be why the others are gone.
     if _stood_s > 0 and time.monotonic() - _went_on < _NOTICED_S:
         text = (
             f"Worker {me} ends because it stood still for {_stood_s:.0f} s: a "
@@ -128,7 +128,7 @@ def _tell(me: int, tasks: list[str], silent: bool) -> None:
     text += " A job that is started again goes on after its last checkpoint."
     print(text, file=sys.stderr, flush=True)
     service: Any = context.context()
-    # It fails where all know already, or the first worker is gone.
+    # This fails if all know already, or the first worker is gone.
     with contextlib.suppress(tf.errors.OpError):
         service.report_error_to_cluster(tf.errors.UNAVAILABLE, text)
     seconds = _LAST_S if me == 0 else _UNTOLD_S if 0 in gone else _TOLD_S

@@ -18,10 +18,10 @@ from tfrs_embed.distribution.replicas import Replicas
 
 #: Seconds after which a wait is reported.
 AFTER_S = 10
-# The part of these after which a worker tells the others what it waits for.
-# Collectives that wait for nobody have ended by then, and send nothing.
+# After this part of `AFTER_S` a worker tells the others what it waits for. Most
+# collectives have ended by then, and send nothing.
 _ANNOUNCED_AFTER = 0.1
-# Seconds in which the store has to answer whether a worker has come.
+# Seconds within which the store must answer.
 _ANSWER_S = 0.1
 
 
@@ -37,7 +37,7 @@ def together(replicas: Replicas, action: str) -> Iterator[None]:
         return
     ended = threading.Event()
     prefix = f"tfrs_embed/{replicas.group}/wait/{replicas.count('waits')}"
-    # The service that has the store may not answer: only this thread waits.
+    # In a thread, because the store may not answer.
     threading.Thread(
         target=_watch, args=[replicas, action, prefix, ended], daemon=True
     ).start()
@@ -61,7 +61,7 @@ def _watch(
     first = _ANNOUNCED_AFTER * AFTER_S
     if ended.wait(first):
         return
-    # Where the service has ended, what waits fails and says why.
+    # If the service has ended, the collective fails with its own error.
     with contextlib.suppress(tf.errors.OpError):
         mine = f"{prefix}/{replicas.worker}"
         key_value_store.send(mine, action)

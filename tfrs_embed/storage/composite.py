@@ -34,12 +34,12 @@ class CompositeVariable(Trackable):
         strategy: tf.distribute.Strategy,
     ) -> None:
         self._variables = list(variables)
-        # Where Keras looks whether a weight is of its strategy.
+        # Keras checks here whether a weight belongs to its strategy.
         self._distribute_strategy = strategy
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Keras would put the functions of a SavedModel that it loads here,
-        # which know the shards' own variables only.
+        # Keras would set these when it loads a SavedModel, to functions that
+        # know the shards' variables only.
         if name not in ("_serialize_to_tensors", "_restore_from_tensors"):
             super().__setattr__(name, value)
 
@@ -78,11 +78,11 @@ class CompositeVariable(Trackable):
     def _serialize_to_tensors(self) -> dict[str, Any]:
         if self.exporting or not tf.executing_eagerly():
             return {}
-        # By its full name the host is the device that TensorFlow has other
-        # variables on; with several it would save and restore in a function.
+        # With the host's full name, as other variables have, TensorFlow saves
+        # and restores without a function.
         with tf.init_scope(), tf.device("CPU:0"):
             host = tf.zeros([]).device
-        # Restoring asks for what there is to save, too, and must not read it.
+        # A callable: restoring asks for it too, and must not read the value.
         whole = SaveSpec(
             tensor=self.read,
             slice_spec="",
@@ -126,7 +126,7 @@ def _to_tensor(
 tf.register_tensor_conversion_function(CompositeVariable, _to_tensor)
 
 
-# Keras's HDF5 format takes nothing else.
+# Keras's HDF5 format takes only variables.
 tf.Variable.register(CompositeVariable)
 
 
@@ -189,7 +189,7 @@ class CompositeTable(CompositeVariable, Rows):
             self.write_rows(0, value)
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        # For checkpoints that are written while the training goes on.
+        # For asynchronous checkpoints.
         if self not in object_map:
             object_map[self] = self._copy_on_host()
         copies = object_map[self]._variables

@@ -47,7 +47,7 @@ class CompositeStep(CompositeVariable):
         return tf.convert_to_tensor(self._variables[0])
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        # For checkpoints that are written while the training goes on.
+        # For asynchronous checkpoints.
         if self not in object_map:
             with tf.init_scope(), tf.device("CPU:0"):
                 object_map[self] = UnmirroredVariable(self.numpy())

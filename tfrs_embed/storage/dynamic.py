@@ -84,7 +84,7 @@ class DynamicTable(TableState):
         self._step = step
         assert self.spec.keys is not None
         counted = are_counted(self.spec.keys)
-        # The others are written for the keys that are there.
+        # Keys come first: the other parts belong to them.
         parts = [KEYS, *self._rows.names]
         for part in parts + [*COUNTERS, CANDIDATES] * counted:
             variable = KeyedVariable(

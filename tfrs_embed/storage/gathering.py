@@ -12,7 +12,7 @@ from tfrs_embed.compat.graphs import TracedOnce
 from tfrs_embed.distribution import waits
 from tfrs_embed.distribution.replicas import Replicas
 
-# The most numbers of 64 bits that a shard sends at once are 2 to this: 16 MiB.
+# A shard sends at most 2 to this power numbers of 64 bits at once: 16 MiB.
 _LARGEST = 21
 
 

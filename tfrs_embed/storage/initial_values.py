@@ -26,8 +26,8 @@ BLOCK_ELEMENTS = 1 << 22
 
 _PARTITION = {"partition_shape", "partition_offset"}
 
-# The arguments of TF's and Keras's random initializers, which agree. Those
-# missing here are subclasses that only fill in the arguments.
+# The arguments that TF's and Keras's random initializers share. Other random
+# initializers are subclasses that fill in arguments.
 _SAMPLERS = {
     "RandomNormal": ("mean", "stddev", "seed"),
     "RandomUniform": ("minval", "maxval", "seed"),
@@ -37,7 +37,7 @@ _SAMPLERS = {
 
 _Shape = tuple[int, int]
 
-# The task of making several tables' rows, of which one table's are a part.
+# The progress of making several tables, if this table is one of them.
 _building: contextvars.ContextVar[progress.Task | None] = (
     contextvars.ContextVar("building", default=None)
 )
@@ -82,7 +82,7 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
             block = (min(size, table.vocabulary_size - first), table.dim)
             rows = checked(table, make(first, block), block, first)
             yield first, _rounded(table, rows, first)
-            # The caller has put the rows where they are to be.
+            # The caller has stored the rows.
             task.advance(_bytes_of_rows(table, block[0]))
 
 
@@ -146,8 +146,8 @@ def _sampler(initializer: Any, name: str, shape: _Shape) -> Callable[..., Any]:
         isinstance(initializer, init_ops_v2.Initializer)
         and initializer.seed is not None
     ):
-        # TF's would repeat itself in each block. tf_keras's, which gives the
-        # same values if not partitioned, mixes the offset into its seed.
+        # TF's would repeat its values in each block. tf_keras's mixes the
+        # offset into the seed, and gives the same values without partitions.
         keras: Any = importlib.import_module(kerases.TF_KERAS)
         kind = getattr(keras.initializers, name)
         initializer = kind(
@@ -165,8 +165,8 @@ def _sampler(initializer: Any, name: str, shape: _Shape) -> Callable[..., Any]:
                 partition_offset=(first, 0),
             )
         if name == "VarianceScaling":
-            # Given the table's shape, TF's takes its fans, but Keras's take the
-            # block's: all have been given the block's.
+            # TF's would take the fans of the table's shape, Keras's takes those
+            # of the block. Both got the block's shape.
             fans = fan_of(initializer, block) / fan_of(initializer, shape)
             rows *= math.sqrt(fans)
         return rows
@@ -178,7 +178,7 @@ def _of_block(initializer: Any, first: int) -> Any:
     """Returns an initializer of Keras 3, without partitions, for one block."""
     if not first or not isinstance(initializer.seed, int):
         return initializer
-    # It would repeat itself in each block.
+    # It would repeat its values in each block.
     mixed = np.random.SeedSequence([initializer.seed, first])
     seed = int(mixed.generate_state(1)[0] >> 1)
     config = {**initializer.get_config(), "seed": seed}
@@ -227,7 +227,7 @@ def parameters(initializer: Any) -> set[str]:
 
 
 def _call(initializer: Any, shape: _Shape, **partition: Any) -> Any:
-    # TF documents initializers of a shape alone; its own take a dtype too.
+    # TF documents initializers without a dtype; its own take one.
     if len(parameters(initializer) - _PARTITION) > 1:
         return initializer(shape, tf.float32, **partition)
     return initializer(shape, **partition)

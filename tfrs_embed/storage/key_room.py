@@ -13,7 +13,7 @@ from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.distribution.key_shards import shards_of
 from tfrs_embed.storage.key_rules import key_rules
 
-# A full shard is warned of if more than this part of the table's rows is free.
+# A full shard is reported if more than this part of all rows is free.
 _FREE_PART = 1 / 8
 
 

@@ -18,21 +18,21 @@ from tfrs_embed.configs.dynamic_keys import (
 from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.storage import key_values
 
-#: The row of a key that has none: it is read, never written, and zeros.
+#: The row of keys without a row: zeros, read and never written.
 ABSENT = 0
-#: The row that takes the gradients of keys without one, and is never read.
+#: The row for gradients of keys without a row: written and never read.
 TRASH = 1
-#: The first row that a key can have.
+#: The first row of keys.
 FIRST_ROW = 2
 
-# Rows beside those that keys have, for planned ones of a full table: at least
-# one in so many, and for small tables as many as there are, up to a limit.
+# Extra rows, for reservations in a full table: one per 32 rows, or, in small
+# tables, as many as rows, up to a limit.
 _SPARE_PART = 32
 _MOST_SPARE_OF_SMALL = 1024
-# Where no key is evicted, a shard has so many standard deviations more rows
-# than keys that fall on it on average.
+# If no key is evicted, a shard has this many standard deviations more rows than
+# the average number of keys of a shard.
 _DEVIATIONS = 6
-# No table grows beyond what an index of rows can count.
+# Beyond the range of row indices.
 _UNLIMITED = 2**40
 
 

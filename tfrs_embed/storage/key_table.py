@@ -24,7 +24,7 @@ from tfrs_embed.compat import graphs
 from tfrs_embed.storage.key_rules import FIRST_ROW, KeyRules, Live
 from tfrs_embed.storage.key_table_numpy import NumpyOperations
 
-# Whatever the shard's device.
+# Keys are on the host, whatever the shard's device.
 _HOST = "/device:CPU:0"
 
 

@@ -35,12 +35,12 @@ from tfrs_embed.storage.initial_values import (
 Maker = Callable[[tf.Tensor], tf.Tensor]
 
 _HOST = "/device:CPU:0"
-# A multiple of the numbers that any processor computes at once.
+# A multiple of the vector length of every processor.
 _PACKET = 64
 _GOLDEN = 0x9E3779B97F4A7C15
-# Both sides of a normal distribution beyond which Keras draws again.
+# Keras draws again beyond so many standard deviations,
 _TRUNCATED_AT = 2.0
-# What is left of the standard deviation then, as Keras has it.
+# which leaves this part of the standard deviation.
 _TRUNCATED_STDDEV = 0.87962566103423978
 
 
@@ -51,7 +51,7 @@ def seed_of(table: TableSpec) -> int:
     and its layer's where several tables have one name.
     """
     initializer = table.initializer
-    # Keras 3 picks a seed where none is given, and keeps what was.
+    # Keras 3 picks a seed if none is given, and keeps the given one apart.
     given = getattr(
         initializer, "_init_seed", getattr(initializer, "seed", None)
     )
@@ -201,7 +201,7 @@ def _draw(
     with tf.device(_HOST):
         numbers = tf.reshape(_uniform(seed, keys, dim), [-1])
         size = tf.size(numbers)
-        # What fills no packet of the processor's is rounded otherwise.
+        # The rest of an unfilled vector would be rounded differently.
         numbers = tf.pad(numbers, [[0, -size % _PACKET]])
         if kind == "truncated_normal":
             tail = math.erfc(_TRUNCATED_AT / math.sqrt(2)) / 2
@@ -217,12 +217,12 @@ def _uniform(seed: tf.Tensor, keys: tf.Tensor, dim: tf.Tensor) -> tf.Tensor:
     key = _mix(tf.bitcast(keys, tf.uint64))
     state = _mix(tf.bitwise.bitwise_xor(seed, key))
     bits = _mix(state[:, None] + tf.cast(tf.range(dim), tf.uint64))
-    # 23 bits, and a half for the middle of their interval, are a float32.
+    # 23 bits, plus a half for the middle of their interval, fit a float32.
     steps = tf.cast(tf.bitwise.right_shift(bits, _uint64(41)), tf.float32)
     return (steps + 0.5) * 2.0**-23
 
 
-# One for all tables: each is traced once.
+# All tables share these, so each is traced once.
 _DRAW = {
     kind: graphs.TracedOnce(
         functools.partial(_draw, kind),

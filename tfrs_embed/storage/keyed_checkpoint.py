@@ -39,12 +39,12 @@ class KeyedCheckpoint:
         self.num_new_keys = 0
         self._rows = rows
         self._step = step
-        # Keys that were read and are to be restored, in the checkpoint's order,
-        # and what is known of them.
+        # Keys that were read and not yet restored, in the checkpoint's order,
+        # with counters and candidates by name.
         self._new: tuple[np.ndarray, dict[str, np.ndarray]] | None = None
-        # The step at which they were saved, if it is known. The last use of
-        # those restored, until uses are counted from the step here; None: they
-        # had no counters.
+        # The step at which the keys were saved, if known; the largest restored
+        # step of last use, until `count_from_step` shifts it; None: no
+        # counters.
         self._saved_at: int | None = None
         self._newest: int | None = None
         self._has_step = False
@@ -120,7 +120,7 @@ class KeyedCheckpoint:
             return
         step = int(np.asarray(self._step))
         known = step if self._saved_at is None else self._saved_at
-        # Where no step was saved, no use can be later than this layer's.
+        # If no step was saved, no use may be later than this layer's step.
         later = step - max(newest, known)
         if later:
             for shard in self._rows.shards:

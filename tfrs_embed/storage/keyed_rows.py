@@ -31,9 +31,9 @@ from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW
 from tfrs_embed.storage.key_table import KeyTable
 from tfrs_embed.storage.keyed_shard import KeyedShard
 
-#: What is known of keys that have rows, each [n] int64.
+#: The counters of keys with rows, each [n] int64.
 COUNTERS = (FREQUENCY, LAST_USED)
-#: Of these each shard has integers, of all others rows.
+#: The parts that are integers; the others are rows.
 INTEGERS = (KEYS, *COUNTERS, CANDIDATES)
 
 
@@ -64,12 +64,12 @@ class KeyedRows:
         self.replicas = replicas
         self._gather = Gathering(replicas, f"read the keys of {self.owner}")
         self._said_full = False
-        # With several workers: the keys that were last written and have rows,
-        # and that moment.
+        # With several workers: the keys with rows that were last written, and
+        # the moment afterwards.
         self._written = np.zeros([0], np.int64)
         self._written_at: list[tuple[int, ...]] = []
-        # More keys than there is room for, and the values written for them:
-        # which keys stay is known when their counters are written.
+        # If keys without room were left out: all written keys, and values for
+        # them. Which keys stay is decided once their counters are written.
         self._coming: dict[str, np.ndarray] = {}
 
     def variables(self, name: str) -> list[tf.Variable]:
@@ -288,7 +288,7 @@ class KeyedRows:
     def _keys_to_write_for(self) -> np.ndarray:
         if self.replicas.workers == 1:
             return self.read(KEYS)
-        # A restoring worker can't ask the others, which may not be restoring.
+        # Not a collective: the other workers may not be restoring.
         if self.moment() != self._written_at:
             raise RuntimeError(
                 f"{self.owner} has been given keys since they were "

@@ -19,8 +19,7 @@ from tfrs_embed.storage.key_rules import ABSENT, Live, key_rules
 from tfrs_embed.storage.key_table import Found, KeyTable, KeyTables
 from tfrs_embed.storage.row_store import RowStore
 
-# Keys that get rows between steps get their initial values in blocks of so many
-# numbers.
+# How many numbers of initial values are made at once between steps.
 _BLOCK_ELEMENTS = 1 << 20
 
 
@@ -93,7 +92,7 @@ class KeyedShard:
         for name, slot in self._slots.items():
             self.write(name, rows, tf.constant(slot.initial))
 
-    # Eagerly, of what users and checkpoints read and write.
+    # For users and checkpoints, eagerly.
 
     def live(self) -> Live:
         """Returns the keys with rows, sorted by row."""

@@ -51,7 +51,7 @@ class KeyedVariable(CompositeVariable, Saved):
         self._rows = rows
         self._checkpoint = checkpoint
         self._part = part
-        # The others are written for the keys that are there.
+        # Keys come first: the other parts belong to them.
         self.order = 0 if part == KEYS else 1
 
     @property
@@ -149,7 +149,7 @@ class KeyedVariable(CompositeVariable, Saved):
             )
 
     def restore(self, key: str, reader: BundleReader) -> None:
-        # They bring their counters and the candidates.
+        # This restores counters and candidates too.
         self._checkpoint.restore_keys()
         if self._part not in self._rows.names:
             return

@@ -16,7 +16,7 @@ from tfrs_embed.optimizers.rules import Slot
 from tfrs_embed.storage import allocation
 from tfrs_embed.storage.row_store import RowStore, StoredTable
 
-# A table that grows gets one row to spare for so many.
+# A table that grows gets one spare row for this many rows.
 _SPARE_PART = 32
 
 
@@ -48,7 +48,7 @@ class MemoryRows(RowStore):
             made[name] = make_variable(
                 tf.fill([table.rows, *row], tf.cast(slot.initial, dtype)),
                 f"{spec.name}/{name}",
-                # Rows that are given to keys may become more.
+                # A table with keys can grow.
                 None if spec.keys is None else [None, *row],
             )
 
@@ -112,18 +112,18 @@ class MemoryRows(RowStore):
                 _grow_each(*given)
 
     def drop(self) -> None:
-        # An error's traceback may hold each of these.
+        # The traceback of an error may hold references to these.
         for made in self._variables.values():
             made.clear()
         self._variables.clear()
 
 
-# Of each of a table's variables, the initial value and the shape of a row.
+# For each of a table's variables its initial value and shape of a row.
 _Slots = tuple[tuple[float, tuple[int, ...]], ...]
 
 
-# Functions, as they are called in several branches, and of handles: what holds
-# variables would keep them alive in graphs that TensorFlow keeps.
+# Functions, so that several branches share one trace. They take handles, since
+# TensorFlow keeps graphs, which would keep variables alive.
 @tf.function(autograph=False, **graphs.NOT_INLINED)
 def _grow_each(
     rows: list[tf.Tensor],

@@ -81,7 +81,7 @@ def reserve(
             ),
         )
         given.append(found)
-    # Rows, new keys and new rows of each.
+    # The first three fields: rows, new keys and new rows.
     guarded = checks.guard([t for g in given for t in g[:3]])
     given = [
         GivenRows._make([*guarded[3 * i : 3 * i + 3], *g[3:]])
@@ -137,7 +137,7 @@ def commit(reservations: Sequence[Reservation]) -> list[tf.Tensor]:
             " rows.",
         ]
     )
-    # Of strings, which takes no branch.
+    # The text is joined outside of a branch.
     room = tf.debugging.Assert(tf.equal(lacking[worst], 0), [text])
     with tf.control_dependencies([room] if room is not None else []):
         given = [each._replace(rows=tf.identity(each.rows)) for each in given]
@@ -220,7 +220,7 @@ def _if_any_new(
         return [], []
 
     def do() -> list[tf.Tensor]:
-        # The last says that the work is done, whatever it returns.
+        # The last tensor says that the work is done.
         return [*work(), tf.constant(True)]
 
     new = tf.add_n([tf.size(g.new_keys) for g in given])

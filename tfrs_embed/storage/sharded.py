@@ -119,14 +119,13 @@ class ShardedVariable(CompositeTable):
         self._row = tuple(shape[1:])
         if part.columns is not None:
             self._row = (part.columns[1] - part.columns[0],)
-        # Rows of each part that the workers exchange at a time.
+        # The number of rows of each part that workers exchange at a time.
         self._rows_of_part = max(len(p.rows) for p in self._by_rank.values())
         self._block = min(
             self._rows_of_part,
             max(1, BLOCK_ELEMENTS // math.prod(self._row) // replicas.world),
         )
         self._channel = replicas.allocate(2)
-        # Traced when they are needed.
         row = tf.TensorSpec([], tf.int32)
         self._gather = TracedOnce(self._gather_block, row)
         self._swap = TracedOnce(self._swap_block, row)
@@ -187,7 +186,8 @@ class ShardedVariable(CompositeTable):
         bounds = [p.within(start, size) for p in self._by_rank.values()]
         end = max(each[1] for each in bounds)
         for row in range(min(each[0] for each in bounds), end, self._block):
-            # The last block may overlap the one before: all have one shape.
+            # The last block may overlap the one before, since all have one
+            # shape.
             row = max(0, min(row, self._rows_of_part - self._block))
             with self._together("read"):
                 gathered = self._gather(tf.constant(row))
@@ -247,8 +247,8 @@ class ShardedVariable(CompositeTable):
         writer = session.writer(self._replicas)
         shape, world = self.shape.as_list(), self._replicas.world
         if any(part.rows.step > 1 for part in self._parts):
-            # A checkpoint has rows in their order: each worker writes every
-            # world-th block, whose rows come from all.
+            # A checkpoint has rows in table order: each worker writes every
+            # world-th block, with rows from all workers.
             step = self._block * world
             for start in range(0, self._rows_of_part, step):
                 with self._together("save"):
@@ -297,11 +297,11 @@ class ShardedVariable(CompositeTable):
         """
         replicas, parts = self._replicas, self._by_rank
         assert replicas is not None
-        # The ranks in the order of their first rows.
+        # The ranks, sorted by their first rows.
         order = sorted(parts, key=lambda rank: parts[rank].rows.start)
         swapped = []
         for i, shard in enumerate(self._variables):
-            # Rows beyond the last are cut off by the receiver.
+            # The receiver cuts off rows beyond the last.
             rows = start + tf.range(replicas.world * self._block)
             rows = tf.minimum(rows, shard.shape[0] - 1)
             shape = [replicas.world, -1, *self._row]

@@ -55,7 +55,7 @@ class TableState(Trackable):
         saved.growing = self._growing
         self._saved[name] = saved
         saver.mark(variable, saved)
-        # A value that was restored before is written now.
+        # This restores a value that a checkpoint is waiting to restore.
         self._track_trackable(variable, name, overwrite=True)
 
     def _initial(
@@ -81,12 +81,12 @@ class TableState(Trackable):
             saved.exporting = save_type == "savedmodel"
         children = super()._trackable_children(save_type, **kwargs)
         if save_type == "savedmodel":
-            # Its functions hold the variable that they read.
+            # Its functions keep the variable.
             children.pop(LEARNING_RATE, None)
         return children
 
     def _checkpoint_adapter(self, path: str) -> None:
-        # Asked before what is below is restored, which may be much later.
+        # The children may be restored much later.
         self._growing = growth.allowed()
         for saved in self._saved.values():
             saved.growing = self._growing
@@ -139,8 +139,8 @@ class Tables(Trackable, Mapping[str, TableState]):
         """The number of tables."""
         return len(self._states)
 
-    # A mapping compares what it holds, and so has no hash; TensorFlow keeps
-    # what it tracks by its identity.
+    # Mappings compare by content and have no hash. TensorFlow tracks objects by
+    # identity.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -155,7 +155,7 @@ class Tables(Trackable, Mapping[str, TableState]):
     def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
         found = super()._lookup_dependency(name, *args, **kwargs)
         if found is None:
-            # Keras looks for what it finds in a SavedModel.
+            # Keras looks up names that are in a SavedModel.
             for table, state in self._states.items():
                 if table != name and in_saved_model(table) == name:
                     return state
