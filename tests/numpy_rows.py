@@ -78,10 +78,6 @@ class NumpyRows(RowStore):
                 each._replace(variables=self._tables[name]), ids, gradients
             )
 
-    def count(self, table):
-        rows = self._tables[table][PARAMETERS].array
-        return tf.constant(len(rows), tf.int64)
-
     def resize(self, rows):
         raise NotImplementedError("Tables of keys are kept in memory.")
 

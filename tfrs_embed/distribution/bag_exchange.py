@@ -1,8 +1,8 @@
-"""Bags of ids sent to the replicas that hold their tables' columns.
+"""The exchange of bags with the replicas that hold their tables' columns.
 
-A replica sends each feature's bags to all replicas that hold columns of its
-table; these look them up, and send one vector for each bag back. All features
-and widths travel in one collective each way.
+A replica sends a feature's bags to all replicas that hold columns of its table.
+These look the bags up, and send back one vector per bag. All features and
+widths share one collective each way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfrs_embed.distribution.traffic import WORD, Collective, capacity_of
 from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops.bags import BaggedIds
 
-# The collective channels of an exchange, one for each kind of message.
+# The channels, one per kind of message.
 _SIZES, _BAGS, _VECTORS, _GRADIENTS = range(4)
 
 
@@ -76,10 +76,9 @@ class BagExchange:
     Args:
         replicas: the replicas.
         pieces: the pieces of all features on all replicas.
-        name: whose they are, for errors.
-        features: what errors call each feature.
-        wire: what vectors and gradients are sent as; ids and weights are sent
-            as they are.
+        name: the layer, as errors name it.
+        features: the features, as errors name them.
+        wire: the dtype in which vectors and gradients are sent.
     """
 
     def __init__(
@@ -95,28 +94,20 @@ class BagExchange:
         self._channel = replicas.allocate(4)
         self._name = name
         self._features = tuple(features)
-        #: In the order of messages: by rank, then by feature.
+        #: In the order of messages.
         self.pieces = sorted(pieces, key=lambda p: (p.rank, p.feature))
         self._ranks = tf.constant([p.rank for p in self.pieces])
         self.unit = unit_of(p.width for p in self.pieces)
 
     def here(self, replica: int) -> list[Piece]:
-        """The pieces that a local replica holds, in the order of messages."""
+        """Returns a local replica's pieces, in the order of messages."""
         rank = self._replicas.ranks[replica]
         return [p for p in self.pieces if p.rank == rank]
 
     def send_bags(
         self, replica: int, bags: Sequence[BaggedIds], training: bool
     ) -> BagsReceived:
-        """Sends bags to the replicas that hold their tables' columns.
-
-        Args:
-            replica: the local replica that calls.
-            bags: each feature's bags.
-            training: whether this is part of a training step.
-
-        Returns:
-            What the others asked of this one.
+        """Sends each feature's bags to the replicas with its table's columns.
 
         Raises:
             tf.errors.InvalidArgumentError: other replicas have weights for
@@ -160,8 +151,7 @@ class BagExchange:
         received, counts = bag_messages.read(
             operations, self.here(replica), bags, message, words
         )
-        # What this replica needs without padding: the pieces that it holds need
-        # no message.
+        # The bytes without padding; pieces of this replica need no message.
         rank = self._replicas.ranks[replica]
         remote = tf.constant([int(p.rank != rank) for p in self.pieces])
         asked, units = (
@@ -187,26 +177,25 @@ class BagExchange:
         vectors: list[tf.Tensor],
         training: bool,
     ) -> dict[tuple[int, int], tf.Tensor]:
-        """Answers with vectors.
+        """Answers bags with vectors; returns those of this replica's own bags.
 
         Args:
             replica: the local replica that calls.
-            received: what `send_bags` returned.
-            vectors: of each piece that this replica holds, [count, width],
-                float32 or of the wire's dtype.
+            received: the result of `send_bags`.
+            vectors: for each piece here [count, width], float32 or of the
+                wire's dtype.
             training: whether this is part of a training step.
 
         Returns:
-            By the feature and the rank of each piece, those of this replica's
-            bags, [count, width] float32. Its own pieces' are rounded as the
-            others' are.
+            By each piece's feature and rank, [count, width] float32. Pieces of
+            this replica are rounded like the others.
         """
         world = self._replicas.world
         operations = self._replicas.operations(replica, training)
         units = self._units(replica, received)
         values = self._in_units(vectors)
         if len(vectors) > 1:
-            # From piece after piece to replica after replica.
+            # From the order of pieces to the order of replicas.
             starts = tf.cumsum(tf.reshape(units, [-1]), exclusive=True)
             starts = tf.transpose(tf.reshape(starts, [-1, world]))
             values = operations.copy_runs(values, starts, tf.transpose(units))
@@ -216,7 +205,7 @@ class BagExchange:
         message = self._replicas.all_to_all(
             replica, message, self._channel + _VECTORS, received.bucket
         )
-        # From each replica its pieces' vectors, and what its message is longer.
+        # From each replica its pieces' vectors, then its padding.
         sizes = tf.concat(
             [
                 received.floats,
@@ -243,17 +232,16 @@ class BagExchange:
         received: BagsReceived,
         gradients: dict[tuple[int, int], tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Sends the gradients of vectors to where these came from.
+        """Sends vectors' gradients back to where the vectors came from.
 
         Args:
             replica: the local replica that calls.
-            received: what `send_bags` returned.
-            gradients: by the feature and the rank of each piece, [count,
-                width].
+            received: the result of `send_bags`.
+            gradients: by each piece's feature and rank, [count, width].
 
         Returns:
-            Of each piece that this replica holds, those of all replicas' bags,
-            [count, width].
+            For each piece here the gradients of all replicas' bags, [count,
+            width].
         """
         operations = self._replicas.operations(replica, training=True)
         message = operations.pad_runs(
@@ -279,12 +267,12 @@ class BagExchange:
         ]
 
     def _units(self, replica: int, received: BagsReceived) -> tf.Tensor:
-        """The units that each replica's vectors take, [pieces here, world]."""
+        """Returns the units of replicas' vectors, [pieces here, world]."""
         widths = [p.width // self.unit for p in self.here(replica)]
         return received.counts * tf.constant(widths, tf.int32, [len(widths), 1])
 
     def _in_units(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Values, one after the other: [n, unit], as they are sent."""
+        """Encodes values, one after the other, as [n, unit]."""
         rows = [_of_width(v, self.unit) for v in values]
         return self._wire.encode(
             tf.concat(rows, 0) if rows else tf.zeros([0, self.unit])
@@ -292,7 +280,7 @@ class BagExchange:
 
 
 def _of_width(values: tf.Tensor, width: int) -> tf.Tensor:
-    """The same numbers as rows of a width."""
+    """Reshapes values to rows of a width."""
     if values.shape.rank == 2 and values.shape[1] == width:
         return values
     return tf.reshape(values, [-1, width])

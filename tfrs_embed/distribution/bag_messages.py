@@ -1,12 +1,11 @@
-"""Messages of bags: what a replica sends to one that holds pieces of tables.
+"""Messages of bags, to replicas that hold pieces of tables.
 
-A message begins with a head for each piece. Then come, of all pieces in turn,
-the lengths of the bags where they differ, the ids of 32 bits, those of 64, and
-the weights. So a reader finds with a few operations what all pieces have of a
-kind, however many features there are.
+A message begins with a head for each piece. Then, for all pieces in turn, come
+the lengths of bags if they differ, ids of 32 bits, ids of 64 bits, and weights.
+So a few operations read all pieces of one kind.
 
-All of it is float32 words, which GPUs move and send as they do rows; int32 they
-don't.
+Messages consist of float32 words, which GPUs move and send; they don't do so
+with int32.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from tfrs_embed.ops.bags import (
 )
 from tfrs_embed.ops.stock import Stock
 
-#: The words of a head: whether there are the bags' lengths, how many bags and
-#: how many ids there are, and one to spare.
+#: The words of a head: whether lengths follow, the number of bags, the number
+#: of ids, one spare.
 HEAD = 4
 
 
@@ -33,10 +32,10 @@ class Piece(NamedTuple):
     """A feature's share on one replica.
 
     Attributes:
-        feature: the feature's place among all.
+        feature: the feature's index.
         table: its table's name.
         rank: the rank of the replica that holds these columns.
-        width: their number.
+        width: the number of columns.
         wide: whether ids take 64 bits.
     """
 
@@ -53,7 +52,7 @@ class Written(NamedTuple):
     Attributes:
         words: [n] float32, the messages, rank after rank.
         counts: [pieces] int32, the bags of each piece.
-        sizes: [pieces] int32, the words of each one's message with its head.
+        sizes: [pieces] int32, the words of each piece, its head included.
     """
 
     words: tf.Tensor
@@ -87,7 +86,7 @@ def write(pieces: Sequence[Piece], bags: Sequence[BaggedIds]) -> Written:
     """
     wide = {p.feature for p in pieces if p.wide}
     used = {p.feature: bags[p.feature] for p in pieces}
-    # Of features first: a feature may have several pieces.
+    # By feature first: a feature may have several pieces.
     has_lengths = tf.constant([int(not b.even) for b in used.values()])
     counts = tf.stack([b.count for b in used.values()])
     numbers = num_rows([b.ids for b in used.values()])
@@ -141,15 +140,16 @@ def read(
     """Reads messages.
 
     Args:
-        operations: the operations where the messages are.
-        mine: the pieces that they are for, those of one replica.
-        bags: each feature's bags here: those that have weights have them in
-            messages, too.
+        operations: the operations on the messages' device.
+        mine: the pieces of this replica.
+        bags: each feature's bags here: messages have weights for the same
+            features.
         message: [world, words] float32, the messages of all replicas.
         words: scalar int32.
 
     Returns:
-        Each piece's bags, and [pieces, world] int32, how many came from whom.
+        Each piece's bags; and how many came from each replica, [pieces, world]
+        int32.
     """
     world = message.shape[0]
     if not mine:
@@ -167,7 +167,7 @@ def read(
         for part in (narrow, wide, weighted)
     ]
     sizes = [has_lengths * counts, ids_of[0], 2 * ids_of[1], ids_of[2]]
-    # As `write` has them.
+    # In the order of `write`.
     starts = tf.cumsum(tf.concat(sizes, 0), 0, exclusive=True)
     starts += tf.range(world) * words + HEAD * len(mine)
     starts = tf.split(
@@ -213,7 +213,7 @@ def read(
 
 
 def _lengths_as_words(bags: dict[int, BaggedIds]) -> dict[int, tf.Tensor]:
-    """Features' bags' lengths as float32 words, [count], where they differ."""
+    """Returns bags' lengths as float32 words, [count], where they differ."""
     splits = {i: b.splits for i, b in bags.items() if b.splits is not None}
     found = {}
     if splits:
@@ -232,7 +232,7 @@ def _lengths_as_words(bags: dict[int, BaggedIds]) -> dict[int, tf.Tensor]:
 def _ids_as_words(
     ids: dict[int, tf.Tensor], wide: bool
 ) -> dict[int, tf.Tensor]:
-    """Features' ids as float32 words, one for each, or two if wide."""
+    """Returns features' ids as float32 words, one per id, or two if wide."""
     if not ids:
         return {}
     given = of_one_dtype([*ids.values()])
@@ -245,16 +245,10 @@ def _ids_as_words(
 def _words(
     operations: Stock, flat: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Pieces' words, from all sources.
+    """Returns each piece's words, source after source.
 
-    Args:
-        operations: the operations where the messages are.
-        flat: the words of all messages.
-        starts: [pieces, world] int32, where those of each source begin.
-        sizes: [pieces, world] int32, how many they are.
-
-    Returns:
-        Each piece's words, source after source.
+    `starts` and `sizes`, [pieces, world] int32, say where the words of each
+    source begin in `flat`, and how many they are.
     """
     if sizes.shape[0] == 0:
         return []

@@ -1,13 +1,13 @@
 """The exchange of keys, rows and gradients between replicas and shards.
 
-Keys are made unique on the replica that looks them up, so that each row travels
-once in each direction. All replicas send each other messages of one capacity,
-a bucket above the longest that any of them has for another.
+Keys are unique on the replica that looks them up, so that each row is sent once
+in each direction. All replicas' messages have one capacity: the next bucket
+above the longest message.
 
 In one stage, every replica has a message for every other. In two stages, the
-replicas of a host collect what they want of other hosts, each for those of the
-same place on all hosts: repeated keys of a host travel between hosts once, and
-messages are fewer and longer.
+replicas of a host first collect the keys for other hosts, each for the replicas
+of its own place on all hosts. So a key that repeats on a host is sent to
+another host once, and messages are fewer and longer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tfrs_embed.distribution.wire import Wire
 from tfrs_embed.ops.bags import BaggedIds
 from tfrs_embed.ops.messages import Route
 
-#: The kinds of messages of an exchange, each of which has a channel.
+#: The kinds of messages; each has a channel.
 KEYS, ROWS, GRADIENTS, COUNTS = range(4)
 
 
@@ -75,13 +75,12 @@ class Received(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """One replica's keys for its group, of an exchange in two stages.
+    """One replica's keys for its group, if the exchange has two stages.
 
     Attributes:
-        first: the first stage: the keys that the replicas of its group asked it
-            for.
-        route: these, made unique.
-        second: the second stage, of these unique keys.
+        first: the first stage: keys from the replicas of its group.
+        route: these keys, made unique.
+        second: the second stage, of the unique keys.
     """
 
     first: Received
@@ -92,14 +91,13 @@ class Collected(NamedTuple):
 class RowExchange:
     """Exchanges keys, rows and gradients of groups of tables, in one stage.
 
-    What belongs to a group is in a mapping by the group's number. All replicas
-    must call together.
+    Arguments by group are mappings from the group's number. All replicas must
+    call together.
 
     Args:
-        replicas: those that exchange: all, or the groups of some.
-        groups: for each group the width of its tables, and what their rows are
-            sent as.
-        wire: what gradients are sent as.
+        replicas: the replicas that exchange: all, or groups of some.
+        groups: for each group the tables' width, and the wire of their rows.
+        wire: the wire of gradients.
 
     Attributes:
         num_sizes: how many sizes a replica has.
@@ -115,7 +113,7 @@ class RowExchange:
         self._groups = groups
         self._wire = wire
         self.num_sizes = len(groups)
-        # Each has a channel for each kind of message.
+        # For each group a channel per kind of message.
         self._channels = [replicas.allocate(4) for _ in groups]
 
     def route(
@@ -131,13 +129,9 @@ class RowExchange:
         return operations.route(keys, self._replicas.world, table_of, tables)
 
     def sizes(self, routes: Mapping[int, Route]) -> list[tf.Tensor]:
-        """The longest of a replica's messages, of which all need the largest.
+        """Returns a replica's longest messages; all need the largest of all.
 
-        Args:
-            routes: the replica's keys.
-
-        Returns:
-            `num_sizes` scalars int64, whatever the groups.
+        They are `num_sizes` scalars int64, for any number of groups.
         """
         sizes = [tf.constant(0, tf.int64)] * self.num_sizes
         for i, routed in routes.items():
@@ -154,17 +148,14 @@ class RowExchange:
         longest: tf.Tensor,
         training: bool,
     ) -> dict[int, Received]:
-        """Sends keys to their shards.
+        """Sends keys to their shards; returns the others' requests.
 
         Args:
             replica: the local replica that calls.
             routes: the replica's keys.
-            longest: int64, the largest of all replicas' `sizes`; there may be
-                more behind them.
+            longest: int64, the largest of all replicas' `sizes`, and maybe
+                more.
             training: whether this is part of a training step.
-
-        Returns:
-            What the others asked of this replica.
         """
         operations = self._replicas.operations(replica, training)
         found = {}
@@ -201,20 +192,20 @@ class RowExchange:
         values: Mapping[int, tf.Tensor],
         kind: int,
     ) -> dict[int, tf.Tensor]:
-        """Sends what belongs to keys, after these.
+        """Sends rows, gradients or counts, which belong to keys.
 
         Args:
             replica: the local replica that calls.
-            received: what `send_keys` returned.
-            values: by the kind of message.
-            kind: `ROWS`: answers with the rows asked for, of the dtype that
-                they are sent as, and returns the answers, [`num_rows`, dim]. A
-                replica's own rows are rounded as those of the others are: one
-                id has one row on all. `GRADIENTS`: sends the answers' gradients
-                back, float32 or of the wire's dtype, rounded once in each
-                stage, and returns those of the rows, float32. `COUNTS`: sends
-                how often each unique key occurred, [u] int64, to its shard, and
-                returns the counts of the rows asked for; padding is 0.
+            received: the result of `send_keys`.
+            values: by `kind`.
+            kind: `ROWS`: answers with the rows asked for, of the dtype sent,
+                and returns the answers, [`num_rows`, dim]. A replica's own rows
+                are rounded too: an id has one row on all. `GRADIENTS`: sends
+                the answers' gradients back, float32 or of the wire's dtype,
+                rounded once per stage, and returns the rows' gradients,
+                float32. `COUNTS`: sends each unique key's occurrences, [u]
+                int64, to its shard, and returns the counts of the rows asked
+                for; padding is 0.
         """
         found = {}
         for i, asked in received.items():
@@ -238,20 +229,19 @@ class RowExchange:
 
 
 class TwoStages(RowExchange):
-    """Exchanges inside groups of neighbouring ranks, then between these.
+    """Exchanges inside groups of neighbouring ranks, then between groups.
 
-    Key k is of the replica of rank k % world, which has place
-    (k % world) % size in its group. In its own group, a replica asks the one of
-    that place, which asks that of the same place in the key's group. Inside of
-    a stage keys are sent as their quotients, so that those of the second stage
-    follow from those of the first. This is the exchange of the first stage, and
-    has that of the second.
+    Key k belongs to the replica of rank k % world, whose place in its group is
+    (k % world) % size. A replica asks the replica of that place in its own
+    group, which asks the one of the same place in the key's group. Each stage
+    sends quotients of keys, so that the second stage's keys follow from the
+    first's. This class is the first stage, and owns the second.
 
     Args:
         replicas: all replicas.
-        groups: those of tables; see `RowExchange`.
+        groups: the groups of tables; see `RowExchange`.
         size: the number of replicas in a group of the first stage.
-        wire: what gradients are sent as.
+        wire: the wire of gradients.
     """
 
     def __init__(
@@ -319,7 +309,7 @@ class TwoStages(RowExchange):
             found = self._second.send(replica, seconds, values, kind)
             answers = {}
             for i, first in firsts.items():
-                # Where nothing was asked for, any row will do.
+                # Padding may have any row.
                 place = tf.scatter_nd(
                     first.places[:, None],
                     tf.gather(seconds[i].position, stages[i].route.index),
@@ -355,15 +345,7 @@ def make(
     groups: Sequence[tuple[int, Wire]],
     wire: Wire,
 ) -> RowExchange:
-    """Makes the exchange of a strategy's replicas.
-
-    All workers must, at the same time.
-
-    Args:
-        replicas: the replicas.
-        groups: those of tables; see `RowExchange`.
-        wire: what gradients are sent as.
-    """
+    """Makes the exchange of a strategy's replicas; all workers must call."""
     size = first_stage(replicas.world, replicas.on_host)
     if size > 1:
         return TwoStages(replicas, groups, size, wire)

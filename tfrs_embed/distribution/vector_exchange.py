@@ -1,9 +1,8 @@
-"""The exchange of bags and their vectors, of tables that are sharded by row.
+"""The exchange of bags and vectors of tables that are sharded by row.
 
 Every replica gets all replicas' bags, and sends back, for each bag, the sum of
-those rows that its shard has. So a bag costs a vector from each shard, however
-many ids it has. That is less than its rows where bags have many ids and shards
-are few.
+the rows in its shard. So a bag costs a vector per shard, whatever its number of
+ids: less than its rows, if bags have many ids and shards are few.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tfrs_embed.ops import bag_matrix
 from tfrs_embed.ops.bag_matrix import BagColumns
 from tfrs_embed.ops.bags import BaggedIds, concat, is_wide
 
-# The collective channels of an exchange, one for each kind of message.
+# The channels, one per kind of message.
 _BAGS, _VECTORS, _GRADIENTS = range(3)
 
 
@@ -79,11 +78,10 @@ class VectorExchange:
 
     Args:
         replicas: the replicas.
-        name: whose tables these are, for errors.
+        name: the layer, as errors name it.
         features: all features of the engine.
-        first_ranks: the ranks that have the tables' rows 0, by name.
-        wire: what vectors and gradients are sent as; ids and weights are sent
-            as they are.
+        first_ranks: the ranks that have the tables' rows 0, by table name.
+        wire: the dtype in which vectors and gradients are sent.
     """
 
     def __init__(
@@ -107,12 +105,10 @@ class VectorExchange:
         bags: Sequence[BaggedIds],
         weighted: Sequence[bool],
     ) -> Facts:
-        """What replicas must share for their messages of bags to fit.
+        """Returns facts that must be equal on all replicas.
 
-        Args:
-            mine: the places of the features that are exchanged by vectors.
-            bags: the bags of all features.
-            weighted: which of all features have weights.
+        `mine` are the indices of the features exchanged by vectors; `bags` and
+        `weighted` are those of all features.
         """
         values = ["has another number of ids, or one not known"] * len(bags)
         for i in mine:
@@ -133,17 +129,14 @@ class VectorExchange:
         most: tf.Tensor,
         training: bool,
     ) -> VectorsReceived:
-        """Sends bags to all replicas.
+        """Sends bags to all replicas; returns what they asked of this one.
 
         Args:
             replica: the local replica that calls.
             bags: the bags of all features.
-            mine: the places of those that are exchanged by vectors.
-            most: scalar int64, the most bags that one has on any replica.
+            mine: the indices of the features exchanged by vectors.
+            most: scalar int64, the most bags of a feature on any replica.
             training: whether this is part of a training step.
-
-        Returns:
-            What the others asked of this one.
         """
         world, rank = self._replicas.world, self._replicas.ranks[replica]
         tables = [self._features[i].table for i in mine]
@@ -178,21 +171,20 @@ class VectorExchange:
         received: VectorsReceived,
         vectors: Sequence[tf.Tensor],
     ) -> dict[int, tf.Tensor]:
-        """Answers with vectors, and adds up the answers that come.
+        """Answers bags with vectors, and sums up the answers that come.
 
-        Each shard's is rounded by itself, this replica's too, and the sum is of
+        Each shard's vectors are rounded, this replica's too; the sum is
         float32.
 
         Args:
             replica: the local replica that calls.
             bags: the bags of all features.
-            received: what `send_bags` returned.
-            vectors: of each feature's bags there, [world * rows, dim], float32
-                or of the wire's dtype.
+            received: the result of `send_bags`.
+            vectors: for each feature, [world * rows, dim], float32 or of the
+                wire's dtype.
 
         Returns:
-            The vectors of this replica's bags, [count, dim], by the features'
-            places.
+            The vectors of this replica's bags, [count, dim], by feature index.
         """
         world, rows = self._replicas.world, received.rows
         dims = [v.shape[1] for v in vectors]
@@ -224,11 +216,11 @@ class VectorExchange:
         Args:
             replica: the local replica that calls.
             bags: the bags of all features.
-            received: what `send_bags` returned.
+            received: the result of `send_bags`.
             gradients: those of all features' vectors, [count, dim] float32.
 
         Returns:
-            Those of `received.bags`, [world * rows, dim].
+            The gradients of `received.bags`, [world * rows, dim].
         """
         rows = received.rows
         mine = [bags[i].scaled(gradients[i]) for i in received.features]
@@ -237,7 +229,7 @@ class VectorExchange:
         matrix = self._wire.encode(concat(padded, 1))
         matrix = self._gather(replica, matrix, rows, _GRADIENTS)
         matrix = self._wire.decode(matrix)
-        # As columns of one matrix, which kernels read without a copy.
+        # Columns of one matrix, which kernels read without a copy.
         return tf.split(matrix, dims, 1) if len(dims) > 1 else [matrix]
 
     def _gather(
@@ -247,20 +239,10 @@ class VectorExchange:
         rows: tf.Tensor,
         channel: int,
     ) -> tf.Tensor:
-        """Gathers the replicas' matrices, one below the other.
-
-        Args:
-            replica: the local replica that calls.
-            matrix: [rows, width], float32 or what a wire has encoded.
-            rows: scalar int32, the same on all replicas.
-            channel: the collective's channel, of this exchange's.
-
-        Returns:
-            [world * rows, width].
-        """
+        """Gathers matrices, [rows, width] each, as [world * rows, width]."""
         world, width = self._replicas.world, matrix.shape[1]
-        # A channel's shapes follow from the bucket alone, whatever the features
-        # of a call.
+        # A channel's shape depends on the bucket only, whatever features a call
+        # has.
         capacity, bucket = bucket_of(tf.cast(rows, tf.int64) * width)
         flat = tf.reshape(matrix, [-1])
         flat = tf.pad(flat, [[0, capacity - rows * width]])

@@ -196,11 +196,6 @@ class DynamicTable(TableState):
             RuntimeError: it is called in a traced function.
         """
         rows = self._built("evict")
-        order = self._by_score(rows, count)
-        return rows.remove(rows.read(KEYS)[order], evicted=True)
-
-    def _by_score(self, rows: KeyedRows, count: int | None) -> np.ndarray:
-        """Returns the indices of the keys to evict, among the sorted keys."""
         where = f"Table '{self.spec.name}'"
         rule = self.spec.keys.eviction  # type: ignore[union-attr]
         if rule is None:
@@ -211,9 +206,11 @@ class DynamicTable(TableState):
         keys = rows.read(KEYS)
         frequency, last_used = (rows.read(name) for name in COUNTERS)
         if isinstance(rule, TimeToLive) and count is None:
-            age = int(np.asarray(self._step)) - last_used
-            return np.flatnonzero(age > rule.steps)
-        return eviction_order(self.spec, keys, frequency, last_used)[:count]
+            evicted = int(np.asarray(self._step)) - last_used > rule.steps
+        else:
+            order = eviction_order(self.spec, keys, frequency, last_used)
+            evicted = order[:count]
+        return rows.remove(keys[evicted], evicted=True)
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Counts what training steps did with keys: the last step, and all.

@@ -42,7 +42,11 @@ class Gathering:
         counts = self._gather([np.array([len(a)], np.int64) for a in here], 0)
         row = here[0].itemsize * int(np.prod(here[0].shape[1:]))
         most = -(-row * int(np.max(counts)) // 8)
-        sent = [_numbers(array, most) for array in here]
+        # The arrays' bytes, padded with zeros.
+        sent = [
+            np.frombuffer(a.tobytes().ljust(8 * most, b"\0"), np.int64)
+            for a in here
+        ]
         parts = [np.zeros([len(counts), 0], np.int64)]
         start = 0
         while start < most:
@@ -78,9 +82,3 @@ class Gathering:
             for i, numbers in enumerate(sent)
         ]
         return gathered[0]
-
-
-def _numbers(array: np.ndarray, size: int) -> np.ndarray:
-    """Returns an array's bytes as [size] int64, padded with zeros."""
-    found = array.tobytes()
-    return np.frombuffer(found.ljust(8 * size, b"\0"), np.int64)

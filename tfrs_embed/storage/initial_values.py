@@ -83,7 +83,7 @@ def initial_blocks(table: TableSpec) -> Iterator[tuple[int, tf.Tensor]]:
             rows = checked(table, make(first, block), block, first)
             yield first, _rounded(table, rows, first)
             # The caller has stored the rows.
-            task.advance(_bytes_of_rows(table, block[0]))
+            task.advance(math.prod(block) * bytes_of(table))
 
 
 @contextlib.contextmanager
@@ -100,12 +100,8 @@ def building(tables: Sequence[TableSpec]) -> Iterator[None]:
 def _task(tables: Sequence[TableSpec]) -> progress.Task:
     names = [f"'{table.name}'" for table in tables]
     what = f"table {names[0]}" if len(names) == 1 else f"{len(names)} tables"
-    total = sum(_bytes_of_rows(t, t.vocabulary_size) for t in tables)
+    total = sum(t.vocabulary_size * t.dim * bytes_of(t) for t in tables)
     return progress.Task("Building", what, total)
-
-
-def _bytes_of_rows(table: TableSpec, rows: int) -> int:
-    return rows * table.dim * bytes_of(table)
 
 
 def _block_maker(table: TableSpec, shape: _Shape) -> Callable[..., Any]:

@@ -10,9 +10,7 @@ import numpy as np
 
 from tfrs_embed.configs.dynamic_keys import (
     CANDIDATES_PER_ROW,
-    FrequencyAdmission,
     KeysOfShards,
-    ProbabilisticAdmission,
     TimeToLive,
 )
 from tfrs_embed.configs.tables import TableSpec
@@ -84,29 +82,17 @@ def key_rules(table: TableSpec, world: int) -> KeyRules:
             else _rows_of_shard(keys.max_rows, world, exact)
         )
     candidates = keys.candidates or CANDIDATES_PER_ROW * table.vocabulary_size
-    admission, eviction = keys.admission, keys.eviction
-    policy = "none"
-    if isinstance(eviction, TimeToLive):
-        policy = "ttl"
-    elif isinstance(eviction, str):
-        policy = eviction
+    ttl = keys.eviction.steps if isinstance(keys.eviction, TimeToLive) else 0
+    policy = keys.eviction if isinstance(keys.eviction, str) else "none"
     return KeyRules(
         capacity=capacity,
         max_capacity=most,
         candidates=-(-candidates // world),
-        threshold=(
-            admission.threshold
-            if isinstance(admission, FrequencyAdmission)
-            else 0
-        ),
-        probability=(
-            admission.probability
-            if isinstance(admission, ProbabilisticAdmission)
-            else 1.0
-        ),
+        threshold=getattr(keys.admission, "threshold", 0),
+        probability=getattr(keys.admission, "probability", 1.0),
         seed=key_values.seed_of(table),
-        policy=policy,
-        ttl=eviction.steps if isinstance(eviction, TimeToLive) else 0,
+        policy="ttl" if ttl else policy,
+        ttl=ttl,
         evicts=evicts,
     )
 

@@ -145,17 +145,16 @@ class KeyedRows:
         row = 4 * math.prod(self.row_shape(name))
         found = []
         for shard in self.shards:
-            live = shard.live()
+            keys, rows, *_ = shard.live()
 
             def gather(
                 wanted: np.ndarray,
                 shard: KeyedShard = shard,
-                rows: np.ndarray = live.rows,
+                rows: np.ndarray = rows,
             ) -> tf.Tensor:
                 return shard.gather(name, rows[wanted])
 
-            n = len(live.keys)
-            found.append(HeldRows(n, row * n, gather, live.keys))
+            found.append(HeldRows(len(keys), row * len(keys), gather, keys))
         return found
 
     def find(self, keys: np.ndarray) -> np.ndarray:
@@ -217,14 +216,22 @@ class KeyedRows:
                 shard.set_known(candidates=candidates[shard_of == rank])
         elif name == KEYS:
             self.check_keys(values)
-            kept = self._write_keys(values, {})
+            kept = self.replace(values, {})
             self._coming = {} if kept.all() else {KEYS: values}
             self.warn(self.room.left_out(values, kept, ""))
         else:
             keys = self._coming.get(KEYS)
             if keys is None or len(values) != len(keys):
                 keys, self._coming = self._keys_to_write_for(), {}
-            values = self._checked_part(name, values, len(keys))
+            if name in COUNTERS:
+                values = checked_integers(name, values, len(keys), self.owner)
+            shape = (len(keys), *self.row_shape(name))
+            if values.shape != shape:
+                raise ValueError(
+                    f"{self.owner} holds {len(keys)} keys: its {name} have the "
+                    f"shape {list(shape)}, and can't be given a value of shape "
+                    f"{list(values.shape)}."
+                )
             self.write_for(name, keys, values)
             if self._coming:
                 self._coming[name] = values
@@ -243,15 +250,6 @@ class KeyedRows:
                 f"{self.owner}: keys must be ascending, each of them once."
             )
         self.room.require(keys)
-
-    def _write_keys(
-        self, keys: np.ndarray, known: Mapping[str, np.ndarray]
-    ) -> np.ndarray:
-        """Replaces all keys by those that find room, [n] bool."""
-        kept = self.replace(keys, known)
-        if self.replicas.workers > 1:
-            self._written, self._written_at = keys[kept], self.moment()
-        return kept
 
     def replace(
         self, keys: np.ndarray, known: Mapping[str, np.ndarray]
@@ -274,18 +272,21 @@ class KeyedRows:
                 last_used[mine],
                 candidates[shard_of_candidate == rank],
             )
+        if self.replicas.workers > 1:
+            self._written, self._written_at = keys[kept], self.moment()
         return kept
 
     def _choose_again(self) -> None:
         """Writes all keys again, and chooses those to leave out by counters."""
         coming, self._coming = self._coming, {}
         keys = coming.pop(KEYS)
-        self._write_keys(keys, coming)
+        self.replace(keys, coming)
         for name, values in coming.items():
             if name not in COUNTERS:
                 self.write_for(name, keys, values)
 
     def _keys_to_write_for(self) -> np.ndarray:
+        """Returns the keys to which written rows belong."""
         if self.replicas.workers == 1:
             return self.read(KEYS)
         # Not a collective: the other workers may not be restoring.
@@ -295,21 +296,6 @@ class KeyedRows:
                 "written: write the keys before their rows."
             )
         return self._written
-
-    def _checked_part(
-        self, name: str, values: np.ndarray, n: int
-    ) -> np.ndarray:
-        """Returns a part's values for n keys; checks their shape."""
-        if name in COUNTERS:
-            return checked_integers(name, values, n, self.owner)
-        shape = (n, *self.row_shape(name))
-        if values.shape != shape:
-            raise ValueError(
-                f"{self.owner} holds {n} keys: its {name} have the shape "
-                f"{list(shape)}, and can't be given a value of shape "
-                f"{list(values.shape)}."
-            )
-        return values
 
     def write_for(self, name: str, keys: np.ndarray, values: Any) -> None:
         """Sets a part, [n, ...], of unique keys; skips keys without a row."""

@@ -8,10 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfrs_embed.checkpoint.rows import CANDIDATES
-from tfrs_embed.compat import graphs
 from tfrs_embed.configs.dynamic_keys import KeysOfShards
 from tfrs_embed.configs.tables import TableSpec
-from tfrs_embed.ops.checks import message
 from tfrs_embed.ops.update import PARAMETERS
 from tfrs_embed.optimizers.rules import Slot
 from tfrs_embed.storage import key_values
@@ -195,68 +193,42 @@ class KeyedShards:
         Keys and counts are those of `Request`; `lacking`, [tables] int64, says
         how many rows each table lacks.
         """
-        if counts is None:
-            counts = tf.ones_like(keys)
-        return _NO_ROOM(
-            tf.constant([shard.owner for shard in self.shards]),
-            tf.constant([shard.without_row() for shard in self.shards]),
-            tf.constant([shard.is_unsigned for shard in self.shards]),
-            self.key_tables.info(),
-            lacking,
-            keys,
-            tf.zeros(tf.shape(keys), tf.int32)
-            if table_of is None
-            else table_of,
-            counts,
-            self.key_tables.look_up(keys, table_of).rows,
-        )
+        owners = [
+            (shard.owner, shard.without_row(), shard.is_unsigned)
+            for shard in self.shards
+        ]
+
+        def text(
+            info: np.ndarray,
+            lacking: np.ndarray,
+            absent: np.ndarray,
+            table_of: np.ndarray,
+            keys: np.ndarray,
+        ) -> bytes:
+            worst = np.argmax(lacking)
+            size, capacity, *_ = info[worst]
+            owner, without_row, is_unsigned = owners[worst]
+            if len(table_of):
+                absent &= table_of == worst
+            [key] = keys[absent][:1] if absent.any() else [np.int64(0)]
+            return (
+                f"{owner}: no room for the keys of this step: a shard has rows "
+                f"for {capacity} keys, and holds {size}. It needs "
+                f"{lacking[worst]} rows more than it can make room for; "
+                f"{key.view(np.uint64) if is_unsigned else key}{without_row}"
+            ).encode()
+
+        absent = tf.equal(self.key_tables.look_up(keys, table_of).rows, ABSENT)
+        if counts is not None:
+            absent &= counts > 0
+        if table_of is None:
+            table_of = tf.zeros([0], tf.int32)
+        inputs = [self.key_tables.info(), lacking, absent, table_of, keys]
+        with tf.device("CPU:0"):
+            made = tf.numpy_function(text, inputs, tf.string, stateful=False)
+            return tf.ensure_shape(made, [])
 
     def make_initial(self, keys: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         """Makes keys' initial rows, [m, dim]; see `key_values.make_rows`."""
         makers = [shard.make_initial for shard in self.shards]
         return key_values.make_rows(makers, keys, sizes)
-
-
-def _no_room(
-    owners: tf.Tensor,
-    ends: tf.Tensor,
-    unsigned: tf.Tensor,
-    info: tf.Tensor,
-    lacking: tf.Tensor,
-    keys: tf.Tensor,
-    table_of: tf.Tensor,
-    counts: tf.Tensor,
-    rows: tf.Tensor,
-) -> tf.Tensor:
-    """Writes the text of `KeyedShards.no_room`, of the worst table."""
-    worst = tf.argmax(lacking, output_type=tf.int32)
-    absent = tf.equal(rows, ABSENT) & (counts > 0) & tf.equal(table_of, worst)
-    key = tf.reduce_sum(tf.boolean_mask(keys, absent)[:1])
-    info = info[worst]
-    numbers = message(
-        ": no room for the keys of this step: a shard has rows for ",
-        info[1],
-        " keys, and holds ",
-        info[0],
-        ". It needs ",
-        lacking[worst],
-        " rows more than it can make room for; ",
-    )
-    named = tf.where(
-        unsigned[worst], message(tf.bitcast(key, tf.uint64)), message(key)
-    )
-    return tf.strings.join([owners[worst], numbers, named, ends[worst]])
-
-
-_NO_ROOM = graphs.TracedOnce(
-    _no_room,
-    tf.TensorSpec([None], tf.string),
-    tf.TensorSpec([None], tf.string),
-    tf.TensorSpec([None], tf.bool),
-    tf.TensorSpec([None, 12], tf.int64),
-    tf.TensorSpec([None], tf.int64),
-    tf.TensorSpec([None], tf.int64),
-    tf.TensorSpec([None], tf.int32),
-    tf.TensorSpec([None], tf.int64),
-    tf.TensorSpec([None], tf.int64),
-)

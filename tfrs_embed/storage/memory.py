@@ -86,12 +86,6 @@ class MemoryRows(RowStore):
             ]
         )
 
-    def count(self, table: str) -> tf.Tensor:
-        shape = tf.raw_ops.VariableShape(
-            input=self._variables[table][PARAMETERS].handle, out_type=tf.int64
-        )
-        return shape[0]
-
     def resize(self, rows: Mapping[str, tf.Tensor]) -> None:
         handles, slots = [], []
         for table in rows:

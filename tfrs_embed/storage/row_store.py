@@ -113,10 +113,6 @@ class RowStore(abc.ABC):
         """Updates rows that have gradients; `updates` have no variables."""
 
     @abc.abstractmethod
-    def count(self, table: str) -> tf.Tensor:
-        """Returns the number of a table's rows, a scalar int64."""
-
-    @abc.abstractmethod
     def resize(self, rows: Mapping[str, tf.Tensor]) -> None:
         """Gives tables of keys at least `rows` rows each, and some to spare.
 
