@@ -437,8 +437,8 @@ def test_names_are_text(made):
     "name", ["x" * 300, "a\nb\tc", "цены 价格", "$x_1$", "<script>", "-->"]
 )
 def test_names_in_pictures(name):
-    svg = pictures.bars("caption", [name, "b"], {"": [1.0, 2.0]}, str)
-    svg += pictures.lines("caption", [0, 1], {name: [1.0, None]}, str)
+    svg = pictures.bars("caption", {name: [1.0], "b": [2.0]}, str)
+    svg += pictures.lines("caption", {name: {0: 1.0, 1: None}}, str)
     found = Page(svg)
     assert "script" not in {tag for tag, _ in found.tags}
     assert any(name[-5:].strip() in text for text in found.text)
@@ -446,10 +446,10 @@ def test_names_in_pictures(name):
 
 def test_many_tables_in_pictures():
     names = [f"table {i}" for i in range(100)]
-    svg = pictures.bars("Sizes", names, {"": [1.0] * 100}, str)
+    svg = pictures.bars("Sizes", {name: [1.0] for name in names}, str)
     assert "Sizes (without 85 more)" in svg
-    series = {name: [1.0, 2.0] for name in names}
-    svg = pictures.lines("Norms", [0, 1], series, str)
+    series = {name: {0: 1.0, 1: 2.0} for name in names}
+    svg = pictures.lines("Norms", series, str)
     assert "Norms (without 92 more)" in svg
 
 

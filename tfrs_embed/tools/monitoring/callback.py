@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfrs_embed.compat import kerases
-from tfrs_embed.compat.arguments import as_int
 from tfrs_embed.tools.monitoring.log import StatisticsLog
-from tfrs_embed.tools.monitoring.lookups import MOST_BATCHES
 from tfrs_embed.tools.monitoring.monitor import (
     TableMonitor,
-    check_sample,
     is_layer,
+    positive,
     table_names,
 )
 from tfrs_embed.tools.monitoring.projector import (
@@ -22,6 +20,7 @@ from tfrs_embed.tools.monitoring.projector import (
     write_projectors,
 )
 from tfrs_embed.tools.monitoring.reports import StatisticsReport
+from tfrs_embed.tools.planner.inputs import MOST_BATCHES
 
 
 class TableStatistics(kerases.Hooks):
@@ -81,15 +80,10 @@ class TableStatistics(kerases.Hooks):
         batches: Any = None,
         labels: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        number = as_int(every)
-        if number is None:
-            raise TypeError(f"every must be an integer, got {every!r}.")
-        if number < 1:
-            raise ValueError(f"every must be at least 1, got {number}.")
-        self._every = number
+        self._every = positive(every, "every")
         self._log_dir = log_dir
         self._tables = None if tables is None else list(tables)
-        self._sample = check_sample(sample)
+        self._sample = None if sample is None else positive(sample, "sample")
         # An iterator has batches for one report only.
         self._batches = (
             list(itertools.islice(batches, MOST_BATCHES))
@@ -144,7 +138,7 @@ class TableStatistics(kerases.Hooks):
                 f"model '{self._model.name}' has {[x.name for x in layers]}."
             )
         iterations = getattr(self._model.optimizer, "iterations", None)
-        # After a restore, steps go on from the checkpoint's.
+        # A restored optimizer has counted steps before.
         self._step = 0 if iterations is None else int(iterations.numpy())
         self._log = StatisticsLog(self._log_dir, worker_number())
         if any(layer._has_tables for layer in layers):
@@ -166,9 +160,7 @@ class TableStatistics(kerases.Hooks):
             self._report()
 
     def on_train_end(self, logs: Any = None) -> None:
-        if any(each.step != self._step for each in self.reports) or (
-            not self.reports
-        ):
+        if {each.step for each in self.reports} != {self._step}:
             self._report()
         if self._labels:
             write_projectors(self._log_dir, self._labelled())
@@ -196,10 +188,9 @@ class TableStatistics(kerases.Hooks):
         """Returns layers with labelled tables, and these tables' labels."""
         found = []
         for layer in self._layers():
-            known = table_names(layer)
-            mine = {n: x for n, x in self._labels.items() if n in known}
-            if mine:
-                found.append((layer, mine))
+            names = [n for n in self._labels if n in table_names(layer)]
+            if names:
+                found.append((layer, {n: self._labels[n] for n in names}))
         return found
 
     def _layers(self) -> list[Any]:

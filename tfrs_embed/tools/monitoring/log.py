@@ -28,42 +28,40 @@ class StatisticsLog:
     """
 
     def __init__(self, folder: Any, worker: int = 0) -> None:
-        self._folder = make_folder(folder)
-        self._suffix = f".worker-{worker}" if worker else ""
-        self._path = tf.io.gfile.join(self._folder, FILE + self._suffix)
-        self._begins_anew = _ends_within_a_line(self._path)
-        self._writer: Any = None
+        folder = make_folder(folder)
+        suffix = f".worker-{worker}" if worker else ""
+        self._path = tf.io.gfile.join(folder, FILE + suffix)
+        _end_last_line(self._path)
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._writer = tf.summary.create_file_writer(
+                folder, filename_suffix=f".tables{suffix}"
+            )
 
     def write(self, report: StatisticsReport) -> None:
         """Writes a report."""
         # JSON has no NaN, and neither have reports.
         line = json.dumps(report.to_dict(), allow_nan=False) + "\n"
         with tf.io.gfile.GFile(self._path, "a") as file:
-            file.write("\n" * self._begins_anew + line)
-        self._begins_anew = False
-        with tf.init_scope(), tf.device("CPU:0"):
-            if self._writer is None:
-                self._writer = tf.summary.create_file_writer(
-                    self._folder, filename_suffix=f".tables{self._suffix}"
-                )
-            with self._writer.as_default(report.step):
-                for table in report.tables:
-                    _write_table(f"tables/{report.layer}/{table.table}", table)
-                for each in report.replicas:
-                    where = f"replicas/{report.layer}/{each.replica}"
-                    _scalar(f"{where}/unique_keys", each.unique_keys)
-                    _scalar(f"{where}/bytes", each.bytes)
-                if report.imbalance is not None:
-                    _scalar(
-                        f"replicas/{report.layer}/imbalance", report.imbalance
-                    )
+            file.write(line)
+        replicas = f"replicas/{report.layer}"
+        with (
+            tf.init_scope(),
+            tf.device("CPU:0"),
+            self._writer.as_default(report.step),
+        ):
+            for table in report.tables:
+                _write_table(f"tables/{report.layer}/{table.table}", table)
+            for each in report.replicas:
+                where = f"{replicas}/{each.replica}"
+                _scalar(f"{where}/unique_keys", each.unique_keys)
+                _scalar(f"{where}/bytes", each.bytes)
+            if report.imbalance is not None:
+                _scalar(f"{replicas}/imbalance", report.imbalance)
             self._writer.flush()
 
     def close(self) -> None:
-        """Closes the files."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        """Closes TensorBoard's file."""
+        self._writer.close()
 
 
 def _write_table(where: str, table: TableReport) -> None:
@@ -80,9 +78,8 @@ def _write_table(where: str, table: TableReport) -> None:
         if found:
             numbers |= {f"{kind}/{p}": found[p] for p in (0.01, 0.5, 0.99)}
             _histogram(f"{where}/{kind}", found)
-    for part in (table.lookups, table.keys):
-        kind = "lookups" if part is table.lookups else "keys"
-        if part is not None:
+    for kind in ("lookups", "keys"):
+        if part := getattr(table, kind):
             found = dict(vars(part))
             curve = found.pop("top_shares")
             numbers |= {f"{kind}/{k}": v for k, v in found.items()}
@@ -187,10 +184,13 @@ def make_folder(folder: Any) -> str:
     return folder
 
 
-def _ends_within_a_line(path: str) -> bool:
-    """Whether a file's last line has no end."""
-    if not tf.io.gfile.exists(path) or not tf.io.gfile.stat(path).length:
-        return False
+def _end_last_line(path: str) -> None:
+    """Ends the last line of a file, as a killed process may not have done."""
+    if not tf.io.gfile.exists(path):
+        return
     with tf.io.gfile.GFile(path, "rb") as file:
-        file.seek(tf.io.gfile.stat(path).length - 1)
-        return file.read(1) != b"\n"
+        file.seek(max(0, file.size() - 1))
+        last = file.read(1)
+    if last not in (b"", b"\n"):
+        with tf.io.gfile.GFile(path, "a") as file:
+            file.write("\n")

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrs_embed.configs.tables import EmbeddingSpec, TableSpec
+from tfrs_embed.configs.tables import TableSpec
 from tfrs_embed.storage.dynamic import DynamicTable
 from tfrs_embed.tools.monitoring.reports import LookupReport, top_shares
 from tfrs_embed.tools.planner.inputs import MOST_BATCHES, read_batches
-
-__all__ = ["MOST_BATCHES", "count", "lookup_statistics"]
 
 
 def lookup_statistics(layer: Any, batches: Any) -> dict[str, LookupReport]:
@@ -45,24 +43,17 @@ def lookup_statistics(layer: Any, batches: Any) -> dict[str, LookupReport]:
         ValueError: a batch doesn't fit the layer's features.
         TypeError: ids are of a wrong kind.
     """
-    return count(layer._spec, layer.tables, batches)
-
-
-def count(
-    spec: EmbeddingSpec, tables: Any, batches: Any
-) -> dict[str, LookupReport]:
-    """Counts lookups; see `lookup_statistics`. `tables` are by name."""
-    every = read_batches(spec, batches, "batches", in_range=False)
+    every = read_batches(layer._spec, batches, "batches", in_range=False)
     read = list(itertools.islice(every, MOST_BATCHES))
     found = {}
-    for table in spec.tables:
+    for table in layer._spec.tables:
         ids = [
             np.concatenate(
                 [b.values for f, b in bags.items() if f.table is table]
             )
             for bags in read
         ]
-        found[table.name] = _count(table, tables[table.name], ids)
+        found[table.name] = _count(table, layer.tables[table.name], ids)
     return found
 
 

@@ -78,7 +78,8 @@ class TableMonitor:
             None: all, in blocks.
 
     Raises:
-        TypeError: the layer has no such tables, or the sample is no integer.
+        TypeError: the layer has no tables that can be measured, or `sample` is
+            not an integer.
         ValueError: there is no table of a name, or the sample is below 1.
     """
 
@@ -93,7 +94,7 @@ class TableMonitor:
                 "TableMonitor needs a layer with tables in engines, such as "
                 f"PartialTPUEmbedding, got {type(layer).__name__}."
             )
-        self._sample = check_sample(sample)
+        self._sample = None if sample is None else positive(sample, "sample")
         self._layer = layer
         known = table_names(layer)
         for name in tables or ():
@@ -104,7 +105,8 @@ class TableMonitor:
                 )
         self._names = known if tables is None else list(dict.fromkeys(tables))
         self._before: dict[str, _Before] = {}
-        self._traffic: list[tuple[int, int]] = []
+        # Unique keys and bytes of each replica up to the last report.
+        self._traffic: Any = 0
 
     def measure(
         self, step: int | None = None, batches: Any = None
@@ -136,7 +138,7 @@ class TableMonitor:
             step = 0 if own is None else int(np.asarray(own.numpy()))
         counted: dict[str, LookupReport] = {}
         if batches is not None:
-            counted = lookups.count(self._layer._spec, states, batches)
+            counted = lookups.lookup_statistics(self._layer, batches)
         return StatisticsReport(
             self._layer.name,
             step,
@@ -207,15 +209,10 @@ class TableMonitor:
         engine_layer = self._layer._engine_layer
         if engine_layer is None:
             return ()
-        now = [(t.unique_keys, t.bytes) for t in engine_layer.engine.traffic()]
-        before = self._traffic or [(0, 0)] * len(now)
-        self._traffic = now
-        return tuple(
-            ReplicaReport(i, keys - old_keys, size - old_size)
-            for i, ((keys, size), (old_keys, old_size)) in enumerate(
-                zip(now, before, strict=True)
-            )
-        )
+        traffic = engine_layer.engine.traffic()
+        now = np.array([(t.unique_keys, t.bytes) for t in traffic], np.int64)
+        since, self._traffic = (now - self._traffic).tolist(), now
+        return tuple(ReplicaReport(i, *each) for i, each in enumerate(since))
 
 
 def _idle_shares(used: np.ndarray, step: int, known: int) -> dict[int, float]:
@@ -271,15 +268,13 @@ def is_layer(layer: Any) -> bool:
     return hasattr(layer, "_engine_layer") and hasattr(layer, "statistics")
 
 
-def check_sample(sample: Any) -> int | None:
-    """Returns the checked number of rows to read, or None for all."""
-    if sample is None:
-        return None
-    number = as_int(sample)
+def positive(value: Any, what: str) -> int:
+    """Returns an integer argument; raises an error if it is below 1."""
+    number = as_int(value)
     if number is None:
-        raise TypeError(f"sample must be an integer or None, got {sample!r}.")
+        raise TypeError(f"{what} must be an integer, got {value!r}.")
     if number < 1:
-        raise ValueError(f"sample must be at least 1, got {number}.")
+        raise ValueError(f"{what} must be at least 1, got {number}.")
     return number
 
 

@@ -101,7 +101,10 @@ def _kind(contents: Contents) -> str:
 def _growth(run: Sequence[_Checkpoint]) -> Section:
     steps = [each.step for each in run]
     by_step = None not in steps and len(set(steps)) == len(steps)
-    x = [float(step or 0) for step in steps] if by_step else range(len(run))
+    x = [step or 0 for step in steps] if by_step else list(range(len(run)))
+    # The last checkpoint's tables, then those that it no longer has.
+    found = [{t.table.path: t for t in each.tables} for each in run]
+    every = {path: t for each in reversed(found) for path, t in each.items()}
 
     def line(
         caption: str,
@@ -109,16 +112,22 @@ def _growth(run: Sequence[_Checkpoint]) -> Section:
         text: pictures.Format,
         least: float | None = None,
     ) -> str:
-        series = _series(run, value)
-        if not any(v for found in series.values() for v in found):
+        series = {
+            name: {
+                x[i]: value(tables[table.table.path])
+                for i, tables in enumerate(found)
+                if table.table.path in tables
+            }
+            for name, table in values.by_name(list(every.values())).items()
+        }
+        if not any(v for points in series.values() for v in points.values()):
             return ""  # All values are zero.
         return pictures.lines(
             caption,
-            x,
             series,
             text,
             x_label="step" if by_step else "checkpoint",
-            x_names=None if by_step else [each.name for each in run],
+            x_text=None if by_step else lambda place: run[int(place)].name,
             least=least,
         )
 
@@ -161,21 +170,3 @@ def _growth(run: Sequence[_Checkpoint]) -> Section:
 def _grown(size: int) -> str:
     sign = "-" if size < 0 else "+" if size > 0 else ""
     return sign + format_bytes(abs(size))
-
-
-def _series(
-    run: Sequence[_Checkpoint], value: Callable[[MeasuredTable], float | None]
-) -> dict[str, list[float | None]]:
-    """Returns a value of each checkpoint, by the tables' names.
-
-    The last checkpoint's tables come first, then those it no longer has.
-    """
-    found = [{t.table.path: t for t in each.tables} for each in run]
-    every = {path: t for each in reversed(found) for path, t in each.items()}
-    return {
-        name: [
-            value(each[table.table.path]) if table.table.path in each else None
-            for each in found
-        ]
-        for name, table in values.by_name(list(every.values())).items()
-    }

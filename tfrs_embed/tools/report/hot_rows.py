@@ -65,14 +65,12 @@ def picture(curves: Mapping[str, Mapping[float, float]]) -> str:
     Returns:
         The figure's HTML; "" if there are no curves.
     """
-    places = sorted({share for curve in curves.values() for share in curve})
     return pictures.lines(
         "Share of lookups that go to the rows looked up most",
-        places,
-        {name: [c.get(p) for p in places] for name, c in curves.items()},
+        curves,
         percent,
         x_label="rows, from the one looked up most",
-        x_names=[percent(place) for place in places],
+        x_text=percent,
         log_x=True,
         least=0,
     )

@@ -29,20 +29,16 @@ def limits(path: str, text: str) -> Part:
         for s in stacks
         if s.headroom_ids < 0 or s.headroom_unique_ids < 0
     ]
-    tables, buffers = (
-        format_bytes(sum(sizes))
-        for sizes in (
-            [s.table_bytes for s in stacks],
-            [s.buffer_bytes for s in stacks],
-        )
-    )
     facts = (
         ("topology", report.topology),
         ("batches", f"{report.batches:,}"),
         ("tables", f"{len(report.tables):,}"),
         ("stacks", f"{len(stacks):,}"),
-        ("tables on a chip", tables),
-        ("buffers on a chip", buffers),
+        ("tables on a chip", format_bytes(sum(s.table_bytes for s in stacks))),
+        (
+            "buffers on a chip",
+            format_bytes(sum(s.buffer_bytes for s in stacks)),
+        ),
         ("stacks beyond limits", f"{len(exceeded):,}"),
     )
     sections = (_loads(report), _memory(report), _tables(report))
@@ -58,24 +54,20 @@ def _loads(report: LimitsReport) -> Section:
         return stack.max_unique_ids / max(1, limit)
 
     stacks = sorted(report.stacks, key=used_ids, reverse=True)
-    names = [s.stack for s in stacks]
     drawn = [
         pictures.bars(
             "Most ids that a SparseCore sent to one shard, of the limit",
-            names,
-            {"": [used_ids(s) for s in stacks]},
+            {s.stack: [used_ids(s)] for s in stacks},
             percent,
         ),
         pictures.bars(
             "Most different ids, of the limit",
-            names,
-            {"": [used_unique_ids(s) for s in stacks]},
+            {s.stack: [used_unique_ids(s)] for s in stacks},
             percent,
         ),
         pictures.bars(
             "Ids of the fullest SparseCore, over the mean",
-            names,
-            {"": [s.load for s in stacks]},
+            {s.stack: [s.load] for s in stacks},
             lambda v: f"{v:.2f}x",
         ),
     ]
@@ -102,12 +94,9 @@ def _memory(report: LimitsReport) -> Section:
     )
     picture = pictures.bars(
         "Tables, slots and buffers",
-        [s.stack for s in stacks],
-        {
-            "tables and slots": [s.table_bytes for s in stacks],
-            "buffers": [s.buffer_bytes for s in stacks],
-        },
+        {s.stack: [s.table_bytes, s.buffer_bytes] for s in stacks},
         format_bytes,
+        ["tables and slots", "buffers"],
     )
     rows = [
         {
@@ -122,15 +111,13 @@ def _memory(report: LimitsReport) -> Section:
 
 def _tables(report: LimitsReport) -> Section:
     tables = sorted(report.tables, key=lambda t: -t.ids)
-    names = [t.table for t in tables]
     drawn = [
         pictures.bars(
-            "Share of all ids", names, {"": [t.share for t in tables]}, percent
+            "Share of all ids", {t.table: [t.share] for t in tables}, percent
         ),
         pictures.bars(
             "Rows that were looked up, of the table's",
-            names,
-            {"": [t.unique_ids / max(1, t.rows) for t in tables]},
+            {t.table: [t.unique_ids / max(1, t.rows)] for t in tables},
             percent,
         ),
     ]

@@ -58,63 +58,59 @@ Format = Callable[[float], str]
 
 def bars(
     caption: str,
-    names: Sequence[str],
-    series: Mapping[str, Sequence[float]],
+    values: Mapping[str, Sequence[float]],
     text: Format,
+    parts: Sequence[str] = (),
 ) -> str:
-    """Draws a bar for each name, as long as the sum of its values.
+    """Draws a bar for each name, of a part for each of the name's values.
 
     Args:
         caption: the caption.
-        names: the names, from the top; the first `MOST_BARS` are drawn.
-        series: by a part's name, its value for each name.
+        values: the values by name, from the top; the first `MOST_BARS` names
+            are drawn.
         text: formats a bar's length.
+        parts: the names of the parts, for the legend.
 
     Returns:
         The figure's HTML; "" if there are no names.
     """
-    if not names:
+    if not values:
         return ""
-    shown = [_shorten(name) for name in names[:MOST_BARS]]
-    lengths = [
-        math.fsum(values[i] for values in series.values())
-        for i in range(len(shown))
-    ]
+    shown = dict(list(values.items())[:MOST_BARS])
+    lengths = [math.fsum(each) for each in shown.values()]
     most = max(lengths) or 1.0
 
     def draw(axes: Any) -> None:
         places = range(len(shown))
         left = [0.0] * len(shown)
-        for colour, values in zip(_COLOURS, series.values(), strict=False):
-            part = list(values[: len(shown)])
+        for colour, part in zip(
+            _COLOURS, zip(*shown.values(), strict=True), strict=False
+        ):
             axes.barh(places, part, 0.7, left, color=colour)
             left = [a + b for a, b in zip(left, part, strict=True)]
         for place, length in enumerate(lengths):
             axes.text(
                 length + most * 0.02, place, text(length), va="center_baseline"
             )
-        axes.set_yticks(places, shown)
+        axes.set_yticks(places, [_shorten(name) for name in shown])
         axes.tick_params("y", length=0)
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
         axes.set_xlim(0, most * 1.3)
         axes.set_ylim(len(shown) - 0.4, -0.6)
 
-    if hidden := len(names) - len(shown):
+    if hidden := len(values) - len(shown):
         caption += f" (without {hidden:,} more)"
-    legend = list(series) if len(series) > 1 else []
-    svg = _draw(caption, 18 * len(shown) + 12, draw)
-    return figure(svg, caption, legend)
+    return figure(_draw(caption, 18 * len(shown) + 12, draw), caption, parts)
 
 
 def lines(
     caption: str,
-    x: Sequence[float],
-    series: Mapping[str, Sequence[float | None]],
+    series: Mapping[str, Mapping[Any, float | None]],
     text: Format,
     *,
     x_label: str = "",
-    x_names: Sequence[str] | None = None,
+    x_text: Format | None = None,
     log_x: bool = False,
     least: float | None = None,
 ) -> str:
@@ -122,38 +118,34 @@ def lines(
 
     Args:
         caption: the caption.
-        x: the places of the values.
-        series: by name, a value for each place, None if it is unknown; the
-            first `MOST_LINES` are drawn.
-        text: formats a value.
+        series: by name, y by x, None if it is unknown; the first `MOST_LINES`
+            are drawn.
+        text: formats y.
         x_label: the name of the x axis.
-        x_names: names of the places; None: their numbers.
+        x_text: formats x; None: as a number.
         log_x: whether the x axis is logarithmic.
         least: the lower end of the y axis; None: it follows from the values.
 
     Returns:
-        The figure's HTML; "" if there is no value.
+        The figure's HTML; "" if no value is known.
     """
     known = {
-        name: [math.nan if v is None else v for v in values]
-        for name, values in series.items()
-        if any(v is not None for v in values)
+        name: [(x, y) for x, y in points.items() if y is not None]
+        for name, points in series.items()
+        if any(y is not None for y in points.values())
     }
     if not known:
         return ""
     shown = dict(list(known.items())[:MOST_LINES])
+    places = sorted({x for points in series.values() for x in points})
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     def draw(axes: Any) -> None:
-        for colour, values in zip(_COLOURS, shown.values(), strict=False):
-            marker = "o" if len(x) <= 40 else None
-            # A line connects the known values on both sides of unknown ones.
-            there = [i for i, v in enumerate(values) if not math.isnan(v)]
+        for colour, points in zip(_COLOURS, shown.values(), strict=False):
             axes.plot(
-                [x[i] for i in there],
-                [values[i] for i in there],
+                *zip(*sorted(points), strict=True),
                 color=colour,
-                marker=marker,
+                marker="o" if len(places) <= 40 else None,
                 markersize=3,
                 linewidth=1.5,
             )
@@ -165,12 +157,10 @@ def lines(
         else:
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        if x_names is not None:
+        if x_text is not None:
             # Not all names have room.
-            each = -(-len(x) // _MOST_NAMES)
-            axes.set_xticks(
-                x[::each], [_shorten(name, 12) for name in x_names[::each]]
-            )
+            named = places[:: -(-len(places) // _MOST_NAMES)]
+            axes.set_xticks(named, [_shorten(x_text(x), 12) for x in named])
         axes.set_xlabel(x_label)
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_formatter(lambda value, _: text(value))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from tfrs_embed.compat.text_table import format_bytes
 from tfrs_embed.tools.monitoring.log import FILE
@@ -77,22 +77,7 @@ def _by_step(
         name: {step: value(report) for step, report in reports.items()}
         for name, reports in log.tables.items()
     }
-    return _over_steps(caption, series, text)
-
-
-def _over_steps(
-    caption: str,
-    series: Mapping[str, Mapping[int, float | None]],
-    text: pictures.Format,
-) -> str:
-    steps = sorted({step for found in series.values() for step in found})
-    return pictures.lines(
-        caption,
-        steps,
-        {n: [found.get(s) for s in steps] for n, found in series.items()},
-        text,
-        x_label="step",
-    )
+    return pictures.lines(caption, series, text, x_label="step")
 
 
 def _number(value: float | None) -> str:
@@ -120,8 +105,7 @@ def _sizes(log: Log) -> Section:
     drawn = [
         pictures.bars(
             "Memory of the tables, with slots",
-            [name for name, _ in last],
-            {"": [t.bytes for _, t in last]},
+            {name: [t.bytes] for name, t in last},
             format_bytes,
         )
     ]
@@ -260,24 +244,22 @@ def _keys(log: Log) -> Section | None:
 def _replicas(log: Log) -> Section | None:
     if not log.replicas:
         return None
-    names = list(log.replicas)
     drawn = [
         pictures.bars(
             "Unique keys that each replica looked up",
-            names,
-            {"": [each.unique_keys for each in log.replicas.values()]},
+            {name: [each.unique_keys] for name, each in log.replicas.items()},
             _whole,
         ),
         pictures.bars(
             "Bytes that each replica sent",
-            names,
-            {"": [each.bytes for each in log.replicas.values()]},
+            {name: [each.bytes] for name, each in log.replicas.items()},
             format_bytes,
         ),
-        _over_steps(
+        pictures.lines(
             "Most unique keys of a replica, over their mean",
             log.imbalance,
             lambda v: f"{v:.2f}",
+            x_label="step",
         ),
     ]
     rows = [

@@ -85,12 +85,9 @@ def sizes(tables: Mapping[str, MeasuredTable]) -> Section:
     }
     picture = pictures.bars(
         "Memory of the tables",
-        list(tables),
-        {
-            "rows": [each.row_bytes for each in tables.values()],
-            "slots": [each.bytes - each.row_bytes for each in tables.values()],
-        },
+        {k: [t.row_bytes, t.bytes - t.row_bytes] for k, t in tables.items()},
         format_bytes,
+        ["rows", "slots"],
     )
     return section("Tables by size", [picture], rows, total=last)
 
@@ -135,9 +132,14 @@ def _distribution(tables: Mapping[str, MeasuredTable]) -> str:
     bins = slice(max(0, used[0] - 1), used[-1] + 2)
     return pictures.lines(
         "Norms of rows, as shares of the table's rows that are not zero",
-        NORM_BINS[bins].tolist(),
         {
-            name: (each.norms[bins] / each.norms.sum()).tolist()
+            name: dict(
+                zip(
+                    NORM_BINS[bins].tolist(),
+                    (each.norms[bins] / each.norms.sum()).tolist(),
+                    strict=True,
+                )
+            )
             for name, each in tables.items()
             if each.norms.any()
         },
@@ -154,12 +156,10 @@ def _shares(
     share: Callable[[MeasuredTable], float | None],
 ) -> str:
     shares = {name: share(each) for name, each in tables.items()}
-    known = {name: value for name, value in shares.items() if value is not None}
-    if not any(known.values()):
+    if not any(shares.values()):
         return ""
-    return pictures.bars(
-        caption, list(known), {"": list(known.values())}, percent
-    )
+    known = {name: [v] for name, v in shares.items() if v is not None}
+    return pictures.bars(caption, known, percent)
 
 
 def others(contents: Contents) -> Section | None:

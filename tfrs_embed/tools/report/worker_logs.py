@@ -5,19 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from tfrs_embed.tools.monitoring.log import FILE, read_workers
 from tfrs_embed.tools.monitoring.reports import (
-    KeyReport,
-    LookupReport,
     ReplicaReport,
     StatisticsReport,
     TableReport,
     from_dict,
 )
-
-K = TypeVar("K")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,75 +81,63 @@ def _combine(workers: Sequence[Sequence[StatisticsReport]]) -> Log:
     one_layer = len({layer for layer, _ in found}) == 1
     tables = {
         table if one_layer else f"{layer}/{table}": {
-            step: _table(list(steps[step].values())) for step in sorted(steps)
+            step: _merge_tables(list(steps[step].values()))
+            for step in sorted(steps)
         }
         for (layer, table), steps in found.items()
     }
     return Log(len(workers), tables, replicas, imbalance)
 
 
-def _table(parts: Sequence[TableReport]) -> TableReport:
-    """Combines the workers' reports of a table and a step."""
-    weights = [max(0, part.rows_read) for part in parts]
-    lookups = [part.lookups for part in parts if part.lookups is not None]
-    keys = [part.keys for part in parts if part.keys is not None]
-    return TableReport(
-        table=parts[0].table,
-        rows=sum(part.rows for part in parts),
-        dim=parts[0].dim,
-        dtype=parts[0].dtype,
-        bytes=sum(part.bytes for part in parts),
-        rows_read=sum(weights),
-        norms=_means([part.norms for part in parts], weights),
-        nonfinite_rows=sum(part.nonfinite_rows for part in parts),
-        untouched_share=_mean(
-            [part.untouched_share for part in parts], weights
-        ),
-        changed_share=_mean([part.changed_share for part in parts], weights),
-        update_norms=_means([part.update_norms for part in parts], weights),
-        idle_shares=_means([part.idle_shares for part in parts], weights),
-        lookups=_lookups(lookups) if lookups else None,
-        keys=_keys(keys) if keys else None,
-    )
+# Fields that are added; the text and width of a table are those of any worker.
+_ADDED = (
+    *("rows", "bytes", "rows_read", "nonfinite_rows", "size", "capacity"),
+    *("admitted", "evicted", "rejected", "hits"),
+)
+_ALIKE = ("table", "dim", "dtype", "untouched_by")
 
 
-def _lookups(parts: Sequence[LookupReport]) -> LookupReport:
-    equal = [1.0] * len(parts)
-    numbers = [dict(vars(part)) for part in parts]
-    curves = [each.pop("top_shares") for each in numbers]
-    means: dict[str, Any] = _means(numbers, equal)
-    return LookupReport(**means, top_shares=_means(curves, equal))
+def _merge_tables(parts: Sequence[TableReport]) -> TableReport:
+    merged: TableReport = _merge(parts, [part.rows_read for part in parts])
+    return merged
 
 
-def _keys(parts: Sequence[KeyReport]) -> KeyReport:
-    """Adds the counts of workers, each of which has keys of its own."""
-    numbers = [dict(vars(part)) for part in parts]
-    curves = [each.pop("top_shares") for each in numbers]
-    sizes = [part.size for part in parts]
-    counts = {name: sum(each[name] for each in numbers) for name in numbers[0]}
-    counts["top_share"] = _mean([p.top_share for p in parts], sizes) or 0.0
-    return KeyReport(**counts, top_shares=_means(curves, sizes))
+def _merge(parts: Sequence[Any], weights: Sequence[float]) -> Any:
+    """Merges the workers' reports of a table, its lookups or its keys.
+
+    Shares and quantiles are means by the workers' weights.
+    """
+    merged: dict[str, Any] = {}
+    for name in vars(parts[0]):
+        pairs = [
+            (value, weight)
+            for part, weight in zip(parts, weights, strict=True)
+            if (value := getattr(part, name)) is not None
+        ]
+        found = [value for value, _ in pairs]
+        if not found:
+            merged[name] = None
+        elif name in _ALIKE:
+            merged[name] = found[0]
+        elif name in _ADDED:
+            merged[name] = sum(found)
+        elif name == "lookups":
+            merged[name] = _merge(found, [1.0] * len(found))
+        elif name == "keys":
+            merged[name] = _merge(found, [keys.size for keys in found])
+        elif isinstance(found[0], Mapping):
+            keys = dict.fromkeys(key for each in found for key in each)
+            means = {k: _mean([(v.get(k), w) for v, w in pairs]) for k in keys}
+            merged[name] = {k: m for k, m in means.items() if m is not None}
+        else:
+            merged[name] = _mean(pairs)
+    return type(parts[0])(**merged)
 
 
-def _mean(
-    values: Sequence[float | None], weights: Sequence[float]
-) -> float | None:
-    """Returns the weighted mean of the values that are known, if any."""
-    pairs = [
-        (v, w) for v, w in zip(values, weights, strict=True) if v is not None
-    ]
-    total = math.fsum(weight for _, weight in pairs)
+def _mean(pairs: Sequence[tuple[float | None, float]]) -> float | None:
+    """Returns the mean of values by weight, if any value is known."""
+    known = [(value, weight) for value, weight in pairs if value is not None]
+    total = math.fsum(weight for _, weight in known)
     if not total:
         return None
-    return math.fsum(value * weight for value, weight in pairs) / total
-
-
-def _means(
-    values: Sequence[Mapping[K, float]], weights: Sequence[float]
-) -> dict[K, float]:
-    """Returns the weighted mean of each of the values' keys."""
-    means = {
-        key: _mean([each.get(key) for each in values], weights)
-        for key in dict.fromkeys(key for each in values for key in each)
-    }
-    return {key: mean for key, mean in means.items() if mean is not None}
+    return math.fsum(value * weight for value, weight in known) / total
