@@ -15,26 +15,26 @@ from tfrs_embed.tools.planner.traffic import (
 )
 from tfrs_embed.tools.planner.usage import FeatureUsage, TableUsage
 
-# A narrower slice costs more for its ids than for its columns.
+# The ids of a narrower slice cost more than its columns.
 _LEAST_WIDTH = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Demand:
-    """What a table asks of the replicas.
+    """A table's size and use.
 
     Attributes:
-        name: its name.
-        rows: its vocabulary size.
-        dim: the width of a row.
-        slot_numbers: the numbers that its optimizer's slots have for a row.
-        usage: its use in one replica's part of a batch.
-        kept: the placement that is not for the planner to choose, or None.
-        reason: why.
-        keyed: whether keys are mapped to its rows.
-        element: bytes of a number that is sent; of all tables the same.
-        number: the bytes of a number of its rows; those of slots have 4.
-        uncut: whether its optimizer needs all of a row's columns in one place.
+        name: the table's name.
+        rows: the vocabulary size.
+        dim: the width.
+        slot_numbers: float32 numbers of the optimizer's slots for a row.
+        usage: the use in one replica's part of a batch.
+        kept: the placement that the configuration asks for; None: any.
+        reason: the reason for `kept`.
+        keyed: whether the table has keys without a vocabulary.
+        element: bytes of a number that is sent, the same for all tables.
+        number: bytes of a number of a row.
+        uncut: whether the optimizer needs whole rows.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Demand:
 
     @functools.cached_property
     def message_words(self) -> int:
-        """Words that a replica sends to the owner of a slice."""
+        """Words of ids that a replica sends to the owner of a slice."""
         return sum(
             words_of_piece(f.most_bags, f.most_ids, self.rows, f.ragged)
             for f in self.usage.features
@@ -74,7 +74,7 @@ class Demand:
 
     @functools.cached_property
     def by_vectors(self) -> tuple[FeatureUsage, ...]:
-        """The features that are exchanged by vectors, sharded by row."""
+        """The features that are exchanged by vectors if the table is by row."""
         replicas = len(self.usage.owned)
         return tuple(
             f
@@ -88,37 +88,37 @@ class Demand:
 
     @functools.cached_property
     def ids_by_vectors(self) -> float:
-        """The ids of these features, on average."""
+        """The mean number of ids of these features."""
         return math.fsum(f.ids for f in self.by_vectors)
 
     @functools.cached_property
     def hot_bytes(self) -> int:
-        """Bytes of a copy of its hot rows and their slots."""
+        """Bytes of a copy of the hot rows and their slots."""
         hot = self.usage.hot
         rows = 0 if hot is None else len(hot.ids)
         return rows * self.state_bytes
 
     @functools.cached_property
     def share_by_rows(self) -> float:
-        """The share of the ids that are exchanged by rows, sharded by row."""
+        """The share of the ids that are exchanged by rows."""
         if not self.by_vectors:
             return 1.0
         return 1.0 - self.ids_by_vectors / self.usage.ids
 
     @functools.cached_property
     def bag_words(self) -> int:
-        """Words of a bag of each feature that is exchanged by vectors."""
+        """Words of a bag of all features that are exchanged by vectors."""
         sizes = [f.bag_size or 0 for f in self.by_vectors]
         return sum(words_of_bag(size, self.rows) for size in sizes)
 
 
 class Candidate(NamedTuple):
-    """A placement of a table, the ranks not chosen yet.
+    """A placement that a table may have, without ranks.
 
     Attributes:
         placement: one of `PLACEMENTS`.
-        slices: the number of ranks that "table" and "column" want, else 0.
-        hot: of "row", whether each replica has a copy of the hot rows.
+        slices: for "table" and "column" the number of ranks, else 0.
+        hot: for "row", whether each replica has a copy of the hot rows.
     """
 
     placement: str
@@ -126,7 +126,6 @@ class Candidate(NamedTuple):
     hot: bool = False
 
     def __str__(self) -> str:
-        """The placement, and in what it differs from others of its name."""
         if self.placement == "column":
             return f"column over {self.slices}"
         return f"{self.placement} with hot rows" if self.hot else self.placement
@@ -135,18 +134,11 @@ class Candidate(NamedTuple):
 def candidates(demand: Demand, replicas: int) -> tuple[Candidate, ...]:
     """Lists the placements that a table may have.
 
-    Args:
-        demand: the table.
-        replicas: the number of replicas.
-
-    Returns:
-        The candidates: "table"; "column" over 2, 4, 8 ... ranks, as long as
-        they divide the width, slices have at least 4 columns, there are as
-        many replicas, and the optimizer can do without the other columns;
-        "row", without hot rows and with them, if the table has some;
-        "replicated". Of these the one that is kept, if one is; "table" for
-        columns that can't be cut, as engines have it. On one replica a table is
-        there, whatever its placement.
+    They are "table"; "column" over 2, 4, 8 ... replicas, where this divides the
+    width, slices have at least 4 columns, and the optimizer doesn't need whole
+    rows; "row", with hot rows too if the table has some; "replicated". If one
+    is kept, only this one; "table" for columns that can't be cut, as engines
+    do. One replica has whole tables.
     """
     whole = Candidate("table", 1)
     found = [whole]
@@ -163,7 +155,7 @@ def candidates(demand: Demand, replicas: int) -> tuple[Candidate, ...]:
         slices *= 2
     found += [Candidate("row", 0), Candidate("replicated", 0)]
     if demand.usage.hot is not None and replicas > 1:
-        if demand.kept is not None:  # They belong to what is kept.
+        if demand.kept is not None:
             found = [Candidate("row", 0, hot=True)]
         else:
             found.append(Candidate("row", 0, hot=True))

@@ -1,4 +1,4 @@
-"""What users give for the use of tables: a hotness, or batches."""
+"""Reads the use of tables from a hotness or from batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfrs_embed.compat import progress as tasks
 from tfrs_embed.compat.arguments import integer
 from tfrs_embed.configs import hashing as hashings
-from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec
+from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec, TableSpec
 from tfrs_embed.tools.planner import batches as batch_readers
 from tfrs_embed.tools.planner.counting import count_hot_rows
 from tfrs_embed.tools.planner.usage import (
@@ -24,7 +24,7 @@ from tfrs_embed.tools.planner.usage import (
     measured_usage,
 )
 
-#: No more batches than these are read.
+#: A plan reads no more batches.
 MOST_BATCHES = 32
 
 
@@ -36,18 +36,15 @@ def table_usage(
     exponent: float,
     progress: bool = True,
 ) -> dict[str, TableUsage]:
-    """Reads how tables are used.
+    """Reads each table's use from the arguments of `planning.plan`.
 
     Args:
         spec: the configuration.
-        given: a hotness, or batches; see `planning.plan`.
+        given: a hotness, or batches.
         replicas: the number of replicas.
         batch_size: samples of one replica, with a hotness; else None.
-        exponent: of the Zipf law that ids follow, with a hotness.
+        exponent: the Zipf law's exponent, with a hotness.
         progress: whether to show how many batches were read.
-
-    Returns:
-        Each table's use, by its name.
 
     Raises:
         ValueError: a value is out of its range, names no feature, or
@@ -55,82 +52,92 @@ def table_usage(
         TypeError: a value is of the wrong kind.
     """
     hotness = _hotness(spec, given)
-    # The lookups of each table, and the features that they belong to.
-    features = {
-        table.name: [
-            (i, each)
-            for i, f in enumerate(spec.features)
-            if f.table is table
-            for each in f.lookups
-        ]
-        for table in spec.tables
-    }
     if hotness is not None:
-        if batch_size is None:
-            raise ValueError(
-                "batch_size must be given with a hotness: the samples of one "
-                "replica."
-            )
-        size = integer(batch_size, "batch_size")
-        if (
-            not _is_number(exponent)
-            or not math.isfinite(exponent)
-            or exponent < 0
-        ):
-            raise ValueError(
-                f"zipf_exponent must be a number >= 0, got {exponent!r}."
-            )
-        for table in spec.tables:
-            if isinstance(table.hot_rows, int):
-                raise ValueError(
-                    f"Table '{table.name}': hot_rows={table.hot_rows} says how "
-                    "many rows may be copied, and a hotness not which: give "
-                    "batches, or the rows' ids."
-                )
-        return {
-            table.name: expected_usage(
-                table,
-                [
-                    _alone(each, hotness[i])
-                    if hashings.multiplies(spec.features[i].hashing)
-                    else each
-                    for i, each in features[table.name]
-                ],
-                [hotness[i] for i, _ in features[table.name]],
-                size,
-                float(exponent),
-                replicas,
-                table.hot_rows,  # type: ignore[arg-type]
-            )
-            for table in spec.tables
-        }
+        return _expected(spec, hotness, replicas, batch_size, exponent)
     if batch_size is not None:
         raise ValueError(
             f"batch_size={batch_size!r} is for a hotness: batches have their "
             "own, the samples of all replicas."
         )
     limited = itertools.islice(read_batches(spec, given), MOST_BATCHES)
-    there = tasks.size_of(given)
-    total = MOST_BATCHES if there is None else min(there, MOST_BATCHES)
+    size = tasks.size_of(given)
+    total = MOST_BATCHES if size is None else min(size, MOST_BATCHES)
     with tasks.Task(
         "Reading", "batches for a plan", total, "batches", show=progress
     ) as task:
         read = list(task.count(limited))
     counted = count_hot_rows(spec, read)
-    return {
-        table.name: measured_usage(
+    usage = {}
+    for table in spec.tables:
+        lookups = [each for _, each in _lookups(spec, table)]
+        usage[table.name] = measured_usage(
             table,
-            [f for _, f in features[table.name]],
-            [[bags[f] for _, f in features[table.name]] for bags in read],
+            lookups,
+            [[bags[each] for each in lookups] for bags in read],
             replicas,
             counted.get(table.name, table.hot_rows),  # type: ignore[arg-type]
         )
-        for table in spec.tables
-    }
+    return usage
+
+
+def _lookups(
+    spec: EmbeddingSpec, table: TableSpec
+) -> list[tuple[int, FeatureSpec]]:
+    """A table's lookups, each with the index of its feature."""
+    return [
+        (i, each)
+        for i, feature in enumerate(spec.features)
+        if feature.table is table
+        for each in feature.lookups
+    ]
+
+
+def _expected(
+    spec: EmbeddingSpec,
+    hotness: Sequence[float],
+    replicas: int,
+    batch_size: int | None,
+    exponent: float,
+) -> dict[str, TableUsage]:
+    """Each table's use from a hotness; checks the other arguments."""
+    if batch_size is None:
+        raise ValueError(
+            "batch_size must be given with a hotness: the samples of one "
+            "replica."
+        )
+    size = integer(batch_size, "batch_size")
+    if not _is_number(exponent) or not math.isfinite(exponent) or exponent < 0:
+        raise ValueError(
+            f"zipf_exponent must be a number >= 0, got {exponent!r}."
+        )
+    usage = {}
+    for table in spec.tables:
+        if isinstance(table.hot_rows, int):
+            raise ValueError(
+                f"Table '{table.name}': hot_rows={table.hot_rows} is a number "
+                "of rows, and a hotness doesn't tell which rows: give batches, "
+                "or the rows' ids."
+            )
+        lookups = _lookups(spec, table)
+        usage[table.name] = expected_usage(
+            table,
+            [
+                _alone(each, hotness[i])
+                if hashings.multiplies(spec.features[i].hashing)
+                else each
+                for i, each in lookups
+            ],
+            [hotness[i] for i, _ in lookups],
+            size,
+            float(exponent),
+            replicas,
+            table.hot_rows,
+        )
+    return usage
 
 
 def _alone(lookup: FeatureSpec, hotness: float) -> FeatureSpec:
-    """A lookup whose ids each have a vector of their own."""
+    """The lookup with a vector for each id."""
     return dataclasses.replace(lookup, output_shape=(None, math.ceil(hotness)))
 
 
@@ -139,7 +146,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _hotness(spec: EmbeddingSpec, given: Any) -> list[float] | None:
-    """Each feature's hotness; None: something else is given."""
+    """Each feature's hotness; None: batches are given."""
     if _is_number(given):
         flat = [given] * len(spec.features)
     elif isinstance(given, Mapping):
@@ -166,7 +173,7 @@ def _by_feature(
     given: Mapping[Any, Any],
     what: str = "batches_or_hotness",
 ) -> list[Any]:
-    """A dict's values by features' names, or as the configuration is nested."""
+    """A dict's values in the order of features, by name or as nested."""
     for names in (
         [f.name for f in spec.features],
         [f.source.name for f in spec.features],
@@ -187,19 +194,17 @@ def read_batches(
     what: str = "batches_or_hotness",
     in_range: bool = True,
 ) -> Iterator[dict[FeatureSpec, batch_readers.Bags]]:
-    """Reads global batches, one after the other.
+    """Yields, for each global batch, the ids of each lookup.
 
     Args:
         spec: the configuration.
-        given: a list or dataset of them, or one.
+        given: a list or dataset of batches, or one batch.
         what: the argument's name, for error messages.
         in_range: whether ids must be in their tables.
 
-    Yields:
-        For each batch, the ids of each lookup.
-
     Raises:
-        ValueError: there are none, or one has no samples or a wrong id.
+        ValueError: there are no batches, or a batch has no samples or an id
+            outside of its table.
         TypeError: these are no batches.
     """
     if isinstance(given, Mapping):

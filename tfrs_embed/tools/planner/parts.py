@@ -1,7 +1,7 @@
-"""Parts of a prediction: of tables by row, of slices, and of copies.
+"""The parts of a step's cost: tables by row, slices, and copies.
 
-A part follows from the tables in it, and the ranks of its slices. A search
-changes a table at a time, so most of its choices have parts that others have.
+A part follows from its tables, and from the ranks of its slices. Most choices
+of a search share parts with other choices, so parts are cached.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from tfrs_embed.tools.planner import cost
 from tfrs_embed.tools.planner.candidates import Demand
 from tfrs_embed.tools.planner.traffic import Exchange, copies, longest_message
 
-#: The number of a table's slices in `Slices`, and the ranks of all of them.
+#: A member of `Slices`, and the ranks of its slices.
 Owners = tuple[int, tuple[int, ...]]
 
 
 class Part(NamedTuple):
-    """The costs of the tables sharded by row, of slices, or of copies.
+    """The costs of some tables.
 
     Attributes:
-        memory: bytes of tables and slots that each replica holds, [replicas]
-            int64, or one number.
+        memory: bytes of tables and slots on each replica, [replicas] int64, or
+            one number for all.
         lookups: rows, or slices of rows, that each replica reads, [replicas]
-            float64, or one number.
+            float64, or one number for all.
         work: weighted bytes that each replica reads and writes, as `lookups`.
-        operations: operations of each replica.
-        exchange: the collectives of these tables.
-        sent: bytes that each replica sends, and passes on.
-        rounds: how many times a replica sends a message to each of the others.
+        operations: the number of operations of each replica.
+        exchange: the collectives.
+        sent: `exchange.passed_bytes`.
+        rounds: `exchange.rounds`.
     """
 
     memory: Any
@@ -54,14 +54,14 @@ class Part(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """What the slices on each rank need, each [replicas] float64.
+    """The loads of each rank's slices, each [replicas] float64.
 
     Attributes:
-        memory: bytes.
+        memory: bytes of tables and slots.
         lookups: slices of rows that are read.
         work: weighted bytes that are read and written.
-        words: words of ids, in the message from each replica.
-        floats: floats of vectors, in the message to each replica.
+        words: words of ids in the message from each replica.
+        floats: floats of vectors in the message to each replica.
     """
 
     memory: NDArray[np.float64]
@@ -79,7 +79,7 @@ def _part(
     operations: float,
     messages: Sequence[Collective],
 ) -> Part:
-    """A part, given its collectives on more than one replica."""
+    """Makes a part; on one replica there are no messages."""
     replicas = len(demands[0].usage.owned)
     exchange = Exchange(replicas, tuple(messages) if replicas > 1 else ())
     return Part(
@@ -94,9 +94,10 @@ def _part(
 
 
 class Rows:
-    """Tables sharded by row: a member i stands for the table of index i.
+    """Tables sharded by row.
 
-    Of n tables, n + i is the table of index i with copies of its hot rows.
+    Of n tables, member i is table i, and member n + i is table i with copies of
+    its hot rows.
     """
 
     def __init__(self, demands: Sequence[Demand]):
@@ -104,13 +105,13 @@ class Rows:
         self.replicas = world = len(demands[0].usage.owned)
         members = 2 * len(demands)
         self.memory = np.zeros([members, world], np.int64)
-        # Twice, so that each window of it is the one that begins on a rank.
+        # The keys of each rank, twice: a window begins on any rank.
         owned = np.zeros([members, 2 * world])
         # Lookups, work and operations.
         self.costs = np.zeros([members, 3])
         # Bags, words of a bag, floats of a vector, floats of hot rows.
         self.vectors = np.zeros([members, 4], np.int64)
-        # The width and the bytes of a number of rows that are sent.
+        # The width and the bytes of a number, of rows that are sent.
         self.kinds: list[tuple[int, int] | None] = [None] * members
         for i, demand in enumerate(demands):
             self._fill(i, demand, False)
@@ -146,7 +147,7 @@ class Rows:
             self.kinds[member] = demand.dim, demand.number
 
     def part(self, members: tuple[int, ...]) -> Part:
-        """The part of some tables, in their order."""
+        """Returns the part of members, in the order of tables."""
         each = list(members)
         lookups, work, started = self.costs[each].sum(0).tolist()
         *_, words, floats, hot = self.vectors[each].sum(0).tolist()
@@ -185,7 +186,7 @@ class Rows:
             self.windows[np.array(members)[order], world - first[order]],
             np.cumsum([0, *counts[:-1]]),
         )
-        # Those who are asked for most decide, each by all replicas.
+        # The ranks with the most keys decide; each gets `world` messages.
         high = means.max(1)
         owners = (means > 0.95 * high[:, None]).sum(1)
         for (dim, size), most, count in zip(
@@ -200,14 +201,14 @@ class Rows:
 
 
 class Copies:
-    """Replicated tables: a member is a table's index."""
+    """Replicated tables; member i is table i."""
 
     def __init__(self, demands: Sequence[Demand]):
         self.demands = demands
         self.works = [cost.copy_work(demand) for demand in demands]
 
     def part(self, members: tuple[int, ...]) -> Part:
-        """The part of some tables, in their order."""
+        """Returns the part of members."""
         memory, lookups, work = 0, 0.0, 0.0
         keys: dict[int, float] = {}
         for i in members:
@@ -228,10 +229,10 @@ class Copies:
 
 
 class Slices:
-    """Whole tables and columns: a member stands for a table and its slices.
+    """Whole tables and columns; a member is a table in a number of slices.
 
     Attributes:
-        kinds: of each member, the index of its table, and how many slices.
+        kinds: each member's table, by index, and number of slices.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class Slices:
         tables = [(demands[i], count) for i, count in self.kinds]
         self.counts = np.array([count for _, count in tables], np.int64)
         self.widths = [demand.dim // count for demand, count in tables]
-        #: What one slice of each member adds to the `Loads` of its rank.
+        #: The load of one slice of each member, [loads, members].
         self.each = np.array(
             [
                 (
@@ -257,31 +258,24 @@ class Slices:
             ]
         )
         self.each = self.each.reshape(-1, len(Loads._fields)).T.copy()
-        # Each replica writes a message to each owner.
         operations = [cost.piece_operations(count) for _, count in tables]
-        #: The same of all slices of a member, on average over the ranks; and
-        #: their operations.
+        #: The mean load of a rank by all slices of a member; their operations.
         self.mean = np.vstack([self.each * self.counts / world, operations])
-        # Sums that are rounded differently must not be above others.
+        # A bound's rounding must not put it above the true loads.
         self.mean[:-1] *= 1 - 1e-12
 
     def loads(self, owners: Sequence[Owners]) -> Loads:
-        """What the slices on each rank need.
-
-        Args:
-            owners: the owners of some tables' slices, in the tables' order.
-        """
+        """Returns the loads of ranks with these slices."""
         members = [member for member, _ in owners]
         ranks = np.array([rank for _, ranks in owners for rank in ranks], int)
         each = np.repeat(self.each[:, members], self.counts[members], axis=1)
-        # All sums at once.
         number, world = len(Loads._fields), self.replicas
         places = np.arange(number)[:, None] * world + ranks
         sums = np.bincount(places.ravel(), each.ravel(), number * world)
         return Loads(*sums.reshape(number, world))
 
     def part(self, owners: Sequence[Owners]) -> Part:
-        """The part of some tables, in their order, whose slices have owners."""
+        """Returns the part of slices, in the order of their tables."""
         if not owners:
             return self._part([], np.zeros([3, self.replicas]), 0.0, 0.0, 0.0)
         *loads, words, floats = self.loads(owners)
@@ -290,7 +284,7 @@ class Slices:
         return self._part(members, loads, words.max(), floats.max(), operations)
 
     def least(self, members: Sequence[int]) -> Part:
-        """The least part that some tables may have, whoever owns the slices."""
+        """Returns a lower bound of the part of members, for any owners."""
         if not members:
             return self.part(())
         chosen = list(members)

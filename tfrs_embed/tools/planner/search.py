@@ -1,11 +1,11 @@
 """The search for the placements of the least predicted time.
 
-A choice is a candidate for each table; owners of slices follow from it. An
-engine's collectives cost the same whether it holds one table or all, so that
-each set of placements is searched by itself: from the best candidate of each
-table by moves that lower the time, of one table, and of all tables of one width
-and placement. A choice is evaluated only if it could be better with the most
-even loads. There are no random numbers: one demand has one result.
+A choice is a candidate for each table; the owners of slices follow from it. An
+engine's collectives cost the same for one table as for many, so each set of
+placements is searched by itself. A search begins with the best candidate of
+each table, and makes moves that lower the time: of one table, or of all tables
+of one width and placement. A choice is evaluated only if even loads would make
+it the best one. There are no random numbers: equal demands have equal results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import bisect
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,20 +30,19 @@ from tfrs_embed.tools.planner.traffic import Place
 
 #: For each table, the index of its candidate in `Search.options`.
 Choice = tuple[int, ...]
-# Up to so many choices, and so many evaluations of owners, all are looked at.
-_EXHAUSTIVE = 700
-_MOST_SWAPS = 4000
+_EXHAUSTIVE = 700  # Of up to so many choices all are tried.
+_MOST_SWAPS = 4000  # Of up to so many moves of slices all are tried.
 
 
 class Found(NamedTuple):
-    """A choice, the owners of slices that follow, and what a step costs.
+    """A choice, the owners of its slices, and the cost of a step.
 
     Attributes:
-        search: the search that found it.
+        search: the search that found the choice.
         choice: the choice.
         owners: the owners of slices, in the order of the tables.
         most: bytes of tables and slots of the replica that holds the most.
-        excess: bytes above the limit, of all replicas.
+        excess: bytes above the limit, of all replicas together.
         seconds: the predicted time of a step.
     """
 
@@ -82,18 +82,14 @@ class Found(NamedTuple):
 
     @property
     def prediction(self) -> Prediction:
-        """What a step costs."""
-        return self.search.model.predict(self.places)
+        """The cost of a step."""
+        rows, copies, _ = self.search.parts(self.choice)
+        model = self.search.model
+        return model.predict(rows, model.slices.part(self.owners), copies)
 
 
 class _Placed(NamedTuple):
-    """The owners of slices, and their part of a prediction.
-
-    Attributes:
-        owners: the owners, in the order of the tables.
-        part: the part.
-        most: bytes of slices of the replica that holds the most.
-    """
+    """The owners of slices, their part, and the most bytes of a replica."""
 
     owners: tuple[Owners, ...]
     part: Part
@@ -101,7 +97,13 @@ class _Placed(NamedTuple):
 
 
 class Search:
-    """Searches placements for tables."""
+    """Searches placements for tables.
+
+    Args:
+        demands: the tables.
+        hardware: the replicas' hardware.
+        limit: bytes of tables and slots that a replica may hold; None: any.
+    """
 
     def __init__(
         self,
@@ -109,20 +111,12 @@ class Search:
         hardware: Hardware,
         limit: int | None,
     ):
-        """Keeps what to search for.
-
-        Args:
-            demands: the tables.
-            hardware: what the replicas run on.
-            limit: bytes of tables and slots that a replica may hold; None: any.
-        """
         self.demands = tuple(demands)
         self.hardware = hardware
         self.limit = limit
         self.replicas = len(demands[0].usage.owned)
         self.options = [candidates(d, self.replicas) for d in demands]
-        # Of each candidate the part it belongs to, of rows, copies and slices,
-        # and its member there.
+        # Each candidate's part (0: rows, 1: copies, 2: slices) and its member.
         self._members: list[list[tuple[int, int]]] = []
         slices: list[tuple[int, int]] = []
         for i, options in enumerate(self.options):
@@ -137,7 +131,8 @@ class Search:
                     members.append((1, i))
             self._members.append(members)
         self.model = Model(demands, hardware, slices)
-        # Slices are placed by time or by bytes: the heaviest first.
+        # Slices are placed by time or by bytes, the heaviest first: for either,
+        # each member's slices, bytes and weight, and its place in that order.
         self._pieces, self._ranking = [], []
         for weights in (
             [move_time(self.demands[i], n, hardware) for i, n in slices],
@@ -158,11 +153,7 @@ class Search:
         self._bounds: dict[Choice, Found] = {}
 
     def with_limit(self, limit: int | None) -> Search:
-        """Returns a search with another limit.
-
-        Args:
-            limit: bytes of tables and slots that a replica may hold; None: any.
-        """
+        """Returns a search with another limit."""
         other = copy.copy(self)
         other.limit = limit
         other._found, other._bounds = {}, {}
@@ -170,14 +161,10 @@ class Search:
         return other
 
     def evaluate(self, choice: Choice) -> Found:
-        """Places the slices of a choice, and predicts its cost.
-
-        Args:
-            choice: for each table, the index of its candidate in `options`.
-        """
+        """Gives the slices of a choice to ranks, and predicts its cost."""
         found = self._found.get(choice)
         if found is None:
-            rows, copies, slices = self._without_slices(choice)
+            rows, copies, slices = self.parts(choice)
             free, tight = None, False
             if self.limit is not None:
                 # The first replica has the most rows of each table.
@@ -185,8 +172,7 @@ class Search:
                 mean = self.model.least_slices(slices).memory[0]
                 tight = 2 * mean > free
             for weights in (0, 1):
-                # Owners that fit are the same without a limit, and are then
-                # found once for many choices.
+                # Without a limit the cache has one entry for many choices.
                 placed = self._placed(slices, weights, free if tight else None)
                 if free is not None and not tight and placed.most > free:
                     placed = self._placed(slices, weights, free)
@@ -200,19 +186,17 @@ class Search:
         return found
 
     def _bound(self, choice: Choice) -> Found:
-        """The least that a choice may cost, whoever owns its slices."""
+        """A choice's least cost, for any owners of its slices."""
         found = self._bounds.get(choice)
         if found is None:
-            rows, copies, slices = self._without_slices(choice)
+            rows, copies, slices = self.parts(choice)
             placed = _Placed((), self.model.least_slices(slices), 0)
             found = self._found_at(choice, rows, placed, copies)
             self._bounds[choice] = found
         return found
 
-    def _without_slices(
-        self, choice: Choice
-    ) -> tuple[Part, Part, tuple[int, ...]]:
-        """The parts of rows and of copies, and `Slices`' members."""
+    def parts(self, choice: Choice) -> tuple[Part, Part, tuple[int, ...]]:
+        """The parts of rows and of copies, and the members of `Slices`."""
         members: tuple[list[int], ...] = [], [], []
         for of_table, i in zip(self._members, choice, strict=True):
             kind, member = of_table[i]
@@ -224,45 +208,35 @@ class Search:
         """Whether no replica holds more than the limit."""
         return self.limit is None or found.most <= self.limit
 
-    def best(self, allowed: Sequence[str] = PLACEMENTS) -> Found:
-        """The best choice.
+    def best(self, allowed: Collection[str] = PLACEMENTS) -> Found:
+        """Finds the fastest choice that fits, else the one nearest to fitting.
 
         Args:
-            allowed: the placements that tables may have whose placement is not
-                kept. A table that can have none of them is on one replica.
-
-        Returns:
-            The best that was found. Where nothing that was found fits, it
-            exceeds the limit the least.
+            allowed: the placements of tables that have none of their own. A
+                table that can have none of these is on one replica.
         """
         options = self._allowed(allowed)
-        combinations = 1
-        for each in options:
-            combinations *= len(each)
-        if combinations <= _EXHAUSTIVE:
+        if math.prod(map(len, options)) <= _EXHAUSTIVE:
             choices = itertools.product(*options)
             return min(map(self.evaluate, choices), key=lambda each: each.key)
-        results: list[Found] = []
-        kinds = [
-            tuple(k) for k in (["row"], ["table", "column"], ["replicated"])
+        # The placements of each engine.
+        engines: list[set[str]] = [{"row"}, {"table", "column"}, {"replicated"}]
+        usable = [names for e in engines if (names := e & set(allowed))]
+        results = [
+            self._improve(self._allowed(set().union(*each)))
+            for count in range(1, len(usable) + 1)
+            for each in itertools.combinations(usable, count)
         ]
-        usable = [k for k in kinds if set(k) & set(allowed)]
-        for count in range(1, len(usable) + 1):
-            for engines in itertools.combinations(usable, count):
-                names = {name for k in engines for name in k} & set(allowed)
-                results.append(self._improve(self._allowed(tuple(names))))
         best = min(results, key=lambda each: each.key)
-        # Once more with all of them.
         return self._improve(options, best.choice)
 
     def tightest(self) -> Found:
-        """The choice that was found with the least memory of any replica."""
+        """Finds the choice whose fullest replica holds the fewest bytes."""
         search = self.with_limit(0)
-        # The fullest replica decides, not the sum of what exceeds.
-        key: Callable[[Found], tuple[int, float]] = lambda each: (  # noqa: E731
-            each.most,
-            each.seconds,
-        )
+
+        def key(each: Found) -> tuple[int, float]:
+            return each.most, each.seconds
+
         options = search._allowed(PLACEMENTS)
         starts = [
             tuple(
@@ -276,14 +250,11 @@ class Search:
         )
 
     def best_from_tightest(self) -> Found:
-        """The best near the choice with the least memory.
-
-        It may fit where nothing that `best` found does.
-        """
+        """Finds the best choice near `tightest`, where `best` found none."""
         return self._improve(self._allowed(PLACEMENTS), self.tightest().choice)
 
-    def _allowed(self, allowed: Sequence[str]) -> list[tuple[int, ...]]:
-        """For each table, the indices of the candidates that it may have."""
+    def _allowed(self, allowed: Collection[str]) -> list[tuple[int, ...]]:
+        """Each table's candidates of these placements, by index."""
         return [
             tuple(
                 i
@@ -300,11 +271,11 @@ class Search:
         start: Choice | None = None,
         key: Callable[[Found], tuple[int, float]] = lambda each: each.key,
     ) -> Found:
-        """Makes moves that lower the key, until there are none."""
+        """Makes moves that lower the key, until no move does."""
         found = self.evaluate(start or self._greedy(options))
 
         def better(choice: Choice) -> bool:
-            """Whether a choice is better, which is then the one found."""
+            """Takes a choice if it is better; returns whether it is."""
             nonlocal found
             if choice not in self._found and key(self._bound(choice)) >= key(
                 found
@@ -317,7 +288,7 @@ class Search:
             return True
 
         while any(map(better, self._moves(found.choice, options))):
-            # Go on with single tables, in order, before all moves again.
+            # Try each single table, in order, before all moves again.
             for i, each in enumerate(options):
                 for candidate in each:
                     better(_with(found.choice, i, candidate))
@@ -325,7 +296,7 @@ class Search:
 
     @functools.cached_property
     def _alone(self) -> list[list[tuple[int, float]]]:
-        """The key of each candidate of each table, as if it were alone."""
+        """The key of each candidate of each table, without other tables."""
         found = []
         for demand, options in zip(self.demands, self.options, strict=True):
             search = Search([demand], self.hardware, self.limit)
@@ -335,7 +306,7 @@ class Search:
         return found
 
     def _greedy(self, options: Sequence[Sequence[int]]) -> Choice:
-        """The best candidate of each table, as if it were alone."""
+        """The best candidate of each table, without other tables."""
         return tuple(
             min(each, key=keys.__getitem__)
             for keys, each in zip(self._alone, options, strict=True)
@@ -344,10 +315,7 @@ class Search:
     def _moves(
         self, choice: Choice, options: Sequence[Sequence[int]]
     ) -> Iterator[Choice]:
-        """Choices near one.
-
-        One table has another candidate, or all of one width and placement.
-        """
+        """Other candidates for a table, or for all of a width and placement."""
         for i, each in enumerate(options):
             for candidate in each:
                 if candidate != choice[i]:
@@ -380,15 +348,12 @@ class Search:
     def _new_placed(
         self, slices: tuple[int, ...], by: int, free: int | None
     ) -> _Placed:
-        """Gives slices to ranks: the heaviest first, to those with the least.
+        """Gives slices, the heaviest first, to the ranks with the least load.
 
         Args:
-            slices: `Slices`' members, in the order of tables.
-            by: the index of their weights.
-            free: bytes that each rank has for them; None: any.
-
-        Returns:
-            The owners.
+            slices: the members of `Slices`, in the order of tables.
+            by: 0: the weights are seconds; 1: bytes.
+            free: bytes that each rank has for slices; None: any.
         """
         left = [0 if free is None else free] * self.replicas
         owned: dict[int, tuple[int, ...]] = {}
@@ -401,7 +366,7 @@ class Search:
             else:
                 room = [each for each in ranks if left[each[1]] >= size]
                 full = [each for each in ranks if left[each[1]] < size]
-                # Nowhere to go: where most is free.
+                # Without room, slices go where most bytes are free.
                 full.sort(key=lambda each: (-left[each[1]], each[1]))
                 taken = (room + full)[:count]
                 ranks = sorted((room + full)[count:])
@@ -418,13 +383,9 @@ class Search:
         return _Placed(owners, part, int(part.memory.max()))
 
     def move_owners(self, found: Found) -> Found:
-        """Moves slices to other ranks, while that lowers the time.
+        """Moves slices to other ranks while this lowers the key.
 
-        Args:
-            found: where they are. Of many slices and ranks it is left as it is.
-
-        Returns:
-            What is no worse.
+        Where there are too many slices and ranks, `found` is returned.
         """
         slices = [
             (i, j)
@@ -434,56 +395,17 @@ class Search:
         trials = len(slices) * (self.replicas + len(slices))
         if trials > _MOST_SWAPS:
             return found
-        rows, copies, _ = self._without_slices(found.choice)
+        rows, copies, _ = self.parts(found.choice)
         better = True
         while better:
             better = False
-            may_help = self._what_may_help(found, rows, copies)
-            for owners in _other_owners(
-                found.owners, slices, self.replicas, may_help
-            ):
+            for owners in _other_owners(found.owners, slices, self.replicas):
                 placed = self._placed_at(owners)
                 other = self._found_at(found.choice, rows, placed, copies)
                 if other.key < found.key:
                     found, better = other, True
                     break
         return found
-
-    def _what_may_help(
-        self, found: Found, rows: Part, copies: Part
-    ) -> Callable[[int, int], bool]:
-        """Whether less on one rank and more on another may lower the key.
-
-        It can't unless the most loaded ranks, or hosts, are among them, or one
-        of them exceeds the limit.
-        """
-        loads = self.model.slices.loads(found.owners)
-        on_host = self.model.on_host
-        of_hosts = np.add.reduceat(loads.work, range(0, self.replicas, on_host))
-        most = [
-            (size, set(np.flatnonzero(each == each.max()).tolist()))
-            for size, each in (
-                (1, loads.words),
-                (1, loads.floats),
-                (on_host, of_hosts),
-            )
-        ]
-        over: set[int] = set()
-        if self.limit is not None and found.excess:
-            slices = self.model.slices.part(found.owners)
-            memory = self.model.memory(rows, slices, copies)
-            over.update(np.flatnonzero(memory > self.limit).tolist())
-
-        def may_help(one: int, other: int) -> bool:
-            if one in over or other in over:
-                return True
-            return any(
-                one // size != other // size
-                and ranks <= {one // size, other // size}
-                for size, ranks in most
-            )
-
-        return may_help
 
 
 def _with(choice: Choice, index: int, candidate: int) -> Choice:
@@ -494,9 +416,8 @@ def _other_owners(
     owners: tuple[Owners, ...],
     slices: Sequence[tuple[int, int]],
     replicas: int,
-    may_help: Callable[[int, int], bool],
 ) -> Iterator[tuple[Owners, ...]]:
-    """Owners with one slice on another rank, or two exchanged."""
+    """Yields owners with one slice moved to another rank, or two exchanged."""
 
     def put(
         owners: tuple[Owners, ...], i: int, j: int, rank: int
@@ -508,13 +429,9 @@ def _other_owners(
     for i, j in slices:
         ranks = owners[i][1]
         for rank in range(replicas):
-            if rank not in ranks and may_help(ranks[j], rank):
+            if rank not in ranks:
                 yield put(owners, i, j, rank)
     for (i, j), (k, m) in itertools.combinations(slices, 2):
         mine, other = owners[i][1][j], owners[k][1][m]
-        if (
-            other not in owners[i][1]
-            and mine not in owners[k][1]
-            and may_help(mine, other)
-        ):
+        if other not in owners[i][1] and mine not in owners[k][1]:
             yield put(put(owners, i, j, other), k, m, mine)

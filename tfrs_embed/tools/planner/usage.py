@@ -1,7 +1,7 @@
-"""The use of tables in a training step: how many ids, how many of them unique.
+"""The use of tables in a training step: numbers of ids and of unique ids.
 
-It is measured on batches, or expected of a hotness, the ids of one sample, if
-the ids follow a Zipf law: the frequency of a table's i-th most frequent id is
+They are measured on batches; or expected from a hotness, the ids of a sample,
+if ids follow a Zipf law: the frequency of a table's i-th most frequent id is
 proportional to i ** -exponent.
 """
 
@@ -20,11 +20,11 @@ from tfrs_embed.configs.tables import FeatureSpec, TableSpec
 from tfrs_embed.tools.planner.batches import Bags
 from tfrs_embed.tools.planner.traffic import bag_size
 
-# Ids up to this rank have a probability of their own; the rest share those of
-# bins, each this much longer than the one before.
+# So many of the most frequent ids have exact probabilities. The other ids are
+# in bins, each longer than the one before by a factor.
 _HEAD = 4096
 _BIN = 1.01
-# The part of a circle that keeps neighbours apart.
+# The golden ratio's multiples modulo 1 are far apart.
 _GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -33,11 +33,11 @@ class FeatureUsage:
     """The use of a feature in one replica's part of a batch.
 
     Attributes:
-        feature: its name.
-        samples: the samples, on average.
-        ids: the ids, on average.
-        most_bags: the most vectors that become of them.
-        most_ids: the most ids.
+        feature: the feature's name.
+        samples: the mean number of samples.
+        ids: the mean number of ids.
+        most_bags: the largest number of bags.
+        most_ids: the largest number of ids.
         ragged: whether bags differ in the number of their ids.
     """
 
@@ -50,7 +50,7 @@ class FeatureUsage:
 
     @functools.cached_property
     def bag_size(self) -> int | None:
-        """The ids of each vector; None: it isn't the same for all."""
+        """The ids of each bag; None: bags differ."""
         return bag_size(self.most_bags, self.most_ids, self.ragged)
 
 
@@ -60,8 +60,8 @@ class HotUsage:
 
     Attributes:
         ids: the rows.
-        unique: how many of them are used, on average.
-        owned: as a `TableUsage`'s, of the other rows.
+        unique: the mean number of these rows that are looked up.
+        owned: `TableUsage.owned` of the other rows.
     """
 
     ids: tuple[int, ...]
@@ -74,12 +74,12 @@ class TableUsage:
     """The use of a table in one replica's part of a batch.
 
     Attributes:
-        features: that of each feature that is looked up in it.
-        unique: the unique ids, on average.
+        features: the use of each feature of the table.
+        unique: the mean number of unique ids.
         most_unique: the most unique ids of any replica.
-        owned: for each rank r the unique ids that are r modulo the number of
-            replicas, on average, [replicas] float64.
-        hot: that of its hot rows; None: it has none.
+        owned: for each rank r the mean number of unique ids that are r modulo
+            the number of replicas, [replicas] float64.
+        hot: the use of the table's hot rows, if it has some.
     """
 
     features: tuple[FeatureUsage, ...]
@@ -90,38 +90,35 @@ class TableUsage:
 
     @functools.cached_property
     def ids(self) -> float:
-        """The ids, on average."""
+        """The mean number of ids."""
         return math.fsum(f.ids for f in self.features)
 
     @functools.cached_property
     def most_bags(self) -> int:
-        """The most vectors that become of them."""
+        """The largest number of bags."""
         return sum(f.most_bags for f in self.features)
 
     @property
     def hotness(self) -> float:
-        """Ids of one sample, of all features."""
+        """The ids of a sample, of all features."""
         return math.fsum(f.ids / f.samples for f in self.features if f.samples)
 
     @property
     def unique_share(self) -> float:
-        """Unique ids for each id; 1 if there are no ids."""
+        """The unique ids over the ids; 1 without ids."""
         return self.unique / self.ids if self.ids else 1.0
 
 
 def zipf_unique(
     rows: int, exponent: float, draws: float, head: int | None = None
 ) -> tuple[float, float]:
-    """The number of unique ids among independent draws of a Zipf law.
+    """The mean and variance of the number of unique ids among Zipf draws.
 
     Args:
         rows: the table's rows.
         exponent: the law's exponent; 0: all ids are equally frequent.
-        draws: the number of draws.
-        head: counts so many of the most frequent ids alone; None: all.
-
-    Returns:
-        The number's mean and variance.
+        draws: the number of independent draws.
+        head: count only so many of the most frequent ids; None: all.
     """
     p, counts = _zipf_law(rows, exponent)
     with np.errstate(divide="ignore"):
@@ -131,23 +128,20 @@ def zipf_unique(
         rows = head
     mean = float((counts * (1.0 - absent)).sum())
     variance = float((counts * absent * (1.0 - absent)).sum())
-    # Rounding must not give fewer than one draw does.
+    # A draw has at least one id, whatever the rounding.
     return min(max(mean, min(draws, 1.0)), float(rows), draws), variance
 
 
 def zipf_draws(
     rows: int, exponent: float, draws: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Independent draws of a Zipf law, whose frequent ids are anywhere.
+    """Draws ids by a Zipf law, [draws]; frequent ids are anywhere in the table.
 
     Args:
         rows: the table's rows.
         exponent: the law's exponent; 0: all ids are equally frequent.
         draws: the number of draws.
-        generator: of random numbers.
-
-    Returns:
-        The ids, [draws].
+        generator: the generator of random numbers.
     """
     p, counts = _zipf_law(rows, exponent)
     upper = np.cumsum(p * counts)
@@ -158,7 +152,7 @@ def zipf_draws(
     size = counts.astype(np.int64)
     start = np.cumsum(size) - size
     ranks = start[picked] + generator.integers(size[picked])
-    # A permutation: neighbours in rank are far apart, as after hashing.
+    # Permute: neighbours in rank are far apart, as after hashing.
     step = max(1, round(rows * _GOLDEN))
     while math.gcd(step, rows) > 1:
         step += 1
@@ -170,11 +164,7 @@ def zipf_draws(
 def _zipf_law(
     rows: int, exponent: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Probabilities of ids, and how many ids have each, by falling frequency.
-
-    Those of the first 4,096 ids are exact, those of the rest integrated over
-    bins that grow by a hundredth.
-    """
+    """Probabilities of ids, highest first, and how many ids have each."""
     first = np.arange(1, min(rows, _HEAD) + 1, dtype=np.float64)
     weights, counts = first**-exponent, np.ones_like(first)
     if rows > _HEAD:
@@ -203,20 +193,17 @@ def expected_usage(
     replicas: int,
     hot_rows: tuple[int, ...] = (),
 ) -> TableUsage:
-    """The use that a hotness lets expect.
+    """Computes the expected use of a table from a hotness.
 
     Args:
         table: the table.
-        features: its features.
-        hotness: for each of them, the ids of one sample.
+        features: the table's features.
+        hotness: for each feature, the ids of a sample.
         batch_size: the samples of one replica.
-        exponent: of the Zipf law.
+        exponent: the Zipf law's exponent.
         replicas: the number of replicas.
-        hot_rows: the rows that may have copies, which are taken to be the most
+        hot_rows: the rows that may have copies, assumed to be the most
             frequent ones.
-
-    Returns:
-        The table's use.
     """
     used = []
     for feature, each in zip(features, hotness, strict=True):
@@ -237,14 +224,14 @@ def expected_usage(
         )
     draws = math.fsum(f.ids for f in used)
     unique, variance = zipf_unique(table.vocabulary_size, exponent, draws)
-    # What no replica exceeds in half of the steps.
+    # In half of the steps no replica has more.
     z = statistics.NormalDist().inv_cdf(0.5 ** (1 / replicas))
     most = min(
         unique + max(z, 0.0) * math.sqrt(variance),
         float(table.vocabulary_size),
         draws,
     )
-    # Frequent ids are anywhere; a small table may have no rows on high ranks.
+    # Small tables may have no rows on high ranks.
     rows = table.vocabulary_size // replicas + (
         np.arange(replicas) < table.vocabulary_size % replicas
     )
@@ -264,29 +251,23 @@ def measured_usage(
     replicas: int,
     hot_rows: tuple[int, ...] = (),
 ) -> TableUsage:
-    """The use in given batches, of which each replica has an equal part.
+    """Measures the use of a table in batches, divided among replicas.
 
     Args:
         table: the table.
-        features: its features.
+        features: the table's features.
         batches: for each global batch, the ids of each of these features.
         replicas: the number of replicas.
         hot_rows: the rows that may have copies.
-
-    Returns:
-        The table's use, the mean of all batches and replicas, or the most.
     """
     parts = [
-        [
-            [bags.part(rank, replicas) for bags in of_features]
-            for of_features in batches
-        ]
+        [bags.part(rank, replicas) for bags in of_features]
         for rank in range(replicas)
+        for of_features in batches
     ]
-    flat = [part for by_batch in parts for part in by_batch]
     used = []
     for i, feature in enumerate(features):
-        all_parts = [part[i] for part in flat]
+        all_parts = [part[i] for part in parts]
         used.append(
             FeatureUsage(
                 feature=feature.name,
@@ -300,17 +281,17 @@ def measured_usage(
     owned, cold = np.zeros(replicas), np.zeros(replicas)
     counts, known = [], 0.0
     hot_ids = np.asarray(hot_rows, np.int64)
-    for part in flat:
+    for part in parts:
         unique = np.unique(np.concatenate([p.values for p in part]))
         counts.append(unique.size)
         if table.keys is None:
             owners = unique.astype(np.int64) % replicas
-            owned += np.bincount(owners, minlength=replicas) / len(flat)
+            owned += np.bincount(owners, minlength=replicas) / len(parts)
             others = owners[~np.isin(unique, hot_ids)]
-            cold += np.bincount(others, minlength=replicas) / len(flat)
-            known += (unique.size - others.size) / len(flat)
+            cold += np.bincount(others, minlength=replicas) / len(parts)
+            known += (unique.size - others.size) / len(parts)
     mean = statistics.fmean(counts)
     if table.keys is not None:
-        owned[:] = mean / replicas  # Their owners are decided by a hash.
+        owned[:] = mean / replicas  # A hash decides each key's owner.
     hot = HotUsage(hot_rows, known, cold) if hot_rows else None
     return TableUsage(tuple(used), mean, float(max(counts)), owned, hot)
