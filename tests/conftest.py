@@ -8,11 +8,11 @@ them runs the same tests in the same order, and asserts about its own replicas.
 
 import gc
 import os
-import re
 import sys
 
 import pytest
 
+import plans
 from nightly import ALL
 
 if os.environ.get("TFRS_EMBED_TEST_KERAS", "2") == "3":
@@ -24,7 +24,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # A test works on little data: more threads only cost.
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "2")
 
-KIND, _, COUNT = os.environ.get("TFRS_EMBED_TEST_STRATEGY", "").partition(":")
+STRATEGY_NAME = os.environ.get("TFRS_EMBED_TEST_STRATEGY", "")
+KIND, _, COUNT = STRATEGY_NAME.partition(":")
+#: This process's name in plans.PROCESSES.
+PROCESS = plans.process_of(
+    STRATEGY_NAME, os.environ.get("TFRS_EMBED_TEST_KERAS", "2")
+)
+#: The tier whose tests this process runs; "": all that it collects.
+TIER = os.environ.get("TFRS_EMBED_TEST_TIER", "")
 
 
 def make_strategy():
@@ -64,32 +71,27 @@ LONG = (
 NO_LEGACY_OPTIMIZERS = "`keras.optimizers.legacy` is not supported in Keras 3"
 
 
-def _is_nightly(item):
-    """Whether `pytest.mark.nightly` is of this variant of a test."""
-    variant = item.callspec.id if hasattr(item, "callspec") else ""
-    marked = any(
-        re.search(mark.args[0] if mark.args else "", variant)
-        for mark in item.iter_markers("nightly")
-    )
-    if marked and "tensorflow" in variant:
-        from tfrs_embed import kernels
-
-        # Without the kernels it repeats no other variant.
-        return kernels.status().loaded
-    return marked
+def _runs_here(item):
+    """Whether a test is of this run: of its tier, and not only of nightly."""
+    if ALL:
+        return not TIER or plans.tier_of(item, PROCESS) is not None
+    if any(plans.holds(mark, item) for mark in item.iter_markers("nightly")):
+        return False
+    return not TIER or plans.tier_of(item, PROCESS) == TIER
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what is nightly, and begins with what takes longest.
+    """Leaves out what this run doesn't run, and begins with what takes longest.
 
     What is asked for by its full name runs anyhow. No worker waits at the end
     for what has begun first.
     """
-    if not ALL and not any("::" in arg for arg in config.args):
-        nightly = [item for item in items if _is_nightly(item)]
-        config.hook.pytest_deselected(items=nightly)
-        left_out = set(nightly)
-        items[:] = [item for item in items if item not in left_out]
+    if not any("::" in arg for arg in config.args):
+        plans.check(items, PROCESS)
+        left_out = [item for item in items if not _runs_here(item)]
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
     items.sort(key=lambda item: item.path.name not in LONG)
 
 

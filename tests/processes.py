@@ -7,10 +7,10 @@ import sys
 
 from tfrs_embed.testing import LocalCluster
 
+import plans
 import tfrs_embed
 from nightly import TIMEOUT_S
-
-TESTS = pathlib.Path(__file__).parent
+from plans import TESTS
 
 
 def environment(strategy):
@@ -20,30 +20,42 @@ def environment(strategy):
     return {
         "PYTHONPATH": path,
         "TFRS_EMBED_TEST_STRATEGY": strategy,
+        "TFRS_EMBED_TEST_TIER": "",
         "TFRS_EMBED_TEST_KERAS": os.environ.get("TFRS_EMBED_TEST_KERAS", "2"),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "-1",
     }
 
 
-def run(tests, strategy, **env):
-    """Runs test files under a strategy, in one process or one for each worker.
+def run_process(process, tier, folder):
+    """Runs all tests that a process of plans.PROCESSES has in a tier.
 
     Args:
-        tests: files in this folder, each with pytest's expression of what to
-            run in it; None: all.
+        process: the process's name.
+        tier: the tier's.
+        folder: an empty folder for all of the tests.
+    """
+    keras, strategy = plans.keras_and_strategy(process)
+    run(
+        plans.files(process),
+        strategy,
+        TFRS_EMBED_TEST_KERAS=keras,
+        TFRS_EMBED_TEST_TIER=tier,
+        TFRS_EMBED_TEST_FOLDER=str(folder),
+    )
+
+
+def run(tests, strategy, **env):
+    """Runs tests under a strategy, in one process or one for each worker.
+
+    Args:
+        tests: files in this folder, or tests of them, as pytest names these.
         strategy: "mirrored:2", "workers:3", "tpu:2x4", ...; "": none.
         **env: further variables.
     """
     command = [sys.executable, "-m", "pytest", "-q"]
     command += ["-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += [str(TESTS / file) for file in tests]
-    # A file's name is a keyword of its tests.
-    chosen = [
-        f"({file.rpartition('/')[2]} and ({select or file.rpartition('/')[2]}))"
-        for file, select in tests.items()
-    ]
-    command += ["-k", " or ".join(chosen)]
+    command += [str(TESTS / test) for test in tests]
     kind, _, count = strategy.partition(":")
     env = {**environment(strategy), **env}
     if kind != "workers":

@@ -27,7 +27,10 @@ from keyed import (
     trained,
     write_checkpoint,
 )
+from plans import on
 from processes import run
+
+pytestmark = on("keras:3", tier="nightly")
 
 
 @BOTH
@@ -355,6 +358,7 @@ def test_config_round_trip(hashed):
     )
 
 
+@on("keras:3")
 @BOTH
 def test_keras_loops(hashed):
     model, layer = make_model(hashed)
@@ -378,6 +382,7 @@ FORMATS = [
 ]
 
 
+@on("keras:3")
 @pytest.mark.parametrize(("form", "hashed"), FORMATS)
 def test_saved_model_continues_training_equally(tmp_path, form, hashed):
     keys, labels = make_data()
@@ -406,6 +411,7 @@ def test_saved_model_continues_training_equally(tmp_path, form, hashed):
     assert_same(state(layer), state(again))
 
 
+@on("keras:3")
 @BOTH
 def test_weights_can_be_read_and_set(hashed):
     # As EarlyStopping does, which keeps those of the best epoch.
@@ -578,7 +584,10 @@ def test_checkpoints_do_not_depend_on_the_number_of_replicas(tmp_path):
     workers = ["workers:2"] if NUMBER == 2 else []  # Not for Keras 3.
     for strategy in ("mirrored:2", "mirrored:4", *workers):
         run(
-            {"strategies/test_sharded_all2all.py": "other_worlds"},
+            [
+                "strategies/test_sharded_all2all.py"
+                "::test_checkpoints_of_other_worlds"
+            ],
             strategy,
             TFRS_EMBED_TEST_CHECKPOINTS=str(tmp_path),
         )

@@ -12,8 +12,11 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import keras, layers
 from helpers import assert_unchanged, state
+from plans import on
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.ops.inputs import to_bags
+
+pytestmark = on("keras:3", tier="nightly")
 
 tpu = tf.tpu.experimental.embedding
 InvalidArgument = tf.errors.InvalidArgumentError
@@ -475,6 +478,7 @@ def test_a_good_step_changes_all_that_a_bad_one_must_not(threshold, graph):
         assert not np.array_equal(after[name], value), name
 
 
+@on("keras:3", when=lambda threshold, graph: threshold is None and graph)
 @BOTH_ROUTES
 @BOTH_MODES
 @pytest.mark.parametrize("name", BAD)

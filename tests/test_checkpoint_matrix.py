@@ -25,9 +25,9 @@ PROCESSES = {
 
 
 def test_save_anywhere_restore_anywhere(tmp_path):
-    def in_process(strategy, restored, select=None):
+    def in_process(strategy, restored, test=""):
         run(
-            {"strategies/test_checkpoints.py": select},
+            [f"strategies/test_checkpoints.py{test}"],
             strategy,
             TFRS_EMBED_TEST_CHECKPOINTS=str(tmp_path),
             TFRS_EMBED_TEST_SAVED=" ".join(PROCESSES[strategy]),
@@ -44,4 +44,4 @@ def test_save_anywhere_restore_anywhere(tmp_path):
         earlier += placements
         later = [p for p in done if p not in earlier]
         if later:
-            in_process(strategy, later, "test_restore and not before")
+            in_process(strategy, later, "::test_restore")

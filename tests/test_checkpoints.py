@@ -7,11 +7,14 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import keras, layers
 from helpers import assert_same, differentiate, state
+from plans import on
 from tfrs_embed import checkpoint
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.compat.private_tensorflow import Trackable
 from tfrs_embed.engines import engine
 from tfrs_embed.storage import initial_values
+
+pytestmark = on("keras:3", tier="nightly")
 
 tpu = tf.tpu.experimental.embedding
 ROWS, DIM = 50, 6
@@ -571,6 +574,7 @@ DIFFERENT = {
 REFUSED = r"'[Aa]dam\w*' can't be restored.*slots"
 
 
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("case", DIFFERENT)
 def test_slots_by_position_do_not_go_to_another_variable(tmp_path, case):
     saved, other = DIFFERENT[case]
@@ -609,6 +613,7 @@ def test_other_models_of_the_process_save_no_order(tmp_path):
     assert b"tfrs_embed" not in graph
 
 
+@on("keras:3", tier="more")
 def test_slots_by_position_go_to_their_variables(tmp_path):
     model = compiled(20)
     saved = tf.train.Checkpoint(model=model)
@@ -647,6 +652,7 @@ def test_a_checkpoint_is_restored_after_an_export(tmp_path):
     fit(model)
 
 
+@on("keras:3", tier="more")
 def test_slots_by_variable_are_restored_under_another_threshold(tmp_path):
     legacy = keras.optimizers.legacy.Adam
     model = compiled(20, legacy())
@@ -657,6 +663,7 @@ def test_slots_by_variable_are_restored_under_another_threshold(tmp_path):
         fit(other)
 
 
+@on("keras:3", tier="more")
 def test_a_model_that_is_not_compiled_takes_tables_across(tmp_path):
     model = compiled(20)
     path = tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))

@@ -11,6 +11,7 @@ import tf_keras
 import tfrs_embed
 from conformance.harness import tensors
 from helpers import assert_unchanged, differentiate, state
+from plans import nightly
 from tfrs_embed.compat import strategies
 from tfrs_embed.ops import xla
 from tfrs_embed.ops.bags import BaggedIds, Validity
@@ -342,7 +343,7 @@ def fit(jit_compile, optimizer, policy):
     }
 
 
-@pytest.mark.nightly("mixed")
+@nightly(lambda policy: policy == "mixed_float16")
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_keras_models(policy):
     def optimizer():

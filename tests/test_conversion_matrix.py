@@ -10,6 +10,7 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import NUMBER, keras, layers, only_keras_2
 from helpers import assert_same, differentiate, state
+from plans import on
 from tfrs_embed import (
     DynamicKeys,
     FeatureConfig,
@@ -20,6 +21,8 @@ from tfrs_embed import (
 from tfrs_embed.compat import kerases
 from tfrs_embed.tools.conversion.command import main
 from tfrs_embed.tools.conversion.convert import TARGETS
+
+pytestmark = on("keras:3", tier="nightly")
 
 ROWS, DIM, RATE = 12, 4, 0.25
 KEYS = [10**12, -3, 7, 10**12, 4, 7, 10**12]
@@ -83,6 +86,16 @@ CASES = {
     "embedding-ids": (lambda: layers.Embedding(ROWS, DIM), IDS),
 }
 ALL = pytest.mark.parametrize("case", CASES)
+#: Those with tables of Keras's.
+OF_KERAS = ("partial-small", "embedding-ids")
+#: Those with keys that come and go.
+OF_KEYS = (
+    "partial-dynamic",
+    "distributed-dynamic",
+    "all2all-dynamic",
+    "dynamic-keys",
+    "dynamic-strings",
+)
 
 
 def rate(layer):
@@ -177,6 +190,7 @@ def convert(capsys, *arguments):
     return capsys.readouterr().err
 
 
+@on("keras:3", when=lambda case: case in OF_KERAS)
 @ALL
 def test_checkpoints_stay_what_they_are(case, folder, tmp_path, capsys):
     expected = numbers(model_of(case)[1])
@@ -187,6 +201,7 @@ def test_checkpoints_stay_what_they_are(case, folder, tmp_path, capsys):
     assert_same(restored(case, str(tmp_path / "new")), expected)
 
 
+@on("keras:3")
 def test_an_embedding_beside_a_layer_keeps_its_place(tmp_path, capsys):
     layer, plain = (
         model_of(case)[1] for case in ("partial-large", "embedding-ids")
@@ -204,6 +219,7 @@ def test_an_embedding_beside_a_layer_keeps_its_place(tmp_path, capsys):
     assert "plain/step" not in keys
 
 
+@on("keras:3", when=lambda case: case in OF_KERAS)
 @pytest.mark.parametrize("target", [t for t in TARGETS if "sok" in t])
 @ALL
 def test_files_of_sok_hold_keys_and_rows(
@@ -248,6 +264,10 @@ def test_files_of_sok_hold_keys_and_rows(
     assert found.get("step", 7) == 7
 
 
+@on(
+    "keras:3",
+    when=lambda case: case in OF_KERAS + OF_KEYS,
+)
 @pytest.mark.parametrize(
     "case, kind",
     [
@@ -271,6 +291,7 @@ def test_files_of_keras_become_checkpoints(case, kind, tmp_path, capsys):
     assert_same(found, expected)
 
 
+@on("keras:3", when=lambda case: case in OF_KERAS)
 @pytest.mark.parametrize(
     "case",
     [
@@ -299,6 +320,7 @@ def test_exported_models_become_checkpoints(case, tmp_path, capsys):
     assert_same({name: found[name] for name in expected}, expected)
 
 
+@on("keras:3", when=lambda case: case in OF_KERAS)
 @pytest.mark.parametrize(
     "case",
     ["partial-large", "partial-small", "all2all-rows", "embedding-ids"],

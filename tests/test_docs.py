@@ -139,7 +139,7 @@ def test_an_example_runs(name, request):
 
 # Of several workers: in test_strategies.py, which has some for other tests.
 def test_code_that_needs_replicas():
-    run({"strategies/test_documentation.py": None}, "tpu:4x4")
+    run(["strategies/test_documentation.py"], "tpu:4x4")
 
 
 def test_the_requests_of_the_page_go_to_the_exported_models():

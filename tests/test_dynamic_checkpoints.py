@@ -14,9 +14,12 @@ from dynamic_layers import TableCase, Tables, normal
 from dynamic_layers import train as train_to
 from fronts import keras, layers, of_keras_2
 from helpers import assert_same, differentiate, state
+from plans import nightly, on, without_kernels
 from reference import Feature
 from tfrs_embed import DynamicKeys, FrequencyAdmission, TimeToLive, checkpoint
 from tfrs_embed.serving import export
+
+pytestmark = on("keras:3", tier="nightly")
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 DIM = 2
@@ -498,7 +501,7 @@ def test_what_does_not_fit_together_changes_nothing(
         later.build(None)
 
 
-@pytest.mark.nightly("tensorflow")
+@nightly(without_kernels)
 @pytest.mark.usefixtures("both_implementations")
 @pytest.mark.parametrize("rule", ["lru", "lfu"])
 def test_a_stream_with_saves_and_restores(tmp_path, rule):
@@ -583,6 +586,7 @@ def fit(model, *texts):
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
 
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("kind", ["names", "embedding"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_saved_model_goes_on_as_the_model_does(tmp_path, form, kind):
@@ -612,6 +616,7 @@ def test_a_saved_model_goes_on_as_the_model_does(tmp_path, form, kind):
     assert min(sizes) > 1
 
 
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("eviction", ["lru", "lfu", None])
 @pytest.mark.parametrize("form", [f for f in FORMATS if f != "keras"])
 def test_a_smaller_models_table_keeps_what_would_go_last(
@@ -712,6 +717,7 @@ assert not {"tfrs_embed", "tf_keras"} & set(sys.modules)
 """
 
 
+@on("keras:3", tier="more")
 def test_an_exported_model_needs_nothing_of_this_library(tmp_path):
     numbers = tfrs_embed.TableConfig(
         "numbers", 9, DIM, initializer(), keys=DynamicKeys("uint64")

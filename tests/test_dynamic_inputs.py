@@ -10,12 +10,15 @@ import tfrs_embed
 from dynamic_layers import normal, train
 from fronts import keras, layers
 from helpers import assert_same, state
+from plans import on
 from tfrs_embed import (
     DynamicKeys,
     FrequencyAdmission,
     ProbabilisticAdmission,
     TimeToLive,
 )
+
+pytestmark = on("keras:3", tier="more")
 
 InvalidArgument = tf.errors.InvalidArgumentError
 GRAPH = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])

@@ -14,11 +14,15 @@ import tfrs_embed
 from dynamic_layers import normal, train, truncated, uniform
 from fronts import keras, layers
 from helpers import assert_same, differentiate, state
+from plans import nightly, on, with_kernels, without_kernels
 from tfrs_embed import DynamicKeys, FrequencyAdmission, kernels
 from tfrs_embed.distribution import replicas
 from tfrs_embed.storage import key_table_numpy
 
-pytestmark = pytest.mark.usefixtures("both_implementations")
+pytestmark = [
+    pytest.mark.usefixtures("both_implementations"),
+    on("keras:3", tier="nightly"),
+]
 
 InvalidArgument = tf.errors.InvalidArgumentError
 MODES = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
@@ -96,7 +100,7 @@ BAD = {
 }
 
 
-@pytest.mark.nightly("tensorflow")
+@nightly(without_kernels)
 @MODES
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_feature_leaves_all_tables_as_they_are(bad, graph):
@@ -111,7 +115,7 @@ def test_a_bad_feature_leaves_all_tables_as_they_are(bad, graph):
     assert layer.step.numpy() == before["step"] + 1
 
 
-@pytest.mark.nightly("tensorflow")
+@nightly(without_kernels)
 @MODES
 def test_a_step_whose_loss_fails_leaves_all_tables_as_they_are(graph):
     layer = trained()
@@ -131,7 +135,7 @@ def test_a_step_whose_loss_fails_leaves_all_tables_as_they_are(graph):
     assert_same(everything(layer), before)
 
 
-@pytest.mark.nightly("tensorflow")
+@nightly(without_kernels)
 @MODES
 def test_only_a_gradient_that_is_taken_is_a_step(graph):
     layer = trained()
@@ -224,7 +228,8 @@ def data(size=24):
     return inputs, tf.constant(rng.normal(size=size), tf.float32)
 
 
-@pytest.mark.nightly("tensorflow")
+@on("keras:3", tier="more")
+@nightly(without_kernels)
 def test_evaluate_and_predict_change_nothing():
     layer = make()
     model = model_of(layer)
@@ -239,7 +244,8 @@ def test_evaluate_and_predict_change_nothing():
     assert_same(everything(layer), before)
 
 
-@pytest.mark.nightly("tensorflow")
+@on("keras:3", tier="more")
+@nightly(without_kernels)
 @pytest.mark.parametrize("options", [{"steps_per_execution": 3}, {"eager": 1}])
 def test_fit_trains_as_plain_steps_do(options):
     if options.pop("eager", False):
@@ -270,7 +276,8 @@ def test_fit_trains_as_plain_steps_do(options):
             np.testing.assert_array_equal(found[name], value, name)
 
 
-@pytest.mark.nightly("tensorflow")
+@on("keras:3", tier="more")
+@nightly(without_kernels)
 def test_an_overflow_of_the_loss_scale_leaves_all_tables_as_they_are():
     layer = make(dtype="mixed_float16")
     model = model_of(layer)
@@ -294,7 +301,7 @@ def test_an_overflow_of_the_loss_scale_leaves_all_tables_as_they_are():
     assert layer(inputs)["a"].dtype == tf.float16
 
 
-@pytest.mark.nightly("tensorflow")
+@nightly(without_kernels)
 @MODES
 def test_two_calls_in_one_step_are_two_steps_of_their_keys(graph):
     layer = make(optimizer="sgd")
@@ -377,7 +384,7 @@ def test_layers_share_nothing():
     np.testing.assert_array_equal(second.tables["numbers"].keys(), [2, 3, 7, 8])
 
 
-@pytest.mark.nightly("tensorflow")
+@nightly(without_kernels)
 def test_two_layers_train_in_one_step():
     both = [make(), make(optimizer="adam")]
     alone = [make(), make(optimizer="adam")]
@@ -441,7 +448,8 @@ def test_threads_lose_no_key(graph):
     assert layer.step.numpy() == 40 + graph
 
 
-@pytest.mark.nightly("tensorflow")
+@on("keras:3", tier="more", when=lambda how: how == "fit")
+@nightly(without_kernels)
 @pytest.mark.parametrize("how", ["eager", "function", "fit"])
 def test_tables_end_with_their_model(how):
     def use():
@@ -609,6 +617,7 @@ class TestInitialValues:
         )
         np.testing.assert_array_equal(vector(3), vector(3))
 
+    @on("keras:3", tier="more", when=with_kernels)
     @pytest.mark.parametrize(
         ("name", "settings", "expected"),
         [

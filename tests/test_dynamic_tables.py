@@ -7,6 +7,7 @@ import tensorflow as tf
 import tfrs_embed
 from dynamic_layers import NoRoom, TableCase, Tables, assert_close, train
 from helpers import assert_same, state
+from plans import nightly, without_kernels
 from reference import Feature, Ragged, Sparse, to_tf
 from tfrs_embed import DynamicKeys, FrequencyAdmission, TimeToLive
 
@@ -146,7 +147,11 @@ def look_up(tables, layer, ids, weights):
     assert_same(state(layer), before)
 
 
-@pytest.mark.nightly("tensorflow-[^l]")
+@nightly(
+    lambda both_implementations, name: (
+        name != "lru" and without_kernels(both_implementations)
+    )
+)
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_stream_of_calls(name):
     tables = make_tables(name)
@@ -183,7 +188,7 @@ def test_a_stream_of_calls(name):
         assert evicted > 0 or keys.rules.policy == "none"
 
 
-@pytest.mark.nightly("tensorflow")
+@nightly(without_kernels)
 @pytest.mark.parametrize("name", ["lru", "ttl_grow", "ttl_error"])
 def test_a_stream_of_steps_in_a_function(name):
     tables = make_tables(name)

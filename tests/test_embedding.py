@@ -9,7 +9,10 @@ import tensorflow as tf
 
 import tfrs_embed
 from fronts import NUMBER, keras, layers
+from plans import on
 from tfrs_embed import embedding_lookup
+
+pytestmark = on("keras:3", tier="nightly")
 
 TABLE = np.arange(20, dtype=np.float32).reshape(10, 2) + 1
 RAGGED = [[1, 2, 2], [], [7]]
@@ -155,6 +158,7 @@ def test_bad_arguments(error, match, arguments):
         embedding_lookup(table, *arguments[1:])
 
 
+@on("keras:3")
 def test_layer_trains_as_keras_does():
     ids = np.random.default_rng(0).integers(0, 10, (32, 4))
     tables = []
@@ -183,6 +187,7 @@ def test_layer_trains_as_keras_does():
     np.testing.assert_allclose(*tables, rtol=1e-4)
 
 
+@on("keras:3")
 def test_layer_in_a_functional_model_with_weights():
     ids = keras.Input((None,), dtype=tf.int32, ragged=True)
     weights = keras.Input((None,), dtype=tf.float32, ragged=True)
@@ -194,6 +199,7 @@ def test_layer_in_a_functional_model_with_weights():
     np.testing.assert_allclose(output, combined(RAGGED, "mean", w), rtol=1e-5)
 
 
+@on("keras:3")
 def test_layer_of_a_keras_config():
     config = keras.layers.Embedding(
         10, 2, input_length=4, mask_zero=True, name="words"
@@ -207,6 +213,7 @@ def test_layer_of_a_keras_config():
     assert layers.Embedding.from_config(layer.get_config()).mask_zero
 
 
+@on("keras:3")
 def test_layer_round_trip(tmp_path):
     layer = layers.Embedding(
         10,
@@ -229,6 +236,7 @@ def test_layer_round_trip(tmp_path):
     assert layer.compute_output_shape((None, 3)).as_list() == [None, 2]
 
 
+@on("keras:3")
 @pytest.mark.parametrize("dims", [(0, 2), (3, -1)])
 def test_layer_needs_positive_dimensions(dims):
     with pytest.raises(ValueError, match="input_dim and output_dim"):

@@ -13,6 +13,7 @@ from faults.kills import MODULES, WITHIN_S, phases
 from faults.orders import FAULTS
 from forks import ForkServer
 from nightly import ALL
+from plans import nightly
 from processes import TESTS, ForkedCluster, environment
 from tfrs_embed.tools.testing import local_cluster
 
@@ -62,7 +63,7 @@ def undisturbed(start, tmp_path_factory):
         return found
 
 
-@pytest.mark.nightly("stops")
+@nightly(lambda fault: fault == "worker 1 stops in a step")
 @pytest.mark.parametrize(
     "fault", ["killed", "worker 1 stops in a step", "raised"]
 )
@@ -110,7 +111,7 @@ def test_a_worker_may_stand_still_for_less_than_the_timeout(
         assert losses(cluster.output(0)) == undisturbed
 
 
-@pytest.mark.nightly("first_step")
+@nightly(lambda fault: fault == "worker 0 stops in a step")
 @pytest.mark.parametrize(
     ("fault", "stopped", "message"),
     [
@@ -212,7 +213,7 @@ def test_workers_that_build_other_tables_are_noticed(
         assert (waited in cluster.output(0)) == (fault == "missing")
 
 
-@pytest.mark.nightly("another")
+@nightly(lambda fault: fault == "reads another")
 @pytest.mark.parametrize(
     ("fault", "action", "other"),
     [

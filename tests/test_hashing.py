@@ -20,6 +20,7 @@ from hashed_cases import (
     make_batch,
 )
 from helpers import train
+from plans import nightly, on, without_kernels
 from tfrs_embed import (
     FeatureConfig,
     Hash,
@@ -30,6 +31,8 @@ from tfrs_embed import (
 from tfrs_embed.configs import descriptions
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.ops import hashed_rows
+
+pytestmark = on("keras:3", tier="nightly")
 
 SGD = tf.tpu.experimental.embedding.SGD
 
@@ -96,7 +99,7 @@ def test_vectors_are_those_of_tfrss_unified_embedding():
         np.testing.assert_array_equal(found, other)
 
 
-@pytest.mark.nightly("tensorflow")
+@nightly(without_kernels)
 @pytest.mark.parametrize(
     ("form", "combiner", "table"),
     [
@@ -151,6 +154,7 @@ def padded(kind):
     return type(HASHINGS[kind])(**fields)
 
 
+@on("keras:3", tier="more", when=lambda kind: kind in ("mult", "multiplex"))
 @pytest.mark.parametrize("kind", HASHINGS)
 @pytest.mark.usefixtures("both_implementations")
 def test_padding_is_as_if_it_were_not_there(kind):
@@ -218,6 +222,7 @@ np.save(sys.argv[2], output)
 """
 
 
+@on("keras:3", tier="more")
 def test_a_model_is_fit_stored_and_exported(tmp_path):
     inputs = {
         "query": keras.Input((), dtype="string", name="query"),
@@ -348,6 +353,7 @@ def feature_with(hashing, rows=ROWS, **options):
     return FeatureConfig("f", table, hashing=hashing)
 
 
+@on("keras:3", tier="more")
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
@@ -405,6 +411,7 @@ def test_bad_declarations(make, error, text):
         make()
 
 
+@on("keras:3", tier="more")
 @pytest.mark.parametrize(
     ("hashing", "ids", "error", "text"),
     [

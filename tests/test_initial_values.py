@@ -11,9 +11,12 @@ import tensorflow as tf
 from tensorflow.python.ops import init_ops_v2
 
 from fronts import keras, only_keras_2
+from plans import on
 from tfrs_embed import FeatureConfig, TableConfig
 from tfrs_embed.configs import tables as configs
 from tfrs_embed.storage import initial_values
+
+pytestmark = on("keras:3", tier="nightly")
 
 initializers = keras.initializers
 
@@ -29,6 +32,13 @@ RANDOM = [
     init_ops_v2.VarianceScaling,
     init_ops_v2.GlorotNormal,
 ]
+
+
+def of_keras(kind):
+    """Whether an initializer is Keras's; for `on`."""
+    return kind in RANDOM[:5]
+
+
 RANDOM_KINDS = pytest.mark.parametrize(
     "kind", RANDOM, ids=lambda k: f"{k.__module__.split('.')[0]}-{k.__name__}"
 )
@@ -61,6 +71,11 @@ def digest():
 # Blocks.
 
 
+@on(
+    "keras:3",
+    tier="more",
+    when=lambda initializer: isinstance(initializer, initializers.RandomNormal),
+)
 @pytest.mark.parametrize(
     "rows, dim, sizes",
     [
@@ -84,6 +99,7 @@ def test_blocks_cover_the_table_in_order(initializer, rows, dim, sizes):
     assert all(b.dtype == np.float32 for _, b in found)
 
 
+@on("keras:3", tier="more", when=of_keras)
 @RANDOM_KINDS
 def test_a_table_of_one_block_has_what_its_initializer_returns(kind):
     expected = kind(seed=1)((3, 4), tf.float32)
@@ -93,6 +109,7 @@ def test_a_table_of_one_block_has_what_its_initializer_returns(kind):
 # Random initializers.
 
 
+@on("keras:3", tier="more", when=of_keras)
 @RANDOM_KINDS
 @pytest.mark.parametrize("seed", [None, 0, 7])
 def test_blocks_differ(kind, seed):
@@ -101,6 +118,7 @@ def test_blocks_differ(kind, seed):
     assert len(np.unique(found)) > 0.9 * found.size
 
 
+@on("keras:3", tier="more", when=of_keras)
 @RANDOM_KINDS
 def test_a_seed_decides_the_values(kind):
     first, again, other = (values(spec(kind(seed=s))) for s in (1, 1, 2))
@@ -108,6 +126,7 @@ def test_a_seed_decides_the_values(kind):
     assert np.isin(first, other).mean() < 0.1
 
 
+@on("keras:3", tier="more", when=of_keras)
 @RANDOM_KINDS
 def test_tables_without_a_seed_start_different(kind):
     shared = kind()
@@ -133,6 +152,7 @@ def test_values_do_not_depend_on_the_process():
     assert result.stdout.split()[-1] == digest()
 
 
+@on("keras:3", tier="more", when=of_keras)
 @RANDOM_KINDS
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_values_do_not_depend_on_who_keeps_which_rows(kind, replicas):
@@ -147,6 +167,7 @@ def test_values_do_not_depend_on_who_keeps_which_rows(kind, replicas):
         )
 
 
+@on("keras:3", tier="more")
 @only_keras_2("its initializers know of no partitions")
 @pytest.mark.parametrize("kind", RANDOM[:3])
 def test_blocks_are_what_keras_gives_for_their_partition(kind):
@@ -157,6 +178,7 @@ def test_blocks_are_what_keras_gives_for_their_partition(kind):
         np.testing.assert_array_equal(rows, expected)
 
 
+@on("keras:3", tier="more", when=lambda module: module is initializers)
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize(
     "distribution", ["uniform", "truncated_normal", "untruncated_normal"]

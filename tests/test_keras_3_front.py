@@ -1,26 +1,21 @@
-"""Runs tests on the layers of Keras 3, in processes that have only that."""
+"""Runs tests on the layers of Keras 3, in processes that have only that.
+
+What the layers of tf_keras are tested for in the same files is code that both
+share.
+"""
 
 import pytest
 
-from plans import KERAS_3, MORE_KERAS_3
-from processes import run
+from plans import starts
+from processes import run_process
 
 
-def run_on_keras_3(tests, strategy, folder):
-    run(
-        tests,
-        strategy,
-        TFRS_EMBED_TEST_KERAS="3",
-        TFRS_EMBED_TEST_FOLDER=str(folder),
-    )
-
-
-@pytest.mark.parametrize("strategy", KERAS_3)
-def test_keras_3(strategy, tmp_path):
-    run_on_keras_3(KERAS_3[strategy], strategy, tmp_path)
+@pytest.mark.parametrize("process", starts("test", "keras:3"))
+def test_keras_3(process, tmp_path):
+    run_process(process, "test", tmp_path)
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("strategy", MORE_KERAS_3)
-def test_more_of_keras_3(strategy, tmp_path):
-    run_on_keras_3(MORE_KERAS_3[strategy], strategy, tmp_path)
+@pytest.mark.parametrize("process", starts("more", "keras:3"))
+def test_more_of_keras_3(process, tmp_path):
+    run_process(process, "more", tmp_path)

@@ -12,9 +12,13 @@ import tensorflow as tf
 
 from fronts import keras, layers, only_keras_3
 from helpers import tables_of
+from plans import nightly, on
 from tfrs_embed import FeatureConfig, TableConfig
 
-pytestmark = only_keras_3("its own conventions are in test_keras.py")
+pytestmark = [
+    only_keras_3("its own conventions are in test_keras.py"),
+    on("keras:3"),
+]
 
 BATCH, STEPS = 16, 4
 
@@ -156,8 +160,17 @@ LOOPS = {
 }
 
 
-@pytest.mark.nightly(
-    "functional-eager|Subclassed-(graph|several)|OwnStep-compiled|functional-compiled"
+@nightly(
+    lambda model_of, loop: (
+        (model_of, loop)
+        in (
+            (functional, "eager"),
+            (functional, "compiled if it can be"),
+            (Subclassed, "graph"),
+            (Subclassed, "several steps"),
+            (OwnStep, "compiled if it can be"),
+        )
+    )
 )
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("model_of", [functional, Subclassed, OwnStep])

@@ -21,6 +21,7 @@ from compared_keys import (
     run_random_stream,
 )
 from dynamic_reference import shard_of
+from plans import nightly, without_kernels
 from tfrs_embed.distribution import key_shards
 from tfrs_embed.storage.key_rules import ABSENT, FIRST_ROW, KeyRules
 from tfrs_embed.storage.key_table import Found, KeyTable, KeyTables
@@ -109,7 +110,7 @@ def test_random_sizes(capacity):
 
 
 # So many rows that the order of eviction is looked for in parts.
-@pytest.mark.nightly("tensorflow")
+@nightly(without_kernels)
 @pytest.mark.parametrize("admission", ADMISSIONS, ids=str)
 @pytest.mark.parametrize("policy", POLICIES[1:], ids=str)
 def test_long_streams(policy, admission):

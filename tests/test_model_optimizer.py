@@ -8,7 +8,10 @@ import tensorflow as tf
 
 import tfrs_embed
 from fronts import keras, layers, only_keras_2
+from plans import on
 from tfrs_embed.optimizers import FollowLearningRate, Regularized
+
+pytestmark = on("keras:3")
 
 tpu = tf.tpu.experimental.embedding
 new = keras.optimizers

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tfrs_embed
 from fronts import keras, layers
+from plans import on
 from tfrs_embed import FeatureConfig, TableConfig, monitoring
 from tfrs_embed.tools.monitoring import rows as row_statistics
 
@@ -154,6 +155,7 @@ def test_lookups_of_batches_are_counted():
     assert layer.statistics(batches=given)["large"].lookups == large
 
 
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
 def test_a_run_is_logged(tmp_path, steps_per_execution):
     layer = make_layer()

@@ -18,6 +18,9 @@ from old_checkpoints.make import (
     values,
     written,
 )
+from plans import on
+
+pytestmark = on("keras:3")
 
 KINDS = pytest.mark.parametrize("kind", sorted(LAYERS))
 

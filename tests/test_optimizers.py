@@ -14,13 +14,17 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import NUMBER, keras, layers, of_keras_2
 from helpers import assert_unchanged, state, train
+from plans import nightly, on, with_kernels, without_kernels
 from tfrs_embed.optimizers import Regularized, RowWiseAdagrad, conversion
 from tfrs_embed.optimizers import rules as rules
 from tfrs_embed.optimizers.conversion import convert
 from tfrs_embed.optimizers.options import UpdateOptions
 from update_rules import CASES
 
-pytestmark = pytest.mark.usefixtures("both_implementations")
+pytestmark = [
+    pytest.mark.usefixtures("both_implementations"),
+    on("keras:3", tier="nightly"),
+]
 
 tpu = tf.tpu.experimental.embedding
 new, legacy = keras.optimizers, keras.optimizers.legacy
@@ -202,6 +206,7 @@ FORMS = {
 }
 
 
+@on("keras:3", tier="more", when=with_kernels)
 @pytest.mark.parametrize("form", FORMS)
 def test_an_accepted_form_becomes_its_rule_and_rate(form):
     make, rule, rate = FORMS[form]
@@ -611,13 +616,15 @@ def assert_trains_as(original, make, graph=False):
     )
 
 
-@pytest.mark.nightly("tensorflow")
+@on("keras:3", tier="more")
+@nightly(without_kernels)
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_a_keras_optimizer_trains_a_table_as_it_trains_a_variable(name):
     make = ORIGINALS[name]
     assert_trains_as(make(), make)
 
 
+@on("keras:3", tier="more", when=with_kernels)
 @pytest.mark.parametrize(
     "name", ["new_adam_scheduled", "legacy_adam_decay", "legacy_ftrl_all"]
 )
@@ -801,6 +808,7 @@ if hasattr(tpu, "CustomOptimizer"):  # Not in TF 2.16.
     )
 
 
+@on("keras:3", tier="more", when=with_kernels)
 @pytest.mark.parametrize("name", REFUSED_KINDS)
 def test_another_optimizer_is_an_error_that_names_it(name):
     with pytest.raises(TypeError, match="PartialTPUEmbedding's optimizer") as e:
@@ -865,6 +873,7 @@ def test_a_callable_that_returns_a_number_is_called_at_each_step(number, graph):
     assert probe.rate() == 1.0
 
 
+@on("keras:3", tier="more", when=with_kernels)
 @BOTH_MODES
 def test_a_legacy_keras_optimizers_callable_is_called_at_each_step(graph):
     rates = {"now": 0.5}
@@ -925,6 +934,7 @@ def test_a_legacy_decay_advances_once_a_step(graph):
     assert [probe.rate() for _ in range(3)] == pytest.approx([1, 1 / 2, 1 / 3])
 
 
+@on("keras:3", tier="more", when=with_kernels)
 @BOTH_MODES
 @pytest.mark.parametrize(
     "make",
@@ -966,6 +976,7 @@ def test_assigning_a_table_optimizers_rate_takes_effect(form, graph):
     assert probe.rate() == pytest.approx(0.125)
 
 
+@on("keras:3", tier="more", when=with_kernels)
 @pytest.mark.parametrize("module", MODULES)
 def test_assigning_a_table_optimizers_rate_assigns_the_keras_optimizers(module):
     optimizer = MODULES[module].SGD(0.5)
@@ -1107,6 +1118,7 @@ def test_without_a_layers_optimizer_a_tables_own_still_trains_it():
 # Assigned rates in a stored config.
 
 
+@on("keras:3", tier="more", when=with_kernels)
 @pytest.mark.parametrize("form", [f for f in ASSIGNABLE if f != "variable"])
 @pytest.mark.parametrize("own", [False, True], ids=["layer's", "table's"])
 def test_an_assigned_rate_is_part_of_the_config(form, own):
@@ -1152,6 +1164,7 @@ def test_equal_names_keep_rates_of_their_own_in_a_config():
     assert rates == pytest.approx([0.01, 0.5, 0.01])
 
 
+@on("keras:3", tier="more", when=with_kernels)
 @pytest.mark.parametrize("suffix", ["keras", *of_keras_2("h5", "tf")])
 def test_a_saved_model_has_the_assigned_rate(tmp_path, suffix):
     model = keras.Sequential(

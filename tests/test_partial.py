@@ -7,7 +7,10 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import keras, layers
 from helpers import assert_unchanged, differentiate, state
+from plans import on
 from tfrs_embed import FeatureConfig, TableConfig
+
+pytestmark = on("keras:3", tier="nightly")
 
 IDS = {
     "user": tf.constant([1, 2, 2], tf.int64),
@@ -266,6 +269,7 @@ def functional(layer):
     return keras.Model(inputs, keras.layers.Dot(-1)(towers))
 
 
+@on("keras:3", when=lambda make_model: make_model is functional)
 @pytest.mark.parametrize("make_model", [Towers, functional])
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_towers_in_keras(kind, make_model, tmp_path):

@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 import tfrs_embed
 from fronts import layers
 from helpers import train
+from plans import on, with_kernels
 from reference import Feature, Ragged, Reference, Sparse, Table, to_tf
 
-pytestmark = pytest.mark.usefixtures("both_implementations")
+pytestmark = [
+    pytest.mark.usefixtures("both_implementations"),
+    on("keras:3", tier="nightly"),
+]
 
 tpu = tf.tpu.experimental.embedding
 bounded = settings(
@@ -271,6 +275,7 @@ def assert_activations(case, reference, layer):
     return [expected[i].shape for i in range(len(case.features))]
 
 
+@on("keras:3", tier="more", when=with_kernels)
 @bounded
 @given(cases())
 def test_lookup_and_training_equal_the_reference(case):
@@ -333,6 +338,7 @@ def all_ids(ids):
     return [ids.cells[key] for key in sorted(ids.cells)]
 
 
+@on("keras:3", tier="more", when=with_kernels)
 @bounded
 @given(lookups())
 def test_a_lookups_gradient_is_over_its_sorted_unique_ids(lookup):

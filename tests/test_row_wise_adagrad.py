@@ -15,10 +15,13 @@ import fbgemm_trajectory
 import tfrs_embed
 from fronts import keras, layers, only_keras_2
 from helpers import assert_same, state, train
+from plans import on
 from reference import Ragged, to_tf
 from tfrs_embed import DynamicKeys, checkpoint
 from tfrs_embed.optimizers import RowWiseAdagrad
 from tfrs_embed.tools.conversion.command import main
+
+pytestmark = on("keras:3", tier="nightly")
 
 tpu = tf.tpu.experimental.embedding
 
@@ -78,6 +81,7 @@ def test_a_table_goes_where_fbgemms_goes(graph):
 # Settings.
 
 
+@on("keras:3", tier="more", when=lambda arguments: "learning_rate" in arguments)
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -102,6 +106,7 @@ def test_a_wrong_setting_is_an_error_that_names_it(arguments, error, message):
         RowWiseAdagrad(**arguments)
 
 
+@on("keras:3", tier="more")
 def test_keras_stores_it_in_the_config_of_a_layer_of_ones_own():
     saving = keras.saving
     schedule = keras.optimizers.schedules.ExponentialDecay(0.3, 2, 0.5)
@@ -118,6 +123,7 @@ def test_keras_stores_it_in_the_config_of_a_layer_of_ones_own():
             RowWiseAdagrad(rate).get_config()
 
 
+@on("keras:3", tier="more")
 def test_a_layers_config_has_the_rate_that_was_assigned():
     layer = trained(RowWiseAdagrad(0.3, epsilon=1e-3))
     layer.table_optimizers["t"].learning_rate = 0.125
@@ -127,6 +133,7 @@ def test_a_layers_config_has_the_rate_that_was_assigned():
     assert again.rule == layer.table_optimizers["t"].rule
 
 
+@on("keras:3", tier="more")
 def test_two_tables_that_share_it_share_its_rate():
     optimizer = RowWiseAdagrad(tf.Variable(0.5))
     layer = layers.PartialTPUEmbedding(
@@ -148,6 +155,7 @@ def test_two_tables_that_share_it_share_its_rate():
 # Slots.
 
 
+@on("keras:3", tier="more")
 def test_copies_and_files_have_a_number_for_each_row(tmp_path):
     layer = trained("row_wise_adagrad")
     before = state(layer)
@@ -167,6 +175,7 @@ def test_copies_and_files_have_a_number_for_each_row(tmp_path):
         assert_same(state(loaded), before)
 
 
+@on("keras:3", tier="more")
 @pytest.mark.parametrize(
     ("here", "rows", "text"),
     [

@@ -13,10 +13,11 @@ from tensorflow.core.protobuf import saved_model_pb2
 import tfrs_embed
 from fronts import keras, layers, only_keras_2, signature_of
 from helpers import differentiate, train
+from plans import on
 from tfrs_embed.checkpoint import bundle
 from tfrs_embed.serving import export
 
-pytestmark = pytest.mark.xdist_group("serving")
+pytestmark = [pytest.mark.xdist_group("serving"), on("keras:3", tier="nightly")]
 
 ROWS, DIM = 50, 4
 KINDS = ("dense", "combined", "ragged", "sparse", "sequence", "small")
@@ -622,6 +623,7 @@ def test_an_export_takes_the_place_of_another_when_it_is_complete(tmp_path):
     np.testing.assert_allclose(answers(), model(INPUTS), rtol=1e-6)
 
 
+@on("keras:3", tier="more")
 def test_kerass_own_export_takes_ragged_inputs_for_dense_ones(tmp_path):
     table = tfrs_embed.TableConfig("movie", 30, 3)
     layer = layers.PartialTPUEmbedding(
@@ -648,6 +650,7 @@ def test_kerass_own_export_takes_ragged_inputs_for_dense_ones(tmp_path):
     np.testing.assert_allclose(served.serve(given), model(given), rtol=1e-6)
 
 
+@on("keras:3", tier="more")
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_kerass_own_export_of_a_trained_model(tmp_path, pipelined):
     table = tfrs_embed.TableConfig("movie", 30, 3)

@@ -10,7 +10,10 @@ import tensorflow as tf
 import tfrs_embed
 from fronts import export, keras, layers, of_keras_2
 from helpers import assert_same, state
+from plans import nightly, on
 from tfrs_embed.checkpoint.names import escape, in_graphs
+
+pytestmark = on("keras:3", tier="nightly")
 
 # What is stored beside tables, or in them; paths; what paths are made of.
 NAMES = [
@@ -86,7 +89,13 @@ def state_of(model):
     return state(layer)
 
 
-@pytest.mark.nightly("^(keras|tf|ckpt)-dist|^(weights.h5|h5|saved_model)-part")
+@on("keras:3", when=lambda make_layer: make_layer is partial_tpu_embedding)
+@nightly(
+    lambda form, make_layer: (
+        (make_layer is distributed_embedding)
+        == (form in ("keras", "tf", "ckpt"))
+    )
+)
 @pytest.mark.parametrize("make_layer", LAYERS)
 @pytest.mark.parametrize("form", FORMATS)
 def test_tables_of_any_name_are_saved(make_layer, form, tmp_path):

@@ -2,16 +2,16 @@
 
 import pytest
 
-from plans import MORE_SLICES, SLICES
-from processes import run
+from plans import starts
+from processes import run_process
 
 
-@pytest.mark.parametrize("strategy", SLICES)
-def test_slices(strategy, tmp_path):
-    run(SLICES[strategy], strategy, TFRS_EMBED_TEST_FOLDER=str(tmp_path))
+@pytest.mark.parametrize("process", starts("test", "tpu"))
+def test_slices(process, tmp_path):
+    run_process(process, "test", tmp_path)
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("strategy", MORE_SLICES)
-def test_more_slices(strategy, tmp_path):
-    run(MORE_SLICES[strategy], strategy, TFRS_EMBED_TEST_FOLDER=str(tmp_path))
+@pytest.mark.parametrize("process", starts("more", "tpu"))
+def test_more_slices(process, tmp_path):
+    run_process(process, "more", tmp_path)

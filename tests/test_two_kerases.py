@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from plans import nightly
 from processes import TESTS
 
 pytestmark = pytest.mark.xdist_group("two_kerases")
@@ -109,7 +110,7 @@ assert model.layers[1].__class__ is tfrs_embed.PartialTPUEmbedding
 """
 
 
-@pytest.mark.nightly(r"^model(\.h5)?$")
+@nightly(lambda name: name != "model.keras")
 @pytest.mark.parametrize("name", ["model.keras", "model.h5", "model"])
 def test_tf_keras_finds_the_layers_of_a_file(name, tmp_path):
     require(SAVE, tmp_path / name)

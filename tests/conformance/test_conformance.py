@@ -35,6 +35,7 @@ from conformance.harness import (
 )
 from helpers import assert_unchanged, state
 from nightly import ALL
+from plans import has_kernels, on
 from tfrs_embed import kernels
 
 # XLA adds up in an order of its own.
@@ -58,6 +59,7 @@ class Case:
         kernels: whether the compiled kernels must be there, are turned off, or
             None: it makes no difference here.
         dtype: the tables'; not of those of `tables`.
+        nightly: whether only `make nightly` runs it.
     """
 
     engine: str
@@ -70,6 +72,7 @@ class Case:
     tables: str | None = None
     kernels: bool | None = None
     dtype: str = "float32"
+    nightly: bool = False
 
     def __str__(self):
         kinds = {tuple(KINDS): "all_kinds", DENSE: "dense", FEW: "few"}
@@ -117,6 +120,22 @@ class Case:
         return XLA if self.mode == "compiled" else {}
 
 
+def nightly(*cases):
+    """Cases that only `make nightly` runs."""
+    return [dataclasses.replace(case, nightly=True) for case in cases]
+
+
+def in_turns(*cases):
+    """Cases with the compiled kernels and without; by day each with one."""
+    found = both(*cases)
+    if has_kernels():
+        found = [
+            dataclasses.replace(c, nightly=c.kernels == (c.combiner == "sum"))
+            for c in found
+        ]
+    return found
+
+
 def both(*cases):
     """Cases with the compiled kernels, then without."""
     return [
@@ -129,6 +148,19 @@ def both(*cases):
 # "sharded" and "columns" are tested with all kinds of ids, which other engines
 # turn into rows as these do.
 KINDS_OF_OTHERS = tuple(KINDS) if ALL else FEW
+pytestmark = [
+    on(
+        "mirrored:2",
+        "mirrored:4",
+        "workers:2",
+        "workers:3",
+        "keras:3",
+        "keras:3 mirrored:2",
+        tier="nightly",
+    ),
+    on("tpu:2x4"),
+]
+
 STRATEGY = os.environ.get("TFRS_EMBED_TEST_STRATEGY") or "device"
 PLATFORM = STRATEGY.split(":")[0]
 
@@ -141,7 +173,22 @@ def cases(device=(), replicas=(), tpu=()):
     if ALL and found is replicas:
         anyhow = [case for case in found if case.kernels is None]
         found = [*(c for c in found if c.kernels is not None), *both(*anyhow)]
-    return pytest.mark.parametrize("case", found, ids=str, indirect=True)
+    marked = [
+        pytest.param(c, marks=pytest.mark.nightly if c.nightly else ())
+        for c in found
+    ]
+    return pytest.mark.parametrize("case", marked, ids=str, indirect=True)
+
+
+def with_kernels(case):
+    """Whether a case doesn't turn the kernels off; for `on`."""
+    return case.kernels is not False
+
+
+# What most changes to an engine would break.
+STEPS = on("mirrored:2", when=with_kernels)
+# Others find little there that one device's tests and STEPS don't.
+OTHERS = on("mirrored:2", tier="more", when=with_kernels)
 
 
 @pytest.fixture
@@ -175,6 +222,7 @@ def case(request):
     replicas=[Case(e, "sgd", kinds=FEW) for e in ("keras", "sharded_small")],
     tpu=[Case(e, "sgd", kinds=FEW) for e in ("sparse_small", "dense_keras")],
 )
+@OTHERS
 def test_lookup(case, strategy):
     layer, reference = case.build(strategy)
     look_up = trainer(strategy, layer, training=False, mode=case.mode)
@@ -184,13 +232,9 @@ def test_lookup(case, strategy):
         check_step(look_up, reference, batches, **case.tolerance)
 
 
-@pytest.mark.nightly("-sum-.*-kernels|-(mean|sqrtn)-.*-tensorflow")
-@pytest.mark.nightly(
-    "^columns_and_.*-function$|^distributed_(shard|mirrored-a)"
-)
 @cases(
     device=[
-        *both(
+        *in_turns(
             *(
                 Case(
                     engine,
@@ -243,17 +287,19 @@ def test_lookup(case, strategy):
     replicas=[
         Case("sharded"),
         Case("sharded_arrays", "row_wise_adagrad", kinds=FEW, steps=3),
-        Case("distributed_sharded", kinds=FEW, steps=3),
         Case("distributed_both", kinds=KINDS_OF_OTHERS, steps=3),
-        Case("distributed_mirrored", kinds=FEW, steps=3),
+        *nightly(
+            Case("distributed_sharded", kinds=FEW, steps=3),
+            Case("distributed_mirrored", kinds=FEW, steps=3),
+            Case("columns_and_rows", kinds=FEW, steps=3),
+            Case("columns_and_copies", kinds=FEW, steps=3),
+        ),
         Case("distributed_mirrored", "row_wise_adagrad", kinds=FEW, steps=3),
         Case("dynamic_sharded", kinds=KINDS_OF_OTHERS, steps=3),
         Case("hot_rows", kinds=KINDS_OF_OTHERS, steps=3),
         Case("distributed_hot_rows", kinds=FEW, steps=3),
         Case("columns"),
         Case("distributed_columns", kinds=FEW, steps=3),
-        Case("columns_and_rows", kinds=FEW, steps=3),
-        Case("columns_and_copies", kinds=FEW, steps=3),
         *(
             Case(engine, kinds=FEW, steps=3, dtype="bfloat16")
             for engine in ("hot_rows", "columns_and_copies")
@@ -267,6 +313,16 @@ def test_lookup(case, strategy):
         Case("distributed_dense", kinds=FEW),
     ],
 )
+@STEPS
+@on(
+    "keras:3",
+    when=lambda case: (
+        with_kernels(case)
+        and case.optimizer.endswith("adagrad")
+        and case.combiner == "mean"
+    ),
+)
+@on("keras:3 mirrored:2", tier="more", when=lambda case: case.kinds == FEW)
 def test_training(case, strategy):
     layer, reference = case.build(strategy)
     case.train(strategy, layer, reference)
@@ -293,6 +349,27 @@ def test_training(case, strategy):
         for engine in ("sparse", "dense")
     ],
 )
+@OTHERS
+@on(
+    "workers:2",
+    when=lambda case: (
+        with_kernels(case) and case.engine in ("dynamic_sharded", "columns")
+    ),
+)
+# More replicas find little in other tests that two don't; from three on, the
+# order of a sum matters.
+@on(
+    "mirrored:4",
+    "workers:3",
+    tier="more",
+    when=lambda case: with_kernels(case) and case.engine == "columns",
+)
+@on("keras:3", when=with_kernels)
+@on(
+    "keras:3 mirrored:2",
+    tier="more",
+    when=lambda case: with_kernels(case) and case.engine == "dynamic_sharded",
+)
 def test_tables_of_many_optimizers(case, strategy):
     layer, reference = case.build(strategy)
     # One whose gradients don't cancel to what float32 has few digits of.
@@ -318,6 +395,13 @@ PIPELINED = {"pipeline_execution_with_tensor_core": True}
         Case("columns", "adam", kinds=FEW, steps=4),
     ),
 )
+@OTHERS
+@on(
+    "workers:2",
+    when=lambda case: (
+        with_kernels(case) and case.engine in ("sharded", "columns")
+    ),
+)
 def test_pipelined_training(case, strategy):
     layer, reference = case.build(strategy, **PIPELINED)
     batches = case.train(strategy, layer, reference, pipelined=True)
@@ -332,6 +416,11 @@ def test_pipelined_training(case, strategy):
         *both(Case("sharded", "sgd", "sum", False, FEW, steps=1)),
         Case("distributed_both", "adam", kinds=FEW, steps=3),
     ],
+)
+@OTHERS
+@on(
+    "workers:2",
+    when=lambda case: with_kernels(case) and case.optimizer == "sgd",
 )
 def test_reading_tables_applies_pending_updates(case, strategy):
     layer, reference = case.build(strategy, **PIPELINED)
@@ -400,6 +489,7 @@ def test_gradients_of_keras_tables(case, strategy):
         for engine in ("sparse", "dense")
     ],
 )
+@STEPS
 def test_invalid_ids_count_as_absent(case, strategy):
     layer, reference = case.build(strategy, invalid_ids="zero")
     case.train(strategy, layer, reference)
@@ -426,6 +516,7 @@ def test_invalid_ids_count_as_absent(case, strategy):
         )
     ],
 )
+@STEPS
 def test_a_bad_id_of_one_replica_changes_nothing(case, strategy):
     layer, reference = case.build(strategy)
     step = trainer(strategy, layer)

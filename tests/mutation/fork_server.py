@@ -9,7 +9,6 @@ input and output. A request has
 
     files: the test files to collect, relative to FOLDER
     tests: the tests to run, in this order; null for all
-    select: pytest's expression of what to run; may be null
     env: environment variables
     patience: seconds after which a test is taken to hang, and the fork killed
     cover: whether to record the lines that each test runs
@@ -130,7 +129,6 @@ def _run_tests(request, current):
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     options += ["--hypothesis-seed=0", "--tb=short"]
     options += [] if cover else ["-x"]
-    options += ["-k", request["select"]] if request["select"] else []
     status = pytest.main([*options, *request["files"]], [plugin])
     import tfrs_embed
 

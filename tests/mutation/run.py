@@ -61,16 +61,15 @@ LEFT_OUT = [
 
 
 def suites():
-    """Strategy, "" for none, file and pytest's expression."""
+    """Strategies, "" for none, and files."""
     for path in sorted((ROOT / "tests").glob("test_*.py")):
         if path.name not in LEFT_OUT:
-            yield "", f"tests/{path.name}", None
-    yield "", f"tests/{plans.CONFORMANCE}", None
-    for strategy, files in {**plans.REPLICAS, **plans.SLICES}.items():
-        # A fork is one process.
-        if not strategy.startswith("workers"):
-            for name, select in files.items():
-                yield strategy, f"tests/{name}", select
+            yield "", f"tests/{path.name}"
+    yield "", "tests/conformance/test_conformance.py"
+    # A fork is one process, and has one Keras imported.
+    for process in plans.starts("test", "mirrored", "tpu"):
+        for name in plans.files(process):
+            yield process, f"tests/{name}"
 
 
 class Worker:
@@ -102,15 +101,17 @@ class Worker:
         strategy,
         files,
         tests=None,
-        select=None,
         cover=False,
         patience=600,
     ):
         request = {
             "files": files,
             "tests": tests,
-            "select": select,
-            "env": {"TFRS_EMBED_TEST_STRATEGY": strategy},
+            "env": {
+                "TFRS_EMBED_TEST_STRATEGY": strategy,
+                # All that is asked for runs, if any test is.
+                "TFRS_EMBED_TEST_TIER": "test" if strategy else "",
+            },
             "cover": cover,
             "patience": patience,
         }
@@ -163,11 +164,11 @@ def append(path, record):
 def record_tests(workers, path):
     """Runs all tests unchanged, and records which lines they reach."""
     known = {(r["strategy"], r["file"]) for r in read(path)}
-    todo = [s for s in suites() if (s[0], s[1]) not in known]
+    todo = [suite for suite in suites() if suite not in known]
 
     def record(worker, suite):
-        strategy, file, select = suite
-        reply = worker.ask(strategy, [file], select=select, cover=True)
+        strategy, file = suite
+        reply = worker.ask(strategy, [file], cover=True)
         return {"strategy": strategy, "file": file, **reply}
 
     for result in workers.map(record, todo):

@@ -11,9 +11,12 @@ import tf_keras
 import tfrs_embed
 from dynamic_reference import ReferenceKeys, keys_on, shard_of
 from helpers import assert_same, differentiate, state
+from plans import on
 from strategies.replicas import distribute, local, of_chief
 from tfrs_embed.storage import key_values
 from tfrs_embed.storage.key_rules import key_rules
+
+pytestmark = on("mirrored:2", "mirrored:4", "workers:2", tier="nightly")
 
 DIM, RATE = 3, 0.5
 BATCH, WIDTH = 4, 2  # Of a replica.
@@ -176,6 +179,9 @@ def state_of(layer):
     return {name: v.numpy() for name, v in table.variables.items()}
 
 
+@on("mirrored:2", tier="more", when=lambda keys: keys not in ("lfu", "ttl"))
+@on("mirrored:4", tier="more", when=lambda keys: keys == "ttl")
+@on("workers:2", when=lambda keys: keys == "lfu")
 @pytest.mark.parametrize("keys", list(KEYS))
 def test_shards_equal_the_reference(strategy, keys):
     world = strategy.num_replicas_in_sync
@@ -212,6 +218,7 @@ def test_shards_equal_the_reference(strategy, keys):
     assert rows_of[-1] == -1
 
 
+@on("mirrored:2", tier="more")
 def test_a_shard_without_room_fails_on_all_and_changes_nothing(strategy):
     world = strategy.num_replicas_in_sync
     layer = make(strategy, 8 * world, eviction="lru")
@@ -233,6 +240,7 @@ def test_a_shard_without_room_fails_on_all_and_changes_nothing(strategy):
     )
 
 
+@on("mirrored:2", tier="more")
 def test_a_table_without_room_leaves_the_others_as_they_are(strategy):
     world = strategy.num_replicas_in_sync
     with strategy.scope():
@@ -310,6 +318,7 @@ def many_tables(strategy, dims, trained):
     return tf.function(lambda *ids: strategy.run(of_replica, (ids,)))
 
 
+@on("mirrored:2", tier="more")
 def test_tables_of_a_width_travel_together_as_if_alone(strategy):
     dims, trained = {0: 3, 1: 3, 2: 5, 3: 3}, (0, 2, 3)
     world = strategy.num_replicas_in_sync
@@ -348,6 +357,7 @@ def test_tables_of_a_width_travel_together_as_if_alone(strategy):
     assert kinds.count("CollectiveAllToAllV2") == (3 * 3 + 2) * here
 
 
+@on("mirrored:2", tier="more")
 def test_checkpoints_move_between_numbers_of_replicas(strategy, tmp_path):
     world = strategy.num_replicas_in_sync
     rows = 14 * world * world
@@ -387,6 +397,7 @@ def batches_of(keys, world):
     return [(keys[:4], keys[4:].reshape(4, 2), ones)] * world
 
 
+@on("mirrored:2", tier="more")
 @pytest.mark.parametrize(
     "key",
     [
@@ -411,6 +422,7 @@ def test_keys_in_steps_are_spread_and_keep_their_rows(strategy, key):
     assert min(sizes) > 0
 
 
+@on("mirrored:2", tier="more")
 @pytest.mark.parametrize("when_full", ["error", "grow"])
 def test_as_many_keys_as_rows_find_room_without_a_rule(strategy, when_full):
     options = {"max_rows": 100} if when_full == "grow" else {}
@@ -422,6 +434,7 @@ def test_as_many_keys_as_rows_find_room_without_a_rule(strategy, when_full):
         assert table.size == 100
 
 
+@on("mirrored:2", tier="more")
 @pytest.mark.parametrize("keys", [range(0, 4000, 100), "abcdefghij"])
 def test_an_initial_vocabulary_has_rows_on_all_replicas(strategy, keys):
     with strategy.scope():
@@ -443,6 +456,7 @@ def said_by(strategy, caught):
     return texts
 
 
+@on("mirrored:2", tier="more")
 def test_a_full_shard_beside_free_ones_is_said_once(strategy):
     world = strategy.num_replicas_in_sync
     layer = make(strategy, 12 * world, eviction="lru")
@@ -463,6 +477,8 @@ def test_a_full_shard_beside_free_ones_is_said_once(strategy):
 
 
 # Values are assigned as Keras's loaders do, one weight after the other.
+@on("mirrored:2", tier="more")
+@on("workers:2")
 @pytest.mark.parametrize("way", ["checkpoint", "assigned"])
 @pytest.mark.parametrize("rule", ["lru", "lfu"])
 def test_a_full_tables_evicted_keys_are_those_of_least_value(
@@ -527,6 +543,8 @@ def test_a_full_tables_evicted_keys_are_those_of_least_value(
         )
 
 
+@on("mirrored:2", tier="more")
+@on("workers:2")
 def test_keys_are_removed_and_evicted_on_their_shards(strategy):
     world = strategy.num_replicas_in_sync
     layer = make(strategy, 20 * world, eviction="lfu")
@@ -543,6 +561,7 @@ def test_keys_are_removed_and_evicted_on_their_shards(strategy):
     assert state(layer)
 
 
+@on("mirrored:2", tier="more")
 def test_another_thread_finds_a_keys_vector_or_zeros(strategy):
     if workers(strategy):
         pytest.skip("Several workers look up in strategy.run alone.")

@@ -6,6 +6,10 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 from tfrs_embed.testing import EmulatedTPUStrategy
 
+from plans import on
+
+pytestmark = on("tpu:4x4", tier="more")
+
 tpu = tf.tpu.experimental.embedding
 BATCH = 32  # Of the slice.
 STEPS = 8

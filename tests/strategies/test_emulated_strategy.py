@@ -9,8 +9,11 @@ from tf_keras.src import backend
 from tfrs_embed.testing import EmulatedTPUStrategy
 
 from helpers import sparse_core_config
+from plans import on
 from strategies.slices import FEATURES, Slice, make_batch, tpu
 from tpu_programs import BATCH, STEPS, traced
+
+pytestmark = on("tpu:4x4", tier="more")
 
 
 def test_it_is_a_tpu_strategy_of_the_slice():

@@ -3,7 +3,10 @@
 import pytest
 import tensorflow as tf
 
+from plans import nightly, on
 from strategies.slices import FEW, Slice
+
+pytestmark = on("tpu:4x4", tier="more")
 
 TOPOLOGIES = [(1, 2), (1, 4), (2, 2), (2, 4), (4, 2), (4, 4)]
 
@@ -20,6 +23,8 @@ def test_steps_train_as_the_reference(topology):
     s.check()
 
 
+# Of loops, which take longest, those of one slice.
+@nightly(lambda topology: topology != (2, 4))
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_pipelined_loops_train_as_the_reference(topology):
     s = Slice(topology, pipelined=True)

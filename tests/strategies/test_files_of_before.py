@@ -5,6 +5,9 @@ import tensorflow as tf
 
 from helpers import assert_same
 from old_checkpoints.make import FILES, LAYERS, values, written
+from plans import on
+
+pytestmark = on("mirrored:2")
 
 
 @pytest.mark.parametrize("kind", sorted(LAYERS))

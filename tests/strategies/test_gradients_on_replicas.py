@@ -17,8 +17,11 @@ from gradient_scenarios import (
     initial,
     optimizer,
 )
+from plans import on
 from strategies.replicas import distribute
 from tfrs_embed.compat.strategies import is_tpu
+
+pytestmark = on("mirrored:2", "tpu:2x4", tier="nightly")
 
 # What neither a compiled program nor collectives have room for.
 UNFIT = {"in_a_branch"}
@@ -77,6 +80,7 @@ def assert_untrained(layer):
     assert int(layer.step.numpy()) == 0
 
 
+@on("mirrored:2", "tpu:2x4")
 def test_no_updates_holds_for_the_replicas_of_a_run(strategy):
     layer, program = make_program(strategy)
     [batch] = steps_of(strategy, 1)
@@ -93,6 +97,11 @@ def test_no_updates_holds_for_the_replicas_of_a_run(strategy):
     assert int(layer.step.numpy()) == 1
 
 
+@on(
+    "mirrored:2",
+    "tpu:2x4",
+    when=lambda scenario, nested: scenario.__name__ == "penalty" and not nested,
+)
 @pytest.mark.parametrize("nested", [False, True], ids=["function", "nested"])
 @pytest.mark.parametrize(
     "scenario",
@@ -139,6 +148,7 @@ def test_another_gradient_updates_nothing(strategy):
     assert_untrained(layer)
 
 
+@on("mirrored:2", "tpu:2x4")
 def test_an_unused_gradient_updates(strategy):
     layer, program = make_program(strategy)
 

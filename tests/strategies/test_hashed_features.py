@@ -5,9 +5,12 @@ import pytest
 import tensorflow as tf
 
 from hashed_cases import BATCH, DIM, HASHINGS, expected, feature_of, make_batch
+from plans import on
 from strategies.replicas import distribute, local, local_ids
 from tfrs_embed import DistributedEmbedding
 from tfrs_embed.compat.strategies import is_tpu
+
+pytestmark = on("mirrored:2", "workers:2", "tpu:2x2", tier="nightly")
 
 #: Of the tables, where ids are ragged or strings; else by row.
 PLACES = {
@@ -42,6 +45,14 @@ def train(strategy, layer, batches):
     return local(strategy, run(*spread))
 
 
+@on("mirrored:2", when=lambda kind, form: kind != "concat" and form != "ragged")
+@on(
+    "workers:2",
+    when=lambda kind, form: (
+        (kind, form) in (("mult", "combined"), ("multiplex", "ragged"))
+    ),
+)
+@on("tpu:2x2", when=lambda kind: kind in ("mult", "multiplex"))
 @pytest.mark.parametrize("form", ["combined", "ragged", "strings"])
 @pytest.mark.parametrize("kind", HASHINGS)
 def test_vectors_and_gradients(strategy, kind, form):

@@ -12,11 +12,14 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import differentiate
+from plans import on
 from reference import Ragged
 from strategies.replicas import distribute, local, local_ids
 from tfrs_embed.distribution import row_exchange
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.tools.planner.traffic import FeatureIds, expected_traffic
+
+pytestmark = on("mirrored:2", "mirrored:4", "workers:2", tier="nightly")
 
 ROWS = 90
 #: Rows of each rank, some of no batch; of "c" there are none.
@@ -113,6 +116,8 @@ def assert_copies_are_the_rows(layer, tables=tuple(HOT)):
                 )
 
 
+@on("mirrored:2", tier="more", when=lambda pipelined: pipelined)
+@on("workers:2", when=lambda pipelined: pipelined)
 @pytest.mark.parametrize(
     ("pipelined", "seed", "dtype"),
     [(False, None, "float32"), (True, 1, "bfloat16")],
@@ -154,6 +159,7 @@ def test_copies_stay_equal_to_the_rows(strategy, pipelined, seed, dtype):
         np.testing.assert_allclose(found["a"], expected, rtol=1e-5, atol=1e-6)
 
 
+@on("mirrored:2", tier="more", when=lambda hot: hot is HOT)
 @pytest.mark.parametrize("hot", [HOT, EVERY], ids=["some", "every"])
 def test_bytes_are_those_of_the_model(strategy, hot):
     layer = make_layer(strategy, hot)
@@ -167,6 +173,7 @@ def test_bytes_are_those_of_the_model(strategy, hot):
         assert found == expected[rank]
 
 
+@on("mirrored:2", tier="more")
 def test_an_evaluation_sends_nothing_for_copies(strategy):
     """And frozen tables' copies take no part in an all-reduce."""
     world = strategy.num_replicas_in_sync
@@ -186,6 +193,7 @@ def test_an_evaluation_sends_nothing_for_copies(strategy):
         assert traffic.bytes == 2 * sent + gradients + reduced
 
 
+@on("mirrored:2", tier="more")
 def test_a_partial_call_trains_what_it_has(strategy):
     """Others' copies are in the all-reduce, and stay what they are."""
     layer = make_layer(strategy, dtype="mixed_bfloat16")
@@ -202,6 +210,7 @@ def test_a_partial_call_trains_what_it_has(strategy):
     assert_copies_are_the_rows(layer)
 
 
+@on("mirrored:2", "mirrored:4", tier="more")
 def test_two_stages_and_one_train_alike(strategy, monkeypatch):
     if strategy.num_replicas_in_sync < 4:
         pytest.skip("groups of two need four replicas")
@@ -220,6 +229,7 @@ def test_two_stages_and_one_train_alike(strategy, monkeypatch):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
 
 
+@on("mirrored:2", tier="more")
 def test_a_layer_is_made_again_and_saved(strategy):
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         pytest.skip("serving.export is for several workers")
@@ -252,6 +262,7 @@ def test_a_layer_is_made_again_and_saved(strategy):
     np.testing.assert_allclose(found, rows, rtol=1e-6)
 
 
+@on("mirrored:2", tier="more")
 def test_many_tables_are_built_and_read_without_warnings(strategy, caplog):
     def table(number, placement):
         rows = {"hot_rows": (1, 5)} if placement == "row" else {}

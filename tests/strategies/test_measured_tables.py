@@ -8,8 +8,11 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import differentiate
+from plans import on
 from strategies.replicas import distribute
 from tfrs_embed import monitoring
+
+pytestmark = on("mirrored:2", tier="more")
 
 ROWS, DIM = 101, 4
 

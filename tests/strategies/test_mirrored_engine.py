@@ -20,6 +20,7 @@ from conformance.harness import (
     trainer,
 )
 from helpers import assert_same, differentiate, state
+from plans import nightly, on
 from reference import Feature, Reference, to_tf
 from strategies.replicas import local_ids, of_chief
 from tfrs_embed import kernels
@@ -34,6 +35,8 @@ from tfrs_embed.layers.keras2 import EngineLayer
 from tfrs_embed.ops.inputs import to_bags
 from tfrs_embed.optimizers import conversion
 from tfrs_embed.storage import initial_values
+
+pytestmark = on("workers:2")
 
 TABLES = {
     "x": TableCase(50, 5, "mean", "adagrad"),
@@ -225,7 +228,8 @@ def workers(strategy):
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
-@pytest.mark.nightly("without")
+@on("mirrored:4", tier="more")
+@nightly(lambda kernel: not kernel)
 @pytest.mark.parametrize("kernel", [True, False], ids=["kernels", "without"])
 def test_training(strategy, monkeypatch, kernel):
     if not kernel:

@@ -12,7 +12,10 @@ from conformance.descriptors import (
     TableCase,
 )
 from conformance.harness import assert_tables, build, train, trainer
+from plans import on
 from tfrs_embed.optimizers import Regularized
+
+pytestmark = [on("mirrored:2"), on("workers:2", tier="nightly")]
 
 tpu = tf.tpu.experimental.embedding
 
@@ -42,6 +45,12 @@ def tables():
     }
 
 
+@on(
+    "workers:2",
+    when=lambda engine, pipelined: (
+        engine == "distributed_mirrored" and not pipelined
+    ),
+)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("pipelined", [False, True], ids=["plain", "pipelined"])
 def test_a_global_norm_is_of_the_rows_of_all_replicas(
@@ -85,6 +94,7 @@ def test_a_rows_norm_of_a_table_that_is_cut_is_an_error(strategy):
     assert "row_clipnorm needs all columns" in str(e.value)
 
 
+@on("workers:2")
 def test_copies_of_a_table_stay_equal(strategy):
     with strategy.scope():
         layer, reference = build("distributed_mirrored", tables())

@@ -15,11 +15,14 @@ from conformance.harness import (
     trainer,
 )
 from helpers import assert_unchanged, differentiate, state
+from plans import nightly, on
 from reference import Ragged
 from strategies.replicas import distribute, local, local_ids, of_chief
 from tfrs_embed import serving
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.engines import column_wise
+
+pytestmark = on("mirrored:2", "mirrored:4", "workers:3", tier="nightly")
 
 PLACES = ("table", "column", "row", "replicated", "hot rows")
 ROWS, DIM = 40, 32
@@ -108,6 +111,7 @@ def assert_equal(found, expected, **tolerance):
         )
 
 
+@on("mirrored:4", "workers:3", tier="more")
 def test_all_places_train_alike(strategy):
     """Batches of different sizes, one of them empty."""
     steps = [batches_of(strategy, seed, (5, 0, 3)) for seed in range(3)]
@@ -122,6 +126,7 @@ def test_all_places_train_alike(strategy):
         assert_equal(found[place], found["table"], rtol=1e-5, atol=1e-6)
 
 
+@on("mirrored:4", "workers:3", tier="more")
 def test_places_of_tables_with_fewer_rows_than_replicas_train_alike(strategy):
     batches = batches_of(strategy, 0, (3, 0), rows=1)
     found = {}
@@ -136,6 +141,7 @@ def test_places_of_tables_with_fewer_rows_than_replicas_train_alike(strategy):
         assert_equal(found[place], found["table"], rtol=1e-5, atol=1e-6)
 
 
+@on("mirrored:2", tier="more")
 def test_places_are_reported(strategy):
     engines = {
         place: [t.engine for t in make_layer(strategy, place).placement.tables]
@@ -150,6 +156,7 @@ def test_places_are_reported(strategy):
     }
 
 
+@on("mirrored:2", tier="more")
 @pytest.mark.parametrize("place", ["table", "column"])
 def test_bytes_are_those_of_the_formula(strategy, place):
     world = strategy.num_replicas_in_sync
@@ -199,6 +206,7 @@ def test_bytes_are_those_of_the_formula(strategy, place):
         )
 
 
+@on("mirrored:2", tier="more")
 def test_traffic_of_several_engines_is_added_up(strategy):
     places = {"a": "table", "b": "row", "c": "replicated"}
     features = {
@@ -223,6 +231,7 @@ def test_traffic_of_several_engines_is_added_up(strategy):
         assert traffic.collectives == 1 + 3 + 4 + 3
 
 
+@on("mirrored:2", tier="more", when=lambda place: place in ("table", "column"))
 @pytest.mark.parametrize("place", PLACES)
 def test_checkpoints_move_between_all_places(strategy, place):
     layer = make_layer(strategy, place)
@@ -237,7 +246,8 @@ def test_checkpoints_move_between_all_places(strategy, place):
         assert_equal(values(fresh), expected)
 
 
-@pytest.mark.nightly("table")
+@on("mirrored:2", tier="more")
+@nightly(lambda place: place == "table")
 @pytest.mark.parametrize("place", ["table", "column"])
 def test_exported_models_have_the_whole_table(strategy, place):
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -268,6 +278,7 @@ def test_exported_models_have_the_whole_table(strategy, place):
     np.testing.assert_array_equal(loaded.serve(inputs), rows[[0, 7]])
 
 
+@on("mirrored:2", tier="more")
 def test_ids_of_64_bits(strategy, monkeypatch):
     monkeypatch.setattr(column_wise, "_MOST_NARROW", 0)
     with strategy.scope():
@@ -277,6 +288,7 @@ def test_ids_of_64_bits(strategy, monkeypatch):
     assert all(p.wide for p in engine_of(layer)._exchange.pieces)
 
 
+@on("mirrored:2", tier="more")
 def test_two_layers_in_one_step(strategy):
     """What waits for the wrong thing waits forever."""
     layers = [make_layer(strategy, "column", dim=d) for d in (16, DIM)]
@@ -297,6 +309,7 @@ def test_two_layers_in_one_step(strategy):
     assert [layer.step.numpy() for layer in layers] == [2, 2]
 
 
+@on("mirrored:2", tier="more")
 def test_weights_of_one_replica_only_are_an_error(strategy):
     layer = make_layer(strategy, "table")
     layer.build(None)

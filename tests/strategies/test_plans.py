@@ -9,10 +9,13 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import differentiate
+from plans import nightly, on
 from reference import Ragged
 from strategies.replicas import distribute
 from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
 from tfrs_embed.tools.planner.traffic import FeatureIds, Place, exchange_of_ids
+
+pytestmark = [on("mirrored:2", tier="more"), on("mirrored:4", tier="nightly")]
 
 TABLES = {"big": (300, 16), "cut": (60, 32), "whole": (50, 5), "small": (9, 16)}
 BATCH = 12
@@ -84,7 +87,16 @@ def draw(rng, name):
     return rng.integers(0, rows, [BATCH, HOTNESS[name]])
 
 
-@pytest.mark.nightly("mixed-float32|rows-bfloat16")
+@on(
+    "mirrored:4",
+    tier="more",
+    when=lambda name, dtype: (name, dtype) == ("mixed", "bfloat16"),
+)
+@nightly(
+    lambda name, dtype: (
+        (name, dtype) in (("mixed", "float32"), ("rows", "bfloat16"))
+    )
+)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -13,8 +13,11 @@ import tf_keras
 
 import tfrs_embed
 from helpers import assert_same, differentiate, state
+from plans import on
 from strategies.replicas import distribute, of_chief
 from tfrs_embed.optimizers import RowWiseAdagrad
+
+pytestmark = on("mirrored:2", tier="more")
 
 ROWS, DIM = 37, 16
 PLACES = ("row", "table", "replicated", "keys")
@@ -80,6 +83,8 @@ def trainer(strategy, layer):
     return train
 
 
+@on("workers:3", tier="more", when=lambda make: make is make_partial)
+@on("workers:3", tier="nightly")
 @pytest.mark.parametrize("make", [make_partial, make_hashed])
 def test_a_checkpoint_has_them(strategy, make, tmp_path):
     layer = make(strategy)

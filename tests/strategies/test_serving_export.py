@@ -12,6 +12,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import tfrs_embed
 from helpers import differentiate
+from plans import on
 from strategies.keras_models import (
     PER_REPLICA,
     compile_model,
@@ -103,6 +104,7 @@ def assert_is_of_one_device(path, model, layer):
     )
 
 
+@on("workers:2", "tpu:2x4")
 def test_partial_embedding(strategy, path):
     model, layer = trained(
         strategy,
@@ -129,6 +131,7 @@ def test_partial_embedding(strategy, path):
             model.export(f"{folder}/exported")
 
 
+@on("mirrored:2")
 def test_distributed_embedding(strategy, path):
     model, layer = trained(strategy, tfrs_embed.DistributedEmbedding)
     export(model, path)
@@ -149,6 +152,7 @@ def test_distributed_embedding(strategy, path):
     np.testing.assert_allclose(found, model(inputs), rtol=1e-5, atol=1e-6)
 
 
+@on("mirrored:2", "workers:2")
 def test_a_table_of_keys(strategy, path):
     if is_tpu(strategy):
         pytest.skip("no engine for it")

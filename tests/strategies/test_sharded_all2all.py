@@ -27,8 +27,11 @@ from keyed import (
     train,
     write_checkpoint,
 )
+from plans import on
 from strategies.replicas import distribute, local, local_ids, of_chief
 from tfrs_embed import All2AllDenseEmbedding
+
+pytestmark = [on("mirrored:2", tier="more"), on("workers:3", tier="nightly")]
 
 
 def workers(strategy):
@@ -75,6 +78,7 @@ def make_batches(rng, pool, sizes):
     return batches
 
 
+@on("workers:3", tier="more")
 @BOTH
 def test_training(strategy, hashed):
     world = strategy.num_replicas_in_sync
@@ -120,6 +124,7 @@ def test_training(strategy, hashed):
         keyed.assert_output(keys, layer(tf.constant(keys)))
 
 
+@on("workers:3", tier="more")
 def test_a_lookup_for_training_gives_initial_rows(strategy):
     world = strategy.num_replicas_in_sync
     keyed = Keyed("sgd", rows=20 * world)
@@ -133,6 +138,7 @@ def test_a_lookup_for_training_gives_initial_rows(strategy):
     assert layer.size == 0
 
 
+@on("workers:3", tier="more")
 def test_unknown_keys_are_zero_and_stay_unknown(strategy):
     world = strategy.num_replicas_in_sync
     layer = make_layer(strategy)
@@ -155,6 +161,7 @@ def test_unknown_keys_are_zero_and_stay_unknown(strategy):
     np.testing.assert_array_equal(after["parameters"], before["parameters"])
 
 
+@on("workers:3", tier="more")
 def test_full_shard_is_an_error_on_all_replicas(strategy):
     world = strategy.num_replicas_in_sync
     layer = make_layer(

@@ -9,6 +9,7 @@ import tf_keras
 
 import tfrs_embed
 from helpers import differentiate
+from plans import on
 from strategies.keras_models import (
     ITEMS,
     PER_REPLICA,
@@ -21,6 +22,8 @@ from strategies.keras_models import (
     make_samples,
 )
 from strategies.replicas import distribute as distribute_each
+
+pytestmark = on("mirrored:2", tier="nightly")
 
 TABLES = {"user": USERS, "item": ITEMS, "hour": 5}
 
@@ -58,6 +61,7 @@ def predict(model, samples):
     return model(inputs).numpy()
 
 
+@on("mirrored:2", tier="more")
 def test_replicas_share_large_tables_and_copy_small_ones(strategy):
     with strategy.scope():
         _, layer = make()
@@ -74,6 +78,7 @@ def test_replicas_share_large_tables_and_copy_small_ones(strategy):
     assert_equal_tables(layer, expected, rtol=0, atol=0)
 
 
+@on("mirrored:2", tier="more")
 def test_a_demanded_place_wins_over_the_size(strategy):
     tables = [
         tfrs_embed.TableConfig("small", 5, 3, placement="sharded"),
@@ -86,6 +91,7 @@ def test_a_demanded_place_wins_over_the_size(strategy):
     assert [t.engine for t in layer.placement.tables] == ["sharded", "mirrored"]
 
 
+@on("mirrored:2", tier="more")
 def test_tables_are_set_on_all_replicas(strategy):
     with strategy.scope():
         _, layer = make()
@@ -95,6 +101,11 @@ def test_tables_are_set_on_all_replicas(strategy):
         np.testing.assert_array_equal(value, values[name])
 
 
+@on(
+    "mirrored:2",
+    tier="more",
+    when=lambda other: other is tfrs_embed.DistributedEmbedding,
+)
 @pytest.mark.parametrize(
     "other", [tfrs_embed.DistributedEmbedding, tfrs_embed.PartialTPUEmbedding]
 )
@@ -119,6 +130,7 @@ def test_checkpoints_move_to_one_device_and_back(
     assert_same_state(spread, layer)
 
 
+@on("mirrored:2", tier="more", when=lambda form: form == "keras")
 @pytest.mark.parametrize("form", ["keras", "weights.h5"])
 def test_models_are_saved_and_loaded(strategy, trained, tmp_path, form):
     model, layer = trained
@@ -147,6 +159,7 @@ def test_models_are_saved_and_loaded(strategy, trained, tmp_path, form):
     assert_equal_tables(again, layer, rtol=0, atol=0)
 
 
+@on("mirrored:2", tier="more")
 def test_a_larger_batch_than_declared_is_an_error_on_every_replica(strategy):
     replicas = strategy.num_replicas_in_sync
     table = tfrs_embed.TableConfig("t", 30, 3)
@@ -162,6 +175,7 @@ def test_a_larger_batch_than_declared_is_an_error_on_every_replica(strategy):
         run(tf.zeros([PER_REPLICA + 1], tf.int64))
 
 
+@on("mirrored:2", tier="more")
 def test_batches_are_divided_by_keras(strategy):
     with strategy.scope():
         model, _ = make()
@@ -172,6 +186,7 @@ def test_batches_are_divided_by_keras(strategy):
     assert np.isfinite(model.evaluate(batches, verbose=0))
 
 
+@on("mirrored:2", tier="more")
 @pytest.mark.parametrize("small", [True, False])
 def test_a_call_with_a_part_of_the_features_trains_their_tables(
     strategy, small

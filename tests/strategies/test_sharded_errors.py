@@ -8,7 +8,10 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import assert_unchanged, differentiate, state
+from plans import nightly, on
 from strategies.replicas import distribute, local_ids
+
+pytestmark = [on("mirrored:2"), on("workers:3", tier="nightly")]
 
 
 def make_layer(strategy, **kwargs):
@@ -61,7 +64,7 @@ BAD = {
 }
 
 
-@pytest.mark.nightly("False-id|True-order")
+@nightly(lambda pipelined, kind: pipelined == (kind == "order"))
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_bad_input_of_one_replica_is_an_error_on_all(strategy, kind, pipelined):
@@ -272,7 +275,8 @@ def test_layers_called_in_another_order_are_an_error(strategy):
     assert [i.tpu_embedding.step.numpy() for i in layers.values()] == [2, 2]
 
 
-@pytest.mark.nightly("size|weights")
+@on("workers:3", tier="more")
+@nightly(lambda size: size != 2)
 @pytest.mark.parametrize(
     ("size", "weighted", "said"),
     [

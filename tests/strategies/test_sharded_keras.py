@@ -7,6 +7,7 @@ import tf_keras
 
 import tfrs_embed
 from helpers import tables_of
+from plans import nightly, on
 from strategies.keras_models import (
     DIM,
     PER_REPLICA,
@@ -20,6 +21,8 @@ from strategies.keras_models import (
     make_samples,
     one_device,
 )
+
+pytestmark = on("mirrored:2", "workers:2")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,11 @@ def fit(model, strategy, steps):
         model.fit(distribute(strategy, steps), steps_per_epoch=4, verbose=0)
 
 
-@pytest.mark.nightly("Embedding-1|Distributed")
+@nightly(
+    lambda make, steps_per_execution: (
+        steps_per_execution == 1 or make is tfrs_embed.DistributedEmbedding
+    )
+)
 @pytest.mark.parametrize(
     ("make", "steps_per_execution"),
     [
@@ -126,7 +133,7 @@ class _large:
         }
 
 
-@pytest.mark.nightly("False")
+@nightly(lambda scaled: not scaled)
 @pytest.mark.parametrize("scaled", [False, True])
 def test_mixed_float16(strategy, steps, alone, scaled):
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):

@@ -3,6 +3,9 @@
 import pytest
 
 import tfrs_embed
+from plans import on
+
+pytestmark = on("mirrored:12")
 
 
 def test_too_many_logical_cpus_are_refused(strategy):

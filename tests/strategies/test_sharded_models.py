@@ -10,6 +10,7 @@ import tensorflow_recommenders as tfrs
 import tf_keras
 
 import tfrs_embed
+from plans import nightly, on
 from strategies.keras_models import (
     PER_REPLICA,
     assert_equal_tables,
@@ -19,6 +20,8 @@ from strategies.keras_models import (
     make_samples,
 )
 from strategies.replicas import of_chief
+
+pytestmark = on("mirrored:2", tier="nightly")
 
 ROWS = 30
 
@@ -77,7 +80,8 @@ class Rating(tfrs.Model):
         return self.task(labels, self.dense(vectors["user"] * vectors["item"]))
 
 
-@pytest.mark.nightly("Rating")
+@on("mirrored:2")
+@nightly(lambda kind: kind is Rating)
 @pytest.mark.parametrize("kind", [TwoTower, Rating])
 def test_tfrs_tasks_learn(strategy, kind):
     number = 4 * PER_REPLICA * strategy.num_replicas_in_sync
@@ -101,6 +105,7 @@ def folder(strategy, name):
     return os.path.join(tempfile.mkdtemp(), name)
 
 
+@on("mirrored:2", when=lambda form: form == "weights")
 @pytest.mark.parametrize("form", ["weights", "weights.h5", "keras", "h5"])
 def test_saved_weights_are_whole_tables(strategy, form):
     samples = make_samples(PER_REPLICA * strategy.num_replicas_in_sync)
@@ -187,6 +192,7 @@ def test_early_stopping_restores_the_tables(strategy):
     assert not np.array_equal(tables[0], before)
 
 
+@on("mirrored:2")
 def test_saved_model(strategy):
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         pytest.skip("its shards are in several processes")

@@ -8,11 +8,17 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import differentiate
+from plans import nightly, on
 from reference import Ragged
 from strategies.replicas import distribute, local_ids
 from tfrs_embed.distribution.exchange_kind import ELEMENT_SIZES
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.tools.planner.traffic import FeatureIds, expected_traffic
+
+pytestmark = [
+    on("mirrored:2", tier="more"),
+    on("mirrored:4", "workers:3", tier="nightly"),
+]
 
 ROWS, DIM = 1000, 4
 
@@ -58,6 +64,7 @@ def draw(strategy, tables, number=50):
     ]
 
 
+@on("workers:3", tier="more")
 @pytest.mark.parametrize("tables", [1, 5])
 def test_bytes_are_those_of_the_formula(strategy, tables):
     world = strategy.num_replicas_in_sync
@@ -138,7 +145,16 @@ def feature_ids(rng, table, size, weighted, bags):
     return Ragged(ids), FeatureIds(table, flat, bags, True, weighted)
 
 
-@pytest.mark.nightly("rows_of_(one|two)")
+@on(
+    "mirrored:4",
+    tier="more",
+    when=lambda name, dtype: (name, dtype) == ("rows_of_all", "float32"),
+)
+@nightly(
+    lambda name: (
+        name in ("rows_of_one_width", "rows_of_one_table", "rows_of_two_bytes")
+    )
+)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [*((name, "float32") for name in FEATURES), ("rows_of_all", "float16")],
@@ -203,6 +219,7 @@ def test_vectors_bytes_are_those_of_the_model(strategy, name, dtype):
     assert collectives == len(ranks) * expected[0].collectives
 
 
+@on("workers:3", tier="more")
 @pytest.mark.parametrize("mirrored", [False, True])
 @pytest.mark.parametrize("dims", [[DIM] * 3, [DIM, DIM + 1, DIM]])
 def test_a_steps_graph_has_the_collectives_of_the_formula(

@@ -12,7 +12,10 @@ import tensorflow as tf
 import tf_keras
 
 import tfrs_embed
+from plans import on
 from tfrs_embed.distribution import handshake
+
+pytestmark = on("workers:3", tier="more")
 
 TPU = tf.tpu.experimental.embedding
 ADAM = tf_keras.optimizers.Adam

@@ -6,7 +6,10 @@ import tensorflow as tf
 
 import tfrs_embed
 from fronts import keras, layers
+from plans import on
 from strategies.replicas import distribute
+
+pytestmark = [on("mirrored:2"), on("keras:3 mirrored:2", tier="more")]
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adagrad", "Adam"])

@@ -6,8 +6,11 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import differentiate
+from plans import on
 from reference import HALVES, random_bits, round_stochastically
 from strategies.replicas import distribute
+
+pytestmark = on("mirrored:2", tier="nightly")
 
 ROWS, DIM, BATCH = 48, 16, 8
 RATE = np.float32(0.3)
@@ -39,6 +42,18 @@ def rows_of(layer, name):
     return np.asarray(layer.embedding_tables[name]).astype(np.float32)
 
 
+@on(
+    "mirrored:2",
+    when=lambda place, dtype, bag: (
+        dtype == "bfloat16" or (place, bag) == ("row", 6)
+    ),
+)
+@on(
+    "workers:3",
+    tier="more",
+    when=lambda dtype, bag: dtype == "bfloat16" and bag == 1,
+)
+@on("workers:3", tier="nightly")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("place", ["row", "column", "table", "replicated"])
 @pytest.mark.parametrize("bag", [1, 6])
@@ -90,6 +105,7 @@ def test_rows_are_those_of_the_reference(strategy, place, dtype, bag):
         np.testing.assert_array_equal(rows_of(layer, name), rows[name])
 
 
+@on("mirrored:2")
 @pytest.mark.parametrize(
     ("saved", "restored"), [("float32", "bfloat16"), ("bfloat16", "float32")]
 )

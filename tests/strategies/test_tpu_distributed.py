@@ -6,9 +6,12 @@ import tensorflow as tf
 import tf_keras
 
 from helpers import differentiate, sparse_core_config
+from plans import on
 from reference import to_tf
 from strategies.replicas import distribute
 from tfrs_embed import DistributedEmbedding, FeatureConfig, TableConfig
+
+pytestmark = on("tpu:2x2")
 
 tpu = tf.tpu.experimental.embedding
 BATCH, WIDTH = 4, 3  # A replica's.

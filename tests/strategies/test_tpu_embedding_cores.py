@@ -22,10 +22,13 @@ from conformance.harness import (
     places_of,
     trainer,
 )
+from plans import nightly, on
 from strategies.embedding_cores import EmbeddingCores
 from tfrs_embed.optimizers import Regularized
 from tfrs_embed.storage import initial_values
 from tfrs_embed.storage.sharded import Part
+
+pytestmark = on("tpu:2x4")
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def build_on(strategy, optimizer, kinds=("dense",)):
         return build("cores", large_and_small("mean", optimizer, kinds))
 
 
-@pytest.mark.nightly("sgd|adam$")
+@nightly(lambda optimizer: optimizer != "adagrad")
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 def test_training(strategy, cores, optimizer):
     layer, reference = build_on(strategy, optimizer, FEW)

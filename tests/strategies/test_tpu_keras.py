@@ -10,6 +10,7 @@ import tf_keras
 
 import tfrs_embed
 from helpers import differentiate, sparse_core_config
+from plans import nightly, on
 from strategies.keras_models import (
     PER_REPLICA,
     as_batches,
@@ -25,6 +26,8 @@ from tfrs_embed.compat import strategies
 from tfrs_embed.optimizers import rules
 from tfrs_embed.optimizers.learning_rate import LearningRate
 from tfrs_embed.sparsecore import host_kernels
+
+pytestmark = on("tpu:2x2")
 
 tpu = tf.tpu.experimental.embedding
 Hardware = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
@@ -58,7 +61,7 @@ def distribute(strategy, samples):
     )
 
 
-@pytest.mark.nightly("^1-")
+@nightly(lambda steps_per_execution: steps_per_execution == 1)
 @pytest.mark.parametrize(
     "hardware", [Hardware.V2, Hardware.UNSUPPORTED], ids=lambda h: h.name
 )

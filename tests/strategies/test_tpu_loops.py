@@ -10,6 +10,7 @@ from conformance.descriptors import BATCH, TABLES
 from conformance.harness import assert_outputs, assert_tables, build
 from helpers import differentiate
 from nightly import ALL
+from plans import on
 from strategies.replicas import add
 
 # Engine, whether it overlaps steps, (chips, SparseCores of each).
@@ -30,6 +31,8 @@ if ALL:
     ]
 
 
+@on("tpu:2x4", when=lambda engine: engine == "dense")
+@on("tpu:4x4", tier="more", when=lambda engine: engine == "sparse")
 @pytest.mark.parametrize(("engine", "pipelined", "topology"), LOOPS, ids=str)
 def test_loops_on_the_device(engine, pipelined, topology):
     steps = 3

@@ -9,11 +9,14 @@ import tensorflow as tf
 
 from conformance.descriptors import FEW, TABLES, large_and_small
 from conformance.harness import assert_tables, build, train, trainer
+from plans import nightly, on
 from strategies.replicas import distribute, local, local_ids
 from strategies.test_sharded_traffic import DIM, draw, make_step
 from tfrs_embed.distribution import row_exchange
 from tfrs_embed.distribution.replicas import bucket_of
 from tfrs_embed.distribution.row_exchange import TwoStages
+
+pytestmark = on("mirrored:4", tier="nightly")
 
 SIZE = 2
 
@@ -25,6 +28,11 @@ def two_stages(strategy, monkeypatch):
     monkeypatch.setattr(row_exchange, "first_stage", lambda *_: SIZE)
 
 
+@on(
+    "mirrored:4",
+    tier="more",
+    when=lambda engine, options: engine == "sharded" and not options,
+)
 @pytest.mark.parametrize("engine", ["sharded", "dynamic_sharded"])
 @pytest.mark.parametrize(
     ("tables", "options"),
@@ -68,7 +76,8 @@ def by_owner(keys, number):
     ]
 
 
-@pytest.mark.nightly("float16")
+@on("mirrored:4", tier="more")
+@nightly(lambda dtype: dtype == "float16")
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 2)])
 def test_bytes_are_those_of_the_formula(strategy, dtype, size):
     """A key that both replicas of a group look up leaves the group once."""
@@ -108,6 +117,7 @@ def test_bytes_are_those_of_the_formula(strategy, dtype, size):
         assert traffic.least_bytes == moved * (8 + 2 * size * DIM)
 
 
+@on("mirrored:4", tier="more")
 def test_lookups_outside_of_replicas_and_bad_ids(strategy):
     layer, step = make_step(strategy, [DIM, DIM + 1])
     ids = draw(strategy, 2, 20)

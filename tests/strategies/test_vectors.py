@@ -6,8 +6,11 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import differentiate
+from plans import on
 from strategies.replicas import distribute, local
 from tfrs_embed.engines import row_wise
+
+pytestmark = on("mirrored:2", "mirrored:4", "workers:3", tier="nightly")
 
 ROWS, SIZE = 40, 48  # Enough ids in a bag for four replicas.
 
@@ -75,6 +78,7 @@ def trained_by(layer, strategy, weighted=False):
     )
 
 
+@on("mirrored:2", "workers:3", tier="more", when=lambda weighted: not weighted)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_both_exchanges_train_alike(strategy, monkeypatch, weighted):
     """Batches of different sizes, some without examples."""
@@ -102,6 +106,7 @@ def test_both_exchanges_train_alike(strategy, monkeypatch, weighted):
     )
 
 
+@on("mirrored:2", "mirrored:4", tier="more")
 def test_bytes_are_those_of_the_formula(strategy):
     world = strategy.num_replicas_in_sync
     layer = make_layer(strategy)
@@ -119,6 +124,7 @@ def test_bytes_are_those_of_the_formula(strategy):
         assert traffic.bytes == expected
 
 
+@on("mirrored:2", tier="more")
 def test_evaluation_and_the_whole_table_outside(strategy):
     layer = make_layer(strategy)
     batches = draw(strategy, 3, (3, 1))

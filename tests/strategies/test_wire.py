@@ -10,8 +10,11 @@ import tensorflow as tf
 
 import tfrs_embed
 from helpers import differentiate
+from plans import nightly, on
 from strategies.replicas import distribute, local
 from tfrs_embed.distribution import row_exchange
+
+pytestmark = on("mirrored:2", "mirrored:4", "workers:2", tier="nightly")
 
 ROWS, BATCH, HOTNESS = 60, 6, 48  # Bags large enough to be sent as vectors.
 #: Each feature's table, and ids of a bag.
@@ -138,6 +141,9 @@ def expected_gradients(batches, dtype, group):
     return total
 
 
+@on("mirrored:2")
+@on("mirrored:4", tier="more", when=lambda group: group == 2)
+@on("workers:2", when=lambda dtype: dtype == "float16")
 @pytest.mark.parametrize(
     ("dtype", "group"),
     [("bfloat16", 1), ("float16", 1), ("bfloat16", 2)],
@@ -187,6 +193,7 @@ def test_evaluation_reads_exact_rows_outside_of_replicas(strategy):
         np.testing.assert_array_equal(each, rounded(rows, "bfloat16"))
 
 
+@on("mirrored:2", when=lambda dtype: dtype == "float16")
 @pytest.mark.parametrize(
     "dtype", ["bfloat16", "float16"], ids=["bfloat16", "half"]
 )
@@ -211,7 +218,8 @@ def test_what_is_not_finite_is_not_hidden(strategy, dtype):
         assert np.isfinite(row[3]) == (dtype == "bfloat16"), name
 
 
-@pytest.mark.nightly("hashed")
+@on("mirrored:2", when=lambda kind: kind == "dynamic")
+@nightly(lambda kind: kind == "hashed")
 @pytest.mark.parametrize("kind", ["hashed", "rows", "dynamic"])
 def test_layers_of_keys(strategy, kind):
     """Rows are within 2^-8, sums of gradients within 2^-8 of their terms."""

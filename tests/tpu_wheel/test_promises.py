@@ -122,4 +122,8 @@ def test_slices(promise, topology):
 
 @pytest.mark.parametrize("hardware", ["V2", "UNSUPPORTED"])
 def test_emulated(hardware):
-    run({"strategies/test_tpu_promises.py": hardware}, "tpu:2x4")
+    run(
+        ["strategies/test_tpu_promises.py"],
+        "tpu:2x4",
+        TFRS_EMBED_TEST_HARDWARE=hardware,
+    )
