@@ -489,13 +489,16 @@ CONFIG = {"tables": [], "features": [], "batch_size": 1}
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda f: f / "none", "There is nothing at '.*/none': expected a che"),
+        (lambda f: f / "none", "no checkpoint '.*/none': .* A report needs a "),
         (lambda f: f / "none.json", "There is no file '.*/none.json'"),
-        (lambda f: f, r"The folder '.*' has no checkpoint: expected a ch"),
+        (lambda f: f, r"The folder '.*' doesn't say .* A report needs a chec"),
         (lambda f: f / "tables.jsonl", "has no tables.jsonl"),
         (lambda f: "", "The path is empty"),
         (lambda f: "ftp://x/y", "TensorFlow has no file system 'ftp'"),
-        (_write("a.txt", "hello"), "'.*a.txt' is of no known kind: expected a"),
+        (
+            _write("a.txt", "hello"),
+            "no checkpoint '.*a.txt': .* A report needs",
+        ),
         (_write("a.json", "hello"), "'.*a.json' is not JSON: Expecting value"),
         (_write("a.json", "[1]"), "'.*a.json' is neither a plan's JSON .* nor"),
         (_write("plan", '{"x": 1}'), "'.*plan' is neither a plan's JSON"),

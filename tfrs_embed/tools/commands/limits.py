@@ -7,6 +7,7 @@ import dataclasses
 import glob
 import json
 import math
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -41,10 +42,10 @@ def add_parser(commands: Any) -> None:
         "limits",
         "find the limits that SparseCores of TPUs need",
         "SparseCores have room for a fixed number of ids, and training stops "
-        "where a batch has more. This finds the smallest limits that hold the "
-        "batches in files, times a safety factor, and prints the "
+        "at a batch with more. This command finds the smallest limits for the "
+        "batches in some files, times a safety factor, and prints the "
         "SparseCoreEmbeddingConfig to give to a layer. The model is the file "
-        "of JSON that plan takes. Without files batches are drawn from its "
+        "of JSON that plan takes. Without files, batches are drawn from its "
         "hotness and zipf_exponent: a first guess. No TPU is needed. "
         "docs/command_line.md has the files' formats.",
         "tfrs-embed limits config.json --topology v5p-8 --batches "
@@ -81,7 +82,7 @@ def add_parser(commands: Any) -> None:
         type=checked(_safety),
         default=1.2,
         metavar="FACTOR",
-        help="by which the limits are raised, at least 1 [1.2]",
+        help="the factor on the smallest limits, at least 1 [1.2]",
     )
     parser.add_argument(
         "--size-threshold",
@@ -98,10 +99,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _safety(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = float(text)
     if not 1 <= value < math.inf:
         raise ValueError(f"must be a number >= 1, got {text!r}")
     return value
@@ -146,7 +144,10 @@ def run(args: argparse.Namespace) -> int:
             f"{', '.join(left)}."
         )
     print(f"Batches: {source}. Limits are these loads times {args.safety:g}:\n")
-    print("\n".join(_as_python(limits)))
+    # A dict of strings and integers is the same in JSON and Python.
+    fields = [f"{k}={json.dumps(v, indent=4)},\n" for k, v in limits.items()]
+    code = textwrap.indent("".join(fields), "    ")
+    print(f"tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(\n{code})")
     return FINE
 
 
@@ -173,16 +174,3 @@ def _batches(
     paths = list(dict.fromkeys(paths))
     source = f"{len(paths)} files" if len(paths) > 1 else f"'{paths[0]}'"
     return npz_batches.read(paths, model, args.topology.chips), source
-
-
-def _as_python(limits: dict[str, Any]) -> Iterable[str]:
-    """Yields the lines of Python that make the config."""
-    yield "tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig("
-    for name, value in limits.items():
-        if isinstance(value, dict):
-            yield f"    {name}={{"
-            yield from (f"        {k!r}: {v}," for k, v in value.items())
-            yield "    },"
-        else:
-            yield f"    {name}={value},"
-    yield ")"

@@ -39,18 +39,15 @@ def read(
         InputError: a file has a wrong format, or an id is outside its table.
     """
     rows = {table.name: table.rows for table in model.tables}
-    told: set[str] = set()
+    told: set[str] = set()  # Arrays that a note was printed about.
     for path in paths:
         arrays = _arrays(path)
         batch = {
             f.name: _feature(arrays, f, rows[f.table], path)
             for f in model.features
         }
-        known = {
-            f.name + end
-            for f in model.features
-            for end in ("", _VALUES, _SPLITS)
-        }
+        names = [f.name for f in model.features]
+        known = {n + end for n in names for end in ("", _VALUES, _SPLITS)}
         other = sorted(set(arrays) - known - told)
         if other:
             told.update(other)
@@ -109,11 +106,11 @@ def _feature(
         )
     if ids.dtype.kind not in "iu":
         raise InputError(problem + f"ids must be integers, got {ids.dtype}.")
-    if ids.size and (ids.min() < 0 or ids.max() >= rows):
-        wrong = ids.min() if ids.min() < 0 else ids.max()
+    outside = ids[(ids < 0) | (ids >= rows)]
+    if outside.size:
         raise InputError(
-            problem + f"id {wrong} is outside table '{feature.table}', whose "
-            f"{rows} rows are 0 to {rows - 1}."
+            problem + f"id {outside[0]} is outside table '{feature.table}', "
+            f"whose {rows} rows are 0 to {rows - 1}."
         )
     return ids.astype(np.int64), splits.astype(np.int64)
 

@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfrs_embed.tools.conversion import exported, keras_files, sok
+from tfrs_embed.tools.command_line import InputError
+from tfrs_embed.tools.conversion import exported
 from tfrs_embed.tools.conversion import paths as paths_lib
 from tfrs_embed.tools.report import limits, plans, statistics_log
 from tfrs_embed.tools.report.checkpoints import checkpoints
 from tfrs_embed.tools.report.page import Part
 
-_EXPECTED = (
-    "expected a checkpoint, a folder of some, a SavedModel of "
+_KINDS = (
+    "A report needs a checkpoint, a folder of some, a SavedModel of "
     "tfrs_embed.serving.export, a folder with tables.jsonl, or the JSON of a "
-    "plan or of a limits report"
+    "plan or of a limits report."
 )
 
 
@@ -37,18 +38,20 @@ def read(paths: Sequence[str]) -> list[Part]:
         found: list[str] = []
         if statistics_log.is_log(path):
             make.append(functools.partial(statistics_log.statistics_log, path))
-            # A folder may have a log and checkpoints.
-            found = _listed(path) if tf.io.gfile.isdir(path) else []
+            found = _listed(path)  # A folder may have a log and checkpoints.
         elif exported.is_saved_model(path):
             make.append(functools.partial(checkpoints, [path]))
         elif _is_json(path):
             make.append(functools.partial(_json, path))
         else:
-            found = _checkpoints(path)
+            found = _listed(path) or [path]
         if found and not run:
             make.append(functools.partial(checkpoints, run))
         run += found
-    return [each() for each in make]
+    try:
+        return [each() for each in make]
+    except InputError as error:
+        raise ValueError(f"{error} {_KINDS}") from None
 
 
 def _is_json(path: str) -> bool:
@@ -91,28 +94,6 @@ def _json(path: str) -> Part:
         f"'{path}' is neither a plan's JSON (Plan.to_json, plan --output) nor "
         f"a limits report's (LimitsReport.to_json, limits --json).{hint}"
     )
-
-
-def _checkpoints(path: str) -> list[str]:
-    """Returns a checkpoint's path, or all those that a folder lists."""
-    if tf.io.gfile.isdir(path):
-        if every := _listed(path):
-            return every
-        if not (
-            sok.is_folder(path)
-            or tf.io.gfile.glob(os.path.join(path, "*.index"))
-        ):
-            raise ValueError(
-                f"The folder '{path}' has no checkpoint: {_EXPECTED}."
-            )
-        return [path]
-    if tf.io.gfile.exists(f"{path.removesuffix('.index')}.index"):
-        return [path]
-    if not tf.io.gfile.exists(path):
-        raise ValueError(f"There is nothing at '{path}': {_EXPECTED}.")
-    if not keras_files.is_file(path):
-        raise ValueError(f"'{path}' is of no known kind: {_EXPECTED}.")
-    return [path]
 
 
 def _listed(folder: str) -> list[str]:

@@ -23,9 +23,9 @@ from tfrs_embed.tools.report.page import (
 from tfrs_embed.tools.report.worker_logs import Log, read
 
 _SEVERAL = (
-    "{} workers wrote this log, each of the rows that it holds: numbers of "
-    "rows and bytes are added up, shares and quantiles are means, weighted by "
-    "the rows that were read."
+    "{} workers wrote this log, each about its own rows. Numbers of rows and "
+    "bytes are sums; shares and quantiles are means, weighted by the rows that "
+    "were read."
 )
 
 
@@ -270,5 +270,5 @@ def _replicas(log: Log) -> Section | None:
         }
         for name, each in log.replicas.items()
     ]
-    text = "Counted between the last two reports that saw any."
+    text = "Counted between the last two reports with any lookups."
     return section("Replicas", drawn, rows, text=text)

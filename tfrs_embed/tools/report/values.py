@@ -20,10 +20,10 @@ from tfrs_embed.tools.report.page import (
 
 _MOST_OTHERS = 20
 _NORMS = (
-    "Norms are those of finite values; the median is of the rows that are "
-    "not zero, to a tenth of it. A row was never updated if its "
-    "slots are all as they begin: zero, or, if they add squares up, the "
-    "least number there is."
+    "Norms leave out values that aren't finite. The median leaves out zero "
+    "rows, and is exact to a tenth. A row counts as never updated if all of "
+    "its slots have their initial values. These are taken to be zero, or, in "
+    "slots that add up squares, the least number of all rows."
 )
 
 
