@@ -1,4 +1,4 @@
-"""Batches of ids in any form, as arrays of ids and their samples."""
+"""Reads batches of ids in any form as arrays."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ class Bags:
 
     Attributes:
         values: all ids, [n].
-        splits: where each sample's ids begin, and the last's end, [samples +
-            1] int64.
-        bags_per_sample: how many vectors become of a sample, at most.
+        splits: the first id of each sample, and n, [samples + 1] int64.
+        bags_per_sample: the most bags of a sample.
         ragged: whether bags may differ in the number of their ids.
     """
 
@@ -39,19 +38,11 @@ class Bags:
 
     @property
     def bags(self) -> int:
-        """The number of vectors."""
+        """The number of bags."""
         return self.samples * self.bags_per_sample
 
     def part(self, rank: int, replicas: int) -> Bags:
-        """One replica's part of a global batch.
-
-        Args:
-            rank: the replica's rank.
-            replicas: the number of replicas.
-
-        Returns:
-            Its samples: as many as others', but for the last ones'.
-        """
+        """A replica's samples: as many as the others', or fewer at the end."""
         size = -(-self.samples // replicas)
         first = min(rank * size, self.samples)
         last = min(first + size, self.samples)
@@ -66,23 +57,20 @@ class Bags:
 def read(
     value: Any, feature: FeatureSpec, where: str, in_range: bool = True
 ) -> list[Bags]:
-    """Reads the ids of a feature.
+    """Reads the ids, or rows, of each of a feature's lookups.
 
     Args:
         value: a numpy array or a dense, ragged or sparse tensor; a list of ids;
-            or a list with a list of ids for each sample. Ids that are dense
-            with one dimension more than the feature's output_shape, or without
-            one of two dimensions, are combined over the last one.
+            or a list with a list of ids for each sample. Dense ids of one
+            dimension more than the feature's output_shape, or of two dimensions
+            if there is no output_shape, are combined over the last one.
         feature: the feature.
         where: the place of the value, for error messages.
         in_range: whether ids must be in their table.
 
-    Returns:
-        The ids, or rows, of each of the feature's lookups.
-
     Raises:
         ValueError: an id is out of its table, or there is no batch dimension.
-        TypeError: it is none of these, or ids are no integers.
+        TypeError: `value` is of another type, or ids are no integers.
     """
     where = f"{where}: {feature}"
     if isinstance(value, tf.RaggedTensor):
@@ -175,7 +163,7 @@ def _dense(value: Any, feature: FeatureSpec, where: str) -> Bags:
 
 
 def _sequences(bags: Bags, length: int) -> Bags:
-    """The first ids of each sample, each a bag."""
+    """The first `length` ids of each sample, each a bag."""
     position = np.arange(bags.values.size) - np.repeat(
         bags.splits[:-1], np.diff(bags.splits)
     )
@@ -203,7 +191,7 @@ def _hashed(bags: Bags, feature: FeatureSpec) -> list[Bags]:
         bags, splits=splits, ragged=bags.ragged or not there.all()
     )
     if hashings.multiplies(feature.hashing):
-        # Each id has a vector of its own.
+        # Each id has a vector.
         lengths = np.diff(splits)
         kept = dataclasses.replace(
             kept,
@@ -227,24 +215,19 @@ def _check(
         return
     table, hashing = feature.table, feature.hashing
     any_id = hashing is not None and hashings.takes_any_id(hashing)
-    if any_id and values.dtype.kind not in "iu":
-        if values.dtype.kind not in "SUO" or (
-            values.dtype == object and not _has_strings(values)
-        ):
-            raise TypeError(
-                f"{where}: ids must be integers or strings, got {values.dtype}."
-            )
-        return
+    integers = values.dtype.kind in "iu"
+    strings = values.dtype.kind in "SU" or (
+        values.dtype == object and _has_strings(values)
+    )
     if table.keys is not None and table.keys.dtype == tf.string:
-        if values.dtype.kind not in "SUO" or (
-            values.dtype == object and not _has_strings(values)
-        ):
-            raise TypeError(
-                f"{where}: keys must be strings, got {values.dtype}."
-            )
-        return
-    if values.dtype.kind not in "iu":
-        raise TypeError(f"{where}: ids must be integers, got {values.dtype}.")
+        wanted, valid = "keys must be strings", strings
+    elif any_id:
+        wanted = "ids must be integers or strings"
+        valid = integers or strings
+    else:
+        wanted, valid = "ids must be integers", integers
+    if not valid:
+        raise TypeError(f"{where}: {wanted}, got {values.dtype}.")
     if table.keys is not None or any_id or not in_range:
         return
     count = (

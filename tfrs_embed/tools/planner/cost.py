@@ -93,18 +93,28 @@ def _kind(slices: int) -> str:
     return "table" if slices == 1 else "column"
 
 
-def piece_work(demand: Demand, slices: int, replicas: int) -> float:
-    """Weighted bytes that the owner of one of a table's slices moves in a step.
+def of_slice(demand: Demand, slices: int) -> tuple[float, float]:
+    """The work of a slice's owner, and operations for all slices of its table.
 
     The owner gets the ids of all replicas.
+
+    Returns:
+        The bytes that are read and written in a step, weighted; and the number
+        of operations.
     """
     kind = _kind(slices)
     moved = _WEIGHTS[kind] * _passes(demand) * demand.row_bytes / slices
-    return demand.usage.ids * replicas * (moved + _ID_BYTES[kind])
+    ids = demand.usage.ids * len(demand.usage.owned)
+    return ids * (moved + _ID_BYTES[kind]), slices * _OPERATIONS[kind]
 
 
-def hot_work(demand: Demand) -> float:
-    """Weighted bytes that a replica moves, of a table by row with hot rows."""
+def slice_floats(demand: Demand, slices: int) -> int:
+    """Floats of the vectors that a replica gets from the owner of a slice."""
+    return demand.usage.most_bags * demand.dim // slices
+
+
+def of_hot_rows(demand: Demand) -> tuple[float, float]:
+    """A replica's work and operations for a table by row with hot rows."""
     hot = demand.usage.hot
     assert hot is not None
     moved = _WEIGHTS["row"] * _passes(demand) * demand.row_bytes
@@ -114,11 +124,12 @@ def hot_work(demand: Demand) -> float:
     rows = _ALL_REDUCE_PASSES * len(hot.ids)
     rows_updated = _update_passes(demand) * updated
     copies = _WEIGHTS["replicated"] * demand.row_bytes * (rows + rows_updated)
-    return demand.usage.ids * moved + copies
+    operations = _OPERATIONS["row"] + _OPERATIONS["replicated"]
+    return demand.usage.ids * moved + copies, operations
 
 
-def row_work(demand: Demand) -> float:
-    """Weighted bytes that a replica moves, of a table by row."""
+def of_rows(demand: Demand) -> tuple[float, float]:
+    """A replica's work and operations for a table by row without hot rows."""
     replicas = len(demand.usage.owned)
     ids = {"vectors": demand.ids_by_vectors}
     ids["row"] = demand.usage.ids - ids["vectors"]
@@ -128,41 +139,21 @@ def row_work(demand: Demand) -> float:
         for kind, n in ids.items()
     )
     bags = replicas * sum(f.most_bags for f in demand.by_vectors)
-    return total + bags * _VECTOR_PASSES * demand.row_bytes
+    operations = len(demand.by_vectors) * _OPERATIONS["vectors"]
+    if demand.share_by_rows:
+        operations += _OPERATIONS["row"]
+    return total + bags * _VECTOR_PASSES * demand.row_bytes, operations
 
 
-def copy_work(demand: Demand) -> float:
-    """Weighted bytes that a replica moves, of a replicated table."""
+def of_copy(demand: Demand) -> tuple[float, float]:
+    """A replica's work and operations for a replicated table."""
     ids = demand.usage.ids
     moved = (_LOOKUP_PASSES + _GRADIENT_PASSES) * ids
     # Each replica updates the unique rows of all.
     unique = demand.usage.unique * len(demand.usage.owned)
     moved += _update_passes(demand) * unique
     moved *= _WEIGHTS["replicated"] * demand.row_bytes
-    return moved + _ID_BYTES["replicated"] * ids
-
-
-def row_operations(demand: Demand, hot: bool) -> float:
-    """Operations of a replica, of a table by row; `hot`: with hot rows."""
-    if hot:
-        return _OPERATIONS["row"] + _OPERATIONS["replicated"]
-    by_rows = _OPERATIONS["row"] if demand.share_by_rows else 0.0
-    return by_rows + len(demand.by_vectors) * _OPERATIONS["vectors"]
-
-
-def copy_operations() -> float:
-    """Operations of a replica, of a replicated table."""
-    return _OPERATIONS["replicated"]
-
-
-def piece_operations(slices: int) -> float:
-    """Operations of a replica, of a table in slices."""
-    return slices * _OPERATIONS[_kind(slices)]
-
-
-def piece_floats(demand: Demand, slices: int) -> int:
-    """Floats of the vectors that a replica gets from the owner of a slice."""
-    return demand.usage.most_bags * demand.dim // slices
+    return moved + _ID_BYTES["replicated"] * ids, _OPERATIONS["replicated"]
 
 
 def transfer_time(sent: int, replicas: int, hardware: Hardware) -> float:
@@ -191,10 +182,10 @@ def move_time(demand: Demand, slices: int, hardware: Hardware) -> float:
     """Seconds that one of a table's slices adds to its owner's step."""
     replicas = len(demand.usage.owned)
     size = WORD * demand.message_words
-    size += 2 * demand.element * piece_floats(demand, slices)
+    size += 2 * demand.element * slice_floats(demand, slices)
     sent = (replicas - 1) * size
     seconds = sent / hardware.inside_bandwidth
     if not hardware.shared:
-        work = piece_work(demand, slices, replicas)
+        work, _ = of_slice(demand, slices)
         seconds += work / hardware.memory_bandwidth
     return seconds

@@ -1,4 +1,4 @@
-"""Counting ids: the rows of a table that are looked up most often."""
+"""Counts the rows of tables that are looked up most often."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from tfrs_embed.configs.tables import EmbeddingSpec, FeatureSpec, TableSpec
 from tfrs_embed.tools.planner.batches import Bags
 
-# Ids of batches are collected until there are so many, or as many as are known.
+# Counts of batches are merged when there are so many, or as many as ids known.
 _MOST_WAITING = 1 << 20
 
 
 class _Counter:
-    """Counts ids, in memory for as many as there are different ones."""
+    """Counts ids; takes memory for each different id."""
 
     def __init__(self) -> None:
         self._ids = np.zeros(0, np.int64)
@@ -40,7 +40,7 @@ class _Counter:
         self._waiting, self._size = [], 0
 
     def most_frequent(self, number: int) -> tuple[int, ...]:
-        """The most frequent ids first; of equally frequent ones the lower."""
+        """Returns the most frequent ids, of equally frequent ids the lower."""
         self._merge()
         order = np.argsort(-self._counts, kind="stable")[:number]
         return tuple(self._ids[order].tolist())
@@ -49,15 +49,15 @@ class _Counter:
 def count_hot_rows(
     spec: EmbeddingSpec, batches: Iterable[Mapping[FeatureSpec, Bags]]
 ) -> dict[str, tuple[int, ...]]:
-    """Finds the most frequent rows of the tables that say how many they want.
+    """Finds the most frequent rows of tables whose `hot_rows` is a number.
 
     Args:
         spec: the configuration.
         batches: for each batch, the ids of each lookup.
 
     Returns:
-        Their ids by table, the most frequent first; fewer than wanted, if no
-        more were looked up.
+        Ids by the table's name, the most frequent first; fewer if fewer ids
+        were looked up.
     """
     wanted: dict[TableSpec, int] = {
         t: t.hot_rows for t in spec.tables if isinstance(t.hot_rows, int)

@@ -1,4 +1,4 @@
-"""The rows of tables that are looked up most often, of a stream of batches."""
+"""Finds the most frequent rows of tables in a stream of batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfrs_embed.tools.planner.inputs import read_batches
 def hot_rows(
     feature_config: Any, batches: Any, *, progress: bool = True
 ) -> dict[str, tuple[int, ...]]:
-    """Finds the most frequent rows of tables, to have copies on each replica.
+    """Finds the most frequent rows of tables, for copies on each replica.
 
     Example:
         >>> def make_features(hot_rows):
@@ -30,29 +30,29 @@ def hot_rows(
         ... )
 
     Args:
-        feature_config: a `FeatureConfig`, or a nesting of them, as layers have
-            it. Tables whose `hot_rows` is a number want so many rows.
-        batches: a list, or a dataset, of batches, all of which are read: each
-            has the configuration's nesting, its leaves arrays, tensors (dense,
-            ragged or sparse), lists of ids, or lists of samples' lists of ids.
-            Memory is taken for each different id, not for each batch.
+        feature_config: a `FeatureConfig`, or a nesting of them, as for layers.
+            Rows are found for tables whose `hot_rows` is a number.
+        batches: a list or dataset of batches, all of which are read. Each is
+            nested as the configuration, and its leaves are arrays, tensors
+            (dense, ragged or sparse), lists of ids, or lists of samples' lists
+            of ids. Memory is taken for each different id, not for each batch.
         progress: whether to show how many batches were read, as
             `tfrs_embed.progress.set_mode` says.
 
     Returns:
-        For each of these tables its most frequent ids by the table's name, the
-        most frequent first, of equally frequent ones the lower. They are fewer
-        than wanted if no more occur.
+        For each of these tables, by name, the `hot_rows` most frequent ids, the
+        most frequent first, of equally frequent ids the lower first; fewer if
+        fewer occur.
 
     Raises:
-        ValueError: no table says how many rows it wants; there are no batches;
-            or an id is out of its table, or a batch is nested in another way.
+        ValueError: no table's `hot_rows` is a number; there are no batches; an
+            id is out of its table; or a batch is nested in another way.
         TypeError: a value is of the wrong kind.
     """
     spec = configs.parse(feature_config)
     if not any(isinstance(table.hot_rows, int) for table in spec.tables):
         raise ValueError(
-            "No table says how many hot rows it wants: give at least one of "
+            "No table has a number of hot rows: give at least one of "
             f"{[table.name for table in spec.tables]} a TableConfig with "
             "hot_rows=n."
         )

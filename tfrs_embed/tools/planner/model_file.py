@@ -1,9 +1,10 @@
-"""A model's tables and features, as a file of JSON that commands read."""
+"""A model's tables and features, read by commands from a file of JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 from tfrs_embed.compat import strict_json
 from tfrs_embed.configs.tables import FeatureConfig, TableConfig
@@ -25,7 +26,7 @@ class Table:
         self.config()
 
     def config(self) -> TableConfig:
-        """The table, as layers take it."""
+        """The table's configuration."""
         return TableConfig(
             self.name,
             self.rows,
@@ -54,16 +55,7 @@ class Feature:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """The file.
-
-    Attributes:
-        tables: its tables.
-        features: its features.
-        batch_size: samples of one replica.
-        optimizer: of tables that have none of their own.
-        zipf_exponent: of the law that ids follow.
-        communication_dtype: what is sent.
-    """
+    """The file; its fields are arguments of `planning.plan`."""
 
     tables: tuple[Table, ...]
     features: tuple[Feature, ...]
@@ -73,34 +65,20 @@ class Model:
     communication_dtype: CommunicationDtype = "float32"
 
     def __post_init__(self) -> None:
-        tables: dict[str, int] = {}
-        for i, table in enumerate(self.tables):
-            first = tables.setdefault(table.name, i)
-            if first != i:
-                raise ValueError(
-                    f"tables[{first}] and tables[{i}] are both named "
-                    f"'{table.name}'."
-                )
-        features: dict[str, int] = {}
+        tables = [table.name for table in self.tables]
+        _require_different("tables", tables)
+        _require_different("features", [f.name for f in self.features])
         for i, feature in enumerate(self.features):
-            first = features.setdefault(feature.name, i)
-            if first != i:
-                raise ValueError(
-                    f"features[{first}] and features[{i}] are both named "
-                    f"'{feature.name}'."
-                )
             if feature.table not in tables:
                 raise ValueError(
                     f"features[{i}] ('{feature.name}'): there is no table "
-                    f"'{feature.table}'; the tables are {list(tables)}."
+                    f"'{feature.table}'; the tables are {tables}."
                 )
         used = {feature.table for feature in self.features}
-        for i, table in enumerate(self.tables):
-            if table.name not in used:
-                raise ValueError(
-                    f"tables[{i}] ('{table.name}') has no feature."
-                )
-        if not self.tables:
+        for i, name in enumerate(tables):
+            if name not in used:
+                raise ValueError(f"tables[{i}] ('{name}') has no feature.")
+        if not tables:
             raise ValueError("there are no tables.")
 
     def feature_config(self) -> dict[str, FeatureConfig]:
@@ -112,18 +90,18 @@ class Model:
         }
 
 
+def _require_different(field: str, names: Sequence[str]) -> None:
+    first: dict[str, int] = {}
+    for i, name in enumerate(names):
+        if first.setdefault(name, i) != i:
+            raise ValueError(
+                f"{field}[{first[name]}] and {field}[{i}] are both named "
+                f"'{name}'."
+            )
+
+
 def read(path: str) -> Model:
-    """Reads a model.
-
-    Args:
-        path: the file's path.
-
-    Returns:
-        The model.
-
-    Raises:
-        InputError: there is no such file, or it is not as it should be.
-    """
+    """Reads a model's file; raises an InputError if it is missing or wrong."""
     try:
         text = pathlib.Path(path).read_text("utf-8")
     except UnicodeDecodeError as error:

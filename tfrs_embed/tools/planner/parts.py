@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tfrs_embed.distribution import (
     bag_exchange,
@@ -40,8 +39,6 @@ class Part(NamedTuple):
         work: weighted bytes that each replica reads and writes, as `lookups`.
         operations: the number of operations of each replica.
         exchange: the collectives.
-        sent: `exchange.passed_bytes`.
-        rounds: `exchange.rounds`.
     """
 
     memory: Any
@@ -49,51 +46,23 @@ class Part(NamedTuple):
     work: Any
     operations: float
     exchange: Exchange
-    sent: int
-    rounds: int
 
 
-class Loads(NamedTuple):
-    """The loads of each rank's slices, each [replicas] float64.
+class _Tables:
+    """Some tables, on replicas that send numbers of `element` bytes."""
 
-    Attributes:
-        memory: bytes of tables and slots.
-        lookups: slices of rows that are read.
-        work: weighted bytes that are read and written.
-        words: words of ids in the message from each replica.
-        floats: floats of vectors in the message to each replica.
-    """
+    def __init__(self, demands: Sequence[Demand]):
+        self.demands = demands
+        self.replicas = len(demands[0].usage.owned)
+        self.element = demands[0].element
 
-    memory: NDArray[np.float64]
-    lookups: NDArray[np.float64]
-    work: NDArray[np.float64]
-    words: NDArray[np.float64]
-    floats: NDArray[np.float64]
+    def _exchange(self, messages: Sequence[Collective]) -> Exchange:
+        """The exchange; there are no messages on one replica."""
+        found = tuple(messages) if self.replicas > 1 else ()
+        return Exchange(self.replicas, found)
 
 
-def _part(
-    demands: Sequence[Demand],
-    memory: Any,
-    lookups: Any,
-    work: Any,
-    operations: float,
-    messages: Sequence[Collective],
-) -> Part:
-    """Makes a part; on one replica there are no messages."""
-    replicas = len(demands[0].usage.owned)
-    exchange = Exchange(replicas, tuple(messages) if replicas > 1 else ())
-    return Part(
-        memory,
-        lookups,
-        work,
-        operations,
-        exchange,
-        exchange.passed_bytes,
-        exchange.rounds,
-    )
-
-
-class Rows:
+class Rows(_Tables):
     """Tables sharded by row.
 
     Of n tables, member i is table i, and member n + i is table i with copies of
@@ -101,71 +70,57 @@ class Rows:
     """
 
     def __init__(self, demands: Sequence[Demand]):
-        self.demands = demands
-        self.replicas = world = len(demands[0].usage.owned)
+        super().__init__(demands)
         members = 2 * len(demands)
-        self.memory = np.zeros([members, world], np.int64)
-        # The keys of each rank, twice: a window begins on any rank.
-        owned = np.zeros([members, 2 * world])
-        # Lookups, work and operations.
+        self.memory = np.zeros([members, self.replicas], np.int64)
+        # The mean number of keys of each rank, if row 0 is on rank 0.
+        self.owned = np.zeros([members, self.replicas])
+        # Lookups, work, operations.
         self.costs = np.zeros([members, 3])
         # Bags, words of a bag, floats of a vector, floats of hot rows.
         self.vectors = np.zeros([members, 4], np.int64)
         # The width and the bytes of a number, of rows that are sent.
         self.kinds: list[tuple[int, int] | None] = [None] * members
         for i, demand in enumerate(demands):
-            self._fill(i, demand, False)
-            means = demand.share_by_rows * demand.usage.owned
-            owned[i] = np.tile(means, 2)
-            if demand.usage.hot is not None:
-                self._fill(len(demands) + i, demand, True)
-                owned[len(demands) + i] = np.tile(demand.usage.hot.owned, 2)
-        self.windows = np.lib.stride_tricks.sliding_window_view(
-            owned, world, axis=1
-        )
-
-    def _fill(self, member: int, demand: Demand, hot: bool) -> None:
-        base, more = divmod(demand.rows, self.replicas)
-        self.memory[member] = base * demand.state_bytes
-        self.memory[member, :more] += demand.state_bytes
-        work = cost.hot_work(demand) if hot else cost.row_work(demand)
-        started = cost.row_operations(demand, hot)
-        self.costs[member] = demand.usage.ids, work, started
-        if hot:
-            assert demand.usage.hot is not None
-            self.memory[member] += demand.hot_bytes
-            self.vectors[member, 3] = hot_rows.num_floats(
-                len(demand.usage.hot.ids), demand.dim
-            )
-        else:
-            self.vectors[member, :3] = (
+            usage, kind = demand.usage, (demand.dim, demand.number)
+            base, more = divmod(demand.rows, self.replicas)
+            memory = np.full(self.replicas, base * demand.state_bytes)
+            memory[:more] += demand.state_bytes
+            self.memory[i] = memory
+            self.owned[i] = demand.share_by_rows * usage.owned
+            self.costs[i] = usage.ids, *cost.of_rows(demand)
+            self.vectors[i, :3] = (
                 max((f.most_bags for f in demand.by_vectors), default=0),
                 demand.bag_words,
                 len(demand.by_vectors) * demand.dim,
             )
-        if hot or demand.share_by_rows:
-            self.kinds[member] = demand.dim, demand.number
+            if demand.share_by_rows:
+                self.kinds[i] = kind
+            if usage.hot is not None:
+                member = len(demands) + i
+                self.memory[member] = memory + demand.hot_bytes
+                self.owned[member] = usage.hot.owned
+                self.costs[member] = usage.ids, *cost.of_hot_rows(demand)
+                self.vectors[member, 3] = hot_rows.num_floats(
+                    len(usage.hot.ids), demand.dim
+                )
+                self.kinds[member] = kind
 
     def part(self, members: tuple[int, ...]) -> Part:
         """Returns the part of members, in the order of tables."""
         each = list(members)
-        lookups, work, started = self.costs[each].sum(0).tolist()
+        lookups, work, operations = self.costs[each].sum(0).tolist()
         *_, words, floats, hot = self.vectors[each].sum(0).tolist()
         bags = int(self.vectors[each, 0].max(initial=0))
         messages = self._messages(members)
         if bags:
             messages += vector_exchange.collectives(
-                bags, words, floats, self.demands[0].element
+                bags, words, floats, self.element
             )
         messages += hot_rows.collectives(hot)
-        return _part(
-            self.demands,
-            self.memory[each].sum(0),
-            lookups,
-            work,
-            started,
-            messages,
-        )
+        memory = self.memory[each].sum(0)
+        exchange = self._exchange(messages)
+        return Part(memory, lookups, work, operations, exchange)
 
     def _messages(self, members: tuple[int, ...]) -> list[Collective]:
         """The collectives for keys, rows and their gradients."""
@@ -182,8 +137,10 @@ class Rows:
         first = np.array(list(first_ranks(names, world).values()))
         order = list(itertools.chain.from_iterable(kinds.values()))
         counts = [len(positions) for positions in kinds.values()]
+        # Row 0 of each table is on its first rank.
+        ranks = (np.arange(world) - first[order][:, None]) % world
         means = np.add.reduceat(
-            self.windows[np.array(members)[order], world - first[order]],
+            self.owned[np.array(members)[order][:, None], ranks],
             np.cumsum([0, *counts[:-1]]),
         )
         # The ranks with the most keys decide; each gets `world` messages.
@@ -193,42 +150,36 @@ class Rows:
             kinds, high.tolist(), owners.tolist(), strict=True
         ):
             longest = longest_message(round(most, 3), count * world)
-            element = self.demands[0].element
             messages += row_exchange.collectives(
-                longest, dim, min(element, size), element
+                longest, dim, min(self.element, size), self.element
             )
         return messages
 
 
-class Copies:
+class Copies(_Tables):
     """Replicated tables; member i is table i."""
 
     def __init__(self, demands: Sequence[Demand]):
-        self.demands = demands
-        self.works = [cost.copy_work(demand) for demand in demands]
+        super().__init__(demands)
+        self.costs = [cost.of_copy(demand) for demand in demands]
 
     def part(self, members: tuple[int, ...]) -> Part:
         """Returns the part of members."""
-        memory, lookups, work = 0, 0.0, 0.0
+        memory, lookups, work, operations = 0, 0.0, 0.0, 0.0
         keys: dict[int, float] = {}
         for i in members:
             demand = self.demands[i]
             memory += demand.bytes
             lookups += demand.usage.ids
-            work += self.works[i]
+            work += self.costs[i][0]
+            operations += self.costs[i][1]
             most = demand.usage.most_unique
             keys[demand.dim] = keys.get(demand.dim, 0.0) + most
-        return _part(
-            self.demands,
-            memory,
-            lookups,
-            work,
-            len(members) * cost.copy_operations(),
-            copies(keys, self.demands[0].element),
-        )
+        exchange = self._exchange(copies(keys, self.element))
+        return Part(memory, lookups, work, operations, exchange)
 
 
-class Slices:
+class Slices(_Tables):
     """Whole tables and columns; a member is a table in a number of slices.
 
     Attributes:
@@ -238,85 +189,67 @@ class Slices:
     def __init__(
         self, demands: Sequence[Demand], kinds: Iterable[tuple[int, int]]
     ):
-        self.demands = demands
-        self.replicas = world = len(demands[0].usage.owned)
+        super().__init__(demands)
         self.kinds = tuple(kinds)
         tables = [(demands[i], count) for i, count in self.kinds]
         self.counts = np.array([count for _, count in tables], np.int64)
         self.widths = [demand.dim // count for demand, count in tables]
-        #: The load of one slice of each member, [loads, members].
-        self.each = np.array(
-            [
-                (
-                    demand.bytes // count,
-                    demand.usage.ids * world,
-                    cost.piece_work(demand, count, world),
-                    demand.message_words,
-                    cost.piece_floats(demand, count),
-                )
-                for demand, count in tables
-            ]
-        )
-        self.each = self.each.reshape(-1, len(Loads._fields)).T.copy()
-        operations = [cost.piece_operations(count) for _, count in tables]
-        #: The mean load of a rank by all slices of a member; their operations.
-        self.mean = np.vstack([self.each * self.counts / world, operations])
-        # A bound's rounding must not put it above the true loads.
-        self.mean[:-1] *= 1 - 1e-12
-
-    def loads(self, owners: Sequence[Owners]) -> Loads:
-        """Returns the loads of ranks with these slices."""
-        members = [member for member, _ in owners]
-        ranks = np.array([rank for _, ranks in owners for rank in ranks], int)
-        each = np.repeat(self.each[:, members], self.counts[members], axis=1)
-        number, world = len(Loads._fields), self.replicas
-        places = np.arange(number)[:, None] * world + ranks
-        sums = np.bincount(places.ravel(), each.ravel(), number * world)
-        return Loads(*sums.reshape(number, world))
+        costs = [cost.of_slice(demand, count) for demand, count in tables]
+        # The loads of a rank by one slice of each member, [5, members]: bytes,
+        # lookups, work; words and floats of messages from and to a replica.
+        loads = [
+            (
+                demand.bytes // count,
+                demand.usage.ids * self.replicas,
+                work,
+                demand.message_words,
+                cost.slice_floats(demand, count),
+            )
+            for (demand, count), (work, _) in zip(tables, costs, strict=True)
+        ]
+        self.loads = np.array(loads).reshape(-1, 5).T.copy()
+        self.operations = np.array([operations for _, operations in costs])
+        # The mean loads of a rank by all slices of each member. Rounding must
+        # not put this bound above the true loads.
+        self.means = self.loads * self.counts / self.replicas * (1 - 1e-12)
 
     def part(self, owners: Sequence[Owners]) -> Part:
         """Returns the part of slices, in the order of their tables."""
-        if not owners:
-            return self._part([], np.zeros([3, self.replicas]), 0.0, 0.0, 0.0)
-        *loads, words, floats = self.loads(owners)
         members = [member for member, _ in owners]
-        operations = float(self.mean[-1, members].sum())
-        return self._part(members, loads, words.max(), floats.max(), operations)
+        ranks = np.array([rank for _, ranks in owners for rank in ranks], int)
+        each = np.repeat(self.loads[:, members], self.counts[members], axis=1)
+        # Sums each load by rank.
+        places = np.arange(5)[:, None] * self.replicas + ranks
+        sums = np.bincount(places.ravel(), each.ravel(), 5 * self.replicas)
+        *loads, words, floats = sums.reshape(5, self.replicas)
+        return self._part(members, loads, words.max(), floats.max())
 
     def least(self, members: Sequence[int]) -> Part:
         """Returns a lower bound of the part of members, for any owners."""
         if not members:
             return self.part(())
         chosen = list(members)
-        *loads, words, floats, operations = self.mean[:, chosen].sum(1).tolist()
-        most_words, most_floats = self.each[3:, chosen].max(1).tolist()
+        *loads, words, floats = self.means[:, chosen].sum(1).tolist()
+        most_words, most_floats = self.loads[3:, chosen].max(1).tolist()
         return self._part(
             chosen,
             np.repeat(loads, self.replicas).reshape(-1, self.replicas),
             max(words, most_words),
             max(floats, most_floats),
-            operations,
         )
 
     def _part(
-        self,
-        members: list[int],
-        loads: Any,
-        words: float,
-        floats: float,
-        operations: float,
+        self, members: list[int], loads: Any, words: float, floats: float
     ) -> Part:
         messages: list[Collective] = []
         if members:
             unit = bag_exchange.unit_of(self.widths[m] for m in members)
-            element = self.demands[0].element
-            messages = bag_exchange.collectives(words, floats, unit, element)
+            messages = bag_exchange.collectives(
+                words, floats, unit, self.element
+            )
         memory, lookups, work = loads
-        return _part(
-            self.demands,
-            memory.astype(np.int64),
-            lookups,
-            work,
-            operations,
-            messages,
+        operations = float(self.operations[members].sum())
+        exchange = self._exchange(messages)
+        return Part(
+            memory.astype(np.int64), lookups, work, operations, exchange
         )

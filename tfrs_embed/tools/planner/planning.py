@@ -1,4 +1,4 @@
-"""The plan for a configuration: checks, search, reasons, alternatives."""
+"""Plans a configuration: checks arguments, searches, gives reasons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tfrs_embed.configs.plan import (
 from tfrs_embed.configs.plan_placements import rule_name, trained_by, whole_rows
 from tfrs_embed.configs.tables import (
     EmbeddingSpec,
-    FeatureSpec,
     TableSpec,
     bytes_of,
 )
@@ -34,10 +33,10 @@ from tfrs_embed.tools.planner.search import Found, Search
 from tfrs_embed.tools.planner.shortage import does_not_fit
 from tfrs_embed.tools.planner.usage import TableUsage
 
-#: That of the ids in docs/scaling.md.
+#: The exponent of the ids in docs/scaling.md.
 ZIPF_EXPONENT = 1.05
 
-# The placements of configs, as plans call them.
+# Configurations' placements by the names that plans have.
 _KEPT = {
     "sharded": "row",
     "default_device": "replicated",
@@ -58,10 +57,10 @@ def plan(
     communication_dtype: Any = "float32",
     progress: bool = True,
 ) -> Plan:
-    """Plans where tables go: the least predicted step time that fits.
+    """Plans the placements with the least predicted step time that fit.
 
-    Nothing is built: a plan is arithmetic on the tables' sizes and their use.
-    docs/planning.md has the model, and what it does not know.
+    Nothing is built: a plan is arithmetic on the tables' sizes and use.
+    docs/planning.md describes the model and its limits.
 
     Example:
         >>> users = tfrs_embed.TableConfig("users", 5_000_000, 64)
@@ -81,33 +80,33 @@ def plan(
         [('users', 'row'), ('countries', 'row')]
 
     Args:
-        feature_config: a `FeatureConfig`, or a nesting of them, as layers have
-            it. A table whose own `placement` is not "auto", or which has
-            `keys`, is counted and not moved. A table's `hot_rows` are copied
-            where that is predicted to be faster, or where its placement is
-            "row"; if they are a number, the most frequent ids of the batches
-            are taken.
-        batches_or_hotness: how tables are used. Hotness, the number of ids of a
-            sample: one number for all features, or a dict with a number for
-            each feature, by name or as the configuration is nested. Or a list,
-            or a dataset, of global batches, of which at most 32 are read: each
-            has the configuration's nesting, its leaves arrays, tensors (dense,
-            ragged or sparse), lists of ids, or lists of samples' lists of ids.
-        replicas: the number of replicas; None: those of one host.
+        feature_config: a `FeatureConfig`, or a nesting of them, as for layers.
+            A table with a `placement` other than "auto", or with `keys`, is
+            counted and keeps its placement. A table's `hot_rows` are copied
+            where a plan predicts that this is faster, or where the table's
+            placement is "row". If `hot_rows` is a number, the most frequent ids
+            of the batches are taken.
+        batches_or_hotness: the use of tables. Either a hotness, the number of
+            ids of a sample: one number for all features, or a dict with a
+            number for each feature, by name or nested as the configuration. Or
+            a list or dataset of global batches, of which at most 32 are read:
+            each is nested as the configuration, and its leaves are arrays,
+            tensors (dense, ragged or sparse), lists of ids, or lists of
+            samples' lists of ids.
+        replicas: the number of replicas; None: the replicas of one host.
         memory_per_replica: bytes that a replica has for tables and their slots;
-            None: all that the hardware has.
+            None: all memory of the hardware.
         topology: the hardware: accelerators of a host, such as "8xA100" or
             "4xH100"; "cpu" for processes of one machine; or a `Hardware`.
-        optimizer: the tables' optimizer, in any form that layers take; it
-            decides how many slots tables have. A table's own wins. None: such
-            tables have no slots.
+        optimizer: the optimizer of tables without their own, in any form that
+            layers take. It decides how many slots tables have. None: tables
+            without an optimizer have no slots.
         batch_size: samples of one replica; only with a hotness.
-        zipf_exponent: of the law that ids follow, for a hotness: the frequency
-            of the i-th most frequent id is proportional to 1 / i ** exponent.
-            0: all ids of a table are equally frequent.
-        communication_dtype: what rows, vectors and gradients will be sent as:
-            "float32", "bfloat16" or "float16". A layer with this plan sends
-            them so.
+        zipf_exponent: with a hotness, the exponent of the ids' Zipf law: the
+            frequency of the i-th most frequent id is proportional to
+            1 / i ** exponent. 0: all ids of a table are equally frequent.
+        communication_dtype: the dtype that a layer with this plan sends rows,
+            vectors and gradients as: "float32", "bfloat16" or "float16".
         progress: whether to show how many batches were read, as
             `tfrs_embed.progress.set_mode` says.
 
@@ -115,8 +114,8 @@ def plan(
         The plan.
 
     Raises:
-        ValueError: the tables don't fit, with what would; or a value is out of
-            its range, names no feature, or contradicts another.
+        ValueError: the tables don't fit (the error says what would); or a
+            value is out of its range, names no feature, or contradicts another.
         TypeError: a value is of the wrong kind.
     """
     spec = configs.parse(feature_config)
@@ -207,7 +206,7 @@ def _plan(
     samples: float,
     sent_as: str,
 ) -> Plan:
-    """Describes what was found, and other choices by their names."""
+    """Makes the plan of the found choice and of others, by name."""
     different: dict[str, Found] = {}
     seen = {found.choice}
     for name, each in others.items():
@@ -216,9 +215,6 @@ def _plan(
             different[name] = each
     prediction = found.prediction
     sent = prediction.exchange.bytes
-    features: dict[str, list[FeatureSpec]] = {}
-    for feature in spec.features:
-        features.setdefault(feature.table.name, []).append(feature)
     return Plan(
         replicas=search.replicas,
         hardware=search.hardware,
@@ -230,7 +226,9 @@ def _plan(
                 rows=demand.rows,
                 dim=demand.dim,
                 bytes=demand.bytes,
-                features=tuple(f.name for f in features[demand.name]),
+                features=tuple(
+                    f.name for f in spec.features if f.table is table
+                ),
                 hotness=demand.usage.hotness,
                 unique_share=demand.usage.unique_share,
                 placement=place.placement,  # type: ignore[arg-type]
@@ -269,7 +267,7 @@ def _plan(
 
 
 def _reason(search: Search, found: Found, index: int) -> str:
-    """Why a table is where it is: what other places would cost."""
+    """The reason for a table's placement: the cost of other placements."""
     demand = search.demands[index]
     if demand.kept is not None:
         return demand.reason
@@ -306,9 +304,9 @@ def _reason(search: Search, found: Found, index: int) -> str:
 
 
 def _alternatives(search: Search) -> dict[str, Found]:
-    """Other choices: all tables in one placement, and the best without each.
+    """The best choices with one placement for all tables, and without each.
 
-    Those that don't fit are what would be best if they did.
+    Where none fits, the best one without a limit.
     """
     unlimited = search.with_limit(None)
     allowed = {f"all {name}": [name] for name in PLACEMENTS}

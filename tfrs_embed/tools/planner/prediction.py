@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tfrs_embed.configs.hardware import Hardware
 from tfrs_embed.tools.planner import cost
@@ -91,41 +90,34 @@ class Model:
             part = part._replace(work=np.zeros(self.replicas))
         return part
 
-    def memory(self, *parts: Part) -> NDArray[np.int64]:
-        """Returns the bytes on each replica; one part must be of slices."""
-        return sum(part.memory for part in parts)
-
-    def time(self, rows: Part, slices: Part, copies: Part) -> StepTime:
-        """Returns the time of a step of these three parts."""
+    def time(self, *parts: Part) -> StepTime:
+        """Returns the time of a step; one of the parts must be of slices."""
         machine, replicas = self.hardware, self.replicas
-        work = rows.work + slices.work + copies.work
-        started = rows.operations + slices.operations + copies.operations
+        work = sum(part.work for part in parts)
+        operations = sum(part.operations for part in parts)
         if machine.shared:
             work = np.add.reduceat(work, self._starts)
-            started *= self._on_host
-        calls = sum(len(p.exchange.messages) for p in (rows, slices, copies))
-        rounds = rows.rounds + slices.rounds + copies.rounds
+            operations *= self._on_host
+        exchanges = [part.exchange for part in parts]
+        sent = sum(each.passed_bytes for each in exchanges)
+        # One more collective is the consensus on ids.
+        calls = sum(len(each.messages) for each in exchanges) + (replicas > 1)
+        rounds = sum(each.rounds for each in exchanges)
         return StepTime(
             memory=float(work.max()) / machine.memory_bandwidth,
-            operations=started * machine.operation,
-            transfer=cost.transfer_time(
-                rows.sent + slices.sent + copies.sent, replicas, machine
-            ),
-            # One more collective is the consensus on ids.
-            latency=(calls + (replicas > 1))
-            * machine.levels(replicas)
-            * machine.latency
+            operations=operations * machine.operation,
+            transfer=cost.transfer_time(sent, replicas, machine),
+            latency=calls * machine.levels(replicas) * machine.latency
             + rounds * (replicas - 1) * machine.message,
         )
 
-    def predict(self, rows: Part, slices: Part, copies: Part) -> Prediction:
-        """Returns the cost of a step of these three parts."""
-        parts = rows, slices, copies
+    def predict(self, *parts: Part) -> Prediction:
+        """Returns the cost of a step; one of the parts must be of slices."""
         messages = [m for part in parts for m in part.exchange.messages]
         return Prediction(
             self.time(*parts),
             Exchange(self.replicas, tuple(messages)),
-            self.memory(*parts),
+            sum(part.memory for part in parts),
             sum(part.lookups for part in parts),
             sum(part.work for part in parts),
         )

@@ -18,8 +18,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from tfrs_embed.configs.hardware import Hardware
 from tfrs_embed.configs.plan import PLACEMENTS
 from tfrs_embed.tools.planner.candidates import Candidate, Demand, candidates
@@ -88,12 +86,8 @@ class Found(NamedTuple):
         return model.predict(rows, model.slices.part(self.owners), copies)
 
 
-class _Placed(NamedTuple):
-    """The owners of slices, their part, and the most bytes of a replica."""
-
-    owners: tuple[Owners, ...]
-    part: Part
-    most: int
+#: The owners of slices, and their part.
+_Placed = tuple[tuple[Owners, ...], Part]
 
 
 class Search:
@@ -131,23 +125,15 @@ class Search:
                     members.append((1, i))
             self._members.append(members)
         self.model = Model(demands, hardware, slices)
-        # Slices are placed by time or by bytes, the heaviest first: for either,
-        # each member's slices, bytes and weight, and its place in that order.
-        self._pieces, self._ranking = [], []
-        for weights in (
-            [move_time(self.demands[i], n, hardware) for i, n in slices],
-            [float(self.demands[i].bytes // n) for i, n in slices],
-        ):
-            order = np.lexsort((-np.array(weights),))
-            ranking = np.empty_like(order)
-            ranking[order] = np.arange(len(order))
-            self._ranking.append(ranking.tolist())
-            self._pieces.append(
-                [
-                    (n, self.demands[i].bytes // n, weight)
-                    for (i, n), weight in zip(slices, weights, strict=True)
-                ]
+        # Each member's slices, and a slice's bytes and seconds.
+        self._pieces = [
+            (
+                count,
+                self.demands[i].bytes // count,
+                move_time(self.demands[i], count, hardware),
             )
+            for i, count in slices
+        ]
         self._placed = functools.lru_cache(self.model.kept)(self._new_placed)
         self._found: dict[Choice, Found] = {}
         self._bounds: dict[Choice, Found] = {}
@@ -171,12 +157,13 @@ class Search:
                 free = self.limit - int(rows.memory[0]) - copies.memory
                 mean = self.model.least_slices(slices).memory[0]
                 tight = 2 * mean > free
-            for weights in (0, 1):
+            for weight in (2, 1):  # Slices' seconds, then bytes.
                 # Without a limit the cache has one entry for many choices.
-                placed = self._placed(slices, weights, free if tight else None)
-                if free is not None and not tight and placed.most > free:
-                    placed = self._placed(slices, weights, free)
-                other = self._found_at(choice, rows, placed, copies)
+                placed = self._placed(slices, weight, free if tight else None)
+                most = int(placed[1].memory.max())
+                if free is not None and not tight and most > free:
+                    placed = self._placed(slices, weight, free)
+                other = self._found_at(choice, rows, *placed, copies)
                 if found is None or other.key < found.key:
                     found = other
                 if not found.excess:
@@ -190,8 +177,8 @@ class Search:
         found = self._bounds.get(choice)
         if found is None:
             rows, copies, slices = self.parts(choice)
-            placed = _Placed((), self.model.least_slices(slices), 0)
-            found = self._found_at(choice, rows, placed, copies)
+            least = self.model.least_slices(slices)
+            found = self._found_at(choice, rows, (), least, copies)
             self._bounds[choice] = found
         return found
 
@@ -335,31 +322,37 @@ class Search:
                 yield tuple(changed)
 
     def _found_at(
-        self, choice: Choice, rows: Part, placed: _Placed, copies: Part
+        self,
+        choice: Choice,
+        rows: Part,
+        owners: tuple[Owners, ...],
+        slices: Part,
+        copies: Part,
     ) -> Found:
-        parts = rows, placed.part, copies
-        memory = self.model.memory(*parts)
+        parts = rows, slices, copies
+        memory = sum(part.memory for part in parts)
         most, excess = int(memory.max()), 0
         if self.limit is not None and most > self.limit:
             excess = int((memory - self.limit).clip(0).sum())
         seconds = self.model.time(*parts).seconds
-        return Found(self, choice, placed.owners, most, excess, seconds)
+        return Found(self, choice, owners, most, excess, seconds)
 
     def _new_placed(
-        self, slices: tuple[int, ...], by: int, free: int | None
+        self, slices: tuple[int, ...], weight: int, free: int | None
     ) -> _Placed:
         """Gives slices, the heaviest first, to the ranks with the least load.
 
         Args:
             slices: the members of `Slices`, in the order of tables.
-            by: 0: the weights are seconds; 1: bytes.
+            weight: the index of a slice's weight in `_pieces`.
             free: bytes that each rank has for slices; None: any.
         """
         left = [0 if free is None else free] * self.replicas
         owned: dict[int, tuple[int, ...]] = {}
         ranks = [(0.0, rank) for rank in range(self.replicas)]  # In order.
-        for member in sorted(slices, key=self._ranking[by].__getitem__):
-            count, size, weight = self._pieces[by][member]
+        weights = [float(piece[weight]) for piece in self._pieces]
+        for member in sorted(slices, key=weights.__getitem__, reverse=True):
+            count, size, _ = self._pieces[member]
             taken = ranks[:count]
             if free is None or all([left[r] >= size for _, r in taken]):
                 del ranks[:count]
@@ -371,16 +364,11 @@ class Search:
                 taken = (room + full)[:count]
                 ranks = sorted((room + full)[count:])
             for load, rank in taken:
-                bisect.insort(ranks, (load + weight, rank))
+                bisect.insort(ranks, (load + weights[member], rank))
                 left[rank] -= size
             owned[member] = tuple([rank for _, rank in taken])
-        return self._placed_at(
-            tuple([(member, owned[member]) for member in slices])
-        )
-
-    def _placed_at(self, owners: tuple[Owners, ...]) -> _Placed:
-        part = self.model.slices.part(owners)
-        return _Placed(owners, part, int(part.memory.max()))
+        owners = tuple([(member, owned[member]) for member in slices])
+        return owners, self.model.slices.part(owners)
 
     def move_owners(self, found: Found) -> Found:
         """Moves slices to other ranks while this lowers the key.
@@ -400,8 +388,8 @@ class Search:
         while better:
             better = False
             for owners in _other_owners(found.owners, slices, self.replicas):
-                placed = self._placed_at(owners)
-                other = self._found_at(found.choice, rows, placed, copies)
+                part = self.model.slices.part(owners)
+                other = self._found_at(found.choice, rows, owners, part, copies)
                 if other.key < found.key:
                     found, better = other, True
                     break

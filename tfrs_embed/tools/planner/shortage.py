@@ -1,7 +1,8 @@
-"""What tables lack that don't fit, for the error that says so."""
+"""The error for tables that don't fit, with what would fit."""
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 from tfrs_embed.compat.text_table import format_bytes
@@ -10,18 +11,11 @@ from tfrs_embed.tools.planner.search import Search
 
 
 class TablesDontFit(ValueError):
-    """The tables don't fit; the text says by how much, and what would."""
+    """The tables don't fit in the replicas' memory."""
 
 
 def does_not_fit(search: Search) -> TablesDontFit:
-    """Says by how much the tables don't fit, and what would.
-
-    Args:
-        search: a search that found nothing.
-
-    Returns:
-        The error.
-    """
+    """Returns the error of a search that found nothing that fits."""
     limit = search.limit
     assert limit is not None
     most = search.tightest().most
@@ -51,16 +45,9 @@ def _size(size: int) -> str:
 
 
 def _enough_replicas(demands: Sequence[Demand], limit: int) -> int | None:
-    """The least number on which tables fit that are sharded by row.
+    """The fewest replicas on which tables by row fit, or None.
 
-    Those whose placement is kept are as they are.
-
-    Args:
-        demands: the tables.
-        limit: bytes that a replica may hold.
-
-    Returns:
-        The number; None: there is none.
+    Tables whose placement is kept are not spread.
     """
 
     def needed(replicas: int) -> int:
@@ -73,13 +60,8 @@ def _enough_replicas(demands: Sequence[Demand], limit: int) -> int | None:
                 total += demand.hot_bytes
         return total
 
-    low, high = 1, max(demand.rows for demand in demands)
-    if needed(high) > limit:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if needed(middle) <= limit:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    numbers = range(1, max(demand.rows for demand in demands) + 1)
+    index = bisect.bisect_left(
+        numbers, True, key=lambda replicas: needed(replicas) <= limit
+    )
+    return numbers[index] if index < len(numbers) else None

@@ -7,6 +7,7 @@ longest one. This module finds these sizes for given ids; `parts` predicts them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -68,7 +69,8 @@ class FeatureIds(NamedTuple):
     weighted: bool = False
 
 
-class Exchange(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Exchange:
     """The collectives of a step, besides the consensus on all features' ids.
 
     Attributes:
@@ -79,18 +81,18 @@ class Exchange(NamedTuple):
     replicas: int
     messages: tuple[Collective, ...]
 
-    @property
+    @functools.cached_property
     def bytes(self) -> int:
         """Bytes that a replica sends."""
         return sum(each.sent(self.replicas) for each in self.messages)
 
-    @property
+    @functools.cached_property
     def passed_bytes(self) -> int:
         """Bytes that a replica sends and, in all-gathers, passes on."""
         gathered = sum(m.size for m in self.messages if m.kind == "all_gather")
         return self.bytes + (self.replicas - 2) * gathered
 
-    @property
+    @functools.cached_property
     def rounds(self) -> int:
         """How many times a replica sends a message to each other replica."""
         rounds = {"max": 0, "all_reduce": 2}  # A ring goes around twice.
